@@ -1,0 +1,46 @@
+# The two commands are `make serve` and `make test`; `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+CONFIG ?= deploy/demo.yaml
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+.PHONY: serve
+serve: setup ## set everything up, then serve the demo model on port 8000
+	@$(BIN)/vllm-gateway demo-model var/demo-model
+	@exec $(BIN)/vllm-gateway serve --config $(CONFIG) --key-file var/demo-key
+
+.PHONY: setup
+setup: ## the environment alone: .venv/ with vllm-gateway and vLLM
+	@deploy/setup.sh
+
+.PHONY: setup-dev
+setup-dev: ## the environment with what the tests need
+	@deploy/setup.sh dev
+
+.PHONY: test
+test: setup-dev check ## all tests, real vLLM included
+	@$(BIN)/vllm-gateway demo-model var/demo-model
+	@$(BIN)/python -m pytest
+
+.PHONY: test-unit
+test-unit: setup-dev ## the tests that need no engine
+	@$(BIN)/python -m pytest -m "not vllm"
+
+.PHONY: check
+check: setup-dev ## formatting, lint, types, import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+.PHONY: lock
+lock: ## pin the requirements again
+	@UV=$$(deploy/setup.sh uv) requirements/lock.sh
+
+.PHONY: schema
+schema: setup-dev ## write the JSON Schema of the configuration file
+	@$(BIN)/python -c 'import json; from app.settings import schema; print(json.dumps(schema(), indent=2))' > deploy/gateway.schema.json

@@ -1,0 +1,48 @@
+"""GET /v1/models and /v1/models/{id}, from memory: no engine is asked, so none can break it."""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+
+from app.auth.keys import Authenticator
+from app.auth.principal import Principal
+from app.routing.catalogue import Catalogue, Model
+
+
+def card(name: str, model: Model) -> dict[str, Any]:
+    """Return a model as OpenAI describes one, with vLLM's max_model_len once it is known.
+
+    vLLM's `root` is left out: for a local model it is a path on the engine's disk.
+    """
+    shown: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "vllm-gateway",
+    }
+    if model.max_model_len is not None:
+        shown["max_model_len"] = model.max_model_len
+    return shown
+
+
+def models_router(catalogue: Catalogue, authenticator: Authenticator) -> APIRouter:
+    """Return the model list for callers with a key."""
+    router = APIRouter(tags=["models"])
+
+    async def principal(request: Request) -> Principal:
+        return authenticator.authenticate(request.scope["headers"])
+
+    @router.get("/v1/models", dependencies=[Depends(principal)])
+    async def list_models() -> JSONResponse:
+        """Every name that may be sent as `model`, aliases included."""
+        cards = [card(name, model) for name, model in catalogue.names()]
+        return JSONResponse({"object": "list", "data": cards})
+
+    # A name may hold slashes, as Hugging Face's do.
+    @router.get("/v1/models/{name:path}", dependencies=[Depends(principal)])
+    async def retrieve_model(name: str) -> JSONResponse:
+        """One model."""
+        return JSONResponse(card(name, catalogue.find(name)))
+
+    return router

@@ -1,0 +1,134 @@
+"""The command line: thin, every fault one line, exit code 2 for what the user can mend."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from app.settings import ConfigError, Settings, load_settings
+
+EXIT_FAULT = 2
+
+app = typer.Typer(
+    name="vllm-gateway",
+    help="The gateway a team puts in front of its vLLM engines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="The YAML file; default: GATEWAY_CONFIG, gateway.yaml."),
+]
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="Accept the key in this file too, made if missing, and show it."),
+    ] = None,
+) -> None:
+    """Run the gateway."""
+    from app.keyfile import read_or_make
+    from app.server import serve as run
+    from app.telemetry.logs import configure
+
+    with _faults():
+        key = read_or_make(key_file) if key_file else None
+        settings = load_settings(config, extra_keys=[key] if key else [])
+        configure()
+        run(settings, banner_key=key)
+
+
+@app.command()
+def check(config: ConfigOption = None) -> None:
+    """Validate the configuration and print what would run."""
+    from app.main import build_catalogue
+    from engines.spec import ProcessSpec
+
+    with _faults():
+        settings = load_settings(config)
+        missing = [
+            f"model {model.name}: {fault}"
+            for model in settings.models
+            for spec in model.engines
+            if isinstance(spec, ProcessSpec) and (fault := spec.missing_model())
+        ]
+        if missing:
+            raise ConfigError(missing)
+        _print_plan(settings)
+        for model in build_catalogue(settings).models:
+            print(f"model {', '.join((model.name, *model.aliases))}")
+            for replica in model.replicas:
+                print(f"  {replica.engine.name}: {replica.engine.describe()}")
+
+
+@app.command("demo-model")
+def demo_model(directory: Annotated[Path, typer.Argument(help="Where to put it.")]) -> None:
+    """Train the tiny memorised demo model (about half a minute on a CPU)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    from engines.demo import DemoModelError, build_demo_model
+
+    columns = (
+        TextColumn("training the demo model"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
+            task = bar.add_task("train", total=None)
+            bar.update(task, visible=False)
+            built = build_demo_model(
+                directory,
+                lambda step, total: bar.update(task, completed=step, total=total, visible=True),
+            )
+    except (DemoModelError, OSError) as error:
+        _fail(str(error))
+    if built:
+        print(f"demo model written to {directory}")
+
+
+def _print_plan(settings: Settings) -> None:
+    server = settings.server
+    keys = f"{len(settings.api_keys)} keys" if settings.auth.enabled else "no keys: open to all"
+    print(f"listen on {server.host}:{server.port}, {keys}, run directory {server.run_dir}")
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turn what the user can mend into one line each and exit code 2."""
+    from engines.process import LauncherMissing
+
+    try:
+        yield
+    except ConfigError as error:
+        _fail(*error.faults)
+    except (LauncherMissing, OSError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _fail(*lines: str) -> NoReturn:
+    for line in lines:
+        print(f"vllm-gateway: {line}", file=sys.stderr)
+    raise SystemExit(EXIT_FAULT)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

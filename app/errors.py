@@ -1,0 +1,157 @@
+"""Every answer of ours that is not an engine's, and the two dialects it is told in.
+
+    GatewayError                  500 internal_error
+    ├── InvalidApiKey             401 invalid_api_key
+    ├── ModelNotFound             404 model_not_found
+    ├── RouteNotFound             404 not_found
+    ├── MethodNotAllowed          405 method_not_allowed
+    ├── BadRequest                400
+    │   ├── InvalidJson               invalid_json
+    │   └── MissingModel              missing_model
+    ├── RequestTooLarge           413 request_too_large
+    ├── EngineUnavailable         503 engine_unavailable, Retry-After
+    ├── EngineFailed              502 engine_failed
+    └── EngineTooSlow             504 engine_timeout
+
+OpenAI: {"error": {"message", "type", "param", "code"}}
+Anthropic: {"type": "error", "error": {"type", "message"}}
+"""
+
+import enum
+from typing import ClassVar
+
+import msgspec
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Dialect(enum.Enum):
+    """Whose error format the caller reads."""
+
+    OPENAI = enum.auto()
+    ANTHROPIC = enum.auto()
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return the dialect that clients of a path speak."""
+    return Dialect.ANTHROPIC if path.startswith("/v1/messages") else Dialect.OPENAI
+
+
+class GatewayError(Exception):
+    """A fault that the client is told. The message is for people and holds no secret."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    openai_type: ClassVar[str] = "server_error"
+    anthropic_type: ClassVar[str] = "api_error"
+    retry_after_s: int | None = None
+    param: str | None = None
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def body(self, dialect: Dialect) -> bytes:
+        """Return the error object as JSON."""
+        if dialect is Dialect.ANTHROPIC:
+            error = {"type": self.anthropic_type, "message": self.message}
+            return msgspec.json.encode({"type": "error", "error": error})
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": self.openai_type,
+                    "param": self.param,
+                    "code": self.code,
+                }
+            }
+        )
+
+    def headers(self) -> Headers:
+        """Return the headers that belong to this error beside content type and length."""
+        if self.retry_after_s is None:
+            return []
+        return [(b"retry-after", b"%d" % self.retry_after_s)]
+
+
+class InvalidApiKey(GatewayError):
+    status = 401
+    code = "invalid_api_key"
+    openai_type = "invalid_request_error"
+    anthropic_type = "authentication_error"
+
+    def __init__(self, message: str, reason: str = "invalid") -> None:
+        super().__init__(message)
+        self.reason = reason  # a label of gateway_auth_failures_total: missing or invalid
+
+    def headers(self) -> Headers:
+        return [(b"www-authenticate", b"Bearer")]  # RFC 9110, section 11.6.1
+
+
+class ModelNotFound(GatewayError):
+    status = 404
+    code = "model_not_found"
+    openai_type = "invalid_request_error"
+    anthropic_type = "not_found_error"
+    param = "model"
+
+
+class RouteNotFound(GatewayError):
+    status = 404
+    code = "not_found"
+    openai_type = "invalid_request_error"
+    anthropic_type = "not_found_error"
+
+
+class MethodNotAllowed(GatewayError):
+    status = 405
+    code = "method_not_allowed"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+    def headers(self) -> Headers:
+        return [(b"allow", self.allowed.encode())]  # RFC 9110, section 15.5.6
+
+
+class BadRequest(GatewayError):
+    status = 400
+    code = "invalid_request"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+
+class InvalidJson(BadRequest):
+    code = "invalid_json"
+
+
+class MissingModel(BadRequest):
+    code = "missing_model"
+    param = "model"
+
+
+class RequestTooLarge(GatewayError):
+    status = 413
+    code = "request_too_large"
+    openai_type = "invalid_request_error"
+    anthropic_type = "request_too_large"
+
+
+class EngineUnavailable(GatewayError):
+    status = 503
+    code = "engine_unavailable"
+    anthropic_type = "overloaded_error"
+    retry_after_s = 5
+
+
+class EngineFailed(GatewayError):
+    status = 502
+    code = "engine_failed"
+
+
+class EngineTooSlow(GatewayError):
+    status = 504
+    code = "engine_timeout"

@@ -1,0 +1,199 @@
+"""Running the gateway under uvicorn: the socket, the signals, the drain, and what is said of it."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shlex
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from app.main import State, create_app
+from app.settings import ConfigError, Settings
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: ours drain first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(settings: Settings, *, banner_key: str | None = None) -> None:
+    """Run the gateway until it is told to stop.
+
+    `banner_key` is shown in the ready banner. Raises ConfigError, also when no engine could be
+    started and none may come up later, and LauncherMissing.
+    """
+    sock = listen(settings.server.host, settings.server.port)
+    try:
+        with locked(settings.server.run_dir):
+            app = create_app(settings)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(app, sock, banner_key))
+    finally:
+        sock.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a bound socket. Raises ConfigError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        # Bound is not enough: two sockets may be bound with SO_REUSEADDR until one listens.
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise ConfigError(
+            [f"cannot listen on {host}:{port}: {reason}; choose another: GATEWAY_SERVER__PORT=8001"]
+        ) from None
+    return sock
+
+
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold a run directory for this process. Raises ConfigError when another gateway has it."""
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(run_dir / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError([f"server.run_dir {run_dir}: {error.strerror}"]) from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise ConfigError(
+            [f"server.run_dir {run_dir} is in use by another gateway; give each its own"]
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def uvicorn_server(app: FastAPI) -> uvicorn.Server:
+    """Return the server that carries the application, its signals left to the caller."""
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        backlog=BACKLOG,
+        # Its own wait for open connections; by then the drain has ended all that may go on.
+        timeout_graceful_shutdown=1,
+    )
+    return _Server(config)
+
+
+async def _serve(app: FastAPI, sock: socket.socket, banner_key: str | None) -> None:
+    state: State = app.state.gateway
+    server = uvicorn_server(app)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(name: str) -> None:
+        if stopping.is_set():
+            log.warning("%s again: stopping without waiting", name)
+            server.should_exit = True
+            return
+        log.info("%s: draining, %d requests in flight", name, state.admission.in_flight)
+        stopping.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signal.Signals(signum).name)
+
+    serving = asyncio.create_task(server.serve([sock]), name="serve")
+    stop = asyncio.create_task(stopping.wait())
+    settled = asyncio.create_task(state.settled.wait())
+    port: int = sock.getsockname()[1]
+    log.info("listening on %s:%d, starting engines", state.settings.server.host, port)
+    try:
+        await asyncio.wait({serving, stop, settled}, return_when=asyncio.FIRST_COMPLETED)
+        if settled.done() and not stop.done():
+            if _hopeless(state):
+                server.should_exit = True
+                await serving
+                raise ConfigError(list(_failures(state)))
+            print(banner(state, port, banner_key), flush=True)
+            await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+        await _drain(state, server)
+        await serving
+        log.info("stopped")
+    finally:
+        for task in (stop, settled):
+            task.cancel()
+
+
+async def _drain(state: State, server: uvicorn.Server) -> None:
+    """Let the requests in flight end, up to the bound, then make the server exit."""
+    state.admission.drain()
+    patience = state.settings.server.drain_timeout_s
+    idle = asyncio.create_task(state.admission.idle())
+    deadline = asyncio.get_running_loop().time() + patience
+    while not idle.done() and not server.should_exit:
+        left = deadline - asyncio.get_running_loop().time()
+        if left <= 0:
+            log.warning("%d requests did not end in %g s", state.admission.in_flight, patience)
+            break
+        await asyncio.wait({idle}, timeout=min(left, 0.1))
+    idle.cancel()
+    server.should_exit = True
+
+
+def _hopeless(state: State) -> bool:
+    """Whether nothing serves and nothing will: every engine is ours and did not start."""
+    remote = any(spec.kind == "remote" for m in state.settings.models for spec in m.engines)
+    return not state.catalogue.ready and not remote
+
+
+def _failures(state: State) -> Iterator[str]:
+    for engine in state.catalogue.engines:
+        if engine.last_error is not None:
+            yield f"engine {engine.name}: {engine.last_error}"
+
+
+def banner(state: State, port: int, key: str | None) -> str:
+    """Return what a person reads once the gateway serves: where, what, and a line to paste."""
+    host = state.settings.server.host
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+    url = f"http://{shown}:{port}"
+    lines = ["", f"vllm-gateway serves on {url}", ""]
+    for model in state.catalogue.models:
+        also = f", also as {', '.join(model.aliases)}" if model.aliases else ""
+        lines.append(
+            f"  model  {model.name}{also} ({model.ready} of {len(model.replicas)} engines ready)"
+        )
+    lines += [f"         {failure}" for failure in _failures(state)]
+    header = ""
+    if state.settings.auth.enabled:
+        lines.append(f"  key    {key or 'one of GATEWAY_API_KEYS'}")
+        header = f' -H "Authorization: Bearer {key or "$KEY"}"'
+    first = next((m for m in state.catalogue.models if m.ready), state.catalogue.models[0])
+    question = {"model": first.name, "messages": [{"role": "user", "content": "Hello!"}]}
+    lines += [
+        "",
+        f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(question))}",
+        "",
+    ]
+    return "\n".join(lines)

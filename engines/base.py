@@ -1,0 +1,146 @@
+"""The door between the gateway and whatever runs a model. Standard library only.
+
+EngineError                 an engine did not do what it was asked
+├── EngineUnavailable       nothing reached it: another replica may be asked
+│   └── ConnectTimeout      it did not accept the connection in time
+├── EngineTimeout           it took the request and was too slow
+│   ├── FirstByteTimeout    no answer began
+│   └── StallTimeout        the answer began and then stood still
+├── EngineDied              the connection broke before the answer was whole
+└── EngineProtocolError     what it answered is not HTTP/1.1 within the limits
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class EngineError(Exception):
+    """An engine did not do what it was asked; the text is fit for an operator's log."""
+
+
+class EngineUnavailable(EngineError):
+    """Nothing of the request reached the engine, so asking another replica is safe."""
+
+
+class ConnectTimeout(EngineUnavailable):
+    """The engine's address did not accept a connection in time."""
+
+
+class EngineTimeout(EngineError):
+    """The engine took the request and was too slow."""
+
+
+class FirstByteTimeout(EngineTimeout):
+    """No answer began within the first-byte timeout."""
+
+
+class StallTimeout(EngineTimeout):
+    """An answer began, then no byte came for the stall timeout."""
+
+
+class EngineDied(EngineError):
+    """The connection ended before the answer was whole."""
+
+
+class EngineProtocolError(EngineError):
+    """The engine answered something that is not HTTP/1.1 within our limits."""
+
+
+class EngineState(enum.StrEnum):
+    """Where an engine is in its life; `lifecycle.py` has the table of moves."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine said of itself once it was up; None where it did not say."""
+
+    version: str | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One HTTP request for an engine. `target` is path and query, `headers` hold no framing."""
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes
+
+
+class EngineResponse(Protocol):
+    """An answer whose head has arrived; the body is pulled."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left: the next `read` returns b"" without waiting."""
+        ...
+
+    async def read(self) -> bytes:
+        """Return all bytes that have arrived, waiting for the first; b"" at the end.
+
+        Raises EngineDied, EngineProtocolError or StallTimeout, after the bytes that came before.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go. Before the end of the body this aborts generation in the engine."""
+        ...
+
+
+class Engine(Protocol):
+    """One running (or startable) model server. One task writes its state; others read."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def last_error(self) -> str | None:
+        """Why it is FAILED, in one line."""
+        ...
+
+    def describe(self) -> str:
+        """Return in one line what runs, without secrets."""
+        ...
+
+    async def ensure_ready(self, deadline: float) -> None:
+        """Start it if need be and return once it is READY.
+
+        `deadline` is in the event loop's time. Raises EngineUnavailable when it fails or is late.
+        """
+        ...
+
+    async def send(self, request: EngineRequest) -> EngineResponse:
+        """Send a request and return when the head of the answer is here. Raises EngineError."""
+        ...
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when none is in flight."""
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """End it, within `grace` seconds if it can, by force after that. Never raises."""
+        ...

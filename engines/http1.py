@@ -1,0 +1,472 @@
+"""The data path's HTTP/1.1 client: httptools on the running loop, over TCP, TLS or a Unix socket.
+
+One `Http1Client` per engine keeps its own pool. A connection carries one exchange at a time; it
+goes back to the pool only after a whole answer, and is aborted after anything else, because an
+aborted connection is how vLLM learns that nobody waits for the tokens any more.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from engines.base import (
+    ConnectTimeout,
+    EngineDied,
+    EngineError,
+    EngineProtocolError,
+    EngineRequest,
+    EngineUnavailable,
+    FirstByteTimeout,
+    StallTimeout,
+)
+from engines.spec import Timeouts
+
+# The bound of one answer's buffer: past it the engine's socket is no longer read.
+HIGH_WATER = 256 * 1024
+# nginx gives a response head 4 or 8 KiB by default, Go's client 10 MiB; vLLM's is below 1 KiB.
+MAX_HEAD_BYTES = 64 * 1024
+# uvicorn, which vLLM serves with, closes idle connections after 5 s; leave before it does.
+IDLE_S = 4.0
+MAX_IDLE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine listens: a host and port, or a Unix socket."""
+
+    host: str = "engine"
+    port: int = 80
+    tls: bool = False
+    prefix: str = ""
+    uds: str | None = None
+
+    @classmethod
+    def from_url(cls, url: str) -> "Address":
+        """Return the address of an http:// or https:// URL; its path becomes the prefix."""
+        parts = urlsplit(url)
+        tls = parts.scheme == "https"
+        port = parts.port or (443 if tls else 80)
+        return cls(parts.hostname or "", port, tls, parts.path.rstrip("/"))
+
+    @property
+    def host_header(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return self.uds or f"{self.host}:{self.port}"
+
+
+class _ClosedBeforeAnswer(EngineDied):
+    """The connection ended before one byte of the answer: a stale one may be replaced."""
+
+
+class Http1Response:
+    """An answer in flight; see `engines.base.EngineResponse`."""
+
+    __slots__ = (
+        "_complete",
+        "_connection",
+        "_error",
+        "_loop",
+        "_pieces",
+        "_size",
+        "_waiter",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, connection: "_Connection", loop: asyncio.AbstractEventLoop) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._loop = loop
+        self._connection: _Connection | None = connection
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._complete = False
+        self._error: EngineError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._complete and not self._pieces
+
+    async def read(self) -> bytes:
+        if not self._pieces and not self._complete and self._error is None:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        pieces = self._pieces
+        if pieces:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            self._size = 0
+            if self._connection is not None:
+                self._connection.resume()
+            return data
+        if self._error is not None:
+            raise self._error
+        return b""
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    # What the connection tells it.
+
+    def feed(self, pieces: list[bytes]) -> bool:
+        """Take pieces of the body; return whether the buffer is now past its bound."""
+        self._pieces += pieces
+        self._size += sum(map(len, pieces))
+        self._wake()
+        return self._size > HIGH_WATER
+
+    def finish(self) -> None:
+        self._complete = True
+        self._connection = None
+        self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        self._error = error
+        self._connection = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection and the parser of its answers. At most one exchange at a time."""
+
+    def __init__(self, client: "Http1Client", loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._response: Http1Response | None = None
+        # There while the head is awaited, and no longer: the next exchange sets its own.
+        self._head: asyncio.Future[Http1Response] | None = None
+        self._answered = False
+        self._head_bytes = 0
+        self._body: list[bytes] = []
+        self._message_complete = False
+        self._keep_alive = False
+        self._until_close = False
+        self._paused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_byte = 0.0
+        self.idle_since = 0.0
+
+    # The exchange
+
+    async def exchange(self, payload: bytes, body: bytes) -> Http1Response:
+        """Send one request; return its answer when the head has arrived. Raises EngineError."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise _ClosedBeforeAnswer(f"{self._client.address} closed the connection")
+        response = Http1Response(self, self._loop)
+        self._response = response
+        self._client.began()
+        head: asyncio.Future[Http1Response] = self._loop.create_future()
+        self._head = head
+        self._head_bytes = 0
+        self._answered = self._message_complete = self._until_close = False
+        self._timer = self._loop.call_later(self._client.timeouts.first_byte_s, self._on_timer)
+        if body:
+            transport.writelines((payload, body))
+        else:
+            transport.write(payload)
+        try:
+            return await head
+        except asyncio.CancelledError:
+            # By now the answer may be whole and the connection busy with somebody else's request.
+            if self._response is response:
+                self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Close now, without a goodbye; safe to call at any time."""
+        self._end()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def give_up(self) -> None:
+        """Close now, and tell whoever waits for an answer."""
+        self._fail(EngineDied(f"the connection to {self._client.address} was given up"))
+
+    def resume(self) -> None:
+        """Read the socket again after the buffer was emptied."""
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._last_byte = self._loop.time()
+            self._transport.resume_reading()
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None:
+            # Bytes that no request asked for: the next answer could be taken for another's.
+            self._client.forget(self)
+            self.abort()
+            return
+        self._answered = True
+        self._last_byte = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            # What one of our callbacks refused stands behind the parser's own error.
+            reason = error.__context__ or error
+            self._fail(EngineProtocolError(f"{self._client.address} broke HTTP/1.1: {reason}"))
+            return
+        if self._body:
+            pieces, self._body = self._body, []
+            if response.feed(pieces) and not self._message_complete and not self._paused:
+                assert self._transport is not None
+                self._paused = True
+                self._transport.pause_reading()
+        if self._message_complete:
+            self._finish(reusable=self._keep_alive)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._client.forget(self)
+        if self._response is None:
+            return
+        if self._until_close and self._head is None and exc is None:
+            self._finish(reusable=False)
+        elif not self._answered:
+            self._fail(_ClosedBeforeAnswer(f"{self._client.address} closed without an answer"))
+        else:
+            self._fail(EngineDied(f"{self._client.address} closed in the middle of an answer"))
+
+    # httptools callbacks. An exception raised in one becomes an HttpParserCallbackError.
+
+    def on_message_begin(self) -> None:
+        if self._message_complete:
+            raise ValueError("bytes after the end of the answer")
+
+    def on_status(self, status: bytes) -> None:
+        self._head_bytes += len(status) + 13  # "HTTP/1.1 200 " stands before the phrase
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError(f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
+        assert self._response is not None
+        self._response.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        response, head = self._response, self._head
+        if response is None or head is None:
+            raise ValueError("an answer that nobody asked for")
+        status = self._parser.get_status_code()
+        if status < 200:
+            if status == 101:
+                raise ValueError("an upgrade that nobody asked for")
+            response.headers.clear()  # 1xx: the real answer follows
+            return
+        response.status = status
+        framed = any(n in (b"content-length", b"transfer-encoding") for n, _ in response.headers)
+        self._until_close = not framed and status not in (204, 304)
+        self._head = None
+        if not head.done():
+            head.set_result(response)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._response is not None and self._response.status >= 200:
+            self._message_complete = True
+            self._keep_alive = self._parser.should_keep_alive()
+
+    # The end of an exchange
+
+    def _finish(self, *, reusable: bool) -> None:
+        response = self._end()
+        if response is not None:
+            response.finish()
+        if reusable and self._transport is not None and not self._transport.is_closing():
+            self.resume()
+            self.idle_since = self._last_byte
+            self._client.release(self)
+        elif self._transport is not None:
+            self._transport.abort()
+
+    def _fail(self, error: EngineError) -> None:
+        head = self._head
+        response = self._end()
+        if self._transport is not None:
+            self._transport.abort()
+        if head is not None and not head.done():
+            head.set_exception(error)
+        elif response is not None:
+            response.fail(error)
+
+    def _end(self) -> Http1Response | None:
+        """End the exchange, if there is one; return its answer."""
+        response, self._response = self._response, None
+        self._head = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if response is not None:
+            self._client.ended()
+        return response
+
+    def _on_timer(self) -> None:
+        # One timer per exchange, moved only when it fires: a chunk costs it one assignment.
+        timeouts = self._client.timeouts
+        if self._head is not None:
+            after = timeouts.first_byte_s
+            self._fail(FirstByteTimeout(f"{self._client.address} gave no answer in {after:g} s"))
+            return
+        quiet = 0.0 if self._paused else self._loop.time() - self._last_byte
+        if quiet >= timeouts.stall_s:
+            self._fail(StallTimeout(f"{self._client.address} sent nothing for {quiet:.0f} s"))
+        else:
+            self._timer = self._loop.call_later(timeouts.stall_s - quiet, self._on_timer)
+
+
+class Http1Client:
+    """The connections to one engine. Use within one event loop; `close()` when done."""
+
+    def __init__(
+        self, address: Address, timeouts: Timeouts, headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        self.address = address
+        self.timeouts = timeouts
+        # Open connections that carry no exchange, the one used last at the right.
+        self._idle: deque[_Connection] = deque()
+        self._open: set[_Connection] = set()  # those in `_idle` and those in an exchange
+        self._in_flight = 0
+        self._quiet: asyncio.Event | None = None  # there while somebody waits for it
+        fixed = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        self._fixed_head = f"host: {address.host_header}\r\n{fixed}".encode("latin-1")
+        self._tls = ssl.create_default_context() if address.tls else None
+
+    async def send(self, request: EngineRequest) -> Http1Response:
+        """Send a request; return the answer when its head is here.
+
+        A pooled connection that turns out to be closed is replaced once by a fresh one, provided
+        that not one byte of an answer came (RFC 9112, section 9.3.1). Raises EngineError.
+        """
+        head = self._head(request)
+        pooled = self._take()
+        if pooled is not None:
+            try:
+                return await pooled.exchange(head, request.body)
+            except _ClosedBeforeAnswer:
+                pass
+        fresh = await self._connect()
+        return await fresh.exchange(head, request.body)
+
+    @property
+    def in_flight(self) -> int:
+        """How many exchanges are under way, their bodies included."""
+        return self._in_flight
+
+    async def quiet(self) -> None:
+        """Return when no exchange is under way."""
+        if self._in_flight:
+            self._quiet = self._quiet or asyncio.Event()
+            await self._quiet.wait()
+
+    def close(self) -> None:
+        """Close every connection; an answer that is under way ends in EngineDied."""
+        self._idle.clear()
+        for connection in tuple(self._open):
+            connection.give_up()
+
+    def began(self) -> None:
+        self._in_flight += 1
+
+    def ended(self) -> None:
+        self._in_flight -= 1
+        if self._in_flight == 0 and self._quiet is not None:
+            self._quiet.set()
+            self._quiet = None
+
+    def release(self, connection: _Connection) -> None:
+        """Take back a connection after a whole answer."""
+        if len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        self._idle.append(connection)
+
+    def forget(self, connection: _Connection) -> None:
+        """Drop a connection that has closed."""
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _take(self) -> _Connection | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle and now - self._idle[0].idle_since > IDLE_S:
+            self._idle.popleft().abort()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        address = self.address
+        try:
+            async with asyncio.timeout(self.timeouts.connect_s):
+                if address.uds is not None:
+                    _, connection = await loop.create_unix_connection(
+                        lambda: _Connection(self, loop), address.uds
+                    )
+                else:
+                    _, connection = await loop.create_connection(
+                        lambda: _Connection(self, loop),
+                        address.host,
+                        address.port,
+                        ssl=self._tls,
+                        server_hostname=address.host if self._tls else None,
+                    )
+        except TimeoutError:
+            after = self.timeouts.connect_s
+            raise ConnectTimeout(f"{address} did not accept a connection in {after:g} s") from None
+        except OSError as error:  # ssl.SSLError and socket.gaierror are OSErrors
+            reason = error.strerror or str(error)
+            raise EngineUnavailable(f"cannot connect to {address}: {reason}") from None
+        self._open.add(connection)
+        return connection
+
+    def _head(self, request: EngineRequest) -> bytes:
+        lines = [
+            f"{request.method} {self.address.prefix}{request.target} HTTP/1.1\r\n".encode(
+                "latin-1"
+            ),
+            self._fixed_head,
+        ]
+        for name, value in request.headers:
+            lines += (name, b": ", value, b"\r\n")
+        if request.body or request.method == "POST":
+            lines.append(b"content-length: %d\r\n" % len(request.body))
+        lines.append(b"\r\n")
+        return b"".join(lines)

@@ -1,0 +1,78 @@
+"""Asking an engine whether it serves and what it is, on its own door."""
+
+import asyncio
+import contextlib
+import json
+
+from engines.base import EngineError, EngineFacts, EngineRequest
+from engines.http1 import Http1Client
+
+MAX_ANSWER = 1024 * 1024
+TIMEOUT_S = 5.0
+
+
+class Probe:
+    """Control questions to one server. Every fault is an answer ("no", "unknown"), none raises."""
+
+    def __init__(self, client: Http1Client) -> None:
+        self._client = client
+
+    async def healthy(self) -> bool:
+        """Return whether GET /health says 200."""
+        status, _ = await self._fetch("/health")
+        return status == 200
+
+    async def reachable(self) -> str | None:
+        """Return None if the server speaks HTTP at all, else what is wrong."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await self._client.send(_get("/health"))
+        except EngineError as error:
+            return str(error)
+        except TimeoutError:
+            return f"{self._client.address} gave no answer in {TIMEOUT_S:g} s"
+        response.close()
+        return None
+
+    async def facts(self) -> EngineFacts:
+        """Return what /version and /v1/models tell."""
+        version = _dict(await self._json("/version")).get("version")
+        cards = _dict(await self._json("/v1/models")).get("data")
+        card = _dict(cards[0]) if isinstance(cards, list) and cards else {}
+        length = card.get("max_model_len")
+        return EngineFacts(
+            version=version if isinstance(version, str) else None,
+            max_model_len=length if isinstance(length, int) else None,
+        )
+
+    async def _json(self, target: str) -> object:
+        status, body = await self._fetch(target)
+        if status != 200:
+            return None
+        try:
+            answer: object = json.loads(body)
+        except ValueError:
+            return None
+        return answer
+
+    async def _fetch(self, target: str) -> tuple[int, bytes]:
+        body = b""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await self._client.send(_get(target))
+                with contextlib.closing(response):
+                    while data := await response.read():
+                        body += data
+                        if len(body) > MAX_ANSWER:
+                            return 0, b""
+        except (EngineError, TimeoutError):
+            return 0, b""
+        return response.status, body
+
+
+def _get(target: str) -> EngineRequest:
+    return EngineRequest("GET", target, (), b"")
+
+
+def _dict(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,115 @@
+"""A server that somebody else runs: a URL, perhaps a key, and a watch on whether it answers."""
+
+import asyncio
+import logging
+import os
+
+from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable
+from engines.http1 import Address, Http1Client, Http1Response
+from engines.lifecycle import Event, after
+from engines.probe import Probe
+from engines.spec import RemoteSpec
+
+log = logging.getLogger(__name__)
+
+# Kubernetes asks every 10 s by default; half of that keeps a lost server's errors short.
+WATCH_S = 5.0
+
+
+class RemoteEngine:
+    """One remote server; see `engines.base.Engine`.
+
+    READY means that it answered HTTP when last asked. A request is tried in any state but
+    DRAINING and STOPPED, since the server may have come back a moment ago.
+    """
+
+    def __init__(self, name: str, spec: RemoteSpec) -> None:
+        self._name = name
+        self._url = spec.url
+        key = os.environ.get(spec.api_key_env) if spec.api_key_env else None
+        headers = (("authorization", f"Bearer {key}"),) if key else ()
+        self._client = Http1Client(Address.from_url(spec.url), spec.timeouts, headers)
+        self._state = EngineState.STOPPED
+        self._facts = EngineFacts()
+        self._last_error: str | None = None
+        self._watch_task: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def last_error(self) -> str | None:
+        return self._last_error
+
+    def describe(self) -> str:
+        return self._url
+
+    async def ensure_ready(self, deadline: float) -> None:
+        if self._watch_task is None:
+            self._fire(Event.START)
+            self._watch_task = asyncio.create_task(self._watch(), name=f"engine {self._name}")
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._asked.wait()
+        except TimeoutError:
+            raise EngineUnavailable(f"engine {self._name} has not answered yet") from None
+        if self._state is not EngineState.READY:
+            raise EngineUnavailable(self._last_error or f"engine {self._name} is {self._state}")
+
+    async def send(self, request: EngineRequest) -> Http1Response:
+        if self._state in (EngineState.STOPPED, EngineState.DRAINING, EngineState.STOPPING):
+            raise EngineUnavailable(f"engine {self._name} is {self._state}")
+        return await self._client.send(request)
+
+    async def drain(self) -> None:
+        if self._state is EngineState.READY:
+            self._fire(Event.DRAIN)
+        while self._client.in_flight:
+            await self._client.quiet()
+
+    async def stop(self, grace: float) -> None:
+        if self._watch_task is not None:
+            self._watch_task.cancel()
+            await asyncio.wait({self._watch_task})
+        self._fire(Event.STOP)
+        if self._state is EngineState.STOPPING:
+            self._fire(Event.EXIT)
+        self._client.close()
+
+    def _fire(self, event: Event) -> None:
+        self._state = after(self._state, event)
+
+    async def _watch(self) -> None:
+        probe = Probe(self._client)
+        while True:
+            fault = await probe.reachable()
+            if fault is None and self._state is not EngineState.READY:
+                self._facts = await probe.facts()
+            self._judge(fault)
+            self._asked.set()
+            await asyncio.sleep(WATCH_S)
+
+    def _judge(self, fault: str | None) -> None:
+        if self._state is EngineState.DRAINING:
+            return
+        if fault is None:
+            if self._state is EngineState.FAILED:
+                self._fire(Event.START)
+            if self._state is EngineState.STARTING:
+                self._fire(Event.LOADED)
+                self._last_error = None
+                log.info("engine %s answers", self._name)
+        elif self._state is not EngineState.FAILED:
+            self._fire(Event.EXIT)
+            self._last_error = fault
+            log.error("engine %s does not answer: %s", self._name, fault)

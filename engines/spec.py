@@ -1,0 +1,152 @@
+"""What the configuration says of an engine. Validated once, frozen, used to build engines."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+FlagValue = str | int | float | bool | list[str | int | float] | dict[str, object] | None
+
+# The gateway decides where an engine listens, under what name, and who may reach it.
+RESERVED_FLAGS = frozenset(
+    {
+        "model", "served-model-name", "host", "port", "uds", "api-key", "root-path", "config",
+        "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "headless",
+        "api-server-count", "middleware", "allowed-origins", "allow-credentials", "grpc",
+    }
+)  # fmt: skip
+
+
+class SpecModel(BaseModel):
+    """Base of everything that is read from the configuration file: frozen, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Timeouts(SpecModel):
+    """How long an engine may take, in seconds."""
+
+    connect_s: float = Field(5.0, gt=0, description="To accept a connection.")
+    # OpenAI's SDK gives up after 600 s; a shorter bound here would end requests it still waits for.
+    first_byte_s: float = Field(600.0, gt=0, description="From the request to the answer's head.")
+    stall_s: float = Field(300.0, gt=0, description="Between two bytes of an answer.")
+
+
+class ProcessSpec(SpecModel):
+    """A vLLM server that the gateway runs as a child process on a Unix socket."""
+
+    kind: Literal["process"]
+    model: str = Field(min_length=1, description="A directory or a Hugging Face repository.")
+    replicas: int = Field(1, ge=1, le=64, description="How many engines of this spec to run.")
+    args: dict[str, FlagValue] = Field(
+        default_factory=dict, description="Any flag of `vllm serve`, without the leading dashes."
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables of the engine, added to ours."
+    )
+    start_timeout_s: float = Field(1800.0, gt=0, description="From the start to READY.")
+    timeouts: Timeouts = Timeouts()
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def _flag_values(cls, args: object) -> object:
+        """Say in one line what a union of types would say in one line per type."""
+        for name, value in args.items() if isinstance(args, dict) else ():
+            members = value if isinstance(value, list) else [value]
+            if not all(isinstance(m, str | int | float | dict | None) for m in members):
+                raise ValueError(
+                    f"{name}: a flag takes text, a number, true, false or a list of them"
+                )
+        return args
+
+    @field_validator("args")
+    @classmethod
+    def _flags(cls, args: dict[str, FlagValue]) -> dict[str, FlagValue]:
+        flags = {name.replace("_", "-").lstrip("-"): value for name, value in args.items()}
+        for name, value in flags.items():
+            if isinstance(value, list) and any(str(member).startswith("-") for member in value):
+                # As a word of its own it would be read as another flag, a reserved one perhaps.
+                raise ValueError(f"{name}: a member of a list must not begin with a dash")
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", name):
+                raise ValueError(f"{name!r} is not the name of a flag")
+            if name in RESERVED_FLAGS:
+                raise ValueError(f"{name!r} is set by the gateway and cannot be given in args")
+        return flags
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"{name!r} cannot be an environment variable")
+        return env
+
+    def argv(self) -> list[str]:
+        """Return the flags as `vllm serve` reads them; true and false as --x and --no-x."""
+        argv: list[str] = []
+        for name, value in self.args.items():
+            match value:
+                case None:
+                    continue
+                case True:
+                    argv.append(f"--{name}")
+                case False:
+                    argv.append(f"--no-{name}")
+                case list():
+                    argv += [f"--{name}", *map(str, value)]
+                case dict():
+                    argv += [f"--{name}", json.dumps(value)]
+                case _:
+                    # one word, so that a value that begins with a dash stays a value
+                    argv.append(f"--{name}={value}")
+        return argv
+
+    def missing_model(self) -> str | None:
+        """Return what is wrong when `model` is plainly a path and nothing is there."""
+        if self.model.startswith(("/", "./", "../", "~")):
+            path = Path(self.model).expanduser()
+            if not path.exists():
+                return f"model directory {self.model} does not exist"
+        return None
+
+
+class RemoteSpec(SpecModel):
+    """An OpenAI-compatible server that somebody else runs."""
+
+    kind: Literal["remote"]
+    url: str = Field(description="http:// or https://, optionally with a path prefix.")
+    api_key_env: str | None = Field(
+        None, description="Name of the environment variable that holds the server's key."
+    )
+    served_model_name: str | None = Field(
+        None, description="The name the server knows the model by; default: the model's name."
+    )
+    timeouts: Timeouts = Timeouts()
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("url must look like http://host:port or https://host")
+        if not re.fullmatch(r"[!-~]+", self.url):
+            raise ValueError("url must be printable ASCII without blanks")
+        try:
+            port = parts.port
+        except ValueError:
+            port = 0
+        if port == 0:
+            raise ValueError("url must have a port from 1 to 65535")
+        if parts.username or parts.password:
+            raise ValueError("url must not hold credentials; name a variable in api_key_env")
+        if parts.query or parts.fragment:
+            raise ValueError("url must not have a query or a fragment")
+        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
+            raise ValueError(f"environment variable {self.api_key_env} is not set")
+        return self
+
+
+EngineSpec = Annotated[ProcessSpec | RemoteSpec, Field(discriminator="kind")]

@@ -1,0 +1,341 @@
+"""The relay through the real application and server, with a faithful fake behind it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.vllm import Fake
+from tests.gateway import AUTH, Gateway, free_port, remote, running, settings_for
+
+QUICK = {"connect_s": 0.3, "first_byte_s": 0.3, "stall_s": 0.3}
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    async with Fake() as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+    model = {"name": "demo", "aliases": ["al"], "engines": [remote(fake.url, timeouts=QUICK)]}
+    async with running(settings_for(model, run_dir=tmp_path)) as one:
+        yield one
+        # Whatever a test did: no slot, lease or connection may be left behind.
+        await asyncio.wait_for(one.state.admission.idle(), 5)
+        replicas = [r for m in one.state.catalogue.models for r in m.replicas]
+        assert [r.in_flight for r in replicas] == [0] * len(replicas)
+        assert await one.metric("gateway_requests_in_flight", model="demo") == 0
+        await fake.until_idle()
+
+
+def error_of(response: httpx.Response) -> Any:
+    return response.json()["error"]
+
+
+async def test_plain_answer_is_the_engines_bytes(gateway: Gateway, fake: Fake) -> None:
+    through = await gateway.chat()
+    async with httpx.AsyncClient() as direct:
+        straight = await direct.post(f"{fake.url}/v1/chat/completions", content=fake.seen[-1].body)
+    assert through.content == straight.content
+    assert through.headers["content-type"] == straight.headers["content-type"]
+    assert through.headers["content-length"] == straight.headers["content-length"]
+
+
+async def test_stream_is_the_engines_bytes(gateway: Gateway, fake: Fake) -> None:
+    through = await gateway.chat(stream=True)
+    async with httpx.AsyncClient() as direct:
+        straight = await direct.post(f"{fake.url}/v1/chat/completions", content=fake.seen[-1].body)
+    assert through.content == straight.content
+    assert through.headers["content-type"] == straight.headers["content-type"]
+    assert through.headers["x-accel-buffering"] == "no"
+
+
+async def test_request_reaches_the_engine_unchanged(gateway: Gateway, fake: Fake) -> None:
+    body = b'{ "temperature":0.10, "model" : "demo","x":[1e400,12345678901234567890123] }'
+    headers = {"content-type": "application/json"}
+    await gateway.client.post("/v1/chat/completions", content=body, headers=headers)
+    assert fake.seen[-1].body == body
+
+
+async def test_alias_reaches_the_engine_as_the_served_name(gateway: Gateway, fake: Fake) -> None:
+    assert (await gateway.chat("al", temperature=0.5)).status_code == 200
+    assert fake.seen[-1].json["model"] == "demo"
+    assert fake.seen[-1].json["temperature"] == 0.5
+
+
+async def test_clients_secrets_and_identity_stay_with_us(gateway: Gateway, fake: Fake) -> None:
+    headers = {"cookie": "c=1", "x-forwarded-for": "1.2.3.4", "x-data-parallel-rank": "3"}
+    body = {"model": "demo", "messages": []}
+    await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+    names = {name for name, _ in fake.seen[-1].headers}
+    assert names == {"host", "accept", "content-type", "content-length", "x-request-id"}
+
+
+async def test_query_string_reaches_the_engine(gateway: Gateway, fake: Fake) -> None:
+    await gateway.client.post("/v1/messages?beta=true", json={"model": "demo"})
+    assert fake.seen[-1].target == "/v1/messages?beta=true"
+
+
+async def test_trace_context_reaches_the_engine(gateway: Gateway, fake: Fake) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    body = {"model": "demo"}
+    await gateway.client.post("/v1/completions", json=body, headers={"traceparent": parent})
+    assert fake.seen[-1].header("traceparent") == parent
+
+
+async def test_engines_own_4xx_passes_unchanged(gateway: Gateway) -> None:
+    response = await gateway.chat(max_tokens=-1)
+    assert response.status_code == 400
+    assert error_of(response)["message"] == "max_tokens must be at least 1"
+
+
+async def test_engines_json_500_passes_unchanged(gateway: Gateway) -> None:
+    response = await gateway.chat(fake="status:500")
+    assert response.status_code == 500
+    assert response.json() == {"detail": "as asked"}
+
+
+async def test_engines_text_500_becomes_ours(gateway: Gateway) -> None:
+    response = await gateway.chat(fake="text:500")
+    assert response.status_code == 502
+    assert error_of(response)["code"] == "engine_failed"
+
+
+async def test_engines_redirect_is_never_passed_on(gateway: Gateway) -> None:
+    response = await gateway.chat(fake="redirect")
+    assert response.status_code == 502
+    assert "location" not in response.headers
+    assert "evil" not in response.text
+
+
+@pytest.mark.parametrize("fault", ["close", "reset", "garbage", "huge_head", "truncate"])
+async def test_broken_answer_before_the_first_byte_is_502(gateway: Gateway, fault: str) -> None:
+    response = await gateway.chat(fake=fault)
+    assert response.status_code == 502
+    assert error_of(response)["code"] == "engine_failed"
+
+
+@pytest.mark.slow
+async def test_no_answer_in_time_is_504(gateway: Gateway) -> None:
+    response = await gateway.chat(fake="hang")
+    assert response.status_code == 504
+    assert error_of(response)["code"] == "engine_timeout"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "events", "code"),
+    [
+        ("die:2", 2, "engine_failed"),
+        ("die_in_event", 1, "engine_failed"),
+        ("bad_chunk", 1, "engine_failed"),
+        ("stall:3", 3, "engine_timeout"),
+    ],
+)
+async def test_fault_in_mid_stream_is_one_error_event_and_no_done(
+    gateway: Gateway, fault: str, events: int, code: str
+) -> None:
+    body = json.dumps({"model": "demo", "stream": True, "fake": fault}).encode()
+    answer = await gateway.raw(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"authorization: %s\r\ncontent-length: %d\r\n\r\n%s"
+        % (AUTH["authorization"].encode(), len(body), body)
+    )
+    text = answer.split(b"\r\n\r\n", 1)[1]
+    assert not text.endswith(b"0\r\n\r\n"), "the framing must show that the answer is not whole"
+    datas = [json.loads(line[6:]) for line in text.split(b"\n") if line.startswith(b"data: ")]
+    assert len(datas) == events + 1
+    assert datas[-1]["error"]["code"] == code
+    assert b"[DONE]" not in text
+
+
+@pytest.mark.slow
+async def test_fault_in_an_anthropic_stream_is_told_in_its_dialect(gateway: Gateway) -> None:
+    body = {"model": "demo", "stream": True, "fake": "die:1"}
+    async with gateway.client.stream("POST", "/v1/messages", json=body) as response:
+        lines = response.aiter_lines()
+        while await anext(lines) != "event: error":
+            pass
+        last = json.loads((await anext(lines)).removeprefix("data: "))
+    assert last["type"] == "error"
+    assert last["error"]["type"] == "api_error"
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 4096])
+async def test_events_split_anywhere_arrive_as_the_same_bytes(gateway: Gateway, size: int) -> None:
+    whole = await gateway.chat(stream=True, fake="split:1000000")
+    assert (await gateway.chat(stream=True, fake=f"split:{size}")).content == whole.content
+
+
+async def test_chunks_are_sent_on_as_they_come(gateway: Gateway) -> None:
+    body = {"model": "demo", "stream": True, "fake": "pace:20"}
+    async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        pieces = response.aiter_raw()
+        first = await anext(pieces)
+        assert first.count(b"data: ") == 1
+        assert (await anext(pieces)).count(b"data: ") == 1
+
+
+@pytest.mark.parametrize("fault", ["hang", "pace:5", "stall:1"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/v1/messages"])
+async def test_disconnect_ends_the_engines_work(
+    gateway: Gateway, fake: Fake, fault: str, path: str
+) -> None:
+    body = json.dumps({"model": "demo", "fake": fault}).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(
+        b"POST %s HTTP/1.1\r\nhost: x\r\nauthorization: %s\r\ncontent-length: %d\r\n\r\n%s"
+        % (path.encode(), AUTH["authorization"].encode(), len(body), body)
+    )
+    await fake.until_running()
+    writer.close()
+    await fake.until_idle(timeout=0.25)
+    assert fake.aborted == 1
+    await gateway.state.admission.idle()
+    assert await gateway.metric("gateway_client_disconnects_total") == 1
+    counted = {"model": "demo", "endpoint": path, "status": "499"}
+    assert await gateway.metric("gateway_requests_total", **counted) == 1
+
+
+async def test_disconnect_before_the_body_is_whole_is_recorded(
+    gateway: Gateway, fake: Fake
+) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: %s\r\n"
+        b"content-length: 100\r\n\r\n{" % AUTH["authorization"].encode()
+    )
+    await writer.drain()
+    await asyncio.sleep(0.02)
+    writer.close()
+    async with asyncio.timeout(5):
+        while await gateway.metric("gateway_client_disconnects_total") == 0:
+            await asyncio.sleep(0.005)
+    assert not [seen for seen in fake.seen if seen.method == "POST"]
+
+
+async def test_pipelined_requests_are_answered_in_order(gateway: Gateway) -> None:
+    def request(status: int, close: bool = False) -> bytes:
+        body = json.dumps({"model": "demo", "fake": f"status:{status}"}).encode()
+        return (
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: %s\r\n%s"
+            b"content-length: %d\r\n\r\n%s"
+            % (
+                AUTH["authorization"].encode(),
+                b"connection: close\r\n" if close else b"",
+                len(body),
+                body,
+            )
+        )
+
+    answer = await gateway.raw(request(200) + request(404) + request(201, close=True))
+    statuses = [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"404", b"201"]
+
+
+# Replicas
+
+
+async def test_replica_that_cannot_be_connected_to_is_passed_over(tmp_path: Path) -> None:
+    async with Fake() as alive:
+        dead = remote(f"http://127.0.0.1:{free_port()}", timeouts=QUICK)
+        model = {"name": "demo", "engines": [dead, remote(alive.url)]}
+        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+            # A server that dies between two requests is READY in our eyes, so it is asked first.
+            answers = [await gateway.chat() for _ in range(6)]
+            assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_request_moves_on_when_an_engine_dies_before_the_first_byte(tmp_path: Path) -> None:
+    async with Fake() as alive:
+        dying = await asyncio.start_server(_close_posts, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{dying.sockets[0].getsockname()[1]}"
+        model = {"name": "demo", "engines": [remote(url), remote(alive.url)]}
+        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+            answers = [await gateway.chat() for _ in range(4)]
+            assert {answer.status_code for answer in answers} == {200}
+            assert await gateway.metric("gateway_retries_total", reason="ClosedBeforeAnswer") > 0
+        dying.close()
+        await dying.wait_closed()
+
+
+async def _close_posts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that answers questions of health and dies of everything else."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if head.startswith(b"GET"):
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+    writer.close()
+
+
+async def test_request_that_kills_engines_is_not_tried_on_all_of_them(tmp_path: Path) -> None:
+    async with Fake() as one, Fake() as two, Fake() as three:
+        engines = [remote(fake.url) for fake in (one, two, three)]
+        settings = settings_for({"name": "demo", "engines": engines}, run_dir=tmp_path)
+        async with running(settings) as gateway:
+            response = await gateway.chat(fake="close")
+            assert response.status_code == 502
+            asked = [f for f in (one, two, three) if any(s.method == "POST" for s in f.seen)]
+            assert len(asked) == 2
+
+
+async def test_no_engine_up_is_503_with_retry_after(tmp_path: Path) -> None:
+    dead = remote(f"http://127.0.0.1:{free_port()}", timeouts=QUICK)
+    settings = settings_for({"name": "demo", "engines": [dead]}, run_dir=tmp_path)
+    async with running(settings) as gateway:
+        response = await gateway.chat()
+        assert response.status_code == 503
+        assert error_of(response)["code"] == "engine_unavailable"
+        assert int(response.headers["retry-after"]) > 0
+        assert (await gateway.client.get("/ready")).status_code == 503
+        assert (await gateway.client.get("/health")).status_code == 200
+
+
+async def test_requests_spread_over_replicas_by_least_in_flight(tmp_path: Path) -> None:
+    async with Fake() as one, Fake() as two:
+        model = {"name": "demo", "engines": [remote(one.url), remote(two.url)]}
+        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+            waiting = [asyncio.create_task(gateway.chat(fake="hang")) for _ in range(6)]
+            await one.until_running(3)
+            await two.until_running(3)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await one.until_idle()
+            await two.until_idle()
+
+
+async def test_remote_server_gets_its_own_key_and_never_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOX_KEY", "box-secret")
+    async with Fake() as fake:
+        engine = remote(fake.url, api_key_env="BOX_KEY", served_model_name="org/real")
+        fake.model = "org/real"
+        settings = settings_for({"name": "demo", "engines": [engine]}, run_dir=tmp_path)
+        async with running(settings) as gateway:
+            assert (await gateway.chat()).status_code == 200
+            assert fake.seen[-1].header("authorization") == "Bearer box-secret"
+            assert fake.seen[-1].json["model"] == "org/real"
+
+
+async def test_stored_response_is_found_on_the_engine_that_has_it(tmp_path: Path) -> None:
+    async with Fake() as one, Fake() as two:
+        one.stored, two.stored = set(), {"resp_1"}
+        models = [
+            {"name": "a", "engines": [remote(one.url)]},
+            {"name": "b", "engines": [remote(two.url)]},
+        ]
+        async with running(settings_for(*models, run_dir=tmp_path)) as gateway:
+            found = await gateway.client.get("/v1/responses/resp_1")
+            assert found.status_code == 200
+            assert found.json()["id"] == "resp_1"
+            cancelled = await gateway.client.post("/v1/responses/resp_1/cancel")
+            assert cancelled.status_code == 200
+            assert (await gateway.client.get("/v1/responses/resp_2")).status_code == 404

@@ -1,0 +1,171 @@
+"""Every answer of ours that is not an engine's: status, code, and both dialects."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app import errors
+from app.errors import Dialect, GatewayError, InvalidApiKey, MethodNotAllowed, dialect_of
+
+
+def family(root: type[GatewayError]) -> list[type[GatewayError]]:
+    """A class and all that come from it."""
+    return [root, *(one for child in root.__subclasses__() for one in family(child))]
+
+
+EVERY = family(GatewayError)
+# The table of the contract: class, status, code, whether Retry-After is promised.
+CONTRACT = [
+    ("InvalidApiKey", 401, "invalid_api_key", False),
+    ("ModelNotFound", 404, "model_not_found", False),
+    ("EngineUnavailable", 503, "engine_unavailable", True),
+    ("EngineFailed", 502, "engine_failed", False),
+    ("EngineTooSlow", 504, "engine_timeout", False),
+    ("RequestTooLarge", 413, "request_too_large", False),
+    ("InvalidJson", 400, "invalid_json", False),
+    ("MissingModel", 400, "missing_model", False),
+    ("RouteNotFound", 404, "not_found", False),
+    ("MethodNotAllowed", 405, "method_not_allowed", False),
+    ("GatewayError", 500, "internal_error", False),
+]
+# The rows of the contract whose code comes with a wait, whichever class says it.
+WAITS = {"rate_limit_exceeded", "engine_overloaded", "engine_unavailable"}
+# https://docs.claude.com/en/api/errors
+ANTHROPIC_TYPES = {
+    "invalid_request_error",
+    "authentication_error",
+    "billing_error",
+    "permission_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "api_error",
+    "timeout_error",
+    "overloaded_error",
+}
+
+
+def make(kind: type[GatewayError], message: str = "something is wrong") -> GatewayError:
+    if issubclass(kind, MethodNotAllowed):
+        return kind(message, allowed="POST")
+    return kind(message)
+
+
+def told(error: GatewayError, dialect: Dialect) -> Any:
+    return json.loads(error.body(dialect))
+
+
+@pytest.mark.parametrize(("name", "status", "code", "waits"), CONTRACT)
+def test_the_contracts_rows_have_their_status_and_code(
+    name: str, status: int, code: str, waits: bool
+) -> None:
+    kind: type[GatewayError] = getattr(errors, name)
+    error = make(kind)
+    assert (error.status, error.code) == (status, code)
+    assert (b"retry-after" in dict(error.headers())) is waits
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_openai_clients_get_their_error_object(kind: type[GatewayError]) -> None:
+    error = make(kind)
+    body = told(error, Dialect.OPENAI)
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert body["error"]["message"] == "something is wrong"
+    assert body["error"]["code"] == error.code
+    assert body["error"]["param"] in (None, "model")
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_anthropic_clients_get_their_error_object(kind: type[GatewayError]) -> None:
+    body = told(make(kind), Dialect.ANTHROPIC)
+    assert list(body) == ["type", "error"]
+    assert body["type"] == "error"
+    assert list(body["error"]) == ["type", "message"]
+    assert body["error"]["message"] == "something is wrong"
+    assert body["error"]["type"] in ANTHROPIC_TYPES
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_status_and_types_agree_on_whose_fault_it_is(kind: type[GatewayError]) -> None:
+    error = make(kind)
+    assert 400 <= error.status <= 599
+    openai_type = told(error, Dialect.OPENAI)["error"]["type"]
+    anthropic_type = told(error, Dialect.ANTHROPIC)["error"]["type"]
+    assert (openai_type == "server_error") is (error.status >= 500)
+    assert (anthropic_type in {"api_error", "overloaded_error", "timeout_error"}) is (
+        error.status >= 500
+    )
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_a_wait_is_told_exactly_where_the_contract_wants_one(kind: type[GatewayError]) -> None:
+    error = make(kind)
+    wait = dict(error.headers()).get(b"retry-after")
+    assert (wait is not None) is (error.code in WAITS)
+    assert wait is None or int(wait) >= 1
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_headers_are_lowercase_and_carry_no_line_break(kind: type[GatewayError]) -> None:
+    for name, value in make(kind, "x\r\nset-cookie: y").headers():
+        assert name == name.lower()
+        assert b"\n" not in name + value
+        assert b"\r" not in name + value
+
+
+def test_an_error_may_say_how_long_to_wait() -> None:
+    error = errors.EngineUnavailable("starting")
+    error.retry_after_s = 120
+    assert dict(error.headers())[b"retry-after"] == b"120"
+
+
+def test_a_missing_key_is_told_how_to_authenticate() -> None:
+    assert (b"www-authenticate", b"Bearer") in InvalidApiKey("x").headers()
+
+
+def test_a_wrong_method_is_told_the_right_ones() -> None:
+    assert (b"allow", b"GET, POST") in MethodNotAllowed("x", allowed="GET, POST").headers()
+
+
+def test_the_drawing_in_the_docstring_names_every_error_with_its_code() -> None:
+    drawing = errors.__doc__ or ""
+    for kind in EVERY:
+        (line,) = (row for row in drawing.splitlines() if f" {kind.__name__} " in f"{row} ")
+        if not kind.__subclasses__():
+            assert kind.code in line
+        if kind.__base__ is GatewayError:
+            assert f" {kind.status}" in line
+        assert ("Retry-After" in line) is (kind.code in WAITS)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@given(message=st.text(st.characters(exclude_categories=["Cs"])))
+@settings(max_examples=100, deadline=None)
+def test_any_message_stays_one_json_string_on_one_line(dialect: Dialect, message: str) -> None:
+    error = GatewayError(message)
+    raw = error.body(dialect)
+    assert b"\n" not in raw
+    assert json.loads(raw)["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("path", "dialect"),
+    [
+        ("/v1/messages", Dialect.ANTHROPIC),
+        ("/v1/messages/count_tokens", Dialect.ANTHROPIC),
+        ("/v1/messages/", Dialect.ANTHROPIC),
+        ("/v1/chat/completions", Dialect.OPENAI),
+        ("/v1/models", Dialect.OPENAI),
+        ("/", Dialect.OPENAI),
+        ("", Dialect.OPENAI),
+        ("/messages", Dialect.OPENAI),
+        ("/V1/MESSAGES", Dialect.OPENAI),
+        ("/v1/chat/completions/v1/messages", Dialect.OPENAI),
+    ],
+)
+def test_the_path_decides_whose_dialect_is_spoken(path: str, dialect: Dialect) -> None:
+    assert dialect_of(path) is dialect

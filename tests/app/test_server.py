@@ -1,0 +1,202 @@
+"""The command's life around its requests: banner, key file, signals, drain."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.server import listen, locked
+from app.settings import ConfigError
+from tests.e2e.deployment import COMMAND, KEY, Deployment, deployed, environment, until, until_ready
+from tests.gateway import free_port, remote
+
+pytestmark = pytest.mark.slow
+
+
+def send(deployment: Deployment, **fields: object) -> socket.socket:
+    """Send a request on a connection of its own."""
+    body = json.dumps({"model": "demo", **fields})
+    connection = socket.create_connection(("127.0.0.1", deployment.port), timeout=10)
+    connection.sendall(
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+        f"content-length: {len(body)}\r\n\r\n{body}".encode()
+    )
+    return connection
+
+
+def start_stream(deployment: Deployment) -> socket.socket:
+    """Begin a stream that has no end of its own."""
+    connection = send(deployment, stream=True, fake="pace:20")
+    assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    while piece := connection.recv(65536):
+        data += piece
+    return data
+
+
+def in_flight(deployment: Deployment) -> int:
+    metrics = httpx.get(f"{deployment.url}/metrics").text
+    name = 'gateway_requests_in_flight{model="demo"}'
+    return int(float(next(x for x in metrics.splitlines() if x.startswith(name)).split()[-1]))
+
+
+@pytest.fixture
+def fake_url() -> Iterator[str]:
+    """The fake in a process of its own: these tests block the loop that they would share."""
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fakes.vllm",
+        f"--port={port}",
+        "--served-model-name=demo",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def listening() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listening, 10)
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+def test_sigterm_lets_a_stream_end_and_refuses_new_requests(fake_url: str, tmp_path: Path) -> None:
+    with deployed(tmp_path, {"name": "demo", "engines": [remote(fake_url)]}) as deployment:
+        until_ready(deployment)
+        stream = start_stream(deployment)
+        with deployment.client() as client:
+            assert client.get("/ready").status_code == 200
+            deployment.process.send_signal(signal.SIGTERM)
+            until(lambda: client.get("/ready").status_code == 503, 5)
+            refused = client.post("/v1/chat/completions", json={"model": "demo"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "engine_unavailable"
+        assert stream.recv(4096), "the stream goes on"
+        assert deployment.process.poll() is None
+        stream.close()
+        assert deployment.process.wait(10) == 0
+
+
+def test_requests_that_do_not_end_are_cut_after_the_drain_timeout_and_told(
+    fake_url: str, tmp_path: Path
+) -> None:
+    model = {"name": "demo", "engines": [remote(fake_url)]}
+    with deployed(tmp_path, model, drain_timeout_s=0.5) as deployment:
+        until_ready(deployment)
+        with start_stream(deployment) as stream, send(deployment, fake="hang") as plain:
+            until(lambda: in_flight(deployment) == 2, 5)
+            deployment.process.send_signal(signal.SIGTERM)
+            assert deployment.process.wait(10) == 0
+            event = read_all(stream).split(b"data: ")[-1]
+            answer = read_all(plain)
+        said = deployment.said()
+    assert b'"code":"engine_unavailable"' in event
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b'"code":"engine_unavailable"' in answer
+    assert "2 requests did not end in 0.5 s" in said
+    assert "Traceback" not in said
+    assert said.count("fault='cut by the shutdown'") == 2
+
+
+def test_second_signal_does_not_wait(fake_url: str, tmp_path: Path) -> None:
+    with deployed(tmp_path, {"name": "demo", "engines": [remote(fake_url)]}) as deployment:
+        until_ready(deployment)
+        stream = start_stream(deployment)
+        deployment.process.send_signal(signal.SIGTERM)
+        until(lambda: "draining" in deployment.said(), 5)
+        deployment.process.send_signal(signal.SIGTERM)
+        assert deployment.process.wait(10) == 0
+        stream.close()
+
+
+def test_banner_tells_where_what_and_how(fake_url: str, tmp_path: Path) -> None:
+    models = [
+        {"name": "demo", "aliases": ["al"], "engines": [remote(fake_url)]},
+        {"name": "down", "engines": [remote("http://127.0.0.1:1")]},
+    ]
+    with deployed(tmp_path, *models) as deployment:
+        until_ready(deployment)
+        said = deployment.said()
+    assert f"vllm-gateway serves on {deployment.url}" in said
+    assert "model  demo, also as al (1 of 1 engines ready)" in said
+    assert "model  down (0 of 1 engines ready)" in said
+    assert "engine down-0: cannot connect to 127.0.0.1:1: Connection refused" in said
+    assert KEY not in said
+
+
+def test_key_file_is_made_once_private_and_accepted(fake_url: str, tmp_path: Path) -> None:
+    key_file = tmp_path / "var" / "key"
+    config = tmp_path / "gateway.yaml"
+    shown: list[str] = []
+    text = f"{{kind: remote, url: '{fake_url}'}}"
+    config.write_text(f"models: [{{name: demo, engines: [{text}]}}]")
+    for _ in range(2):
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--config", str(config), "--key-file", str(key_file)],
+            env={
+                **environment(GATEWAY_SERVER__HOST="127.0.0.1", GATEWAY_SERVER__PORT="0"),
+                "GATEWAY_SERVER__RUN_DIR": str(tmp_path / "run"),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout
+        line = ""
+        while "curl" not in line:
+            line = process.stdout.readline()
+            if "  key    " in line:
+                shown.append(line.split()[1])
+        answer = subprocess.run(
+            ["bash", "-c", line.strip()], capture_output=True, text=True, check=True
+        )
+        assert json.loads(answer.stdout)["object"] == "chat.completion"
+        process.terminate()
+        process.stdout.close()
+        assert process.wait(10) == 0
+    assert shown == [key_file.read_text().strip()] * 2
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+
+
+def test_health_answers_while_engines_load(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        model = {"name": "demo", "engines": [remote(url)]}
+        with deployed(tmp_path, model) as deployment:
+            assert httpx.get(f"{deployment.url}/health").status_code == 200
+            assert httpx.get(f"{deployment.url}/ready").status_code == 503
+            assert "serves on" not in deployment.said()
+
+
+def test_port_in_use_is_told() -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
+            listen("127.0.0.1", port)
+
+
+def test_host_that_is_not_ours_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        listen("192.0.2.1", 0)
+
+
+def test_run_directory_serves_one_gateway_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ConfigError, match="in use"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        assert os.listdir(tmp_path) == ["gateway.lock"]

@@ -1,0 +1,550 @@
+"""The configuration: what loads, what is refused, and in which words."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from app.settings import ConfigError, digest, load_settings
+from tests.app.configuration import (
+    CANARY,
+    GOOD,
+    OTHER,
+    dump,
+    faults,
+    isolate,
+    load,
+    with_engine,
+    with_remote,
+)
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    isolate(monkeypatch, tmp_path)
+
+
+class TestFile:
+    def test_a_small_file_loads_with_the_documented_defaults(self) -> None:
+        found = load(GOOD)
+        assert found.models[0].name == "demo"
+        assert found.server.port == 8000
+        assert found.server.max_body_bytes == 33554432
+        assert found.server.drain_timeout_s == 30
+        assert found.auth.enabled
+
+    def test_a_named_file_is_read_instead_of_the_default_one(self, tmp_path: Path) -> None:
+        (tmp_path / "gateway.yaml").write_text("server: {port: 1}\n" + GOOD)
+        (tmp_path / "other.yaml").write_text("server: {port: 2}\n" + GOOD)
+        assert load_settings(Path("other.yaml")).server.port == 2
+
+    def test_gateway_config_names_the_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "other.yaml").write_text("server: {port: 2}\n" + GOOD)
+        monkeypatch.setenv("GATEWAY_CONFIG", "other.yaml")
+        assert load_settings().server.port == 2
+
+    def test_a_missing_file_is_named_with_the_way_to_give_another(self) -> None:
+        with pytest.raises(ConfigError) as caught:
+            load_settings(Path("nowhere.yaml"))
+        assert caught.value.faults == [
+            "nowhere.yaml: no such file; name one with --config or GATEWAY_CONFIG"
+        ]
+
+    def test_a_directory_in_place_of_the_file_is_a_fault(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_settings(tmp_path)
+
+    def test_a_file_that_is_not_utf8_is_a_fault(self, tmp_path: Path) -> None:
+        (tmp_path / "gateway.yaml").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ConfigError, match=r"gateway\.yaml: cannot be read"):
+            load_settings()
+
+    @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "~", "---\n"])
+    def test_an_empty_file_lacks_its_models(self, text: str) -> None:
+        assert faults(text) == ["models: is required"]
+
+    @pytest.mark.parametrize("text", ["- a\n- b\n", "word", "42", "1: 2\n", "[models]"])
+    def test_a_file_that_is_no_mapping_of_settings_is_told_so(self, text: str) -> None:
+        assert faults(text) == ["the file must be a mapping of settings such as `models:`"]
+
+    @pytest.mark.parametrize(
+        ("text", "place"),
+        [
+            ("models: [1\nserver: {}\n", "line 2, column 7: "),
+            ("a: b: c\n", "line 1, column 5: "),
+            ("models:\n\t- x\n", "line 2, column 1: "),
+            ("x: *unknown\n", "line 1, column 4: "),
+            ("? [1]\n: 2\n", "line 1, column 3: "),
+            ("a: 1\n---\nb: 2\n", "line 2, column 1: "),
+            ('a: "open\n', "line 2, column 1: "),
+        ],
+    )
+    def test_a_yaml_fault_is_one_line_with_its_place(self, text: str, place: str) -> None:
+        (line,) = faults(text)
+        assert line.startswith(place)
+        assert len(line) > len(place)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a: 2020-13-45",
+            "a: 0x_",
+            "a: 0b_",
+            "a: !!int abc",
+            "a: !!float x",
+            "a: !!bool x",
+            "a: !!timestamp x",
+            "a: " + "9" * 5000,
+            "[" * 1500,
+            "a: \x00",
+            "a: !!python/object:os.system {}",
+        ],
+        ids=lambda text: text[:24],
+    )
+    def test_a_value_that_yaml_cannot_build_is_a_configuration_fault(self, text: str) -> None:
+        assert len(faults(text)) == 1
+
+    @pytest.mark.parametrize(
+        "key",
+        ["_env_file", "_env_prefix", "_secrets_dir", "_cli_parse_args", "__pydantic_self__"],
+    )
+    def test_a_key_that_steers_pydantic_is_an_unknown_key(self, key: str) -> None:
+        assert any(line.startswith(f"{key}: unknown key") for line in faults(f"{key}: x\n{GOOD}"))
+
+
+class TestUnknownKeys:
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [
+            (f"sever: {{}}\n{GOOD}", "sever: unknown key; did you mean server?"),
+            (f"server: {{prot: 1}}\n{GOOD}", "server.prot: unknown key; did you mean port?"),
+            (f"auth: {{enable: 1}}\n{GOOD}", "auth.enable: unknown key; did you mean enabled?"),
+            (
+                "models: [{nam: x, name: demo, engines: [{kind: process, model: m}]}]",
+                "models.0.nam: unknown key; did you mean name?",
+            ),
+            (
+                with_engine(replica=2),
+                "models.0.engines.0.replica: unknown key; did you mean replicas?",
+            ),
+            (
+                with_engine(timeouts={"stall": 3}),
+                "models.0.engines.0.timeouts.stall: unknown key; did you mean stall_s?",
+            ),
+            (
+                with_remote(uri="http://x"),
+                "models.0.engines.0.uri: unknown key; did you mean url?",
+            ),
+            (
+                with_remote(timeouts={"conect_s": 3}),
+                "models.0.engines.0.timeouts.conect_s: unknown key; did you mean connect_s?",
+            ),
+        ],
+    )
+    def test_unknown_key_names_the_nearest_known_one(self, text: str, line: str) -> None:
+        assert line in faults(text)
+
+    def test_unknown_key_of_a_second_engine_is_placed_there(self) -> None:
+        text = dump(
+            [
+                {"kind": "process", "model": "m"},
+                {"kind": "remote", "url": "http://gpu-box:8000", "api_key_en": "X"},
+            ]
+        )
+        wanted = "models.0.engines.1.api_key_en: unknown key; did you mean api_key_env?"
+        assert wanted in faults(text)
+
+    def test_a_key_unlike_any_other_lists_the_known_ones(self) -> None:
+        (line,) = faults(f"qqqq: 1\n{GOOD}")
+        start, _, known = line.partition("known: ")
+        assert start == "qqqq: unknown key; "
+        assert {"auth", "models", "server"} <= set(known.split(", "))
+
+    def test_the_known_keys_leave_out_what_the_file_may_not_hold(self) -> None:
+        (line,) = faults(f"api_kees: 1\n{GOOD}")
+        assert "api_keys" not in line
+
+    def test_a_process_key_is_not_known_to_a_remote_engine(self) -> None:
+        line = next(x for x in faults(with_remote(replicas=2)) if "replicas" in x)
+        assert line.startswith("models.0.engines.0.replicas: unknown key")
+        assert "api_key_env" in line
+
+    @pytest.mark.parametrize("key", ['"a\\nb"', '"a\\u2028b"', '"a\\rb"'])
+    def test_an_unknown_key_with_a_line_break_is_still_one_line(self, key: str) -> None:
+        assert len(faults(f"{key}: 1\n{GOOD}")) == 1
+
+    def test_several_faults_are_told_at_once(self) -> None:
+        found = faults(f"sever: 1\nauth: {{enable: 1}}\n{GOOD}")
+        assert len(found) == 2
+
+
+class TestOneLinePerFault:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            with_engine(replica=2),
+            with_engine(replicas=0),
+            with_engine(args={"port": 1}),
+            with_engine(args={"max-model-len": [[1]]}),
+            with_engine(env={"A": 1}),
+            with_remote(url="ftp://gpu-box"),
+            dump([{"kind": "proces", "model": "m"}]),
+            dump([{"model": "m"}]),
+            "models: [1]",
+        ],
+        ids=[
+            "unknown key",
+            "out of range",
+            "reserved flag",
+            "nested list",
+            "number in env",
+            "wrong scheme",
+            "unknown kind",
+            "no kind",
+            "no mapping",
+        ],
+    )
+    def test_one_mistake_is_told_once(self, text: str) -> None:
+        found = faults(text)
+        assert found[0].startswith("models.0")
+        assert len(found) == 1
+
+    @pytest.mark.parametrize("name", ["process", "remote"])
+    def test_a_place_keeps_a_key_that_is_called_like_a_kind(self, name: str) -> None:
+        assert faults(with_engine(env={name: 1}))[0].startswith(f"models.0.engines.0.env.{name}")
+
+    def test_an_unknown_kind_names_the_known_ones(self) -> None:
+        line = faults(dump([{"kind": "proces", "model": "m"}]))[0]
+        assert line.startswith("models.0.engines.0: ")
+        assert "'process'" in line
+        assert "'remote'" in line
+
+    def test_no_engines_at_all_is_a_fault_of_that_model(self) -> None:
+        assert faults("models: [{name: a, engines: []}]")[0].startswith("models.0.engines: ")
+
+    def test_no_models_at_all_is_a_fault(self) -> None:
+        (line,) = faults("models: []")
+        assert line.startswith("models: ")
+
+    def test_a_value_of_the_wrong_type_is_placed(self) -> None:
+        (line,) = faults(f"server: {{port: eight}}\n{GOOD}")
+        assert line.startswith("server.port: ")
+
+    @pytest.mark.parametrize("port", [-1, 65536])
+    def test_a_port_outside_its_range_is_refused(self, port: int) -> None:
+        (line,) = faults(f"server: {{port: {port}}}\n{GOOD}")
+        assert line.startswith("server.port: ")
+
+
+class TestEnvironment:
+    def test_environment_beats_the_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GATEWAY_SERVER__PORT", "9001")
+        found = load(f"server: {{port: 9000, host: 127.0.0.1}}\n{GOOD}")
+        assert (found.server.port, found.server.host) == (9001, "127.0.0.1")
+
+    def test_environment_sets_what_the_file_leaves_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_AUTH__ENABLED", "false")
+        assert not load(GOOD).auth.enabled
+
+    def test_dotenv_of_the_working_directory_beats_the_file(self, tmp_path: Path) -> None:
+        (tmp_path / ".env").write_text("GATEWAY_SERVER__PORT=9002\n")
+        assert load(f"server: {{port: 9000}}\n{GOOD}").server.port == 9002
+
+    def test_dotenv_beside_the_file_but_not_in_the_working_directory_is_not_read(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "etc").mkdir()
+        (tmp_path / "etc" / ".env").write_text("GATEWAY_SERVER__PORT=9002\n")
+        (tmp_path / "etc" / "gateway.yaml").write_text(GOOD)
+        assert load_settings(Path("etc/gateway.yaml")).server.port == 8000
+
+    def test_environment_beats_dotenv(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / ".env").write_text("GATEWAY_SERVER__PORT=9002\n")
+        monkeypatch.setenv("GATEWAY_SERVER__PORT", "9001")
+        assert load(GOOD).server.port == 9001
+
+    def test_each_place_adds_to_the_same_section(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / ".env").write_text("GATEWAY_SERVER__HOST=10.0.0.1\n")
+        monkeypatch.setenv("GATEWAY_SERVER__PORT", "9001")
+        server = load(f"server: {{max_body_bytes: 77}}\n{GOOD}").server
+        assert (server.host, server.port, server.max_body_bytes) == ("10.0.0.1", 9001, 77)
+
+    def test_unrelated_variables_in_dotenv_are_ignored(self, tmp_path: Path) -> None:
+        (tmp_path / ".env").write_text("HF_TOKEN=x\nPORT=3\nMODELS=y\nexport A='b'\n# c\n")
+        assert load(GOOD).server.port == 8000
+
+    def test_dotenv_may_hold_the_client_keys(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("GATEWAY_API_KEYS")
+        (tmp_path / ".env").write_text(f"GATEWAY_API_KEYS={OTHER}\n")
+        assert load(GOOD).api_keys == (digest(OTHER.encode()),)
+
+    def test_dotenv_may_name_the_file(self, tmp_path: Path) -> None:
+        (tmp_path / ".env").write_text("GATEWAY_CONFIG=other.yaml\n")
+        (tmp_path / "other.yaml").write_text("server: {port: 2}\n" + GOOD)
+        assert load_settings().server.port == 2
+
+    def test_unknown_section_in_the_environment_names_the_nearest(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_SERVR__PORT", "1")
+        assert faults(GOOD) == [
+            "GATEWAY_SERVR__PORT: there is no section servr; did you mean GATEWAY_SERVER__PORT?"
+        ]
+
+    def test_variables_that_kubernetes_makes_up_do_no_harm(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_PORT", "tcp://10.0.0.1:8000")
+        monkeypatch.setenv("GATEWAY_SERVICE_HOST", "10.0.0.1")
+        load(GOOD)
+
+    def test_unknown_key_of_a_section_in_the_environment_names_the_nearest(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_SERVER__PROT", "9001")
+        assert faults(GOOD) == ["server.prot: unknown key; did you mean port?"]
+
+    def test_a_wrong_value_in_the_environment_is_placed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_SERVER__PORT", "eight")
+        (line,) = faults(GOOD)
+        assert "port" in line.lower()
+
+    @pytest.mark.parametrize("name", ["GATEWAY_SERVER", "GATEWAY_MODELS", "GATEWAY_AUTH"])
+    def test_a_section_in_the_environment_that_is_not_json_is_a_configuration_fault(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(name, "{not json")
+        (line,) = faults(GOOD)
+        assert name.removeprefix("GATEWAY_").lower() in line.lower()
+
+    def test_a_section_in_dotenv_that_is_not_json_is_a_configuration_fault(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / ".env").write_text("GATEWAY_SERVER={\n")
+        (line,) = faults(GOOD)
+        assert "server" in line.lower()
+
+    def test_dotenv_that_is_not_utf8_is_a_configuration_fault(self, tmp_path: Path) -> None:
+        (tmp_path / ".env").write_bytes(b"GATEWAY_SERVER__HOST=\xff\xfe\n")
+        (line,) = faults(GOOD)
+        assert ".env" in line
+
+
+class TestKeys:
+    def test_keys_are_kept_as_digests_in_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GATEWAY_API_KEYS", f" {CANARY} ,, {OTHER},")
+        assert load(GOOD).api_keys == (digest(CANARY.encode()), digest(OTHER.encode()))
+
+    def test_extra_keys_stand_beside_those_of_the_environment(self) -> None:
+        Path("gateway.yaml").write_text(GOOD)
+        found = load_settings(extra_keys=[OTHER])
+        assert found.api_keys == (digest(CANARY.encode()), digest(OTHER.encode()))
+
+    def test_an_extra_key_alone_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("GATEWAY_API_KEYS")
+        Path("gateway.yaml").write_text(GOOD)
+        assert load_settings(extra_keys=[OTHER]).api_keys == (digest(OTHER.encode()),)
+
+    @pytest.mark.parametrize("value", [None, "", " , ,"])
+    def test_no_key_at_all_is_a_fault_that_says_what_to_do(
+        self, value: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("GATEWAY_API_KEYS")
+        if value is not None:
+            monkeypatch.setenv("GATEWAY_API_KEYS", value)
+        (line,) = faults(GOOD)
+        assert "GATEWAY_API_KEYS" in line
+        assert "auth.enabled: false" in line
+
+    def test_no_key_is_needed_where_everybody_may_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("GATEWAY_API_KEYS")
+        assert load(f"auth: {{enabled: false}}\n{GOOD}").api_keys == ()
+
+    def test_a_short_key_is_refused_by_its_number_and_not_shown(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_API_KEYS", f"{CANARY},hunter2-is-short")
+        (line,) = faults(GOOD)
+        assert "key 2 has fewer than 20 characters" in line
+        assert "hunter2" not in line
+
+    def test_a_key_of_the_least_length_is_accepted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GATEWAY_API_KEYS", "k" * 20)
+        assert load(GOOD).api_keys == (digest(b"k" * 20),)
+
+    @pytest.mark.parametrize("key", ["é" * 30, "in the middle a blank", "tab\there" + "x" * 20])
+    def test_a_key_that_no_header_carries_is_refused_and_not_shown(
+        self, key: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_API_KEYS", key)
+        (line,) = faults(GOOD)
+        assert "key 1 holds a character that a header cannot carry" in line
+        assert key not in line
+
+    @pytest.mark.parametrize("value", [CANARY, f"[{CANARY}]", f'"{CANARY}"', "null"])
+    def test_keys_in_the_file_are_refused_with_the_variable_to_use(self, value: str) -> None:
+        assert faults(f"api_keys: {value}\n{GOOD}") == [
+            "api_keys belongs in the environment or .env: GATEWAY_API_KEYS"
+        ]
+
+    def test_settings_never_show_a_key(self) -> None:
+        found = load(GOOD)
+        told = [repr(found), str(found), repr(found.model_dump()), repr(vars(found))]
+        told.append(repr(found.model_dump(mode="json", exclude={"api_keys"})))
+        assert all(CANARY not in text for text in told)
+        assert digest(CANARY.encode()).hex() not in "".join(told)
+        assert repr(digest(CANARY.encode())) not in repr(found) + str(found)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            f"api_keys: {CANARY}\n{GOOD}",
+            f"api_key: {CANARY}\n{GOOD}",
+            f"auth: {{api_keys: [{CANARY}]}}\n{GOOD}",
+            f"server: {CANARY}\n{GOOD}",
+            f"server: {{port: {CANARY}}}\n{GOOD}",
+            f"models: {CANARY}",
+            f"key: {CANARY}\nkey2: [",
+            f"key: !!int {CANARY}",
+            f'key: "{CANARY}',
+            with_remote(url=f"http://user:{CANARY}@gpu-box"),
+            with_remote(url=f"http://gpu-box/?key={CANARY}"),
+            with_remote(url=f"ftp://{CANARY}"),
+            with_remote(api_key=CANARY),
+            with_engine(args={"api-key": CANARY}),
+            with_engine(env={"TOKEN": [CANARY]}),
+            with_engine(replicas=CANARY),
+        ],
+    )
+    def test_a_fault_never_shows_a_secret(self, text: str) -> None:
+        assert all(CANARY not in line for line in faults(text))
+
+    def test_a_fault_in_the_environment_never_shows_a_key(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_API_KEYS", f"{CANARY} {CANARY}")
+        assert all(CANARY not in line for line in faults(GOOD))
+
+
+class TestNames:
+    def test_names_are_the_name_and_its_aliases(self) -> None:
+        text = "models: [{name: a, aliases: [b, c], engines: [{kind: process, model: m}]}]"
+        assert load(text).models[0].names == ("a", "b", "c")
+
+    @pytest.mark.parametrize(
+        "models",
+        [
+            [("same", []), ("same", [])],
+            [("same", []), ("b", ["same"])],
+            [("a", ["same"]), ("b", ["same"])],
+            [("same", ["same"])],
+            [("a", ["same", "same"])],
+        ],
+    )
+    def test_a_name_that_two_models_answer_to_is_refused(
+        self, models: list[tuple[str, list[str]]]
+    ) -> None:
+        engine = {"kind": "process", "model": "m"}
+        text = yaml.safe_dump(
+            {"models": [{"name": n, "aliases": a, "engines": [engine]} for n, a in models]}
+        )
+        (line,) = faults(text)
+        assert "'same'" in line
+
+    def test_names_differ_by_case(self) -> None:
+        engine = {"kind": "process", "model": "m"}
+        text = yaml.safe_dump({"models": [{"name": n, "engines": [engine]} for n in ("a", "A")]})
+        assert [model.name for model in load(text).models] == ["a", "A"]
+
+    @pytest.mark.parametrize("name", ["", "x" * 257])
+    def test_a_name_that_no_request_can_carry_is_refused(self, name: str) -> None:
+        text = yaml.safe_dump(
+            {"models": [{"name": name, "engines": [{"kind": "process", "model": "m"}]}]}
+        )
+        assert faults(text)[0].startswith("models.0.name: ")
+
+    @pytest.mark.parametrize("alias", ["", "x" * 257])
+    def test_an_alias_that_no_request_can_carry_is_refused(self, alias: str) -> None:
+        engine = {"kind": "process", "model": "m"}
+        text = yaml.safe_dump({"models": [{"name": "a", "aliases": [alias], "engines": [engine]}]})
+        assert faults(text)[0].startswith("models.0.aliases")
+
+    def test_settings_are_frozen(self) -> None:
+        found = load(GOOD)
+        with pytest.raises(ValidationError):
+            found.auth = found.auth  # type: ignore[misc]
+        with pytest.raises(ValidationError):
+            found.server.port = 1  # type: ignore[misc]
+
+
+# Pieces that YAML gives a meaning to; joined at random they reach what plain text seldom does.
+PIECES = st.sampled_from(
+    [
+        "models", "server", "auth", "engines", "name", "kind", "process", "remote", "url", "port",
+        "api_keys", ": ", "- ", "[", "]", "{", "}", ", ", "\n", "  ", "\t", "&a ", "*a", "<<: ",
+        "!!int ", "!!float ", "!!set ", "!!binary ", "!!timestamp ", "!x ", "? ", "| ", "> ", "%",
+        "---\n", "...\n", "'", '"', "#", "~", "2020-13-45", "0x_", "1:2:3", ".nan", "1e400", "yes",
+        "=", "\\", "\x00", "\ufeff", "\u2028", "9" * 30,
+    ]
+)  # fmt: skip
+JSON_LIKE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(PIECES | st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+TEXTS = st.one_of(
+    st.text(max_size=60),
+    st.lists(PIECES | st.text(max_size=3), max_size=14).map("".join),
+    st.builds(
+        lambda at, piece: GOOD[:at] + piece + GOOD[at:],
+        st.integers(0, len(GOOD)),
+        PIECES | st.text(max_size=3),
+    ),
+    st.dictionaries(st.sampled_from(["models", "server", "auth", "x"]), JSON_LIKE).map(
+        lambda data: yaml.safe_dump(data, allow_unicode=True)
+    ),
+    JSON_LIKE.map(lambda engine: yaml.safe_dump({"models": [{"name": "a", "engines": [engine]}]})),
+)
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("settings")
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, directory)
+        yield directory / "gateway.yaml"
+
+
+@pytest.mark.slow
+@given(text=TEXTS)
+@settings(max_examples=200, deadline=None)
+def test_any_text_loads_or_is_a_configuration_fault(scratch: Path, text: str) -> None:
+    scratch.write_bytes(text.encode())
+    lines: list[str] = []
+    try:
+        assert load_settings(scratch).models
+    except ConfigError as error:
+        lines = error.faults or [""]
+    for line in lines:
+        assert len(line.splitlines()) == 1
+        assert CANARY not in line

@@ -1,0 +1,52 @@
+"""What all tests share: the loop of production, and one gateway with one real vLLM engine."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import uvloop
+
+from tests.e2e.deployment import ENGINE, Deployment, demo_model, deployed, until_ready
+from tests.gateway import free_port, remote
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run every test on the loop of production."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in e2e runs the whole command, most of it real vLLM."""
+    for item in items:
+        if item.nodeid.startswith("tests/e2e/"):
+            item.add_marker(pytest.mark.vllm)
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """The demo model on real vLLM, beside remote servers that play dead, slow and broken."""
+    demo_model()
+    fake_port = free_port()
+    fake = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.vllm", f"--port={fake_port}", "--served-model-name=f"],
+        stdout=subprocess.DEVNULL,
+    )
+    directory = tmp_path_factory.mktemp("gateway")
+    quick = {"first_byte_s": 0.5, "stall_s": 0.5}
+    models = [
+        {"name": "demo", "aliases": ["gpt-4o-mini"], "engines": [ENGINE]},
+        {"name": "faulty", "engines": [remote(f"http://127.0.0.1:{fake_port}", timeouts=quick)]},
+        {"name": "dead", "engines": [remote(f"http://127.0.0.1:{free_port()}")]},
+    ]
+    try:
+        with deployed(directory, *models, max_body_bytes=1_000_000) as deployment:
+            until_ready(deployment)
+            yield deployment
+    finally:
+        fake.kill()
+        fake.wait()

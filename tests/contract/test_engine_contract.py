@@ -1,0 +1,224 @@
+"""What every kind of engine promises, asked of each: fakes for speed, real vLLM for truth."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+
+from engines.base import Engine, EngineRequest, EngineResponse, EngineState, EngineUnavailable
+from engines.http1 import Address, Http1Client
+from engines.process import ProcessEngine, vllm_launcher
+from engines.remote import RemoteEngine
+from engines.spec import ProcessSpec, RemoteSpec, Timeouts
+from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
+from tests.fakes.vllm import Fake
+
+FAKE_LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
+
+
+@dataclass
+class Subject:
+    """An engine that is READY, and the address of the server behind it."""
+
+    engine: Engine
+    server: Address
+
+    async def send(self, **fields: Any) -> EngineResponse:
+        """Ask for a chat completion."""
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], **fields}
+        headers = ((b"content-type", b"application/json"),)
+        data = json.dumps(body).encode()
+        return await self.engine.send(EngineRequest("POST", "/v1/chat/completions", headers, data))
+
+    async def send_long(self, *, stream: bool) -> EngineResponse:
+        """Ask for what takes long; a fake is told so, vLLM is made to."""
+        if "fake" in (self.engine.facts.version or ""):
+            return await self.send(stream=stream, fake="pace:5" if stream else "hang")
+        work = {"n": 64, "temperature": 1.0, "max_tokens": 1900, "ignore_eos": True}
+        return await self.send(stream=stream, **work)
+
+    async def running(self) -> float:
+        """Count what runs and waits in the server, by its own metrics."""
+        client = Http1Client(self.server, Timeouts())
+        response = await client.send(EngineRequest("GET", "/metrics", (), b""))
+        text = (await read(response)).decode()
+        client.close()
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        families = text_string_to_metric_families(text)
+        return sum(s.value for family in families for s in family.samples if s.name in names)
+
+    async def until_busy(self, busy: bool) -> None:
+        async with asyncio.timeout(20):
+            while bool(await self.running()) != busy:
+                await asyncio.sleep(0.01)
+
+
+async def read(response: EngineResponse) -> bytes:
+    body = b""
+    while data := await response.read():
+        body += data
+    return body
+
+
+async def ready(engine: Engine, seconds: float = 300) -> None:
+    await engine.ensure_ready(asyncio.get_running_loop().time() + seconds)
+
+
+class EngineContract:
+    """The promises that leave the engine running; subclasses give the fixture `subject`."""
+
+    async def test_ready_engine_tells_what_it_is(self, subject: Subject) -> None:
+        await ready(subject.engine)  # a second time: nothing to do
+        assert subject.engine.state is EngineState.READY
+        assert subject.engine.facts.max_model_len == 2048
+        assert subject.engine.last_error is None
+        assert subject.engine.describe()
+
+    async def test_plain_answer_is_whole(self, subject: Subject) -> None:
+        response = await subject.send()
+        assert response.status == 200
+        assert dict(response.headers)[b"content-type"].startswith(b"application/json")
+        assert json.loads(await read(response))["object"] == "chat.completion"
+        assert response.ended
+        assert await response.read() == b""
+
+    async def test_stream_ends_with_done(self, subject: Subject) -> None:
+        response = await subject.send(stream=True)
+        assert response.status == 200
+        assert dict(response.headers)[b"content-type"].startswith(b"text/event-stream")
+        body = await read(response)
+        assert body.count(b"data: {") >= 3
+        assert body.endswith(b"data: [DONE]\n\n")
+
+    async def test_refusal_is_an_answer_and_no_fault(self, subject: Subject) -> None:
+        response = await subject.send(max_tokens=-1)
+        assert response.status == 400
+        assert b"max_tokens" in await read(response)
+        assert subject.engine.state is EngineState.READY
+
+    async def test_parallel_requests_get_their_own_answers(self, subject: Subject) -> None:
+        async def one(stream: bool) -> str:
+            response = await subject.send(stream=stream)
+            await read(response)
+            return dict(response.headers)[b"content-type"].decode()
+
+        asked = [n % 3 == 0 for n in range(24)]
+        kinds = await asyncio.gather(*map(one, asked))
+        assert [kind.startswith("text/event-stream") for kind in kinds] == asked
+        await subject.until_busy(False)
+
+    async def test_early_close_ends_the_work(self, subject: Subject) -> None:
+        response = await subject.send_long(stream=True)
+        assert await response.read()
+        await subject.until_busy(True)
+        response.close()
+        await subject.until_busy(False)
+
+    async def test_cancelled_send_ends_the_work(self, subject: Subject) -> None:
+        sending = asyncio.create_task(subject.send_long(stream=False))
+        await subject.until_busy(True)
+        sending.cancel()
+        await subject.until_busy(False)
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+    async def test_close_after_the_end_does_nothing(self, subject: Subject) -> None:
+        response = await subject.send()
+        await read(response)
+        response.close()
+        response.close()
+        response = await subject.send()
+        assert response.status == 200
+        await read(response)
+
+
+class EndingContract(EngineContract):
+    """The promises that end the engine."""
+
+    async def test_drain_lets_requests_end_and_refuses_new_ones(self, subject: Subject) -> None:
+        response = await subject.send_long(stream=True)
+        draining = asyncio.create_task(subject.engine.drain())
+        async with asyncio.timeout(5):
+            while subject.engine.state is not EngineState.DRAINING:
+                await asyncio.sleep(0.001)
+        with pytest.raises(EngineUnavailable):
+            await subject.send()
+        assert not draining.done()
+        response.close()
+        async with asyncio.timeout(5):
+            await draining
+
+    async def test_stopped_engine_refuses(self, subject: Subject) -> None:
+        await subject.engine.stop(5.0)
+        assert subject.engine.state is EngineState.STOPPED
+        with pytest.raises(EngineUnavailable):
+            await subject.send()
+        await subject.engine.stop(5.0)  # a second time: nothing to do
+
+
+@pytest.mark.slow
+class TestProcessOnAFake(EndingContract):
+    @pytest.fixture
+    async def subject(self, tmp_path: Path) -> AsyncIterator[Subject]:
+        spec = ProcessSpec(kind="process", model="m")
+        engine = ProcessEngine(
+            "e", spec, served_name="demo", run_dir=tmp_path, launcher=FAKE_LAUNCHER
+        )
+        await ready(engine)
+        yield Subject(engine, Address(uds=str(tmp_path / "e" / "http.sock")))
+        await engine.stop(0.0)
+
+
+class TestRemoteOnAFake(EndingContract):
+    @pytest.fixture
+    async def subject(self) -> AsyncIterator[Subject]:
+        async with Fake() as fake:
+            engine = RemoteEngine("e", RemoteSpec(kind="remote", url=fake.url))
+            await ready(engine)
+            yield Subject(engine, Address.from_url(fake.url))
+            await engine.stop(0.0)
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
+    demo_model()
+    run_dir = tmp_path_factory.mktemp("run")
+    spec = ProcessSpec.model_validate(ENGINE)
+    engine = ProcessEngine("e", spec, served_name="demo", run_dir=run_dir, launcher=vllm_launcher())
+    await ready(engine)
+    yield Subject(engine, Address(uds=str(run_dir / "e" / "http.sock")))
+    await engine.stop(5.0)
+    assert engine.state is EngineState.STOPPED
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="class")
+class TestProcessOnVllm(EngineContract):
+    @pytest.fixture
+    def subject(self, vllm_process: Subject) -> Subject:
+        return vllm_process
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+class TestRemoteOnVllm(EngineContract):
+    """A gateway of ours is the remote server, so that this needs no engine of its own."""
+
+    @pytest.fixture
+    async def subject(
+        self, gateway: Deployment, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[Subject]:
+        monkeypatch.setenv("CONTRACT_KEY", KEY)
+        spec = RemoteSpec(kind="remote", url=gateway.url, api_key_env="CONTRACT_KEY")
+        engine = RemoteEngine("e", spec)
+        await ready(engine)
+        yield Subject(engine, Address(uds=str(gateway.run_dir / "demo-0" / "http.sock")))
+        await engine.stop(0.0)

@@ -1,0 +1,164 @@
+"""The command as a user runs it: a process of its own, real vLLM behind it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from tests.gateway import free_port
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (str(Path(sys.executable).with_name("vllm-gateway")),)
+MODEL = ROOT / "var" / "demo-model"
+KEY = "sk-e2e-0123456789abcdef0123"
+# Cold page cache and two cores: 57 s were seen; the rest is for a busy machine.
+START_S = 300.0
+
+ENGINE: dict[str, Any] = {
+    **yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())["models"][0]["engines"][0],
+    "model": str(MODEL),
+}
+
+
+@dataclass
+class Deployment:
+    """A running `vllm-gateway serve`."""
+
+    process: subprocess.Popen[str]
+    port: int
+    run_dir: Path
+    output: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **fields: Any) -> httpx.Client:
+        """A client that holds the key."""
+        headers = {"authorization": f"Bearer {KEY}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, **fields)
+
+    def engine(self, name: str = "demo-0") -> httpx.Client:
+        """A client of the engine's own socket, past the gateway."""
+        transport = httpx.HTTPTransport(uds=str(self.run_dir / name / "http.sock"))
+        return httpx.Client(base_url="http://engine", transport=transport, timeout=120)
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def family(self) -> list[psutil.Process]:
+        """Every process below the gateway."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def terminate(self) -> int:
+        """Send SIGTERM; return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def write_config(directory: Path, *models: dict[str, Any], **server: Any) -> Path:
+    """Write a configuration file; return its path."""
+    file = directory / "gateway.yaml"
+    listen = {"host": "127.0.0.1", "port": free_port(), "run_dir": str(directory / "run")}
+    file.write_text(yaml.safe_dump({"server": {**listen, **server}, "models": list(models)}))
+    return file
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a command under test: ours without settings of a developer's own."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GATEWAY_")}
+    return {**inherited, "GATEWAY_API_KEYS": KEY, **more}
+
+
+def run(
+    *arguments: str, cwd: Path = ROOT, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of vllm-gateway to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def demo_model() -> Path:
+    """Return the demo model's directory, made if it is missing."""
+    made = run("demo-model", str(MODEL), timeout=600)
+    assert made.returncode == 0, made.stderr
+    return MODEL
+
+
+@contextmanager
+def deployed(directory: Path, *models: dict[str, Any], **server: Any) -> Iterator[Deployment]:
+    """Run a gateway; it is listening when the body begins, and gone with all it started after."""
+    file = write_config(directory, *models, **server)
+    port = yaml.safe_load(file.read_text())["server"]["port"]
+    output = directory / "output.txt"
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--config", str(file)],
+            env=environment(),
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    deployment = Deployment(process, port, directory / "run", output)
+    try:
+        until(lambda: process.poll() is not None or _listening(deployment), 30)
+        yield deployment
+    finally:
+        family = deployment.family() if process.poll() is None else []
+        if process.poll() is None:
+            deployment.terminate()
+        left = [one for one in family if alive(one)]
+        for one in left:
+            one.kill()
+        assert not left, f"SIGTERM left processes behind: {left}\n{deployment.said()}"
+
+
+def _listening(deployment: Deployment) -> bool:
+    try:
+        return httpx.get(f"{deployment.url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def until_ready(deployment: Deployment) -> None:
+    """Return when the gateway says that it is ready."""
+
+    def ready() -> bool:
+        assert deployment.process.poll() is None, deployment.said()
+        return "serves on" in deployment.said()
+
+    until(ready, START_S)
+
+
+def until(condition: Callable[[], bool], timeout: float) -> None:
+    """Return when a condition holds. Raises AssertionError after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout:g} s"
+        time.sleep(0.02)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,173 @@
+"""Starts, ends and deaths of the whole thing, on real vLLM."""
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from tests.e2e.deployment import (
+    COMMAND,
+    ENGINE,
+    KEY,
+    Deployment,
+    alive,
+    demo_model,
+    deployed,
+    environment,
+    run,
+    until,
+    until_ready,
+    write_config,
+)
+
+DEMO: dict[str, Any] = {"name": "demo", "engines": [ENGINE]}
+
+
+def engine_processes(deployment: Deployment) -> list[psutil.Process]:
+    """Guardian, API server, EngineCore and worker."""
+    processes = deployment.family()
+    assert len(processes) >= 4, processes
+    return processes
+
+
+def test_sigkill_of_the_gateway_leaves_no_process(tmp_path: Path) -> None:
+    demo_model()
+    with deployed(tmp_path, DEMO) as deployment:
+        until_ready(deployment)
+        processes = engine_processes(deployment)
+        deployment.process.kill()
+        deployment.process.wait()
+        until(lambda: not any(alive(p) for p in processes), 5)
+
+
+def test_sigkill_of_the_api_server_leaves_no_process_and_is_told(tmp_path: Path) -> None:
+    demo_model()
+    with deployed(tmp_path, DEMO) as deployment:
+        until_ready(deployment)
+        processes = engine_processes(deployment)
+        server = next(p for p in processes if p.cmdline()[1:2] == ["-m"])
+        os.kill(server.pid, signal.SIGKILL)
+        until(lambda: not any(alive(p) for p in processes), 5)
+        with deployment.client() as client:
+            until(lambda: client.get("/ready").status_code == 503, 5)
+            assert client.get("/health").status_code == 200
+            assert client.get("/v1/models").status_code == 200
+            body = {"model": "demo", "messages": []}
+            answer = client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_unavailable"
+        assert "it died while serving (killed by SIGKILL)" in deployment.said()
+        assert deployment.terminate() == 0
+
+
+def test_sigterm_while_starting_leaves_no_process(tmp_path: Path) -> None:
+    demo_model()
+    with deployed(tmp_path, DEMO) as deployment:
+        until(lambda: len(deployment.family()) >= 2, 10)
+        processes = deployment.family()
+        with httpx.Client() as client:
+            assert client.get(f"{deployment.url}/ready").status_code == 503
+        assert deployment.terminate() == 0
+        assert not [p for p in processes if alive(p)]
+
+
+def test_engines_that_cannot_start_say_why_and_the_gateway_exits_2(tmp_path: Path) -> None:
+    """Real vLLM's own reasons, one line each, from starts that wait for one another."""
+    demo_model()
+    too_long = {**ENGINE, "args": {**ENGINE["args"], "max-model-len": 99999}}
+    models = [
+        {"name": "flag", "engines": [{**ENGINE, "args": {"no-such-flag": 3}}]},
+        {"name": "missing", "engines": [{**ENGINE, "model": "/nonexistent/model"}]},
+        {"name": "unknown", "engines": [{**ENGINE, "model": "nobody/no-such-model"}]},
+        {"name": "long", "engines": [too_long]},
+    ]
+    file = write_config(tmp_path, *models)
+    ended = run("serve", "--config", str(file), timeout=300)
+    assert ended.returncode == 2
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]
+    assert lines[0] == "vllm-gateway: engine flag-0: unrecognized arguments: --no-such-flag=3"
+    assert lines[1] == (
+        "vllm-gateway: engine missing-0: model directory /nonexistent/model does not exist"
+    )
+    assert lines[2] == (
+        "vllm-gateway: engine unknown-0: the model is neither a directory here nor in the local "
+        "Hugging Face cache, and downloads are off (HF_HUB_OFFLINE)"
+    )
+    assert lines[3].startswith(
+        "vllm-gateway: engine long-0: User-specified max_model_len (99999) is greater than the "
+        "derived max_model_len (max_position_embeddings=4096"
+    )
+    assert len(lines) == 4
+    assert "Traceback" not in ended.stderr
+
+
+def test_port_in_use_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("serve", "--config", str(write_config(tmp_path, DEMO, port=port)))
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == (
+        f"vllm-gateway: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another: GATEWAY_SERVER__PORT=8001"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: [", "gateway.yaml: line 1, column 10: "),
+        ("just words", "gateway.yaml: the file must be a mapping"),
+        ("", "gateway.yaml: models: is required"),
+        ("servr: {}\nmodels: []", "gateway.yaml: servr: unknown key; did you mean server?"),
+    ],
+)
+def test_file_that_is_no_configuration_is_one_line_and_exit_2(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    for command in ("serve", "check"):
+        ended = run(command, "--config", str(file))
+        assert ended.returncode == 2
+        assert said in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_gateway_without_keys_does_not_start(tmp_path: Path) -> None:
+    file = write_config(tmp_path, DEMO)
+    bare = {k: v for k, v in environment().items() if k != "GATEWAY_API_KEYS"}
+    ended = subprocess.run(
+        [*COMMAND, "check", "--config", str(file)],
+        env=bare, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "GATEWAY_API_KEYS" in ended.stderr
+
+
+def test_check_prints_what_would_run(tmp_path: Path) -> None:
+    file = write_config(tmp_path, DEMO)
+    ended = run("check", "--config", str(file))
+    assert ended.returncode == 0, ended.stderr
+    assert "--served-model-name=demo" in ended.stdout
+    assert KEY not in ended.stdout
+    assert not (tmp_path / "run").exists(), "check starts and writes nothing"
+
+
+def test_second_gateway_with_the_same_run_directory_is_refused(tmp_path: Path) -> None:
+    idle = {"name": "m", "engines": [{"kind": "remote", "url": "http://127.0.0.1:9"}]}
+    with deployed(tmp_path, idle) as first:
+        assert first.process.poll() is None
+        file = tmp_path / "second.yaml"
+        settings = yaml.safe_load((tmp_path / "gateway.yaml").read_text())
+        settings["server"]["port"] = 0
+        file.write_text(yaml.safe_dump(settings))
+        ended = run("serve", "--config", str(file))
+    assert ended.returncode == 2
+    assert "is in use by another gateway" in ended.stderr

@@ -1,0 +1,303 @@
+"""The supervisor and its guardian, with a fake in vLLM's place and real processes."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.base import EngineRequest, EngineState, EngineUnavailable
+from engines.process import ProcessEngine
+from engines.spec import ProcessSpec
+
+LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
+Make = Callable[..., ProcessEngine]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    made: list[ProcessEngine] = []
+
+    def build(
+        launcher: tuple[str, ...] = LAUNCHER, name: str = "demo-0", **fields: Any
+    ) -> ProcessEngine:
+        spec = ProcessSpec(kind="process", model="m", **fields)
+        engine = ProcessEngine(name, spec, served_name="demo", run_dir=tmp_path, launcher=launcher)
+        made.append(engine)
+        return engine
+
+    yield build
+    for engine in made:
+        await engine.stop(0.0)
+
+
+async def ready(engine: ProcessEngine) -> None:
+    await engine.ensure_ready(asyncio.get_running_loop().time() + 20)
+
+
+def family(engine: ProcessEngine) -> list[psutil.Process]:
+    """Every process of an engine: guardian, server and all below."""
+    assert engine.pid is not None
+    guardian = psutil.Process(engine.pid).parent()
+    assert guardian is not None
+    return [guardian, *guardian.children(recursive=True)]
+
+
+async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+async def ask(engine: ProcessEngine, **fields: Any) -> int:
+    body = json.dumps({"model": "demo", **fields}).encode()
+    response = await engine.send(EngineRequest("POST", "/v1/chat/completions", (), body))
+    while await response.read():
+        pass
+    return response.status
+
+
+async def test_engine_starts_serves_and_stops(make: Make) -> None:
+    engine = make()
+    states = [engine.state]
+    await ready(engine)
+    states.append(engine.state)
+    assert engine.facts.version == "0.0.0+fake"
+    assert engine.facts.max_model_len == 2048
+    assert await ask(engine) == 200
+    processes = family(engine)
+    await engine.stop(5.0)
+    states.append(engine.state)
+    assert states == [EngineState.STOPPED, EngineState.READY, EngineState.STOPPED]
+    assert gone(processes)
+    with pytest.raises(EngineUnavailable):
+        await ask(engine)
+
+
+async def test_two_callers_start_one_engine(make: Make, tmp_path: Path) -> None:
+    engine = make()
+    await asyncio.gather(ready(engine), ready(engine))
+    lines = engine.recent_log()
+    assert sum("vLLM API server version" in line for line in lines) == 1
+
+
+async def test_run_directory_and_log_are_private(make: Make, tmp_path: Path) -> None:
+    engine = make()
+    await ready(engine)
+    assert stat.S_IMODE((tmp_path / "demo-0").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "demo-0" / "engine.log").stat().st_mode) == 0o600
+
+
+async def test_gateways_own_settings_stay_out_of_the_engines_environment(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_API_KEYS", "sk-canary-canary-canary")
+    monkeypatch.setenv("SHARED_SETTING", "seen")
+    engine = make(env={"ONLY_HERE": "1"})
+    await ready(engine)
+    environment = "\n".join(engine.recent_log())
+    assert '"ONLY_HERE": "1"' in environment
+    assert '"SHARED_SETTING": "seen"' in environment
+    assert "canary" not in environment
+
+
+async def test_failed_start_tells_the_engines_own_reason(make: Make) -> None:
+    engine = make(args={"fake-start": "crash"})
+    with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+        await ready(engine)
+    assert engine.state is EngineState.FAILED
+    assert engine.last_error == "no room for KV cache"
+
+
+async def test_unknown_flag_tells_the_parsers_words(make: Make) -> None:
+    engine = make(args={"no-such-flag": True})
+    with pytest.raises(EngineUnavailable, match="unrecognized arguments: --no-such-flag"):
+        await ready(engine)
+
+
+async def test_missing_launcher_is_told(make: Make) -> None:
+    engine = make(launcher=("/nonexistent/python",))
+    with pytest.raises(EngineUnavailable, match="cannot run /nonexistent/python"):
+        await ready(engine)
+
+
+async def test_missing_model_directory_is_told_before_anything_runs(tmp_path: Path) -> None:
+    spec = ProcessSpec(kind="process", model="/nonexistent/model")
+    engine = ProcessEngine("e", spec, served_name="m", run_dir=tmp_path, launcher=LAUNCHER)
+    with pytest.raises(EngineUnavailable, match="/nonexistent/model does not exist"):
+        await ready(engine)
+
+
+async def test_socket_path_that_is_too_long_is_told(tmp_path: Path) -> None:
+    spec = ProcessSpec(kind="process", model="m")
+    run_dir = tmp_path / ("x" * 100)
+    engine = ProcessEngine("e", spec, served_name="m", run_dir=run_dir, launcher=LAUNCHER)
+    with pytest.raises(EngineUnavailable, match=r"server\.run_dir"):
+        await ready(engine)
+
+
+async def test_start_that_takes_too_long_is_ended(make: Make) -> None:
+    engine = make(args={"fake-start": "hang", "fake-children": True}, start_timeout_s=1.0)
+    starting = asyncio.create_task(ready(engine))
+    await until(lambda: engine.pid is not None)
+    processes = family(engine)
+    with pytest.raises(EngineUnavailable, match="not ready after 1 s"):
+        await starting
+    assert gone(processes)
+
+
+async def test_deadline_of_a_caller_does_not_end_the_start(make: Make) -> None:
+    engine = make(args={"fake-load-s": 0.5})
+    with pytest.raises(EngineUnavailable, match="still starting"):
+        await engine.ensure_ready(asyncio.get_running_loop().time() + 0.1)
+    await ready(engine)
+
+
+async def test_stop_while_starting_ends_everything(make: Make) -> None:
+    engine = make(args={"fake-start": "hang", "fake-children": True})
+    starting = asyncio.create_task(ready(engine))
+    await until(lambda: engine.pid is not None)
+    await asyncio.sleep(0.3)
+    processes = family(engine)
+    await engine.stop(2.0)
+    assert engine.state is EngineState.STOPPED
+    assert gone(processes)
+    with pytest.raises(EngineUnavailable):
+        await starting
+
+
+async def test_killed_server_leaves_no_orphan_even_in_another_session(make: Make) -> None:
+    engine = make(args={"fake-children": True})
+    await ready(engine)
+    processes = family(engine)
+    assert len(processes) == 4  # guardian, server and its two children
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.state is EngineState.FAILED)
+    assert gone(processes)
+    assert engine.last_error == "it died while serving (killed by SIGKILL)"
+
+
+async def test_killed_guardian_takes_the_engine_with_it(make: Make) -> None:
+    engine = make(args={"fake-children": True})
+    await ready(engine)
+    guardian, server, *children = family(engine)
+    same_group = [p for p in children if os.getpgid(p.pid) == server.pid]
+    guardian.kill()
+    await until(lambda: engine.state is EngineState.FAILED)
+    await until(lambda: gone([guardian, server, *same_group]))
+    for process in children:  # the one in a session of its own has nobody left to find it
+        if process.is_running():
+            process.kill()
+
+
+async def test_server_that_exits_is_noticed(make: Make) -> None:
+    engine = make(args={"fake-die-after-s": 0.3})
+    await ready(engine)
+    await until(lambda: engine.state is EngineState.FAILED)
+    assert engine.last_error == "it died while serving (exit code 3)"
+
+
+async def test_server_that_ignores_sigterm_is_killed_after_the_grace(make: Make) -> None:
+    engine = make(args={"fake-stubborn": True, "fake-children": True})
+    await ready(engine)
+    processes = family(engine)
+    await engine.stop(0.5)
+    assert gone(processes)
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_frozen_server_is_ended_by_stop(make: Make) -> None:
+    engine = make()
+    await ready(engine)
+    processes = family(engine)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    await engine.stop(0.5)
+    assert gone(processes)
+
+
+async def test_drain_waits_for_the_requests_in_flight_and_refuses_new_ones(make: Make) -> None:
+    engine = make()
+    await ready(engine)
+    body = json.dumps({"model": "demo", "fake": "pace:5"}).encode()
+    response = await engine.send(EngineRequest("POST", "/v1/chat/completions", (), body))
+    draining = asyncio.create_task(engine.drain())
+    await until(lambda: engine.state is EngineState.DRAINING)
+    with pytest.raises(EngineUnavailable, match="draining"):
+        await ask(engine)
+    assert not draining.done()
+    response.close()
+    await draining
+    await engine.stop(5.0)
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_stop_of_an_engine_that_never_started_does_nothing(make: Make) -> None:
+    engine = make()
+    await engine.stop(1.0)
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_log_of_the_run_before_is_kept(make: Make, tmp_path: Path) -> None:
+    first = make(args={"fake-start": "crash"})
+    with pytest.raises(EngineUnavailable):
+        await ready(first)
+    second = make()
+    await ready(second)
+    assert "no room" in (tmp_path / "demo-0" / "engine.log.previous").read_text()
+    assert "no room" not in "\n".join(second.recent_log())
+
+
+GATEWAY = """
+import asyncio, sys
+from pathlib import Path
+from engines.process import ProcessEngine
+from engines.spec import ProcessSpec
+
+async def main():
+    spec = ProcessSpec(kind="process", model="m", args={"fake-children": True})
+    launcher = (sys.executable, "-m", "tests.fakes.vllm")
+    engine = ProcessEngine("e", spec, served_name="m", run_dir=Path(sys.argv[1]), launcher=launcher)
+    if sys.argv[2] == "ready":
+        await engine.ensure_ready(asyncio.get_running_loop().time() + 20)
+    else:
+        asyncio.ensure_future(engine.ensure_ready(asyncio.get_running_loop().time() + 20))
+        while engine.pid is None:
+            await asyncio.sleep(0.001)
+    print(engine.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("phase", ["ready", "starting"])
+async def test_sigkill_of_the_gateway_ends_every_process_of_its_engines(
+    tmp_path: Path, phase: str
+) -> None:
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", GATEWAY, str(tmp_path), phase, stdout=asyncio.subprocess.PIPE
+    )
+    assert gateway.stdout is not None
+    server = psutil.Process(int(await gateway.stdout.readline()))
+    guardian = server.parent()
+    assert guardian is not None
+    await asyncio.sleep(0.2)
+    processes = [guardian, *guardian.children(recursive=True)]
+    gateway.kill()
+    await gateway.wait()
+    await until(lambda: gone(processes), timeout=5.0)

@@ -1,0 +1,206 @@
+"""What the configuration may say of an engine, and the command line that comes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from engines.spec import RESERVED_FLAGS, ProcessSpec, RemoteSpec
+from tests.app.configuration import (
+    OTHER,
+    faults,
+    isolate,
+    load,
+    process,
+    with_engine,
+    with_remote,
+)
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    isolate(monkeypatch, tmp_path)
+
+
+class TestFlags:
+    @pytest.mark.parametrize("flag", sorted(RESERVED_FLAGS))
+    def test_a_reserved_flag_is_refused_however_it_is_spelled(self, flag: str) -> None:
+        for spelled in (flag, f"--{flag}", flag.replace("-", "_"), f"__{flag}"):
+            with pytest.raises(ValidationError, match=f"'{flag}' is set by the gateway"):
+                process({spelled: "x"})
+
+    @pytest.mark.parametrize(
+        "flag", ["served-model-name", "host", "port", "uds", "api-key", "root-path", "config"]
+    )
+    def test_flags_that_decide_who_reaches_an_engine_are_reserved(self, flag: str) -> None:
+        assert flag in RESERVED_FLAGS
+
+    def test_a_reserved_flag_in_the_file_is_one_clear_line(self) -> None:
+        line = faults(with_engine(args={"served_model_name": "x"}))[0]
+        assert line == (
+            "models.0.engines.0.args: 'served-model-name' is set by the gateway "
+            "and cannot be given in args"
+        )
+
+    @pytest.mark.parametrize("name", ["", "--", "a b", "1x", "a=b", "x\n--host", "é", "a;b"])
+    def test_what_is_no_name_of_a_flag_is_refused(self, name: str) -> None:
+        with pytest.raises(ValidationError, match="is not the name of a flag"):
+            process({name: 1})
+
+    @pytest.mark.parametrize(
+        ("args", "argv"),
+        [
+            ({}, []),
+            ({"max-model-len": 1024}, ["--max-model-len=1024"]),
+            ({"max_model_len": 1024}, ["--max-model-len=1024"]),
+            ({"--max-model-len": 1024}, ["--max-model-len=1024"]),
+            ({"gpu-memory-utilization": 0.9}, ["--gpu-memory-utilization=0.9"]),
+            ({"dtype": "bfloat16"}, ["--dtype=bfloat16"]),
+            ({"dtype": ""}, ["--dtype="]),
+            ({"enforce-eager": True}, ["--enforce-eager"]),
+            ({"enable-prefix-caching": False}, ["--no-enable-prefix-caching"]),
+            ({"seed": None}, []),
+            ({"seed": 0}, ["--seed=0"]),
+            ({"seed": 1}, ["--seed=1"]),
+            ({"seed": -1}, ["--seed=-1"]),
+            ({"chat-template": "--host"}, ["--chat-template=--host"]),
+            ({"chat-template": "a b\nc"}, ["--chat-template=a b\nc"]),
+            ({"lora-modules": ["a=b", "c=d"]}, ["--lora-modules", "a=b", "c=d"]),
+            ({"cuda-graph-sizes": [1, 2]}, ["--cuda-graph-sizes", "1", "2"]),
+            ({"a": 1, "b": 2}, ["--a=1", "--b=2"]),
+        ],
+    )
+    def test_args_become_flags_as_vllm_serve_reads_them(
+        self, args: dict[str, Any], argv: list[str]
+    ) -> None:
+        assert process(args).argv() == argv
+
+    def test_a_mapping_becomes_one_json_word(self) -> None:
+        config = {"method": "ngram", "num_speculative_tokens": 4, "é": None, "on": True}
+        flag, word = process({"speculative-config": config}).argv()
+        assert flag == "--speculative-config"
+        assert json.loads(word) == config
+
+    @pytest.mark.parametrize("values", [["--host", "0.0.0.0"], ["a", "-b"]])
+    def test_no_member_of_a_list_becomes_a_flag_of_its_own(self, values: list[str]) -> None:
+        """What begins with a dash ends a list in argparse: `args` would reach a reserved flag."""
+        try:
+            argv = process({"lora-modules": values}).argv()
+        except ValidationError:
+            return
+        assert [word for word in argv if word.startswith("-")] == ["--lora-modules"]
+
+    @pytest.mark.slow
+    @given(
+        st.dictionaries(
+            st.from_regex(r"[a-z]{3,8}(-[a-z]{3,8})?", fullmatch=True).filter(
+                lambda name: name not in RESERVED_FLAGS
+            ),
+            st.none() | st.booleans() | st.integers() | st.text(),
+            max_size=4,
+        )
+    )
+    @settings(max_examples=100, deadline=None)
+    def test_a_scalar_never_adds_a_flag_that_was_not_named(self, args: dict[str, Any]) -> None:
+        argv = process(args).argv()
+        told = [word.partition("=")[0] for word in argv]
+        assert told == [
+            f"--no-{name}" if value is False else f"--{name}"
+            for name, value in args.items()
+            if value is not None
+        ]
+
+    @pytest.mark.parametrize("name", ["", "A=B", "A\0"])
+    def test_what_is_no_name_of_a_variable_is_refused(self, name: str) -> None:
+        assert faults(with_engine(env={name: "x"}))[0].startswith("models.0.engines.0.env")
+
+    @pytest.mark.parametrize("replicas", [0, 65, -1])
+    def test_replicas_are_bounded(self, replicas: int) -> None:
+        found = faults(with_engine(replicas=replicas))
+        assert found[0].startswith("models.0.engines.0.replicas: ")
+
+    @pytest.mark.parametrize("seconds", [0, -1, ".nan"])
+    def test_a_timeout_is_above_zero(self, seconds: object) -> None:
+        text = (
+            "models: [{name: a, engines: [{kind: process, model: m, "
+            f"timeouts: {{stall_s: {seconds}}}}}]}}]"
+        )
+        assert faults(text)[0].startswith("models.0.engines.0.timeouts.stall_s: ")
+
+
+class TestMissingModel:
+    def test_a_path_where_nothing_is_is_told(self) -> None:
+        spec = ProcessSpec(kind="process", model="./nothing-here")
+        assert spec.missing_model() == "model directory ./nothing-here does not exist"
+
+    def test_a_path_that_is_there_is_fine(self, tmp_path: Path) -> None:
+        assert ProcessSpec(kind="process", model=str(tmp_path)).missing_model() is None
+
+    def test_a_repository_is_not_looked_for_on_the_disk(self) -> None:
+        assert ProcessSpec(kind="process", model="Qwen/Qwen3-0.6B").missing_model() is None
+
+
+class TestRemote:
+    @pytest.mark.parametrize(
+        "url",
+        ["http://h", "https://h", "http://h:8000", "http://[::1]:8000", "http://h/prefix/v2"],
+    )
+    def test_a_usable_url_is_kept_as_it_is(self, url: str) -> None:
+        (engine,) = load(with_remote(url=url)).models[0].engines
+        assert isinstance(engine, RemoteSpec)
+        assert engine.url == url
+
+    @pytest.mark.parametrize(
+        ("url", "words"),
+        [
+            ("gpu-box:8000", "url must look like http://host:port or https://host"),
+            ("ftp://gpu-box", "url must look like http://host:port or https://host"),
+            ("http://", "url must look like http://host:port or https://host"),
+            ("", "url must look like http://host:port or https://host"),
+            ("unix:/run/x.sock", "url must look like http://host:port or https://host"),
+            ("http://u:p@h", "url must not hold credentials; name a variable in api_key_env"),
+            ("http://u@h", "url must not hold credentials; name a variable in api_key_env"),
+            ("http://h/?a=b", "url must not have a query or a fragment"),
+            ("http://h/#a", "url must not have a query or a fragment"),
+        ],
+    )
+    def test_a_url_that_cannot_be_used_says_why(self, url: str, words: str) -> None:
+        assert faults(with_remote(url=url))[0] == f"models.0.engines.0: {words}"
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "http://h:99999",
+            "http://h:abc",
+            "http://h:0",
+            "http://h:-1",
+            "http://[::1",
+            "http://a b",
+            "http://h/a b",
+            "http://h/\r\nX-Injected: y",
+            "http://h\n",
+        ],
+    )
+    def test_a_url_that_no_request_can_be_built_from_is_refused(self, url: str) -> None:
+        assert faults(with_remote(url=url))[0].startswith("models.0.engines.0")
+
+    @pytest.mark.parametrize("value", [None, ""])
+    def test_the_variable_of_a_remote_key_must_be_set(
+        self, value: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("GPU_BOX_KEY", raising=False)
+        if value is not None:
+            monkeypatch.setenv("GPU_BOX_KEY", value)
+        found = faults(with_remote(api_key_env="GPU_BOX_KEY"))
+        assert found[0] == "models.0.engines.0: environment variable GPU_BOX_KEY is not set"
+
+    def test_the_key_itself_is_not_among_the_settings(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GPU_BOX_KEY", OTHER)
+        found = load(with_remote(api_key_env="GPU_BOX_KEY"))
+        assert OTHER not in repr(found) + repr(found.model_dump())

@@ -1,0 +1,376 @@
+"""A faithful fake of vLLM's server, for what the real one cannot be made to do.
+
+It speaks vLLM 0.32's shapes over real sockets, counts what is running, and notices a client that
+left, as vLLM does. A request's `fake` field tells it how to misbehave (see `Fake._misbehave`). As a
+program it takes vLLM's place under a `ProcessEngine`:
+
+    python -m tests.fakes.vllm --model=m --served-model-name=demo --uds=/path [--fake-start=crash]
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+HEAD_JSON = b"content-type: application/json\r\n"
+
+
+@dataclass
+class Seen:
+    """A request as it arrived."""
+
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def chunk(model: str, delta: dict[str, str], finish: str | None = None) -> bytes:
+    """One event of a streamed chat completion, as vLLM writes it."""
+    data = {
+        "id": "chatcmpl-fake",
+        "object": "chat.completion.chunk",
+        "created": 1795227950,
+        "model": model,
+        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
+    }
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def completion(model: str, text: str) -> bytes:
+    """A whole chat completion."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text,
+        "reasoning": None,
+        "tool_calls": [],
+    }
+    return json.dumps(
+        {
+            "id": "chatcmpl-fake",
+            "object": "chat.completion",
+            "created": 1795227950,
+            "model": model,
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2},
+        }
+    ).encode()
+
+
+@dataclass
+class Fake:
+    """One fake server. Use as an async context manager."""
+
+    model: str = "demo"
+    max_model_len: int = 2048
+    seen: list[Seen] = field(default_factory=list)
+    # Ids of stored responses (vLLM keeps them with VLLM_ENABLE_RESPONSES_API_STORE=1).
+    stored: set[str] = field(default_factory=set)
+    connections: int = 0
+    running: int = 0
+    # Answers whose client left before they were whole.
+    aborted: int = 0
+
+    async def start(
+        self, *, host: str = "127.0.0.1", port: int = 0, uds: str | None = None
+    ) -> Self:
+        self._tasks: set[asyncio.Task[None]] = set()
+        if uds is not None:
+            self._server = await asyncio.start_unix_server(self._serve, uds)
+        else:
+            self._server = await asyncio.start_server(self._serve, host, port)
+            self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def until_idle(self, timeout: float = 5.0) -> None:
+        """Return when nothing is running."""
+        async with asyncio.timeout(timeout):
+            while self.running:
+                await asyncio.sleep(0.002)
+
+    async def until_running(self, count: int = 1, timeout: float = 5.0) -> None:
+        """Return when `count` answers are under way."""
+        async with asyncio.timeout(timeout):
+            while self.running < count:
+                await asyncio.sleep(0.002)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            while (request := await self._read(reader)) is not None:
+                self.seen.append(request)
+                if not await self._answer(request, reader, writer):
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _read(self, reader: asyncio.StreamReader) -> Seen | None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return None
+        first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+        method, target, _ = first.split(" ")
+        headers = [(k.lower(), v.strip()) for k, _, v in (line.partition(":") for line in lines)]
+        length = next((int(v) for k, v in headers if k == "content-length"), 0)
+        return Seen(method, target, headers, await reader.readexactly(length))
+
+    async def _answer(
+        self, request: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Answer; return whether the connection can carry another request."""
+        path = request.target.partition("?")[0]
+        if path == "/health":
+            return self._plain(writer, b"")
+        if path == "/metrics":
+            text = f'vllm:num_requests_running{{model_name="{self.model}"}} {self.running}.0\n'
+            return self._plain(writer, text.encode())
+        if path == "/version":
+            return self._plain(writer, b'{"version":"0.0.0+fake"}')
+        if path == "/v1/models":
+            card: dict[str, Any] = {"id": self.model, "object": "model", "root": "/secret/path"}
+            card["max_model_len"] = self.max_model_len
+            return self._plain(writer, json.dumps({"object": "list", "data": [card]}).encode())
+        if path.startswith("/v1/responses/"):
+            one = path.split("/")[3]
+            found = one in self.stored
+            answer = {"id": one} if found else {"error": {"message": "not found", "code": 404}}
+            return self._plain(writer, json.dumps(answer).encode(), 200 if found else 404)
+        body = self._parse(request)
+        self.running += 1
+        work = asyncio.ensure_future(self._generate(path, body, writer))
+        # What uvicorn and vLLM do: when the client leaves, the generation ends.
+        left = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.aborted += 1
+                work.cancel()
+            left.cancel()
+            done = await asyncio.gather(work, left, return_exceptions=True)
+            return done[0] is True
+        finally:
+            work.cancel()
+            left.cancel()
+            self.running -= 1
+
+    def _parse(self, request: Seen) -> dict[str, Any]:
+        try:
+            body = json.loads(request.body)
+        except ValueError:
+            return {}
+        return body if isinstance(body, dict) else {}
+
+    async def _generate(
+        self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> bool:
+        if "fake" in body:
+            return await self._misbehave(body, writer)
+        if path not in ("/v1/chat/completions", "/v1/completions", "/v1/messages"):
+            return self._plain(writer, json.dumps({"echo": path}).encode())
+        if body.get("model") != self.model:
+            error = {"message": "no such model", "type": "NotFoundError", "code": 404}
+            return self._plain(writer, json.dumps({"error": error}).encode(), 404)
+        if body.get("max_tokens") == -1:
+            error = {"message": "max_tokens must be at least 1", "code": 400, "param": None}
+            return self._plain(writer, json.dumps({"error": error}).encode(), 400)
+        if not body.get("stream"):
+            return self._plain(writer, completion(self.model, "hello"))
+        self._stream_head(writer)
+        for word in ("hello", " there"):
+            await self._chunk(writer, chunk(self.model, {"content": word}))
+        await self._chunk(writer, chunk(self.model, {}, "stop"))
+        await self._chunk(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+        return True
+
+    async def _misbehave(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        """Do what the `fake` field says; its value is a verb, with an argument behind a colon."""
+        verb, _, argument = str(body["fake"]).partition(":")
+        event = chunk(self.model, {"content": "x"})
+        match verb:
+            case "hang":  # no answer at all
+                await asyncio.sleep(3600)
+            case "close":  # the connection ends without an answer
+                writer.close()
+            case "reset":
+                self._reset(writer)
+            case "garbage":
+                writer.write(b"this is not HTTP\r\n\r\n")
+            case "stall":  # so many events, then silence
+                self._stream_head(writer)
+                for _ in range(int(argument)):
+                    await self._chunk(writer, event)
+                await asyncio.sleep(3600)
+            case "die":  # so many events, then a reset
+                self._stream_head(writer)
+                for _ in range(int(argument)):
+                    await self._chunk(writer, event)
+                await asyncio.sleep(0.05)
+                self._reset(writer)
+            case "die_in_event":  # one event and a half, then the end
+                self._stream_head(writer)
+                await self._chunk(writer, event + event[: len(event) // 2])
+                await asyncio.sleep(0.05)
+                writer.close()
+            case "bad_chunk":  # one event, then framing that is not chunked coding
+                self._stream_head(writer)
+                await self._chunk(writer, event)
+                await asyncio.sleep(0.05)
+                writer.write(b"zz\r\nnonsense\r\n")
+                await asyncio.sleep(3600)
+            case "truncate":  # a plain answer that ends early
+                writer.write(b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"content-length: 99\r\n\r\n{")
+                await writer.drain()
+                writer.close()
+            case "until_close":  # a body without framing, which ends with the connection
+                writer.write(b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"\r\n{}")
+                await writer.drain()
+                writer.close()
+            case "split":  # events cut at every so many bytes
+                self._stream_head(writer)
+                data = event * 3 + b"data: [DONE]\n\n"
+                for start in range(0, len(data), int(argument)):
+                    await self._chunk(writer, data[start : start + int(argument)])
+                    await asyncio.sleep(0)
+                writer.write(b"0\r\n\r\n")
+                return True
+            case "flood":  # so many MiB, as fast as the reader takes them
+                self._stream_head(writer)
+                big = chunk(self.model, {"content": "x" * 16000})
+                for _ in range(int(argument) * 64):
+                    await self._chunk(writer, big)
+                writer.write(b"0\r\n\r\n")
+                return True
+            case "pace":  # an event every so many milliseconds, for ever
+                self._stream_head(writer)
+                while True:
+                    await self._chunk(writer, event)
+                    await asyncio.sleep(int(argument) / 1000)
+            case "status":
+                return self._plain(writer, b'{"detail":"as asked"}', int(argument))
+            case "text":  # an error that is not JSON
+                writer.write(
+                    b"HTTP/1.1 %d X\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\noops"
+                    % int(argument)
+                )
+                return True
+            case "redirect":
+                writer.write(
+                    b"HTTP/1.1 307 X\r\nlocation: http://evil.example/\r\ncontent-length: 0\r\n\r\n"
+                )
+                return True
+            case "hints":  # interim answers before the real one
+                writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
+                return self._plain(writer, b"{}")
+            case "huge_head":
+                writer.write(b"HTTP/1.1 200 OK\r\n" + b"x-filler: %s\r\n" % (b"y" * 900) * 100)
+            case "extra":  # bytes after the end of the answer
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"content-length: 2\r\n\r\n{}HTTP"
+                )
+                return True
+            case _:
+                raise AssertionError(f"the fake knows no {verb!r}")
+        return False
+
+    def _plain(self, writer: asyncio.StreamWriter, body: bytes, status: int = 200) -> bool:
+        head = b"HTTP/1.1 %d OK\r\nserver: uvicorn\r\ndate: now\r\n" % status
+        writer.write(head + HEAD_JSON + b"content-length: %d\r\n\r\n" % len(body) + body)
+        return True
+
+    def _stream_head(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+            b"x-accel-buffering: no\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+
+    async def _chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+        await writer.drain()
+
+    def _reset(self, writer: asyncio.StreamWriter) -> None:
+        sock: socket.socket = writer.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+
+async def _main(options: argparse.Namespace) -> None:
+    print(
+        "(APIServer pid=1) INFO 11-21 05:30:00 [api_server.py:1] vLLM API server version fake",
+        flush=True,
+    )
+    if options.fake_children:  # an EngineCore that outlives its parent, in a session of its own
+        program = "import time; time.sleep(600)"
+        for own in (False, True):
+            subprocess.Popen([sys.executable, "-c", program], start_new_session=own)
+    if options.fake_start == "crash":
+        print(
+            "(EngineCore pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache"
+        )
+        sys.exit(1)
+    if options.fake_start == "hang":
+        await asyncio.sleep(3600)
+    if options.fake_stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    await asyncio.sleep(options.fake_load_s)
+    await Fake(options.served_model_name).start(uds=options.uds, port=options.port)
+    print(json.dumps(dict(os.environ)), flush=True)
+    await asyncio.sleep(options.fake_die_after_s)
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="api_server.py")
+    parser.add_argument("--model")
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--uds")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--fake-start", default="ok")
+    parser.add_argument("--fake-load-s", type=float, default=0.0)
+    parser.add_argument("--fake-die-after-s", type=float, default=3600.0)
+    parser.add_argument("--fake-children", action="store_true")
+    parser.add_argument("--fake-stubborn", action="store_true")
+    asyncio.run(_main(parser.parse_args()))

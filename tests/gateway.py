@@ -1,0 +1,102 @@
+"""The real application under the real server, in the test's own loop, on a free port."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.main import State, create_app
+from app.server import listen, uvicorn_server
+from app.settings import Settings, digest
+
+KEY = "sk-test-0123456789abcdef"
+AUTH = {"authorization": f"Bearer {KEY}"}
+LAUNCHER = ("-m", "tests.fakes.vllm")
+
+
+@dataclass
+class Gateway:
+    """A running gateway and a client that holds its key."""
+
+    state: State
+    port: int
+    client: httpx.AsyncClient
+
+    async def chat(self, model: str = "demo", **fields: Any) -> httpx.Response:
+        """Ask for a chat completion."""
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Return the value of one series, 0 if it is not there."""
+        return self.state.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    async def raw(self, payload: bytes) -> bytes:
+        """Send bytes on a connection of their own; return all that comes back."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(payload)
+            async with asyncio.timeout(10):
+                return await reader.read()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+def settings_for(*models: dict[str, Any], run_dir: Path, **fields: Any) -> Settings:
+    """Return settings that let KEY in; `fields` stand beside the models."""
+    server = {"host": "127.0.0.1", "port": 0, "run_dir": run_dir, **fields.pop("server", {})}
+    return Settings(
+        models=models,
+        server=server,
+        api_keys=(digest(KEY.encode()),),
+        **fields,
+    )
+
+
+def remote(url: str, **fields: Any) -> dict[str, Any]:
+    """The specification of a remote engine."""
+    return {"kind": "remote", "url": url, **fields}
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, launcher: Sequence[str] | None = None
+) -> AsyncIterator[Gateway]:
+    """Run a gateway; it has settled when the body begins."""
+    app = create_app(settings, launcher=launcher)
+    server = uvicorn_server(app)
+    sock = listen(settings.server.host, settings.server.port)
+    port: int = sock.getsockname()[1]
+    state: State = app.state.gateway
+    # What server.serve does, less its ticks of 0.1 s: those would make every test a slow one.
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup([sock])
+    await server.on_tick(0)
+    try:
+        await state.settled.wait()
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", headers=AUTH, timeout=20
+        ) as client:
+            yield Gateway(state, port, client)
+    finally:
+        for listener in server.servers:
+            listener.close()
+        for connection in list(server.server_state.connections):
+            connection.shutdown()
+        await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
+        await server.lifespan.shutdown()
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port

@@ -20,6 +20,8 @@ from engines.spec import ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.fakes.vllm import Fake
 
+# Less than the work of `send_long` takes on vLLM, more than a busy machine leaves a process waiting.
+PATIENCE_S = 40.0
 FAKE_LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 
 
@@ -41,12 +43,12 @@ class Subject:
         """Ask for what takes long; a fake is told so, vLLM is made to."""
         if "fake" in (self.engine.facts.version or ""):
             return await self.send(stream=stream, fake="pace:5" if stream else "hang")
-        work = {"n": 64, "temperature": 1.0, "max_tokens": 1900, "ignore_eos": True}
+        work = {"n": 512, "temperature": 1.0, "max_tokens": 1900, "ignore_eos": True}
         return await self.send(stream=stream, **work)
 
     async def running(self) -> float:
         """Count what runs and waits in the server, by its own metrics."""
-        client = Http1Client(self.server, Timeouts())
+        client = Http1Client(self.server, Timeouts(connect_s=PATIENCE_S))
         response = await client.send(EngineRequest("GET", "/metrics", (), b""))
         text = (await read(response)).decode()
         client.close()
@@ -55,7 +57,7 @@ class Subject:
         return sum(s.value for family in families for s in family.samples if s.name in names)
 
     async def until_busy(self, busy: bool) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while bool(await self.running()) != busy:
                 await asyncio.sleep(0.01)
 

@@ -21,11 +21,11 @@ class Permit:
         self._admission = admission
         self._model = model
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         self._admission.enter(self._model)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -69,10 +69,10 @@ class Admission:
     def enter(self, model: str) -> None:
         self._in_flight += 1
         self._idle.clear()
-        self._metrics.in_flight(model).inc()
+        self._metrics.in_flight(model, 1)
 
     def leave(self, model: str) -> None:
         self._in_flight -= 1
-        self._metrics.in_flight(model).dec()
+        self._metrics.in_flight(model, -1)
         if self._in_flight == 0:
             self._idle.set()

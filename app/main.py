@@ -1,7 +1,7 @@
 """The whole gateway in one place: what a request meets, in order, and who owns it.
 
-    client ─▶ RequestId ─▶ BodyLimit ─▶ DataPlane ─▶ Relay: auth ─▶ admission ─▶ routing ─▶ engine
-                               └▶ /v1/models, /health, /ready, /metrics
+    client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ admission ─▶ routing ─▶ engine
+                            └▶ RequestId ─▶ HeadAsGet ─▶ /v1/models, /health, /ready, /metrics
 
 `create_app` builds everything; the lifespan starts the engines and ends them.
 """
@@ -15,20 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from app import errors
 from app.admission import Admission
 from app.api.dataplane import DataPlane
-from app.api.middleware import BodyLimit, RequestId
+from app.api.middleware import HeadAsGet, RequestId
 from app.api.models import models_router
 from app.api.ops import ops_router
 from app.auth.keys import Authenticator
 from app.relay.attempts import Attempts
-from app.relay.relay import Relay
-from app.routing.catalogue import Catalogue, Model, Replica
+from app.relay.relay import Relay, RelayLimits
+from app.routing.catalogue import Bounds, Catalogue, Model, Replica
 from app.routing.policy import LeastLoaded
 from app.settings import ModelSettings, Settings
+from app.telemetry.access import AccessLog
 from app.telemetry.metrics import Metrics
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.process import ProcessEngine, vllm_launcher
@@ -39,6 +41,8 @@ log = logging.getLogger(__name__)
 
 # vLLM has nothing in flight by now, so this is only the time it takes to tear down.
 STOP_GRACE_S = 5.0
+# What a page from another origin may read beside the body.
+EXPOSED_HEADERS = ("retry-after", "x-request-id")
 # How long a remote server is waited for before the gateway says it is up without it.
 REMOTE_START_S = 10.0
 
@@ -65,7 +69,9 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     admission = Admission(metrics)
     authenticator = Authenticator(settings.api_keys, enabled=settings.auth.enabled)
     attempts = Attempts(LeastLoaded(), metrics)
-    relay = Relay(authenticator, admission, catalogue, attempts, metrics)
+    server = settings.server
+    limits = RelayLimits(server.max_body_bytes, server.client_stall_s, server.sse_keepalive_s)
+    relay = Relay(authenticator, admission, catalogue, attempts, metrics, AccessLog(), limits)
     state = State(settings, catalogue, admission, metrics)
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
 
@@ -82,11 +88,20 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
         },
     )
     app.state.gateway = state
-    app.router.routes.append(DataPlane(relay))
     app.include_router(models_router(catalogue, authenticator))
     app.include_router(ops_router(catalogue, admission, metrics))
-    app.add_middleware(BodyLimit, max_bytes=settings.server.max_body_bytes)
-    app.add_middleware(RequestId)  # added last, so it is met first
+    # What is added last is met first.
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(RequestId)
+    app.add_middleware(DataPlane, relay=relay)
+    if server.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=server.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),  # OpenAI's SDK sends a dozen of its own
+            expose_headers=EXPOSED_HEADERS,
+        )
     return app
 
 
@@ -102,7 +117,8 @@ def _build_model(settings: ModelSettings, run_dir: Path, launcher: Sequence[str]
         for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1):
             name = f"{_slug(settings.name)}-{len(replicas)}"
             replicas.append(_build_replica(name, settings.name, spec, run_dir, launcher))
-    return Model(settings.name, settings.aliases, tuple(replicas))
+    bounds = Bounds(settings.max_choices, settings.max_output_tokens)
+    return Model(settings.name, settings.aliases, tuple(replicas), bounds)
 
 
 def _build_replica(
@@ -176,6 +192,8 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     known: errors.GatewayError
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": f"{allowed}, OPTIONS"})
         known = errors.MethodNotAllowed(f"{path} takes {allowed}", allowed)
     elif error.status_code == 404:
         known = errors.RouteNotFound(f"there is no {path} here")

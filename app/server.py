@@ -97,6 +97,7 @@ def uvicorn_server(app: FastAPI) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks who the client says it is
         lifespan="on",
         backlog=BACKLOG,
         # Its own wait for open connections; by then the drain has ended all that may go on.

@@ -47,6 +47,34 @@ class ServerSettings(SpecModel):
     drain_timeout_s: float = Field(
         30.0, ge=0, description="How long requests in flight may go on after SIGTERM."
     )
+    max_connections: int = Field(
+        4096, ge=1, description="Client connections; further ones are answered 503 and closed."
+    )
+    header_timeout_s: float = Field(
+        10.0, gt=0, description="From a connection's first moment to a request's whole head."
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, description="From a request's whole head to its whole body."
+    )
+    keep_alive_s: float = Field(
+        75.0,
+        gt=0,
+        description="How long a connection may idle between two requests; longer than the load "
+        "balancer in front keeps its own.",
+    )
+    client_stall_s: float = Field(
+        300.0, gt=0, description="How long a client may leave unread what waits for it."
+    )
+    sse_keepalive_s: float | None = Field(
+        None,
+        gt=0,
+        description="Send a comment into a stream that has been silent for so long, for load "
+        "balancers that close idle connections. A stream then starts with status 200 before the "
+        "engine was heard, and a refusal becomes an event in it. Default: never.",
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (), description="Origins whose pages may call the API, or *; default: none."
+    )
     run_dir: Path = Field(
         Path("var/run"), description="Sockets and logs of the engines; one gateway per directory."
     )
@@ -68,6 +96,12 @@ ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 class ModelSettings(SpecModel):
     name: ModelName = Field(description="What clients send as model.")
     aliases: tuple[ModelName, ...] = Field((), description="Further names for the same model.")
+    max_choices: int | None = Field(
+        128, ge=1, description="A request for more choices (`n`) gets this many."
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="A request for more tokens, or for no number of them, gets this."
+    )
     engines: tuple[EngineSpec, ...] = Field(min_length=1, description="What answers for it.")
 
     @property

@@ -11,7 +11,7 @@ EngineError                 an engine did not do what it was asked
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,16 @@ class EngineResponse(Protocol):
         """Return all bytes that have arrived, waiting for the first; b"" at the end.
 
         Raises EngineDied, EngineProtocolError or StallTimeout, after the bytes that came before.
+        """
+        ...
+
+    async def pump(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand the body to `sink` as it comes, each time what came together; no task wakes for it.
+
+        `sink` returns whether it takes more at once. Returns True at the end of the body; False
+        when the sink has had enough: what comes then waits for the next `read` or `pump`.
+        While the last bytes are handed over, `ended` is True already. Raises what `read` raises,
+        and what the sink raises.
         """
         ...
 

@@ -8,6 +8,7 @@ aborted connection is how vLLM learns that nobody waits for the tokens any more.
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
@@ -33,6 +34,9 @@ MAX_HEAD_BYTES = 64 * 1024
 # uvicorn, which vLLM serves with, closes idle connections after 5 s; leave before it does.
 IDLE_S = 4.0
 MAX_IDLE = 256
+# A loop that was not scheduled for a while runs its late timers before it reads its sockets. An
+# engine is not blamed before what it sent meanwhile has been read, one turn of the loop later.
+ONE_TURN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Http1Response:
         "_error",
         "_loop",
         "_pieces",
+        "_sink",
         "_size",
         "_waiter",
         "headers",
@@ -89,8 +94,11 @@ class Http1Response:
         self._pieces: list[bytes] = []
         self._size = 0
         self._complete = False
-        self._error: EngineError | None = None
+        self._error: Exception | None = None
+        # There while somebody waits in `read` or `pump`.
         self._waiter: asyncio.Future[None] | None = None
+        # There while somebody pumps; `_pieces` is empty then.
+        self._sink: Callable[[bytes], bool] | None = None
 
     @property
     def ended(self) -> bool:
@@ -103,17 +111,28 @@ class Http1Response:
                 await self._waiter
             finally:
                 self._waiter = None
-        pieces = self._pieces
-        if pieces:
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            self._size = 0
-            if self._connection is not None:
-                self._connection.resume()
-            return data
+        if self._pieces:
+            return self._take()
         if self._error is not None:
             raise self._error
         return b""
+
+    async def pump(self, sink: Callable[[bytes], bool]) -> bool:
+        if self._pieces and not sink(self._take()):
+            return False
+        if self._complete:
+            return True
+        if self._error is not None:
+            raise self._error
+        self._sink = sink
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._sink = self._waiter = None
+        if self._error is not None:
+            raise self._error
+        return self._complete
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -122,10 +141,21 @@ class Http1Response:
 
     # What the connection tells it.
 
-    def feed(self, pieces: list[bytes]) -> bool:
+    def feed(self, pieces: list[bytes], *, last: bool) -> bool:
         """Take pieces of the body; return whether the buffer is now past its bound."""
-        self._pieces += pieces
-        self._size += sum(map(len, pieces))
+        self._complete = last
+        sink = self._sink
+        if sink is not None:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            try:
+                if sink(data):
+                    return False
+            except Exception as error:  # noqa: BLE001 - whoever gave the sink is told
+                self._error = error
+            self._sink = None
+        else:
+            self._pieces += pieces
+            self._size += sum(map(len, pieces))
         self._wake()
         return self._size > HIGH_WATER
 
@@ -142,6 +172,15 @@ class Http1Response:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _take(self) -> bytes:
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._size = 0
+        if self._connection is not None:
+            self._connection.resume()
+        return data
 
 
 class _Connection(asyncio.Protocol):
@@ -163,6 +202,7 @@ class _Connection(asyncio.Protocol):
         self._until_close = False
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
+        self._head_due = 0.0
         self._last_byte = 0.0
         self.idle_since = 0.0
 
@@ -180,7 +220,9 @@ class _Connection(asyncio.Protocol):
         self._head = head
         self._head_bytes = 0
         self._answered = self._message_complete = self._until_close = False
-        self._timer = self._loop.call_later(self._client.timeouts.first_byte_s, self._on_timer)
+        patience = self._client.timeouts.first_byte_s
+        self._head_due = self._loop.time() + patience
+        self._timer = self._loop.call_later(patience, self._on_timer)
         if body:
             transport.writelines((payload, body))
         else:
@@ -238,7 +280,8 @@ class _Connection(asyncio.Protocol):
             return
         if self._body:
             pieces, self._body = self._body, []
-            if response.feed(pieces) and not self._message_complete and not self._paused:
+            whole = self._message_complete
+            if response.feed(pieces, last=whole) and not whole and not self._paused:
                 assert self._transport is not None
                 self._paused = True
                 self._transport.pause_reading()
@@ -337,16 +380,29 @@ class _Connection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         # One timer per exchange, moved only when it fires: a chunk costs it one assignment.
-        timeouts = self._client.timeouts
-        if self._head is not None:
-            after = timeouts.first_byte_s
-            self._fail(FirstByteTimeout(f"{self._client.address} gave no answer in {after:g} s"))
-            return
-        quiet = 0.0 if self._paused else self._loop.time() - self._last_byte
-        if quiet >= timeouts.stall_s:
-            self._fail(StallTimeout(f"{self._client.address} sent nothing for {quiet:.0f} s"))
+        left = self._patience()
+        if left <= 0:
+            self._timer = self._loop.call_later(ONE_TURN_S, self._on_expiry)
         else:
-            self._timer = self._loop.call_later(timeouts.stall_s - quiet, self._on_timer)
+            self._timer = self._loop.call_later(left, self._on_timer)
+
+    def _on_expiry(self) -> None:
+        if (left := self._patience()) > 0:
+            self._timer = self._loop.call_later(left, self._on_timer)
+        elif self._head is not None:
+            after = self._client.timeouts.first_byte_s
+            self._fail(FirstByteTimeout(f"{self._client.address} gave no answer in {after:g} s"))
+        else:
+            after = self._client.timeouts.stall_s
+            self._fail(StallTimeout(f"{self._client.address} sent nothing for {after:g} s"))
+
+    def _patience(self) -> float:
+        """Return for how many seconds more the engine may be silent."""
+        if self._head is not None:
+            return self._head_due - self._loop.time()
+        if self._paused:
+            return self._client.timeouts.stall_s
+        return self._last_byte + self._client.timeouts.stall_s - self._loop.time()
 
 
 class Http1Client:
@@ -434,8 +490,13 @@ class Http1Client:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         address = self.address
+
+        def expire() -> None:
+            limit.reschedule(loop.time() + ONE_TURN_S)
+
+        timer = loop.call_later(self.timeouts.connect_s, expire)
         try:
-            async with asyncio.timeout(self.timeouts.connect_s):
+            async with asyncio.timeout(None) as limit:
                 if address.uds is not None:
                     _, connection = await loop.create_unix_connection(
                         lambda: _Connection(self, loop), address.uds
@@ -454,6 +515,8 @@ class Http1Client:
         except OSError as error:  # ssl.SSLError and socket.gaierror are OSErrors
             reason = error.strerror or str(error)
             raise EngineUnavailable(f"cannot connect to {address}: {reason}") from None
+        finally:
+            timer.cancel()
         self._open.add(connection)
         return connection
 

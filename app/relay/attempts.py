@@ -2,16 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
 
 from app import errors
-from app.routing.catalogue import Model, Replica
+from app.routing.catalogue import Lease, Model, Replica
 from app.routing.policy import SelectionPolicy
 from app.telemetry.metrics import Metrics
 from engines.base import (
     EngineError,
     EngineRequest,
-    EngineResponse,
     EngineTimeout,
     EngineUnavailable,
 )
@@ -23,8 +21,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS_AFTER_SENDING = 2
 
 
-# Builds the request for a replica that knows the model by the given name.
-RequestFor = Callable[[str], EngineRequest]
+# Builds the request for the replica that is asked next.
+RequestFor = Callable[[Replica], EngineRequest]
 
 
 class Attempts:
@@ -34,10 +32,8 @@ class Attempts:
         self._policy = policy
         self._metrics = metrics
 
-    async def first_answer(
-        self, model: Model, request_for: RequestFor, stack: AsyncExitStack
-    ) -> tuple[Replica, EngineResponse]:
-        """Return the first answer of a replica of `model`; lease and answer belong to `stack`.
+    async def first_answer(self, model: Model, request_for: RequestFor) -> Lease:
+        """Return the lease under which a replica of `model` has begun to answer; leave it.
 
         Raises EngineUnavailable (nothing was sent), EngineFailed or EngineTooSlow.
         """
@@ -48,13 +44,10 @@ class Attempts:
             left.remove(replica)
             if fault is not None:
                 self._metrics.retry(type(fault).__name__.lstrip("_"))
+            lease = replica.lease()
             try:
-                async with AsyncExitStack() as attempt:
-                    await attempt.enter_async_context(replica.lease())
-                    answer = await replica.engine.send(request_for(replica.served_name))
-                    attempt.callback(answer.close)
-                    stack.push_async_exit(attempt.pop_all())
-                    return replica, answer
+                lease.answer = await replica.engine.send(request_for(replica))
+                return lease
             except EngineUnavailable as error:
                 fault = error
                 log.debug("%s passed over: %s", replica.engine.name, error)
@@ -68,6 +61,9 @@ class Attempts:
                 log.warning("%s: %s", replica.engine.name, error)
                 if sent == ATTEMPTS_AFTER_SENDING:
                     break
+            finally:
+                if lease.answer is None:
+                    lease.release()
         if sent:
             raise errors.EngineFailed(f"the engine of model {model.name!r} failed; try again")
         states = sorted({str(r.engine.state) for r in model.replicas})
@@ -75,24 +71,27 @@ class Attempts:
             f"no engine is up for model {model.name!r} ({', '.join(states)})"
         )
 
-    async def first_that_knows(
-        self, models: Iterable[Model], request: EngineRequest, stack: AsyncExitStack
-    ) -> tuple[Replica, EngineResponse]:
+    async def first_that_knows(self, models: Iterable[Model], request: EngineRequest) -> Lease:
         """Return the first answer that is not 404, else the last 404, for a thing without a model.
 
         A stored response lives in the memory of the engine that made it, and its id does not say
         which one that is. Raises EngineUnavailable when no engine answers.
         """
-        last: tuple[Replica, EngineResponse] | None = None
+        last: Lease | None = None
         for replica in (r for model in models for r in model.replicas):
+            lease = replica.lease()
             try:
-                answer = await replica.engine.send(request)
+                lease.answer = await replica.engine.send(request)
             except EngineError as error:
                 log.debug("%s passed over: %s", replica.engine.name, error)
                 continue
-            stack.callback(answer.close)
-            last = replica, answer
-            if answer.status != 404:
+            finally:
+                if lease.answer is None:
+                    lease.release()
+            if last is not None:
+                last.release()
+            last = lease
+            if lease.answer.status != 404:
                 break
         if last is None:
             raise errors.EngineUnavailable("no engine is up")

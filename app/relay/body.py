@@ -1,14 +1,14 @@
-"""What the gateway reads in a request's body, and the one thing it writes there: the model's name.
+"""What the gateway reads in a request's body, and how it puts a changed one together again.
 
 JSON is split into its members, not built into objects: msgspec checks the syntax of the whole and
-keeps each value as the bytes the client sent. Where a name must be replaced, the members are put
+keeps each value as the bytes the client sent. Where one must be replaced, the members are put
 together again and every other value passes as it came, numbers and unknown fields included. Of
 repeated members the last one counts, as in Python's json, with which vLLM reads.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 
 import msgspec
 from python_multipart.exceptions import MultipartParseError
@@ -20,19 +20,29 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text = msgspec.json.Decoder(str)
 # A form field longer than this is no model's name.
 MAX_MODEL_FIELD = 1024
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedBody:
-    """A request's body: which model it asks for, and the same body for an engine."""
+    """A request's body: which model it asks for, and what is needed to change it."""
 
     model: str
     raw: bytes
-    _renamed: Callable[[str], bytes]
+    members: Mapping[str, msgspec.Raw]  # of a JSON object; empty for a form
+    _model_at: tuple[int, int] = (0, 0)  # of a form: where the model's name stands
 
-    def for_engine(self, served_name: str) -> bytes:
-        """Return the body with `model` as the engine knows it; unchanged where it is the same."""
-        return self.raw if served_name == self.model else self._renamed(served_name)
+    def for_engine(self, served_name: str, changes: Mapping[str, object] = _NOTHING) -> bytes:
+        """Return the body with `model` as the engine knows it and other members changed.
+
+        The same bytes where nothing is to be changed. A form has no other members.
+        """
+        if served_name == self.model and not changes:
+            return self.raw
+        if self.members:
+            return msgspec.json.encode({**self.members, **changes, "model": served_name})
+        start, end = self._model_at
+        return b"".join((self.raw[:start], served_name.encode(), self.raw[end:]))
 
 
 def parse(content_type: bytes, raw: bytes) -> ParsedBody:
@@ -62,11 +72,7 @@ def _parse_json(raw: bytes) -> ParsedBody:
         raise MissingModel("model must be a string") from None
     if not model:
         raise MissingModel("model must not be empty")
-    return ParsedBody(model, raw, partial(_rename_member, members))
-
-
-def _rename_member(members: dict[str, msgspec.Raw], name: str) -> bytes:
-    return msgspec.json.encode({**members, "model": name})
+    return ParsedBody(model, raw, members)
 
 
 def _parse_form(content_type: bytes, raw: bytes) -> ParsedBody:
@@ -104,11 +110,7 @@ def _parse_form(content_type: bytes, raw: bytes) -> ParsedBody:
         model = ""
     if not model:
         raise MissingModel("model must be a non-empty string")
-    return ParsedBody(model, raw, partial(_rename_field, raw, start, end))
-
-
-def _rename_field(raw: bytes, start: int, end: int, name: str) -> bytes:
-    return b"".join((raw[:start], name.encode(), raw[end:]))
+    return ParsedBody(model, raw, {}, (start, end))
 
 
 class _FormScan:

@@ -2,9 +2,11 @@
 
 import asyncio
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from starlette.types import Receive
+
+from app.relay.exchange import Exchange
 
 
 class ClientDisconnected(Exception):
@@ -14,36 +16,56 @@ class ClientDisconnected(Exception):
 class DisconnectWatch:
     """A context whose body is cancelled when the client leaves, and then raises ClientDisconnected.
 
-    uvicorn's `send` says nothing when the client has gone; only `receive` does, so something must
-    await it all along: while the request queues, connects, prefills and between tokens.
+    The server's `send` says nothing when the client has gone; only `receive` does, so something
+    must await it all along: while the request queues, connects, prefills and between tokens. Here
+    that is no task but a callback on what `receive` waits for, a fifth of the price.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    __slots__ = ("_exchange", "_gone", "_over", "_receive", "_steps", "_task", "_waiting")
+
+    def __init__(self, receive: Receive, exchange: Exchange) -> None:
         self._receive = receive
+        self._exchange = exchange
         self._gone = False
         self._over = False
+        self._waiting: asyncio.Future[Any] | None = None
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watcher = asyncio.create_task(self._watch())
+        self._steps = self._receive().__await__()
+        self._step()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self._over = True
-        self._watcher.cancel()
+        if self._waiting is not None:
+            self._waiting.remove_done_callback(self._step)
+        self._steps.close()
         if self._gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise ClientDisconnected from None
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._over:
-            self._gone = True
-            self._task.cancel()
+    def _step(self, _: object = None) -> None:
+        """Go on with `receive` until it waits again or has told that the client left."""
+        # The server says "disconnected" after a whole answer too.
+        while not self._over and not self._exchange.complete:
+            try:
+                self._waiting = next(self._steps)
+            except StopIteration as done:
+                if done.value["type"] == "http.disconnect":
+                    self._waiting = None
+                    self._gone = True
+                    self._task.cancel()
+                    return
+                self._steps = self._receive().__await__()
+            else:
+                # What a task does with a future that it is given (asyncio.Future.__await__).
+                self._waiting._asyncio_future_blocking = False
+                self._waiting.add_done_callback(self._step)
+                return

@@ -4,10 +4,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
 
 from app.errors import ModelNotFound
-from engines.base import Engine, EngineState
+from engines.base import Engine, EngineResponse, EngineState
 
 
 @dataclass(slots=True, eq=False)
@@ -17,31 +16,49 @@ class Replica:
     engine: Engine
     served_name: str
     in_flight: int = 0  # leases that are held; never below 0
+    # What the engine last called itself in a stream's usage chunk (`system_fingerprint`).
+    fingerprint: str | None = None
 
     def lease(self) -> "Lease":
-        """Return a context in which this replica counts one more request."""
+        """Return one more request's place on this replica, counted from now until its release."""
         return Lease(self)
 
 
 class Lease:
-    """One request's place on a replica; given back exactly once, by leaving the context."""
+    """One request's place on a replica, with the answer given there; a context that ends both."""
 
-    __slots__ = ("replica",)
+    __slots__ = ("answer", "replica")
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
+        self.answer: EngineResponse | None = None
+        replica.in_flight += 1
 
-    async def __aenter__(self) -> Self:
-        self.replica.in_flight += 1
-        return self
+    def release(self) -> None:
+        """Give the place back, once. An answer that is not whole is broken off."""
+        if self.answer is not None:
+            self.answer.close()
+        self.replica.in_flight -= 1
 
-    async def __aexit__(
+    def __enter__(self) -> EngineResponse:
+        assert self.answer is not None
+        return self.answer
+
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.replica.in_flight -= 1
+        self.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one request may ask for at most; None: whatever it likes."""
+
+    choices: int | None = None
+    output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,7 @@ class Model:
     name: str
     aliases: tuple[str, ...]
     replicas: tuple[Replica, ...]
+    bounds: Bounds = Bounds()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

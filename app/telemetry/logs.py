@@ -1,14 +1,8 @@
-"""Logging: one line an event, one line a request, no control characters, no secrets."""
+"""Logging: one line an event, no control characters, no secrets. `access.py` has the requests."""
 
 import logging
 import re
 import sys
-from dataclasses import dataclass
-
-# The name of a model that no model has: in metrics and logs, never a name that a client made up.
-UNKNOWN_MODEL = "unknown"
-
-access = logging.getLogger("gateway.access")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -41,29 +35,3 @@ def configure(level: str = "INFO") -> None:
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.setLevel(logging.WARNING)  # its notices of start and stop are told better by ours
     uvicorn.addFilter(_NotOurTruncation())
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """What is told of one request when it has ended, whatever happened to it."""
-
-    request_id: str
-    endpoint: str
-    started: float
-    principal: str = "-"
-    model: str = UNKNOWN_MODEL
-    engine: str = "-"
-    status: int = 0
-    ttft_s: float | None = None
-    bytes_out: int = 0
-    fault: str | None = None
-
-    def line(self, seconds: float) -> str:
-        """Return the access line."""
-        ttft = "-" if self.ttft_s is None else f"{self.ttft_s * 1000:.1f}"
-        fault = f" fault={self.fault!r}" if self.fault else ""
-        return (
-            f"{self.status} {self.endpoint} model={self.model} engine={self.engine} "
-            f"key={self.principal} ttft_ms={ttft} total_ms={seconds * 1000:.1f} "
-            f"bytes={self.bytes_out} id={self.request_id}{fault}"
-        )

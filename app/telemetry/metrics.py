@@ -6,10 +6,13 @@ allow-list's, a status one of HTTP's. Nothing that a client makes up becomes a l
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from app.telemetry.access import Tokens
+from app.telemetry.series import Buckets, Counter, Gauge, Histogram
 
 # A cached tokenize takes 2 ms, a long reasoning answer ten minutes.
 DURATION_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -20,6 +23,11 @@ TTFT_BUCKETS = (
 )  # fmt: skip
 # Ours alone: 50 µs when all is well, a millisecond when the loop is busy.
 OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
+# vLLM's own buckets for vllm:inter_token_latency_seconds.
+GAP_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
 
 
 class EngineStates(Collector):
@@ -44,110 +52,120 @@ class EngineStates(Collector):
 
 
 class Metrics:
-    """The gateway's series. Label look-ups are done once per model, not once per request."""
+    """The gateway's series."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self._requests = Counter(
+            registry,
             "gateway_requests",
             "Requests that ended, by the status the client was sent (499: it left first).",
             ("model", "endpoint", "status"),
-            registry=self.registry,
         )
         self._duration = Histogram(
+            registry,
             "gateway_request_duration_seconds",
             "From the request's head to the last byte of the answer.",
             ("model", "endpoint"),
-            buckets=DURATION_BUCKETS,
-            registry=self.registry,
+            DURATION_BUCKETS,
         )
         self._ttft = Histogram(
+            registry,
             "gateway_time_to_first_token_seconds",
             "From the request's head to the first byte of a streamed answer's body.",
             ("model",),
-            buckets=TTFT_BUCKETS,
-            registry=self.registry,
+            TTFT_BUCKETS,
+        )
+        self._gaps = Histogram(
+            registry,
+            "gateway_inter_token_latency_seconds",
+            "Between two pieces of a streamed answer, as they leave for the client.",
+            ("model",),
+            GAP_BUCKETS,
         )
         self._overhead = Histogram(
+            registry,
             "gateway_overhead_seconds",
             "From the request's whole body to the moment the engine is asked.",
             ("model",),
-            buckets=OVERHEAD_BUCKETS,
-            registry=self.registry,
+            OVERHEAD_BUCKETS,
         )
         self._in_flight = Gauge(
+            registry,
             "gateway_requests_in_flight",
             "Requests that were admitted and have not ended.",
             ("model",),
-            registry=self.registry,
         )
         self._disconnects = Counter(
+            registry,
             "gateway_client_disconnects",
             "Clients that left before their answer was whole.",
-            registry=self.registry,
         )
         self._retries = Counter(
+            registry,
             "gateway_retries",
             "Requests that were sent to another replica, by what went wrong with the one before.",
             ("reason",),
-            registry=self.registry,
         )
         self._auth_failures = Counter(
+            registry,
             "gateway_auth_failures",
             "Requests refused for their API key.",
             ("reason",),
-            registry=self.registry,
         )
-        self._requests_by: dict[tuple[str, str, int], Counter] = {}
-        self._duration_by: dict[tuple[str, str], Histogram] = {}
-        self._ttft_by: dict[str, Histogram] = {}
-        self._overhead_by: dict[str, Histogram] = {}
-        self._in_flight_by: dict[str, Gauge] = {}
+        self._tokens = Counter(
+            registry,
+            "gateway_tokens",
+            "Tokens of the requests that ended; cached ones are part of the prompt's.",
+            ("model", "kind"),
+        )
+        self._usage_records = Counter(
+            registry,
+            "gateway_usage_records",
+            "Requests that reached an engine, by how they ended.",
+            ("outcome",),
+        )
 
     def request(self, model: str, endpoint: str, status: int, seconds: float) -> None:
         """Count a request that ended."""
-        counter = self._requests_by.get((model, endpoint, status))
-        if counter is None:
-            counter = self._requests.labels(model, endpoint, str(status))
-            self._requests_by[model, endpoint, status] = counter
-        counter.inc()
-        duration = self._duration_by.get((model, endpoint))
-        if duration is None:
-            duration = self._duration_by[model, endpoint] = self._duration.labels(model, endpoint)
-        duration.observe(seconds)
+        self._requests.add((model, endpoint, str(status)))
+        self._duration.of((model, endpoint)).observe(seconds)
 
     def first_token(self, model: str, seconds: float) -> None:
         """Record the time to the first token of a stream."""
-        histogram = self._ttft_by.get(model)
-        if histogram is None:
-            histogram = self._ttft_by[model] = self._ttft.labels(model)
-        histogram.observe(seconds)
+        self._ttft.of((model,)).observe(seconds)
+
+    def gaps(self, model: str) -> Buckets:
+        """Return where the time between two chunks of a model's streams is recorded."""
+        return self._gaps.of((model,))
 
     def overhead(self, model: str, seconds: float) -> None:
         """Record what the gateway itself took before it asked an engine."""
-        histogram = self._overhead_by.get(model)
-        if histogram is None:
-            histogram = self._overhead_by[model] = self._overhead.labels(model)
-        histogram.observe(seconds)
+        self._overhead.of((model,)).observe(seconds)
 
-    def in_flight(self, model: str) -> Gauge:
-        """Return the gauge of a model's requests under way."""
-        gauge = self._in_flight_by.get(model)
-        if gauge is None:
-            gauge = self._in_flight_by[model] = self._in_flight.labels(model)
-        return gauge
+    def in_flight(self, model: str, change: int) -> None:
+        """Count a request that was admitted (1), or that has ended (-1)."""
+        self._in_flight.add((model,), change)
+
+    def usage(self, model: str, outcome: str, tokens: Tokens | None) -> None:
+        """Count the tokens of a request that reached an engine, and how it ended."""
+        self._usage_records.add((outcome,))
+        if tokens is not None:
+            self._tokens.add((model, "prompt"), tokens.prompt)
+            self._tokens.add((model, "cached"), tokens.cached)
+            self._tokens.add((model, "completion"), tokens.completion)
 
     def disconnect(self) -> None:
         """Count a client that left."""
-        self._disconnects.inc()
+        self._disconnects.add()
 
     def retry(self, reason: str) -> None:
         """Count a request that goes to another replica; `reason` is the name of an error class."""
-        self._retries.labels(reason).inc()
+        self._retries.add((reason,))
 
     def auth_failure(self, reason: str) -> None:
         """Count a request refused for its key: missing or invalid."""
-        self._auth_failures.labels(reason).inc()
+        self._auth_failures.add((reason,))
 
     def watch_engines(
         self, read: Callable[[], Iterable[tuple[str, str, str]]], states: list[str]

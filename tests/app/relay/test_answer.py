@@ -8,8 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.errors import Dialect, EngineFailed, EngineTooSlow
-from app.relay import answer
-from app.relay.answer import EVENT_BYTES, as_gateway_error, error_event, whole_events
+from app.relay import sse
+from app.relay.answer import as_gateway_error
+from app.relay.sse import EVENT_BYTES, error_event, whole_events
 from engines.base import (
     EngineDied,
     EngineError,
@@ -103,7 +104,7 @@ class TestWholeEvents:
         self, sizes: list[int], cuts: list[int]
     ) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(answer, "EVENT_BYTES", 16)
+            patch.setattr(sse, "EVENT_BYTES", 16)
             stream = b"".join(b"x" * size + b"\n\n" for size in sizes)
             places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
             sent, held = feed([stream[start:end] for start, end in pairwise(places)])

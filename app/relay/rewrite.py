@@ -1,0 +1,118 @@
+"""What of a request's body is changed on its way to the engine: usage asked for, bounds kept. Pure.
+
+Only what must change: a stream is made to tell its usage, and numbers that an operator bounded are
+lowered to the bound. What is not understood stays as it is; the engine has the words to refuse it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from app.routing.catalogue import Bounds
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+# Where each endpoint says how many tokens it wants; the first one is set where none is given.
+# Completions have a default of their own, 16; messages must give a number.
+_OUTPUT_FIELDS: dict[str, tuple[str, ...]] = {
+    CHAT: ("max_tokens", "max_completion_tokens"),
+    COMPLETIONS: ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
+}
+_SET_IF_ABSENT = frozenset({CHAT, "/v1/responses"})
+_ABSENT = (b"", b"null")
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+Members = Mapping[str, msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """What becomes of one request."""
+
+    changes: Mapping[str, object] = field(default_factory=dict)
+    # The usage chunk was asked for by the gateway alone, so the client does not get it.
+    withhold_usage: bool = False
+    one_choice: bool = True
+
+
+NOTHING = Rewrite()
+
+
+def rewrite(endpoint: str, members: Members, bounds: Bounds) -> Rewrite:
+    """Return what to change in the members of a JSON body."""
+    fields = _OUTPUT_FIELDS.get(endpoint)
+    if fields is None:
+        return NOTHING
+    changes: dict[str, object] = {}
+    withhold = False
+    one_choice = True
+    if endpoint in (CHAT, COMPLETIONS):
+        n = _value(members, "n")
+        # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
+        one_choice = n in (*_ABSENT, b"1") and not _value(members, "prompt").startswith(b"[")
+        if bounds.choices is not None and _is_over(n, bounds.choices):
+            changes["n"] = bounds.choices
+        if is_stream(members):
+            options = _with_usage(_value(members, "stream_options"))
+            if options is not None:
+                changes["stream_options"] = options
+                withhold = True
+    if bounds.output_tokens is not None:
+        _bound_output(endpoint, fields, members, bounds.output_tokens, changes)
+    return Rewrite(changes, withhold, one_choice) if changes or not one_choice else NOTHING
+
+
+def is_stream(members: Members) -> bool:
+    """Whether a request asks for its answer as a stream."""
+    return _value(members, "stream") == b"true"
+
+
+def _bound_output(
+    endpoint: str,
+    fields: tuple[str, ...],
+    members: Members,
+    bound: int,
+    changes: dict[str, object],
+) -> None:
+    given = False
+    for name in fields:
+        value = _value(members, name)
+        given = given or value not in _ABSENT
+        if _is_over(value, bound):
+            changes[name] = bound
+    if not given and endpoint in _SET_IF_ABSENT:
+        changes[fields[0]] = bound
+
+
+def _value(members: Members, name: str) -> bytes:
+    raw = members.get(name)
+    return b"" if raw is None else bytes(raw)
+
+
+def _with_usage(options: bytes) -> dict[str, object] | None:
+    """Return stream options that ask for usage, or None where the client did, or is not understood.
+
+    `continuous_usage_stats` has no effect without `include_usage`, and would have one now.
+    """
+    if options in _ABSENT:
+        return {"include_usage": True}
+    try:
+        members = _object.decode(options)
+    except msgspec.DecodeError:
+        return None
+    if _value(members, "include_usage") not in (*_ABSENT, b"false"):
+        return None
+    kept = {name: raw for name, raw in members.items() if name != "continuous_usage_stats"}
+    return {**kept, "include_usage": True}
+
+
+def _is_over(value: bytes, bound: int) -> bool:
+    """Whether a JSON value counts more than `bound` for vLLM, which reads 8, 8.0 and "8" alike."""
+    try:
+        text = msgspec.json.decode(value, type=str) if value[:1] == b'"' else value.decode()
+        return float(text) > bound
+    except (ValueError, msgspec.DecodeError):
+        return False

@@ -1,0 +1,34 @@
+"""Server-sent events, as far as a relay must know them (WHATWG HTML, section 9.2). Pure."""
+
+from app.errors import Dialect, GatewayError
+
+# The end of an event is waited for up to this many bytes; no event of vLLM's comes near.
+EVENT_BYTES = 1024 * 1024
+# A line that clients ignore: something to see for whoever closes idle connections.
+COMMENT = b": keep-alive\n\n"
+
+
+def whole_events(data: bytes) -> tuple[bytes, bytes]:
+    """Split bytes of a stream after the last whole event; return what may go and what waits.
+
+    Lines end in LF, as vLLM writes them, or in CRLF, as other servers do.
+    """
+    if data[-2:] == b"\n\n":
+        return data, b""
+    end = max(
+        (data.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in data), default=0
+    )
+    if end == 0 and len(data) > EVENT_BYTES:
+        return data, b""
+    return data[:end], data[end:]
+
+
+def error_event(error: GatewayError, dialect: Dialect) -> bytes:
+    """Return an error as one server-sent event."""
+    return as_event(error.body(dialect), dialect)
+
+
+def as_event(body: bytes, dialect: Dialect) -> bytes:
+    """Return the JSON of an error as one server-sent event."""
+    name = b"event: error\n" if dialect is Dialect.ANTHROPIC else b""
+    return b"%sdata: %s\n\n" % (name, b" ".join(body.splitlines()))

@@ -1,0 +1,109 @@
+"""Carrying an engine's event stream to the client, each byte as soon as it is here.
+
+No task wakes for a chunk: the engine's socket calls `EventStream.deliver`, and that steps the
+server's `send`, which hardly ever has to wait. Where it does, since the client reads slowly, the
+engine's bytes wait in its connection's bounded buffer and then in the engine.
+"""
+
+import asyncio
+from time import perf_counter
+
+from app.relay.exchange import Exchange, Headers
+from app.relay.sse import COMMENT, whole_events
+from app.telemetry.series import Buckets
+from app.usage.meter import StreamMeter
+from engines.base import EngineError, EngineResponse
+
+SSE_HEADERS: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+)
+
+
+class EventStream:
+    """One stream on its way to the client."""
+
+    def __init__(
+        self, answer: EngineResponse, exchange: Exchange, meter: StreamMeter, gaps: Buckets
+    ) -> None:
+        self._answer = answer
+        self._exchange = exchange
+        self._meter = meter
+        self._gaps = gaps
+        self._held = b""  # the beginning of an event whose end has not come
+        self._last = 0.0  # when something went out
+
+    async def run(self, headers: Headers) -> None:
+        """Carry the whole stream. Raises EngineError after everything that came before it."""
+        exchange = self._exchange
+        if not exchange.started:
+            await exchange.start(self._answer.status, headers)
+        exchange.streaming = True
+        try:
+            while not await self._answer.pump(self.deliver):
+                await exchange.settle()
+        except EngineError:
+            # What the meter kept back are whole events that came before the fault.
+            await exchange.body(self._meter.flush(), more=True)
+            raise
+        if not exchange.complete:
+            rest = self._meter.pass_on(self._held) if self._held else b""
+            await exchange.body(rest + self._meter.flush(), more=False)
+        await exchange.settle()
+
+    def deliver(self, data: bytes) -> bool:
+        """Send on what came together; return whether more can be taken at once."""
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        more = not self._answer.ended
+        if more and data[-2:] != b"\n\n":
+            # Whole events only, so that an error can follow them as one more.
+            data, self._held = whole_events(data)
+            if not data:
+                return True
+        data = self._meter.pass_on(data)
+        if not more:
+            data += self._meter.flush()
+        elif not data:
+            return True
+        now = perf_counter()
+        if self._last:
+            self._gaps.observe(now - self._last)
+        else:
+            self._exchange.record.ttft_s = now - self._exchange.record.started
+        self._last = now
+        return self._exchange.push(data, more=more)
+
+
+class KeepAlive:
+    """Sends an SSE comment whenever a stream has been silent for some time; a context.
+
+    The price: the status 200 leaves before the engine was heard, so a refusal becomes an event.
+    """
+
+    def __init__(self, exchange: Exchange, seconds: float) -> None:
+        self._exchange = exchange
+        self._seconds = seconds
+        self._seen = 0  # how many bytes had left when last looked
+
+    def __enter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._seconds, self._tick)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        exchange = self._exchange
+        if exchange.complete:
+            return
+        # A client that has not read what it was sent needs no comment.
+        if exchange.settled and exchange.record.bytes_out == self._seen:
+            if not exchange.started:
+                exchange.streaming = True
+                exchange.push_start(200, SSE_HEADERS)
+            if exchange.streaming:
+                exchange.push(COMMENT, more=True)
+        self._seen = exchange.record.bytes_out
+        self._timer = self._loop.call_later(self._seconds, self._tick)

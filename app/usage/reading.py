@@ -1,0 +1,143 @@
+"""How many tokens an answer says it took: one reading for every dialect that vLLM answers in.
+
+OpenAI chat, completions, embeddings  usage.{prompt,completion,total}_tokens, *_tokens_details
+OpenAI responses                      [response.]usage.{input,output}_tokens, *_tokens_details
+Anthropic messages                    [message.]usage.{input,output,cache_*_input}_tokens
+Cohere rerank                         usage.total_tokens
+"""
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+# What holds usage, and does not only say `"usage": null`. Inside of a JSON string the quotes would
+# have a backslash before them, so no text that a model writes looks like this.
+HOLDS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+# The bound for looking into a whole answer. Of a longer one (a batch of embeddings) only the tail
+# is looked at, where vLLM writes `usage`.
+WHOLE_BYTES = 1024 * 1024
+TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. `cached` is part of `prompt`, `reasoning` part of `completion`."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+    reasoning: int = 0
+    estimated: bool = False  # counted by us, since the engine did not get to tell
+
+    def merged(self, later: "Usage") -> "Usage":
+        """Return what both say together; in a stream the numbers only grow."""
+        return Usage(
+            max(self.prompt, later.prompt),
+            max(self.completion, later.completion),
+            max(self.cached, later.cached),
+            max(self.reasoning, later.reasoning),
+        )
+
+
+def estimate_prompt(size: int, longest: int | None) -> int:
+    """Return the tokens of a request of `size` bytes: four bytes each, as English prose has.
+
+    Never more than the model can take, where that is known.
+    """
+    tokens = size // 4
+    return tokens if longest is None else min(tokens, longest)
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Inner(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+    response: _Inner | None = None  # an event of a streamed response
+    message: _Inner | None = None  # the first event of a streamed message
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_usage = msgspec.json.Decoder(_Usage)
+_OBJECT = re.compile(rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+
+
+def read_usage(body: bytes) -> Usage | None:
+    """Return what one JSON document, an answer or an event, says of its usage; None if nothing."""
+    if HOLDS_USAGE.search(body) is None:
+        return None
+    try:
+        answer = _answer.decode(body)
+    except msgspec.DecodeError:
+        return None  # another shape: the engine told nothing that can be counted
+    for holder in (answer, answer.response, answer.message):
+        if holder is not None and holder.usage is not None:
+            return _read(holder.usage)
+    return None
+
+
+def read_usage_of_tail(tail: bytes) -> Usage | None:
+    """Return the last usage object in the end of a document that was too long to look into."""
+    found = None
+    for found in HOLDS_USAGE.finditer(tail):  # noqa: B007 - the last one is wanted
+        pass
+    if found is None or (whole := _OBJECT.match(tail, found.end() - 1)) is None:
+        return None
+    try:
+        return _read(_usage.decode(whole[0]))
+    except msgspec.DecodeError:
+        return None
+
+
+def _read(said: _Usage) -> Usage | None:
+    if said.input_tokens is not None or said.output_tokens is not None:
+        return _read_inputs(said)
+    completion = said.completion_tokens or 0
+    prompt = said.prompt_tokens
+    if prompt is None:
+        if said.total_tokens is None:
+            return None
+        prompt = said.total_tokens - completion
+    return _bounded(prompt, completion, said.prompt_tokens_details, said.completion_tokens_details)
+
+
+def _read_inputs(said: _Usage) -> Usage:
+    prompt, completion = said.input_tokens or 0, said.output_tokens or 0
+    if said.cache_read_input_tokens is not None or said.cache_creation_input_tokens is not None:
+        # Anthropic's input_tokens are those beside the cached ones.
+        cached = said.cache_read_input_tokens or 0
+        prompt += cached + (said.cache_creation_input_tokens or 0)
+        return _bounded(prompt, completion, _Details(cached), None)
+    return _bounded(prompt, completion, said.input_tokens_details, said.output_tokens_details)
+
+
+def _bounded(
+    prompt: int, completion: int, prompt_details: _Details | None, details: _Details | None
+) -> Usage:
+    cached = (prompt_details.cached_tokens if prompt_details else None) or 0
+    reasoning = (details.reasoning_tokens if details else None) or 0
+    prompt, completion = max(prompt, 0), max(completion, 0)
+    return Usage(
+        prompt, completion, min(max(cached, 0), prompt), min(max(reasoning, 0), completion)
+    )

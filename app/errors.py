@@ -8,7 +8,10 @@
     ├── BadRequest                400
     │   ├── InvalidJson               invalid_json
     │   └── MissingModel              missing_model
+    ├── RequestTimeout            408 request_timeout
     ├── RequestTooLarge           413 request_too_large
+    ├── HeadTooLarge              431 request_head_too_large
+    ├── TooManyConnections        503 too_many_connections, Retry-After
     ├── EngineUnavailable         503 engine_unavailable, Retry-After
     ├── EngineFailed              502 engine_failed
     └── EngineTooSlow             504 engine_timeout
@@ -138,6 +141,27 @@ class RequestTooLarge(GatewayError):
     code = "request_too_large"
     openai_type = "invalid_request_error"
     anthropic_type = "request_too_large"
+
+
+class RequestTimeout(GatewayError):
+    status = 408
+    code = "request_timeout"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+
+class HeadTooLarge(GatewayError):
+    status = 431
+    code = "request_head_too_large"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+
+class TooManyConnections(GatewayError):
+    status = 503
+    code = "too_many_connections"
+    anthropic_type = "overloaded_error"
+    retry_after_s = 1
 
 
 class EngineUnavailable(GatewayError):

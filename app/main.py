@@ -17,6 +17,7 @@ from pathlib import Path
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from app import errors
 from app.admission import Admission
@@ -55,6 +56,9 @@ class State:
     catalogue: Catalogue
     admission: Admission
     metrics: Metrics
+    access: AccessLog
+    # What the server runs: the data plane before FastAPI, whose layers cost as much as the relay.
+    door: ASGIApp = field(init=False)
     # Set when every engine that is started at once is READY or FAILED.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -68,11 +72,12 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     catalogue = build_catalogue(settings, launcher)
     admission = Admission(metrics)
     authenticator = Authenticator(settings.api_keys, enabled=settings.auth.enabled)
+    access = AccessLog()
     attempts = Attempts(LeastLoaded(), metrics)
     server = settings.server
     limits = RelayLimits(server.max_body_bytes, server.client_stall_s, server.sse_keepalive_s)
-    relay = Relay(authenticator, admission, catalogue, attempts, metrics, AccessLog(), limits)
-    state = State(settings, catalogue, admission, metrics)
+    relay = Relay(authenticator, admission, catalogue, attempts, metrics, access, limits)
+    state = State(settings, catalogue, admission, metrics, access)
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
 
     app = FastAPI(
@@ -93,10 +98,10 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     # What is added last is met first.
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestId)
-    app.add_middleware(DataPlane, relay=relay)
+    state.door = DataPlane(app, relay)
     if server.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        state.door = CORSMiddleware(
+            state.door,
             allow_origins=server.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),  # OpenAI's SDK sends a dozen of its own
@@ -147,6 +152,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in engines))
+        state.access.flush()
 
 
 async def _start_engines(state: State) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import gc
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from app.connection import ClientConnection, ConnectionBounds
 from app.main import State, create_app
 from app.settings import ConfigError, Settings
 
@@ -42,6 +44,8 @@ def serve(settings: Settings, *, banner_key: str | None = None) -> None:
     try:
         with locked(settings.server.run_dir):
             app = create_app(settings)
+            # What is there now stays: the collector need not walk it again (5 % of the CPU here).
+            gc.freeze()
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(_serve(app, sock, banner_key))
     finally:
@@ -89,10 +93,23 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 def uvicorn_server(app: FastAPI) -> uvicorn.Server:
     """Return the server that carries the application, its signals left to the caller."""
+    state: State = app.state.gateway
+    server = state.settings.server
+
+    class Connection(ClientConnection):
+        bounds = ConnectionBounds(
+            server.max_connections, server.header_timeout_s, server.body_timeout_s
+        )
+
+        def on_refusal(self, status: int) -> None:
+            state.metrics.refusal(status)
+
     config = uvicorn.Config(
-        app,
+        state.door,
         loop="uvloop",
-        http="httptools",
+        interface="asgi3",
+        http=Connection,
+        timeout_keep_alive=server.keep_alive_s,
         ws="none",
         log_config=None,
         access_log=False,

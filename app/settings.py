@@ -56,9 +56,9 @@ class ServerSettings(SpecModel):
     body_timeout_s: float = Field(
         60.0, gt=0, description="From a request's whole head to its whole body."
     )
-    keep_alive_s: float = Field(
-        75.0,
-        gt=0,
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
         description="How long a connection may idle between two requests; longer than the load "
         "balancer in front keeps its own.",
     )

@@ -33,7 +33,6 @@ HIGH_WATER = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 # uvicorn, which vLLM serves with, closes idle connections after 5 s; leave before it does.
 IDLE_S = 4.0
-MAX_IDLE = 256
 # A loop that was not scheduled for a while runs its late timers before it reads its sockets. An
 # engine is not blamed before what it sent meanwhile has been read, one turn of the loop later.
 ONE_TURN_S = 0.01
@@ -141,23 +140,22 @@ class Http1Response:
 
     # What the connection tells it.
 
-    def feed(self, pieces: list[bytes], *, last: bool) -> bool:
-        """Take pieces of the body; return whether the buffer is now past its bound."""
+    def feed(self, data: bytes, last: bool) -> bool:
+        """Take a piece of the body; return whether the buffer is still within its bound."""
         self._complete = last
         sink = self._sink
         if sink is not None:
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             try:
                 if sink(data):
-                    return False
+                    return True
             except Exception as error:  # noqa: BLE001 - whoever gave the sink is told
                 self._error = error
             self._sink = None
         else:
-            self._pieces += pieces
-            self._size += sum(map(len, pieces))
+            self._pieces.append(data)
+            self._size += len(data)
         self._wake()
-        return self._size > HIGH_WATER
+        return self._size <= HIGH_WATER
 
     def finish(self) -> None:
         self._complete = True
@@ -190,13 +188,15 @@ class _Connection(asyncio.Protocol):
         self._client = client
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        # Pieces of a body since the last read of the socket; the parser appends to it itself.
+        self._body: list[bytes] = []
+        self.on_body = self._body.append
         self._parser = httptools.HttpResponseParser(self)
         self._response: Http1Response | None = None
         # There while the head is awaited, and no longer: the next exchange sets its own.
         self._head: asyncio.Future[Http1Response] | None = None
         self._answered = False
         self._head_bytes = 0
-        self._body: list[bytes] = []
         self._message_complete = False
         self._keep_alive = False
         self._until_close = False
@@ -278,10 +278,11 @@ class _Connection(asyncio.Protocol):
             reason = error.__context__ or error
             self._fail(EngineProtocolError(f"{self._client.address} broke HTTP/1.1: {reason}"))
             return
-        if self._body:
-            pieces, self._body = self._body, []
+        if body := self._body:
+            data = body[0] if len(body) == 1 else b"".join(body)
+            body.clear()
             whole = self._message_complete
-            if response.feed(pieces, last=whole) and not whole and not self._paused:
+            if not response.feed(data, whole) and not whole and not self._paused:
                 assert self._transport is not None
                 self._paused = True
                 self._transport.pause_reading()
@@ -335,9 +336,6 @@ class _Connection(asyncio.Protocol):
         self._head = None
         if not head.done():
             head.set_result(response)
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
 
     def on_message_complete(self) -> None:
         if self._response is not None and self._response.status >= 200:
@@ -466,9 +464,6 @@ class Http1Client:
 
     def release(self, connection: _Connection) -> None:
         """Take back a connection after a whole answer."""
-        if len(self._idle) >= MAX_IDLE:
-            connection.abort()
-            return
         self._idle.append(connection)
 
     def forget(self, connection: _Connection) -> None:

@@ -68,7 +68,7 @@ async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Heade
             # A keep-alive has promised a stream: the answer, a refusal most likely, is an event.
             await exchange.body(as_event(body, exchange.dialect), more=True)
             return usage
-        exchange.push_start(answer.status, headers)
+        await exchange.start(answer.status, headers)
         await exchange.body(body, more=False)
         return usage
     await exchange.start(answer.status, headers)

@@ -1,7 +1,7 @@
 """The client's side of one request: its answer goes out here, waiting for the client or not."""
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.types import Message, Scope, Send
@@ -9,6 +9,11 @@ from starlette.types import Message, Scope, Send
 from app.errors import Dialect, GatewayError
 from app.relay.sse import error_event
 from app.telemetry.access import RequestRecord
+
+# The name in `scope["extensions"]` of a callable that our server offers: it writes one piece of a
+# chunked body at once and returns whether the client takes more. Only after the head has been
+# sent, and not for the last piece. Without it every chunk costs a task switch and a coroutine.
+WRITE = "vllm_gateway.write"
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -21,14 +26,15 @@ class Exchange:
     """One request on its way: where its answer goes, and what is noted of it."""
 
     __slots__ = (
-        "_backlog", "_rest", "_send", "_timeout_s", "complete", "dialect", "record", "scope",
-        "started", "streaming",
+        "_headers", "_send", "_timeout_s", "_unsent", "_write", "complete", "dialect", "record",
+        "scope", "started", "streaming",
     )  # fmt: skip
 
     def __init__(
         self, scope: Scope, send: Send, record: RequestRecord, dialect: Dialect, timeout_s: float
     ) -> None:
         self.scope = scope
+        self._headers = dict(scope["headers"])
         self.record = record
         self.dialect = dialect
         self.started = False  # the head has left
@@ -36,60 +42,74 @@ class Exchange:
         self.complete = False  # the last byte has left
         self._send = send
         self._timeout_s = timeout_s
-        # A `send` that was stepped until it had to wait for the client, and what is sent after it.
-        # Nothing else may be sent while it is there.
-        self._rest: _Rest | None = None
-        self._backlog: list[Message] = []
+        extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        # None: the server offers no way to write but `send`, or the answer has a length.
+        self._write: Callable[[bytes], bool] | None = extensions.get(WRITE)
+        # What was pushed and could not be written; None while the client takes everything.
+        self._unsent: list[bytes] | None = None
+
+    def header(self, name: bytes) -> bytes:
+        """Return a header of the request, the last of several; empty if there is none."""
+        value: bytes = self._headers.get(name, b"")
+        return value
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head of the answer. Raises ClientStalled."""
-        if not self.push_start(status, headers):
-            await self.settle()
-
-    async def body(self, data: bytes, *, more: bool) -> None:
-        """Send a piece of the answer, and wait for a client that is slow. Raises ClientStalled."""
-        if not self.push(data, more=more):
-            await self.settle()
-
-    def push_start(self, status: int, headers: Headers) -> bool:
-        """Send the head of the answer without waiting; return whether the client takes more."""
         self.started = True
         self.record.status = status
-        request_id = self.record.request_id.encode()
-        return self._step(
+        if any(name == b"content-length" for name, _ in headers):
+            self._write = None
+        request_id = (b"x-request-id", self.record.request_id.encode())
+        await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, (b"x-request-id", request_id)],
+                "headers": [*headers, request_id],
             }
         )
 
-    def push(self, data: bytes, *, more: bool) -> bool:
-        """Send a piece without waiting, from a callback of the loop if need be.
-
-        Returns whether the client takes more. After False, whoever can wait awaits `settle`.
-        """
+    async def body(self, data: bytes, *, more: bool) -> None:
+        """Send a piece of the answer, and wait for a client that is slow. Raises ClientStalled."""
+        if self._unsent is not None:
+            await self.settle()
+        first = self.record.bytes_out == 0
         self.record.bytes_out += len(data)
         self.complete = not more
-        return self._step({"type": "http.response.body", "body": data, "more_body": more})
+        message = {"type": "http.response.body", "body": data, "more_body": more}
+        if first:
+            await self._send(message)  # there is nothing yet that the client could leave unread
+        else:
+            await self._in_time(message)
+
+    def push(self, data: bytes) -> bool:
+        """Send a piece of a stream without waiting; return whether the client takes more.
+
+        After False, `settle` must be awaited; what is pushed before that waits for it too.
+        """
+        self.record.bytes_out += len(data)
+        if self._unsent is not None:
+            self._unsent.append(data)
+        elif self._write is None:
+            self._unsent = [data]
+        elif self._write(data):
+            return True
+        else:
+            self._unsent = []
+        return False
 
     @property
     def settled(self) -> bool:
         """Whether the client has taken everything that was pushed."""
-        return self._rest is None
+        return self._unsent is None
 
     async def settle(self) -> None:
         """Return when the client has taken what was pushed. Raises ClientStalled."""
-        if self._rest is None:
-            return
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._rest
-                while self._backlog:
-                    await self._send(self._backlog.pop(0))
-        except TimeoutError:
-            raise ClientStalled(f"the client read nothing for {self._timeout_s:g} s") from None
-        self._rest = None
+        while self._unsent is not None:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            await self._in_time({"type": "http.response.body", "body": data, "more_body": True})
+            if not self._unsent:
+                self._unsent = None
 
     async def fail(self, error: GatewayError) -> None:
         """Tell the client of a fault, as far as it still can be told.
@@ -108,31 +128,9 @@ class Exchange:
             await self.start(error.status, headers + error.headers())
             await self.body(body, more=False)
 
-    def _step(self, message: Message) -> bool:
-        if self._rest is not None:
-            self._backlog.append(message)
-            return False
-        steps = self._send(message).__await__()
+    async def _in_time(self, message: Message) -> None:
         try:
-            waiting = next(steps)
-        except StopIteration:
-            return True
-        self._rest = _Rest(steps, waiting)
-        return False
-
-
-class _Rest:
-    """What is left of an awaitable that was stepped by hand until it had to wait."""
-
-    def __init__(self, steps: Generator[Any, None, Any], waiting: "asyncio.Future[Any]") -> None:
-        self._steps = steps
-        self._waiting = waiting
-
-    def __await__(self) -> Generator[Any, None, None]:
-        waiting = self._waiting
-        while True:
-            yield waiting
-            try:
-                waiting = next(self._steps)
-            except StopIteration:
-                return
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientStalled(f"the client read nothing for {self._timeout_s:g} s") from None

@@ -50,11 +50,13 @@ def rewrite(endpoint: str, members: Members, bounds: Bounds) -> Rewrite:
     withhold = False
     one_choice = True
     if endpoint in (CHAT, COMPLETIONS):
-        n = _value(members, "n")
         # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
-        one_choice = n in (*_ABSENT, b"1") and not _value(members, "prompt").startswith(b"[")
-        if bounds.choices is not None and _is_over(n, bounds.choices):
-            changes["n"] = bounds.choices
+        one_choice = not _value(members, "prompt").startswith(b"[")
+        if "n" in members:
+            n = _value(members, "n")
+            one_choice = one_choice and n in (b"null", b"1")
+            if bounds.choices is not None and _is_over(n, bounds.choices):
+                changes["n"] = bounds.choices
         if is_stream(members):
             options = _with_usage(_value(members, "stream_options"))
             if options is not None:

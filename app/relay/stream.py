@@ -1,8 +1,8 @@
 """Carrying an engine's event stream to the client, each byte as soon as it is here.
 
-No task wakes for a chunk: the engine's socket calls `EventStream.deliver`, and that steps the
-server's `send`, which hardly ever has to wait. Where it does, since the client reads slowly, the
-engine's bytes wait in its connection's bounded buffer and then in the engine.
+No task wakes for a chunk: the engine's socket calls `EventStream.deliver`, and that writes to the
+client's. Where the client reads slowly, the engine's bytes wait in its connection's bounded buffer
+and then in the engine.
 """
 
 import asyncio
@@ -44,28 +44,27 @@ class EventStream:
                 await exchange.settle()
         except EngineError:
             # What the meter kept back are whole events that came before the fault.
-            await exchange.body(self._meter.flush(), more=True)
+            if kept := self._meter.flush():
+                await exchange.body(kept, more=True)
             raise
-        if not exchange.complete:
-            rest = self._meter.pass_on(self._held) if self._held else b""
-            await exchange.body(rest + self._meter.flush(), more=False)
-        await exchange.settle()
+        rest = self._meter.pass_on(self._held) if self._held else b""
+        await exchange.body(rest + self._meter.flush(), more=False)
 
     def deliver(self, data: bytes) -> bool:
         """Send on what came together; return whether more can be taken at once."""
         if self._held:
             data = self._held + data
             self._held = b""
-        more = not self._answer.ended
-        if more and data[-2:] != b"\n\n":
+        if self._answer.ended:
+            self._held = data  # goes with the end of the body, in one write
+            return True
+        if data[-2:] != b"\n\n":
             # Whole events only, so that an error can follow them as one more.
             data, self._held = whole_events(data)
             if not data:
                 return True
         data = self._meter.pass_on(data)
-        if not more:
-            data += self._meter.flush()
-        elif not data:
+        if not data:
             return True
         now = perf_counter()
         if self._last:
@@ -73,7 +72,7 @@ class EventStream:
         else:
             self._exchange.record.ttft_s = now - self._exchange.record.started
         self._last = now
-        return self._exchange.push(data, more=more)
+        return self._exchange.push(data)
 
 
 class KeepAlive:
@@ -85,25 +84,23 @@ class KeepAlive:
     def __init__(self, exchange: Exchange, seconds: float) -> None:
         self._exchange = exchange
         self._seconds = seconds
-        self._seen = 0  # how many bytes had left when last looked
 
     def __enter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(self._seconds, self._tick)
+        self._task = asyncio.create_task(self._watch())
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        self._task.cancel()
 
-    def _tick(self) -> None:
+    async def _watch(self) -> None:
         exchange = self._exchange
-        if exchange.complete:
-            return
-        # A client that has not read what it was sent needs no comment.
-        if exchange.settled and exchange.record.bytes_out == self._seen:
-            if not exchange.started:
-                exchange.streaming = True
-                exchange.push_start(200, SSE_HEADERS)
-            if exchange.streaming:
-                exchange.push(COMMENT, more=True)
-        self._seen = exchange.record.bytes_out
-        self._timer = self._loop.call_later(self._seconds, self._tick)
+        seen = 0
+        while not exchange.complete:
+            await asyncio.sleep(self._seconds)
+            # A client that has not read what it was sent needs no comment.
+            if exchange.settled and exchange.record.bytes_out == seen:
+                if not exchange.started:
+                    exchange.streaming = True
+                    await exchange.start(200, SSE_HEADERS)
+                if exchange.streaming and not exchange.complete:
+                    exchange.push(COMMENT)
+            seen = exchange.record.bytes_out

@@ -1,7 +1,8 @@
 """One line a request, whatever became of it: no control characters, no secrets.
 
-Past the logging module, which takes longer for a line (40 µs here) than the relay does for a
-request. What one turn of the loop brings together is written at once.
+Past the logging module, which takes 45 µs for a line here, a third of what the whole request does.
+Lines wait up to FLUSH_S for others, so that a busy gateway makes ten system calls a second for
+them; what a SIGKILL loses is those.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from typing import Protocol
 # The name of a model that no model has: in metrics and logs, never a name that a client made up.
 UNKNOWN_MODEL = "unknown"
 
+FLUSH_S = 0.1
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 # Ids must differ and need not be secret, so no system call is spent on one.
 _random = random.Random()  # noqa: S311
@@ -82,13 +84,13 @@ class AccessLog:
         self._date = ""
 
     def write(self, record: RequestRecord, seconds: float) -> None:
-        """Write a request's line before the loop's next turn."""
+        """Write a request's line, within FLUSH_S."""
         now = time.time()
         if int(now) != self._second:
             self._second = int(now)
             self._date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         if not self._lines:
-            asyncio.get_running_loop().call_soon(self.flush)
+            asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
         self._lines.append(
             f"{self._date},{int(now % 1 * 1000):03d} INFO    access: {record.line(seconds)}\n"
         )
@@ -96,5 +98,7 @@ class AccessLog:
     def flush(self) -> None:
         """Write what waits."""
         lines, self._lines = self._lines, []
+        if not lines:
+            return
         sys.stderr.write("".join(lines))
         sys.stderr.flush()

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.telemetry.access import Tokens
+from app.telemetry.access import UNKNOWN_MODEL, Tokens
 from app.telemetry.series import Buckets, Counter, Gauge, Histogram
 
 # A cached tokenize takes 2 ms, a long reasoning answer ten minutes.
@@ -130,6 +130,10 @@ class Metrics:
         """Count a request that ended."""
         self._requests.add((model, endpoint, str(status)))
         self._duration.of((model, endpoint)).observe(seconds)
+
+    def refusal(self, status: int) -> None:
+        """Count a request that was refused before anybody could tell what it was for."""
+        self._requests.add((UNKNOWN_MODEL, "none", str(status)))
 
     def first_token(self, model: str, seconds: float) -> None:
         """Record the time to the first token of a stream."""

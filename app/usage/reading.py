@@ -85,16 +85,14 @@ _OBJECT = re.compile(rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 def read_usage(body: bytes) -> Usage | None:
     """Return what one JSON document, an answer or an event, says of its usage; None if nothing."""
-    if HOLDS_USAGE.search(body) is None:
-        return None
     try:
         answer = _answer.decode(body)
     except msgspec.DecodeError:
         return None  # another shape: the engine told nothing that can be counted
-    for holder in (answer, answer.response, answer.message):
-        if holder is not None and holder.usage is not None:
-            return _read(holder.usage)
-    return None
+    if answer.usage is not None:
+        return _read(answer.usage)
+    inner = answer.response or answer.message
+    return None if inner is None or inner.usage is None else _read(inner.usage)
 
 
 def read_usage_of_tail(tail: bytes) -> Usage | None:

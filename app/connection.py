@@ -1,0 +1,332 @@
+"""One client connection: uvicorn's, with the bounds that a server on its own needs.
+
+uvicorn leaves to a proxy in front what is done here: a bound and a deadline for a request's head
+and body, refusals in JSON, connections that are counted, an upgrade that is ignored instead of
+losing the body, HTTP/1.0 answers without chunks, and pipelining under which a client's leaving is
+still seen. It also offers the relay a way to write a chunk without a coroutine.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from app.errors import (
+    BadRequest,
+    Dialect,
+    GatewayError,
+    HeadTooLarge,
+    RequestTimeout,
+    TooManyConnections,
+)
+from app.relay.exchange import WRITE
+
+log = logging.getLogger(__name__)
+
+# Node gives a request's head 16 KiB, nginx 32 KiB; Apache takes 100 header fields.
+MAX_HEAD_BYTES = 32 * 1024
+MAX_HEADERS = 100
+# Requests that wait on one connection for the one before; past them it is read no further.
+MAX_PIPELINED = 16
+# The lines that stand before chunks of the usual sizes; to format one takes longer than to join it.
+_SIZES = tuple(b"%x\r\n" % size for size in range(4096))
+# A loop that was not scheduled runs its late timers before it reads its sockets.
+ONE_TURN_S = 0.01
+# What a request that asks for an upgrade loses when it is taken without one.
+_UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """What one client connection may take, and how many there may be."""
+
+    connections: int
+    header_timeout_s: float
+    body_timeout_s: float
+
+
+class _Phase(Enum):
+    IDLE = auto()  # between two requests, and while one is answered
+    HEAD = auto()
+    BODY = auto()
+
+
+class ClientConnection(HttpToolsProtocol):
+    """See above. A subclass sets the bounds; uvicorn makes the instances."""
+
+    bounds: ClassVar[ConnectionBounds]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._phase = _Phase.HEAD  # a new connection owes a request
+        self._head_bytes = 0  # of a head that is not whole yet
+        self._refusal: GatewayError | None = None
+        self._deaf = False  # nothing more is read from this client
+        self._upgrading = False
+        # Runs while a head or a body is awaited, and for a request that comes whole never.
+        self._timer: asyncio.TimerHandle | None = None
+        # The request that is being answered; `cycle` is the last one that was read.
+        self._running: RequestResponseCycle | None = None
+
+    def on_refusal(self, status: int) -> None:
+        """Note a request that was refused here, and that no application sees."""
+        raise NotImplementedError
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.bounds.connections:
+            self._refuse(TooManyConnections("the gateway has too many connections; try again"))
+        else:
+            self._expect(self.bounds.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        running = self._running
+        if running is not None and not running.response_complete:
+            # uvicorn tells the request that was read last, not the one that is being answered.
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        before = self._phase
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            log.debug("a client broke HTTP/1.1: %s", error)
+            self._refuse(self._refusal or BadRequest("this is not an HTTP/1.1 request"))
+            return
+        self._read_ahead()
+        if self._phase is _Phase.IDLE and self._busy:
+            self._expect(None)
+        elif self._phase is not before or self._timer is None:
+            body = self._phase is _Phase.BODY
+            self._expect(self.bounds.body_timeout_s if body else self.bounds.header_timeout_s)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request is being answered. Blank lines alone are none."""
+        return self._running is not None and not self._running.response_complete
+
+    def _feed(self, data: bytes) -> None:
+        if self._phase is not _Phase.BODY:
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        if self._phase is _Phase.HEAD and self._head_bytes > MAX_HEAD_BYTES:
+            self._refusal = HeadTooLarge(f"the request's head is over {MAX_HEAD_BYTES} bytes")
+            raise httptools.HttpParserError
+
+    def _read_ahead(self) -> None:
+        """Go on reading while requests wait here: an unread socket does not tell of a hang-up."""
+        if (
+            self.pipeline
+            and len(self.pipeline) <= MAX_PIPELINED
+            and len(self.cycle.body) <= HIGH_WATER_LIMIT
+        ):
+            self.flow.resume_reading()
+
+    # The parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase = _Phase.HEAD
+
+    def on_headers_complete(self) -> None:
+        if len(self.headers) > MAX_HEADERS:
+            self._refusal = HeadTooLarge(f"the request has over {MAX_HEADERS} header fields")
+            raise ValueError
+        if self._head_bytes > MAX_HEAD_BYTES:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > MAX_HEAD_BYTES:
+                self._refusal = HeadTooLarge(f"the request's head is over {MAX_HEAD_BYTES} bytes")
+                raise ValueError
+        self._head_bytes = 0
+        self._phase = _Phase.BODY
+        self._upgrading = self.parser.should_upgrade()
+        if self._upgrading:
+            return  # taken up again without the upgrade
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._upgrading:
+            self._phase = _Phase.IDLE
+            super().on_message_complete()
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Read the request once more as if it had not asked (RFC 9110, section 7.8)."""
+        self._upgrading = False
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refusal = BadRequest("this is no proxy: CONNECT is not served")
+            raise httptools.HttpParserError
+        lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
+        lines += [b"%b: %b\r\n" % h for h in self.headers if h[0] not in _UPGRADE_HEADERS]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"".join([*lines, b"\r\n", rest]))
+
+    # The answer
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = partial(_without_chunks, app, cycle)
+        else:
+            answer = _Answer(self.transport, self.flow, cycle, self.loop)
+            cycle.transport = cast(asyncio.Transport, answer)
+            scope = cast(dict[str, Any], cycle.scope)
+            scope["extensions"] = {WRITE: answer.write_chunk}
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        running = self._running
+        if self.expect_100_continue and running is not None and running.more_body:
+            # The client was not told to go on: its next bytes may be the body or a new request.
+            self.transport.close()
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # it never read its last answer; closing would wait for that
+        else:
+            super().timeout_keep_alive_handler()
+
+    # Refusals
+
+    def _expect(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = self.loop.call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = self.loop.call_later(ONE_TURN_S, self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._timer = None
+        answered = self._phase is _Phase.BODY and not self._busy
+        if answered or (self._head_bytes == 0 and self._phase is not _Phase.BODY):
+            self.transport.close()  # there is nothing to be told
+        else:
+            self._refuse(RequestTimeout("the request did not come to its end in time"))
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Answer a request that is not fit for the application, and let the client go."""
+        self._deaf = True
+        self._expect(None)
+        running = self._running if self._busy else None
+        if running is not None and not running.more_body:
+            # The fault is behind a good request, whose answer is not to be spoilt.
+            running.keep_alive = False
+            return
+        self.on_refusal(error.status)
+        if running is None or not running.response_started:
+            self.transport.write(_answer(error))
+        self.transport.close()
+
+
+class _Answer:
+    """A transport for one answer: its head leaves with the first of its body, in one write."""
+
+    __slots__ = ("_cycle", "_flow", "_flush", "_head", "_loop", "_transport")
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        flow: FlowControl,
+        cycle: RequestResponseCycle,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._cycle = cycle
+        self._loop = loop
+        self._head: bytes | None = None
+        self._flush: asyncio.Handle | None = None  # there from the head on
+
+    def write_chunk(self, data: bytes) -> bool:
+        """See `app.relay.exchange.WRITE`."""
+        if self._cycle.disconnected:
+            return True  # silent as uvicorn's `send`; `receive` tells
+        size = len(data)
+        line = _SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size
+        chunk = b"".join((line, data, b"\r\n"))
+        if self._head is None:
+            self._transport.write(chunk)
+        else:
+            self.write(chunk)
+        return not self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        if self._head is not None:
+            assert self._flush is not None
+            self._flush.cancel()
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+        elif self._flush is None and self._cycle.response_started:
+            self._head = data
+            self._flush = self._loop.call_soon(self.flush)
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send the head alone: nothing of the body came with it."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
+async def _without_chunks(
+    app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run the application for an HTTP/1.0 client: a body without a length ends the connection.
+
+    uvicorn would send chunks, which HTTP/1.0 does not know (RFC 9112, section 6.1).
+    """
+    unframed = False
+
+    async def send_unframed(message: Message) -> None:
+        nonlocal unframed
+        if message["type"] == "http.response.start":
+            unframed = all(name != b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = True if unframed else None  # True: no header is added
+            await send(message)
+            cycle.chunked_encoding = False
+        else:
+            if unframed:
+                cycle.expected_content_length += len(message.get("body", b""))
+            await send(message)
+
+    await app(scope, receive, send_unframed)
+
+
+def _answer(error: GatewayError) -> bytes:
+    body = error.body(Dialect.OPENAI)
+    headers = b"".join(b"%b: %b\r\n" % header for header in error.headers())
+    return (
+        b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b"
+        b"connection: close\r\n\r\n%b" % (error.status, len(body), headers, body)
+    )

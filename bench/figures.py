@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 
 def percentile(values: Iterable[float], q: float) -> float | None:
@@ -31,7 +32,7 @@ def difference(a: float | None, b: float | None) -> float | None:
 
 def gaps(reads: Sequence[float]) -> list[float]:
     """Return the times between successive reads."""
-    return [later - earlier for earlier, later in zip(reads, reads[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(reads)]
 
 
 def stall_free(reads: Sequence[float], pace_s: float) -> bool:

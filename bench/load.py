@@ -162,7 +162,8 @@ class _Run:
         self.failures: dict[str, int] = {}
         self.rss_kib = 0
         self._payload = _payload(load)
-        self._url = urlsplit(load.url)
+        url = urlsplit(load.url)
+        self._address = (url.hostname or "127.0.0.1", url.port or 80)
 
     async def all(self) -> None:
         """Send everything, or as much as the deadline allows."""
@@ -192,9 +193,7 @@ class _Run:
                         connection = await self._connect()
                     async with asyncio.timeout(self.load.timeout_s):
                         answer = await connection.send(self._payload)
-                    if self.load.stream and b"data: [DONE]" not in answer.body[-64:]:
-                        raise Failed("truncated stream")
-                    self.answers.append(answer)
+                    self._take(answer)
                 except (Failed, OSError, TimeoutError) as error:
                     self._failed(f"{type(error).__name__}: {error}")
                     if connection is not None:
@@ -209,9 +208,15 @@ class _Run:
         if self.load.uds is not None:
             _, connection = await loop.create_unix_connection(_Connection, self.load.uds)
         else:
-            url = self._url
-            _, connection = await loop.create_connection(_Connection, url.hostname, url.port)
+            host, port = self._address
+            _, connection = await loop.create_connection(_Connection, host, port)
         return connection
+
+    def _take(self, answer: Answer) -> None:
+        if self.load.stream and b"data: [DONE]" not in answer.body[-64:]:
+            self._failed("truncated stream")
+        else:
+            self.answers.append(answer)
 
     def _failed(self, name: str) -> None:
         self.failures[name] = self.failures.get(name, 0) + 1

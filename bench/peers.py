@@ -102,7 +102,9 @@ def stub(name: str = "stub", *, itl_ms: float = 20.0) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _gateway(engine: str, directory: Path) -> Iterator[Target]:
-    models = [{"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}]
+    models: list[dict[str, object]] = [
+        {"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}
+    ]
     with gateway(directory, models) as (running, url):
         yield Target(GATEWAY, url, running.pid)
 
@@ -133,7 +135,7 @@ def gateway(
 @contextlib.contextmanager
 def _router(engine: str, directory: Path) -> Iterator[Target]:
     port = free_port()
-    argv = [
+    argv: list[str | Path] = [
         WORK / ROUTER / "bin" / "vllm-router",
         *("--worker-urls", engine, "--policy", "round_robin"),
         *("--port", str(port), "--prometheus-port", str(free_port())),
@@ -154,7 +156,7 @@ def _litellm(engine: str, directory: Path) -> Iterator[Target]:
     }
     file = directory / "litellm.yaml"
     file.write_text(json.dumps(config))  # YAML takes JSON
-    argv = [
+    argv: list[str | Path] = [
         WORK / LITELLM / "bin" / "litellm",
         *("--config", file, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"),
     ]

@@ -1,0 +1,121 @@
+"""The benchmarks: the gateway and its peers beside each other, on a stub engine and on real vLLM.
+
+    python -m bench [--quick] [--only streams|plain|stall|real]...
+
+A whole run writes bench/RESULTS.md, any other .bench/RESULTS.md.
+"""
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from bench import machine, real, rounds
+from bench.children import WORK, StartError, terminated_like_interrupted
+from bench.peers import DIRECT, Peer, Target, peers, stub
+from bench.report import Table, facts, section_of, tables
+from bench.samples import Sample, Samples
+from bench.terminal import show
+
+PARTS = ("streams", "plain", "stall", "real")
+RESULTS = Path(__file__).with_name("RESULTS.md")
+# Written by `make soak`; a run of the benchmarks keeps it.
+SOAK = "Soak"
+METHOD = """\
+Everything talks to loopback on one machine: a stub engine that answers like `vllm serve` and
+computes nothing (`bench/stub_engine.py`), whoever is measured in front of it, and a load client
+(`bench/load.py`). All run at the same time, and each round asks one after the other, so that
+whatever else the machine does meets all alike. A figure is the median over the rounds. CPU is what
+the processes in between used, read from `/proc`. “Added” is what a round has more than the same
+round asked directly. Everybody has its settings at defaults and logs to a file; the gateway and
+LiteLLM check a key, vllm-router has none to check.
+"""
+
+
+def main() -> None:
+    """Entry point of the command."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="The benchmarks.")
+    parser.add_argument("--quick", action="store_true", help="small counts, about two minutes")
+    parser.add_argument("--only", action="append", choices=PARTS, help="this part; repeatable")
+    options = parser.parse_args()
+    parts: Sequence[str] = options.only or PARTS
+    console = Console(stderr=True)
+    started = time.monotonic()
+    with terminated_like_interrupted(), console.status("setting up the peers") as status:
+
+        def say(text: str) -> None:
+            status.update(f"{time.monotonic() - started:4.0f} s  {text}")
+
+        found = peers(console.print)
+        samples = list(_measure(parts, found, say, console, quick=options.quick))
+    whole = not options.quick and set(parts) == set(PARTS)
+    results = Samples(samples)
+    output = RESULTS if whole else WORK / "RESULTS.md"
+    made = list(tables(results))
+    output.write_text(_document(made, found, options.quick, parts, _kept(output)))
+    (WORK / "samples.json").write_bytes(msgspec.json.encode(samples))
+    for table in made:
+        show(table)
+    for reason, count in results.failures().items():
+        console.print(f"{count} requests failed, {reason}")
+    console.print(f"written to {output.relative_to(WORK.parent)}")
+
+
+def _measure(
+    parts: Sequence[str],
+    found: Sequence[Peer],
+    say: rounds.Say,
+    console: Console,
+    *,
+    quick: bool,
+) -> Iterator[Sample]:
+    cases = rounds.cases(parts, quick=quick)
+    if cases:
+        with contextlib.ExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            engine = stack.enter_context(stub(itl_ms=rounds.PACE_MS))
+            targets = [Target(DIRECT, engine, None)]
+            for peer in found:
+                say(f"starting {peer.name}")
+                try:
+                    targets.append(stack.enter_context(peer.start(engine, directory)))
+                except StartError as error:
+                    console.print(f"{peer.name} is left out: {error}")
+            yield from rounds.measure(cases, targets, say)
+    if "real" in parts:
+        try:
+            yield from real.measure(say, quick=quick)
+        except StartError as error:
+            console.print(f"real vLLM is left out: {error}")
+
+
+def _document(
+    made: Sequence[Table], found: Sequence[Peer], quick: bool, parts: Sequence[str], kept: str
+) -> str:
+    flags = " --quick" if quick else ""
+    if set(parts) != set(PARTS):
+        flags += "".join(f" --only {part}" for part in parts)
+    versions = {peer.name: peer.version for peer in found} | {"vLLM": real.version()}
+    sections = [
+        "# Results of the benchmarks\n\n"
+        f"Written by `python -m bench{flags}`. The targets are at the end.\n",
+        facts("Machine", machine.describe()).markdown(),
+        facts("Versions", versions).markdown(),
+        f"## Method\n\n{METHOD}",
+        *(table.markdown() for table in made),
+        *([kept] if kept else []),
+    ]
+    return "\n".join(sections)
+
+
+def _kept(output: Path) -> str:
+    return (section_of(output.read_text(), SOAK) if output.exists() else None) or ""
+
+
+if __name__ == "__main__":
+    main()

@@ -48,10 +48,11 @@ def measure(say: Say, *, quick: bool) -> Iterator[Sample]:
         with run as (_, url):
             socket = str(Path(directory) / "run" / f"{MODEL}-0" / "http.sock")
             ways = {DIRECT: ("http://engine", socket), GATEWAY: (url, None)}
-            for way in ways.values():
-                send(_load(*way, streams=8, requests=16))  # the engine's first answers are slow
             rounds, sizes = (2, QUICK_SIZES) if quick else (5, SIZES)
             for streams, requests in sizes:
+                for way in ways.values():
+                    # The engine's first answers to a batch of a size are slow.
+                    send(_load(*way, streams=streams, requests=streams))
                 for number in range(rounds):
                     say(f"real vLLM, {streams} at a time, round {number + 1} of {rounds}")
                     for name, way in ways.items():

@@ -143,8 +143,9 @@ class Client:
             pieces = []
             while piece := await reader.read(READ):
                 pieces.append(piece)
-        outcome = judge(b"".join(pieces))
-        if outcome == "whole" and done and b"data: [DONE]" not in pieces[-1]:
+        answer = b"".join(pieces)
+        outcome = judge(answer)
+        if outcome == "whole" and done and b"data: [DONE]" not in answer[-64:]:
             return "without its closing event"
         return outcome
 

@@ -25,7 +25,6 @@ START_S = 300.0
 TRAINING_S = 600.0
 # Streams at once, and requests in one round.
 SIZES = ((1, 4), (8, 32), (32, 128))
-QUICK_SIZES = ((1, 2), (8, 16), (32, 64))
 
 
 def version() -> str:
@@ -48,8 +47,8 @@ def measure(say: Say, *, quick: bool) -> Iterator[Sample]:
         with run as (_, url):
             socket = str(Path(directory) / "run" / f"{MODEL}-0" / "http.sock")
             ways = {DIRECT: ("http://engine", socket), GATEWAY: (url, None)}
-            rounds, sizes = (2, QUICK_SIZES) if quick else (5, SIZES)
-            for streams, requests in sizes:
+            rounds = 1 if quick else 5
+            for streams, requests in SIZES:
                 for way in ways.values():
                     # The engine's first answers to a batch of a size are slow.
                     send(_load(*way, streams=streams, requests=streams))

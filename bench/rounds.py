@@ -55,10 +55,10 @@ def _whole() -> list[Case]:
 def _quick() -> list[Case]:
     return [
         Case(part="streams", size=64, requests=64, requests_litellm=32, rounds=2),
-        Case(part="streams", size=512, requests=512, ramp_s=1.0, rounds=2),
-        _plain(1, requests=300, requests_litellm=30, rounds=2),
-        _plain(32, requests=2000, requests_litellm=64, rounds=2),
-        *(_stall(size, rounds=1) for size in (64, 128, 256, 512, 1024)),
+        Case(part="streams", size=512, requests=512, ramp_s=1.0, rounds=1),
+        _plain(1, requests=1000, requests_litellm=50, rounds=1),
+        _plain(32, requests=4000, requests_litellm=100, rounds=1),
+        *(_stall(size, rounds=1) for size in (64, 256, 1024)),
     ]
 
 

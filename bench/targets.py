@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from bench.load import Result
 from bench.peers import DIRECT, GATEWAY, LITELLM, ROUTER
@@ -49,14 +50,14 @@ def goals(samples: Samples) -> Iterator[Goal]:
 
 
 def stall_free_streams(samples: Samples, target: str) -> int | None:
-    """Return the largest size at which no stream stalled in the median round, 0 if none is.
+    """Return the largest size up to which no stream stalled in the median round, 0 if none is.
 
     None where the part did not run.
     """
     sizes = samples.sizes("stall")
     if not sizes or target not in samples.targets("stall"):
         return None
-    whole = [s for s in sizes if samples.median("stall", s, target, stall_free) == s]
+    whole = takewhile(lambda s: samples.median("stall", s, target, stall_free) == s, sizes)
     return max(whole, default=0)
 
 

@@ -34,7 +34,24 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        return self.process.poll() is not None
+        """Whether it ended. It is not reaped before `end`, so its number stays its own."""
+        if self.process.returncode is not None:
+            return True
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, how) is not None
+
+    def end(self, within_s: float) -> None:
+        """Send SIGTERM, and SIGKILL to what is left of its group; return when it is gone."""
+        if self.process.returncode is not None:
+            return
+        try:
+            os.kill(self.pid, signal.SIGTERM)
+            deadline = time.monotonic() + within_s
+            while not self.ended and time.monotonic() < deadline:
+                time.sleep(0.02)
+        finally:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.process.wait()
 
 
 @contextlib.contextmanager
@@ -66,23 +83,11 @@ def child(
             )
     except OSError as error:
         raise StartError(f"{name} could not be run: {error.strerror}") from None
+    running = Child(name, process, log)
     try:
-        yield Child(name, process, log)
+        yield running
     finally:
-        _end(process, end_s)
-
-
-def _end(process: subprocess.Popen[bytes], end_s: float) -> None:
-    try:
-        if process.poll() is None:
-            process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(end_s)
-    finally:
-        # The group is still there while any process of it is, and its number is not reused.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        running.end(end_s)
 
 
 def wait_until(condition: Callable[[], bool], running: Child, timeout_s: float) -> None:
@@ -90,8 +95,7 @@ def wait_until(condition: Callable[[], bool], running: Child, timeout_s: float) 
     deadline = time.monotonic() + timeout_s
     while not condition():
         if running.ended:
-            code = running.process.returncode
-            raise StartError(f"{running.name} ended with code {code}; see {_shown(running.log)}")
+            raise StartError(f"{running.name} ended; see {_shown(running.log)}")
         if time.monotonic() > deadline:
             raise StartError(
                 f"{running.name} did not answer in {timeout_s:g} s; see {_shown(running.log)}"

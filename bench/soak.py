@@ -182,8 +182,7 @@ def soak(minutes: float, clients: int, seed: int) -> Soaked:
 
 def _last_words(running: Child) -> Leftovers:
     """End the gateway; return what it says is left. Raises StartError when it says nothing."""
-    running.process.terminate()
-    running.process.wait(30)
+    running.end(30)
     last = running.log.read_text().splitlines()[-1]
     try:
         return msgspec.json.decode(last, type=Leftovers)

@@ -57,12 +57,16 @@ def main() -> None:
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
     made = list(tables(results))
-    output.write_text(_document(made, found, options.quick, parts, _kept(output)))
+    failed = [f"{count} of {reason}" for reason, count in results.failures().items()]
+    heading = (
+        f"# Results of the benchmarks\n\nWritten by `{_command(parts, quick=options.quick)}`; the "
+        f"targets are at the end.\nRequests that failed: {'; '.join(failed) or 'none'}.\n"
+    )
+    output.write_text(_document(heading, made, found, _kept(output)))
     (WORK / "samples.json").write_bytes(msgspec.json.encode(samples))
     for table in made:
         show(table)
-    for reason, count in results.failures().items():
-        console.print(f"{count} requests failed, {reason}")
+    console.print(f"requests that failed: {'; '.join(failed) or 'none'}")
     console.print(f"written to {output.relative_to(WORK.parent)}")
 
 
@@ -94,16 +98,15 @@ def _measure(
             console.print(f"real vLLM is left out: {error}")
 
 
-def _document(
-    made: Sequence[Table], found: Sequence[Peer], quick: bool, parts: Sequence[str], kept: str
-) -> str:
-    flags = " --quick" if quick else ""
-    if set(parts) != set(PARTS):
-        flags += "".join(f" --only {part}" for part in parts)
+def _command(parts: Sequence[str], *, quick: bool) -> str:
+    chosen = [] if set(parts) == set(PARTS) else [f"--only {part}" for part in parts]
+    return " ".join(["python -m bench", *(["--quick"] if quick else []), *chosen])
+
+
+def _document(heading: str, made: Sequence[Table], found: Sequence[Peer], kept: str) -> str:
     versions = {peer.name: peer.version for peer in found} | {"vLLM": real.version()}
     sections = [
-        "# Results of the benchmarks\n\n"
-        f"Written by `python -m bench{flags}`. The targets are at the end.\n",
+        heading,
         facts("Machine", machine.describe()).markdown(),
         facts("Versions", versions).markdown(),
         f"## Method\n\n{METHOD}",

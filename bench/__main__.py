@@ -17,9 +17,10 @@ from rich.console import Console
 
 from bench import machine, real, rounds
 from bench.children import WORK, StartError, terminated_like_interrupted
-from bench.peers import DIRECT, Peer, Target, peers, stub
+from bench.peers import Peer, peers, stub
 from bench.report import Table, facts, section_of, tables
 from bench.samples import Sample, Samples
+from bench.seats import Seat, direct
 from bench.terminal import show
 
 PARTS = ("streams", "plain", "stall", "real")
@@ -46,13 +47,18 @@ def main() -> None:
     parts: Sequence[str] = options.only or PARTS
     console = Console(stderr=True)
     started = time.monotonic()
+    notes: list[str] = []
     with terminated_like_interrupted(), console.status("setting up the peers") as status:
 
         def say(text: str) -> None:
             status.update(f"{time.monotonic() - started:4.0f} s  {text}")
 
-        found = peers(console.print)
-        samples = list(_measure(parts, found, say, console, quick=options.quick))
+        def note(text: str) -> None:
+            notes.append(text)
+            console.print(text)
+
+        found = peers(note)
+        samples = list(_measure(parts, found, say, note, quick=options.quick))
     whole = not options.quick and set(parts) == set(PARTS)
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
@@ -61,6 +67,7 @@ def main() -> None:
     heading = (
         f"# Results of the benchmarks\n\nWritten by `{_command(parts, quick=options.quick)}`; the "
         f"targets are at the end.\nRequests that failed: {'; '.join(failed) or 'none'}.\n"
+        + "".join(f"\n{text}.\n" for text in notes)
     )
     output.write_text(_document(heading, made, found, _kept(output)))
     (WORK / "samples.json").write_bytes(msgspec.json.encode(samples))
@@ -71,31 +78,28 @@ def main() -> None:
 
 
 def _measure(
-    parts: Sequence[str],
-    found: Sequence[Peer],
-    say: rounds.Say,
-    console: Console,
-    *,
-    quick: bool,
+    parts: Sequence[str], found: Sequence[Peer], say: rounds.Say, note: rounds.Say, *, quick: bool
 ) -> Iterator[Sample]:
     cases = rounds.cases(parts, quick=quick)
     if cases:
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             engine = stack.enter_context(stub(itl_ms=rounds.PACE_MS))
-            targets = [Target(DIRECT, engine, None)]
-            for peer in found:
+            seats = []
+            for peer in (direct(), *found):
                 say(f"starting {peer.name}")
+                seat = stack.enter_context(Seat(peer, engine, directory))
                 try:
-                    targets.append(stack.enter_context(peer.start(engine, directory)))
+                    seat.target()
+                    seats.append(seat)
                 except StartError as error:
-                    console.print(f"{peer.name} is left out: {error}")
-            yield from rounds.measure(cases, targets, say)
+                    note(f"{peer.name} is left out: {error}")
+            yield from rounds.measure(cases, seats, say, note)
     if "real" in parts:
         try:
             yield from real.measure(say, quick=quick)
         except StartError as error:
-            console.print(f"real vLLM is left out: {error}")
+            note(f"real vLLM is left out: {error}")
 
 
 def _command(parts: Sequence[str], *, quick: bool) -> str:

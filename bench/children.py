@@ -35,10 +35,7 @@ class Child:
     @property
     def ended(self) -> bool:
         """Whether it ended. It is not reaped before `end`, so its number stays its own."""
-        if self.process.returncode is not None:
-            return True
-        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, how) is not None
+        return self.process.returncode is not None or ended(self.pid)
 
     def end(self, within_s: float) -> None:
         """Send SIGTERM, and SIGKILL to what is left of its group; return when it is gone."""
@@ -52,6 +49,11 @@ class Child:
         finally:
             os.killpg(self.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def ended(pid: int) -> bool:
+    """Whether a child of ours that nobody has reaped yet has ended."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 @contextlib.contextmanager

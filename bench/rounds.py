@@ -10,6 +10,7 @@ from bench.children import ROOT
 from bench.load import Load, Result, arguments
 from bench.peers import KEY, LITELLM, MODEL, Target
 from bench.samples import Sample
+from bench.seats import Seat
 
 # Told in a few words what is going on.
 Say = Callable[[str], None]
@@ -18,6 +19,8 @@ TOKENS = 64
 PACE_MS = 20.0
 # At 20 ms a token these last 2.6 s, five times as long as they take to start.
 STALL_TOKENS = 128
+# How often a round is begun with one who dies in it.
+TRIES = 3
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,17 +83,34 @@ def _stall(size: int, *, rounds: int) -> Case:
     )
 
 
-def measure(cases: Sequence[Case], targets: Sequence[Target], say: Say) -> Iterator[Sample]:
-    """Yield one sample for each case, round and target that takes part."""
-    for target in targets:
-        _warm_up(target)
+def measure(cases: Sequence[Case], seats: Sequence[Seat], say: Say, note: Say) -> Iterator[Sample]:
+    """Yield one sample for each case, round and seat that takes part.
+
+    A round in which somebody died is played again; `note` is told. Raises StartError when it
+    does not start any more.
+    """
+    for seat in seats:
+        say(f"warming up {seat.name}")
+        _warm_up(seat.target())
     for case in cases:
         for number in range(case.rounds):
-            say(f"{case.part}, {case.size} at a time, round {number + 1} of {case.rounds}")
-            for target in targets:
-                if case.requests_of(target.name):
-                    result = send(_load(case, target))
-                    yield Sample(case.part, case.size, number, target.name, result)
+            say(f"{_name(case)}, round {number + 1} of {case.rounds}")
+            for seat in seats:
+                if case.requests_of(seat.name):
+                    yield from _play(case, number, seat, note)
+
+
+def _play(case: Case, number: int, seat: Seat, note: Say) -> Iterator[Sample]:
+    for _ in range(TRIES):
+        result = send(_load(case, seat.target()))
+        if seat.alive:
+            yield Sample(case.part, case.size, number, seat.name, result)
+            return
+        note(f"{seat.name} died in {_name(case)}, round {number + 1}, and was started again")
+
+
+def _name(case: Case) -> str:
+    return f"{case.part}, {case.size} at a time"
 
 
 def _warm_up(target: Target) -> None:

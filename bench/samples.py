@@ -76,10 +76,11 @@ class Samples:
         )
 
     def _rounds(self, part: str, size: int, target: str, figure: Figure) -> dict[int, float | None]:
+        # Of a round in which nothing succeeded there is no figure, not even 0 requests/s.
         return {
             number: figure(result)
             for (p, s, t, number), result in self._by_place.items()
-            if (p, s, t) == (part, size, target)
+            if (p, s, t) == (part, size, target) and result.ok
         }
 
     def _added(

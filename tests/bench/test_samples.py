@@ -1,5 +1,5 @@
-from bench.samples import Comparison
-from bench.targets import cpu_per_chunk, ttft_p99
+from bench.samples import Comparison, Sample, Samples
+from bench.targets import cpu_per_chunk, requests_per_s, ttft_p99
 from tests.bench.results import of, result, samples
 
 
@@ -54,3 +54,10 @@ def test_failures_are_summed_over_everything() -> None:
 
     assert run.failures() == {"a: HTTP 500": 3}
     assert result().failures == {}
+
+
+def test_a_round_without_one_success_has_no_figures() -> None:
+    failed = result(ok=0, requests_per_s=0.0)
+    run = Samples([Sample("plain", 1, 0, "a", failed)])
+
+    assert run.median("plain", 1, "a", requests_per_s) is None

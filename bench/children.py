@@ -125,7 +125,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind the benchmark as Ctrl-C does, so that nothing it started is left."""
+    """Let SIGTERM unwind the benchmark as Ctrl-C does, so that nothing it started is left.
+
+    Both end it with the code that a shell gives to a signal.
+    """
 
     def unwind(signum: int, _: object) -> None:
         raise SystemExit(128 + signum)
@@ -133,6 +136,8 @@ def terminated_like_interrupted() -> Iterator[None]:
     previous = signal.signal(signal.SIGTERM, unwind)
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
 

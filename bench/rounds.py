@@ -141,6 +141,7 @@ def send(load: Load) -> Result:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         timeout=load.deadline_s + 30,
+        start_new_session=True,  # at Ctrl-C it is killed, without a trace on the terminal
         check=True,
     )
     return msgspec.json.decode(done.stdout, type=Result)

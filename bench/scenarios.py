@@ -36,6 +36,13 @@ class Client:
     port: int
     key: str
     dice: random.Random
+    name: str = "soak"
+    played: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request that is being played, as the gateway's log has it."""
+        return f"{self.name}-{self.played}"
 
     async def good_stream(self) -> str:
         """Read a stream to its end."""
@@ -161,6 +168,7 @@ class Client:
         head = (
             f"POST {path} HTTP/1.1\r\nhost: gateway\r\nauthorization: Bearer {key or self.key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: {self.request_id}\r\n"
             f"connection: {'close' if close else 'keep-alive'}\r\n\r\n"
         )
         return head.encode() + body
@@ -209,6 +217,7 @@ WEIGHTS: dict[Scenario, int] = {
     Client.not_http: 2,
     Client.faulty_engine: 12,
 }
+NO_END = "no end"
 # Those that nothing may happen to.
 ALWAYS_WHOLE = ("good stream", "good plain", "keep alive", "large prompt")
 
@@ -220,12 +229,13 @@ def name_of(scenario: Scenario) -> str:
 
 async def play(client: Client) -> tuple[str, str]:
     """Play one scenario that the client's die picks; return its name and what came of it."""
+    client.played += 1
     scenario = client.dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     try:
         async with asyncio.timeout(PATIENCE_S):
             outcome = await scenario(client)
     except TimeoutError:
-        outcome = "no end"
+        outcome = NO_END
     except (OSError, asyncio.IncompleteReadError) as error:
         outcome = type(error).__name__
     return name_of(scenario), outcome

@@ -3,7 +3,7 @@
     python -m bench.soak [--minutes 10] [--clients 48] [--seed 1]
 
 Writes its section of bench/RESULTS.md, or of .bench/RESULTS.md when it was shorter than five
-minutes. Exit code 1 when something is left open or a good request failed.
+minutes. Exit code 1 when something is left open, a good request failed or any did not end.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from bench.children import (
 from bench.figures import slope
 from bench.peers import KEY, answers, stub
 from bench.report import Table, number, replace_section
-from bench.scenarios import ALWAYS_WHOLE, FAST, FAULTY, PACED, PATIENCE_S, Client, play
+from bench.scenarios import ALWAYS_WHOLE, FAST, FAULTY, NO_END, PACED, PATIENCE_S, Client, play
 from bench.soak_gateway import Leftovers
 from bench.terminal import show
 
@@ -60,13 +60,16 @@ class Soaked:
     rss: list[tuple[float, int]] = field(default_factory=list)
     leftovers: Leftovers | None = None
 
+    # Ids of requests that did not end in time, for a look at the gateway's log.
+    unfinished: list[str] = field(default_factory=list)
+
     @property
     def spoiled(self) -> int:
-        """How many requests failed that nothing may happen to."""
+        """How many requests failed that nothing may happen to, or did not end."""
         return sum(
             count
             for (scenario, outcome), count in self.outcomes.items()
-            if scenario in ALWAYS_WHOLE and outcome != "whole"
+            if outcome == NO_END or (scenario in ALWAYS_WHOLE and outcome != "whole")
         )
 
     @property
@@ -88,7 +91,7 @@ def table(soaked: Soaked) -> Table:
         ["RSS MiB at the end", number(last, 1)],
         ["slope after the first minute, KiB per minute", number(soaked.slope_kib_per_min, 1)],
         ["requests", number(sum(soaked.outcomes.values()), 0)],
-        ["good requests that failed", number(soaked.spoiled, 0)],
+        ["good requests that failed, and any without an end", number(soaked.spoiled, 0)],
     ]
     for name, value in (msgspec.structs.asdict(left) if left else {}).items():
         shown = ", ".join(value) or "0" if isinstance(value, list) else str(value)
@@ -112,9 +115,13 @@ async def load(soaked: Soaked, port: int, pid: int) -> None:
     end = started + soaked.minutes * 60
 
     async def user(index: int) -> None:
-        client = Client(port, KEY, random.Random(soaked.seed * 100_003 + index))
+        dice = random.Random(soaked.seed * 100_003 + index)
+        client = Client(port, KEY, dice, f"soak-{index}")
         while loop.time() < end and soaked.outcomes.total() < MOST_REQUESTS:
-            soaked.outcomes[await play(client)] += 1
+            played = await play(client)
+            soaked.outcomes[played] += 1
+            if played[1] == NO_END:
+                soaked.unfinished.append(client.request_id)
             await asyncio.sleep(client.dice.random() * PAUSE_S)
 
     async def watch() -> None:
@@ -212,6 +219,8 @@ def main() -> None:
     text = output.read_text() if output.exists() else ""
     output.write_text(replace_section(text, made.markdown()))
     show(made)
+    for request_id in soaked.unfinished:
+        console.print(f"without an end: {request_id}; see .bench/log/soak-gateway.log")
     console.print(f"written to {output.relative_to(WORK.parent)}")
     assert soaked.leftovers is not None
     sys.exit(0 if soaked.leftovers.clean and not soaked.spoiled else 1)

@@ -71,9 +71,11 @@ def test_a_good_request_that_failed_spoils_the_run() -> None:
 
     soaked = Soaked(1, 2, 3, outcomes, leftovers=NOTHING)
 
-    assert soaked.spoiled == 2
+    outcomes[("slow reader", "no end")] = 1
+
+    assert soaked.spoiled == 3
     rows = {row[0]: row[1] for row in table(soaked).rows}
-    assert rows["good requests that failed"] == "2"
-    assert rows["requests"] == "16"
+    assert rows["good requests that failed, and any without an end"] == "3"
+    assert rows["requests"] == "17"
     assert rows["left open: tasks"] == "0"
     assert rows["wrong key: HTTP 401"] == "9"

@@ -37,6 +37,14 @@ check: setup-dev ## formatting, lint, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+.PHONY: bench
+bench: setup-dev ## the benchmarks, peers beside us; writes bench/RESULTS.md
+	@$(BIN)/python -m bench
+
+.PHONY: soak
+soak: setup-dev ## ten minutes of mixed and faulty load; what is left open, and the memory
+	@$(BIN)/python -m bench.soak
+
 .PHONY: lock
 lock: ## pin the requirements again
 	@UV=$$(deploy/setup.sh uv) requirements/lock.sh

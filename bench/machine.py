@@ -1,0 +1,33 @@
+"""What the benchmarks ran on, without a name or a path that tells whose machine it is."""
+
+import os
+import platform
+from pathlib import Path
+
+
+def describe() -> dict[str, str]:
+    """Return the machine's facts by name."""
+    return {
+        "CPU": _field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": _memory(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+    }
+
+
+def _memory() -> str:
+    kib = (_field("/proc/meminfo", "MemTotal") or "0").split()[0]
+    return f"{int(kib) / 1024**2:.1f} GiB"
+
+
+def _field(file: str, name: str) -> str | None:
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None

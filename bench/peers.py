@@ -1,0 +1,185 @@
+"""Who is measured: the gateway and its peers, each installed, started and waited for.
+
+Every one stands in front of the same stub engine and has its settings at defaults; keys are on
+where it has keys.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import httpx
+import yaml
+
+from bench.children import ROOT, WORK, Child, StartError, child, environment, free_port, wait_until
+
+MODEL = "stub"
+KEY = "sk-bench-0123456789abcdef"
+REQUIREMENTS = Path(__file__).with_name("peers.txt")
+INSTALL_S = 300.0
+START_S = 60.0
+
+DIRECT = "direct"
+GATEWAY = "vllm-gateway"
+ROUTER = "vllm-router"
+LITELLM = "litellm"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An address that takes load. `pid` is None where nothing stands in between."""
+
+    name: str
+    url: str
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One that can stand in front of an engine; `start` is a context in which it does."""
+
+    name: str
+    version: str
+    start: Callable[[str, Path], contextlib.AbstractContextManager[Target]]
+
+
+def peers(say: Callable[[str], None]) -> list[Peer]:
+    """Return the gateway and every peer that could be installed; `say` is told of the others."""
+    found = [Peer(GATEWAY, metadata.version("vllm-gateway"), _gateway)]
+    starts = {ROUTER: _router, LITELLM: _litellm}
+    for line in REQUIREMENTS.read_text().splitlines():
+        if not line.startswith("#"):
+            name, _, version = line.partition("==")
+            name = name.partition("[")[0]
+            try:
+                _install(name, line)
+            except StartError as error:
+                say(f"{name} is left out: {error}")
+            else:
+                found.append(Peer(name, version, starts[name]))
+    return found
+
+
+def _install(name: str, requirement: str) -> None:
+    """Make .bench/<name>, unless it is there with this requirement. Raises StartError."""
+    directory = WORK / name
+    stamp = directory / ".requirement"
+    if stamp.exists() and stamp.read_text() == requirement:
+        return
+    try:
+        setup = ROOT / "deploy" / "setup.sh"
+        uv = _run([setup, "uv"]).strip()
+        _run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, directory])
+        python = directory / "bin" / "python"
+        _run([uv, "pip", "install", "--quiet", "--python", python, requirement])
+    except (OSError, subprocess.SubprocessError) as error:
+        words = getattr(error, "stderr", None) or str(error)
+        raise StartError(f"it could not be installed: {' '.join(words.split())[:200]}") from None
+    stamp.write_text(requirement)
+
+
+def _run(argv: list[str | Path]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_S, check=True)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def stub(name: str = "stub", *, itl_ms: float = 20.0) -> Iterator[str]:
+    """Run a stub engine; the value is its URL."""
+    port = free_port()
+    argv = [sys.executable, "-m", "bench.stub_engine", f"--port={port}", f"--itl-ms={itl_ms}"]
+    url = f"http://127.0.0.1:{port}"
+    with child(name, argv) as running:
+        wait_until(lambda: answers(url), running, START_S)
+        yield url
+
+
+@contextlib.contextmanager
+def _gateway(engine: str, directory: Path) -> Iterator[Target]:
+    models: list[dict[str, object]] = [
+        {"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}
+    ]
+    with gateway(directory, models) as (running, url):
+        yield Target(GATEWAY, url, running.pid)
+
+
+@contextlib.contextmanager
+def gateway(
+    directory: Path, models: list[dict[str, object]], *, start_s: float = START_S
+) -> Iterator[tuple[Child, str]]:
+    """Run the gateway's command on these models; the values are its process and its URL.
+
+    Its first model answers when the body begins. Raises StartError.
+    """
+    port = free_port()
+    server = {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")}
+    config = directory / "gateway.yaml"
+    config.write_text(yaml.safe_dump({"server": server, "models": models}))
+    command = Path(sys.executable).with_name("vllm-gateway")
+    url = f"http://127.0.0.1:{port}"
+    env = environment(GATEWAY_API_KEYS=KEY)
+    # Not in the repository: a developer's .env would be read there.
+    with child(
+        GATEWAY, [command, "serve", "--config", config], cwd=directory, env=env, end_s=60
+    ) as running:
+        wait_until(lambda: answers(url, str(models[0]["name"])), running, start_s)
+        yield running, url
+
+
+@contextlib.contextmanager
+def _router(engine: str, directory: Path) -> Iterator[Target]:
+    port = free_port()
+    argv: list[str | Path] = [
+        WORK / ROUTER / "bin" / "vllm-router",
+        *("--worker-urls", engine, "--policy", "round_robin"),
+        *("--port", str(port), "--prometheus-port", str(free_port())),
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with child(ROUTER, argv, cwd=directory) as running:
+        wait_until(lambda: answers(url), running, START_S)
+        yield Target(ROUTER, url, running.pid)
+
+
+@contextlib.contextmanager
+def _litellm(engine: str, directory: Path) -> Iterator[Target]:
+    port = free_port()
+    upstream = {"model": f"openai/{MODEL}", "api_base": f"{engine}/v1", "api_key": "none"}
+    config = {
+        "model_list": [{"model_name": MODEL, "litellm_params": upstream}],
+        "general_settings": {"master_key": KEY},
+    }
+    file = directory / "litellm.yaml"
+    file.write_text(json.dumps(config))  # YAML takes JSON
+    argv: list[str | Path] = [
+        WORK / LITELLM / "bin" / "litellm",
+        *("--config", file, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"),
+    ]
+    # As its production guide says: no debug log, no .env; and no prices from the network.
+    env = environment(
+        LITELLM_MODE="PRODUCTION", LITELLM_LOG="ERROR", LITELLM_LOCAL_MODEL_COST_MAP="True"
+    )
+    url = f"http://127.0.0.1:{port}"
+    with child(LITELLM, argv, cwd=directory, env=env) as running:
+        wait_until(lambda: answers(url), running, 2 * START_S)
+        yield Target(LITELLM, url, running.pid)
+
+
+def answers(url: str, model: str = MODEL) -> bool:
+    """Whether a chat completion comes back with 200."""
+    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    headers = {"authorization": f"Bearer {KEY}"}
+    try:
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json=body, headers=headers, timeout=10, trust_env=False
+        )
+    except httpx.TransportError:
+        return False
+    if answer.status_code != 200:
+        time.sleep(0.2)  # it is up and not ready: ask less often
+    return answer.status_code == 200

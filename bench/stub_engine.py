@@ -1,0 +1,223 @@
+"""A vLLM-shaped HTTP server that costs almost nothing, to measure what stands in front of it.
+
+It answers like `vllm serve` (same routes, same chunk shapes and sizes) but computes no tokens: a
+streamed answer is `max_tokens` events, one every `--itl-ms` (0: all at once), the first of them
+after `--ttft-ms`. Usage is reported when `stream_options.include_usage` asks for it.
+
+    python -m bench.stub_engine --port 9001 --itl-ms 20
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from typing import Any, cast
+
+import httptools
+import uvloop
+
+CHUNK = (
+    b'data: {"id":"chatcmpl-ad0d6f8cbe9276fe","object":"chat.completion.chunk",'
+    b'"created":1795227950,"model":"%s","choices":[{"index":0,"delta":{"content":" token"},'
+    b'"logprobs":null,"finish_reason":%s,"token_ids":null}]}\n\n'
+)
+USAGE = (
+    b'data: {"id":"chatcmpl-ad0d6f8cbe9276fe","object":"chat.completion.chunk",'
+    b'"created":1795227950,"model":"%s","choices":[],'
+    b'"usage":{"prompt_tokens":20,"total_tokens":%d,"completion_tokens":%d}}\n\n'
+)
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+METRICS = (
+    'vllm:num_requests_running{{engine="0",model_name="{model}"}} {running}.0\n'
+    'vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0\n'
+    'vllm:kv_cache_usage_perc{{engine="0",model_name="{model}"}} 0.0\n'
+)
+PROMPT_TOKENS = 20
+DEFAULT_TOKENS = 16
+
+
+class Stub:
+    """What all connections share: how to answer, and how many answers are under way."""
+
+    def __init__(self, model: str, ttft_s: float, itl_s: float) -> None:
+        self.model = model
+        self.ttft_s = ttft_s
+        self.itl_s = itl_s
+        self.running = 0
+        self.served = 0
+        self.chunk = CHUNK % (model.encode(), b"null")
+        self.last_chunk = CHUNK % (model.encode(), b'"length"')
+
+    def usage(self, tokens: int) -> bytes:
+        """Return the event that reports usage."""
+        return USAGE % (self.model.encode(), PROMPT_TOKENS + tokens, tokens)
+
+    def completion(self, tokens: int) -> bytes:
+        """Return a whole chat completion."""
+        answer = {
+            "id": "chatcmpl-ad2a9a2ab6f0728d",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": self.model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": " token" * tokens},
+                    "logprobs": None,
+                    "finish_reason": "length",
+                    "stop_reason": None,
+                }
+            ],
+            "usage": {
+                "prompt_tokens": PROMPT_TOKENS,
+                "total_tokens": PROMPT_TOKENS + tokens,
+                "completion_tokens": tokens,
+            },
+        }
+        return json.dumps(answer).encode()
+
+    def operations(self, path: bytes) -> tuple[bytes, bytes] | None:
+        """Return the body and content type of a path that is not inference, or None."""
+        if path in (b"/health", b"/ping"):
+            return b"", b"application/json"
+        if path == b"/metrics":
+            text = METRICS.format(model=self.model, running=self.running)
+            return text.encode(), b"text/plain"
+        answers: dict[bytes, dict[str, Any]] = {
+            b"/version": {"version": "0.0.0+stub"},
+            b"/stats": {"running": self.running, "served": self.served},
+            b"/v1/models": {
+                "object": "list",
+                "data": [
+                    {
+                        "id": self.model,
+                        "object": "model",
+                        "created": 1,
+                        "owned_by": "vllm",
+                        "max_model_len": 32768,
+                    }
+                ],
+            },
+        }
+        found = answers.get(path)
+        return None if found is None else (json.dumps(found).encode(), b"application/json")
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection; one answer at a time."""
+
+    def __init__(self, stub: Stub) -> None:
+        self._stub = stub
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._path = b""
+        self._body: list[bytes] = []
+        self._active = False
+        self._usage = False
+        self._tokens = self._sent = 0
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._transport.close()
+
+    def on_url(self, url: bytes) -> None:
+        self._path += url
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        path, body = self._path.split(b"?")[0], b"".join(self._body)
+        self._path, self._body = b"", []
+        if path in (b"/v1/chat/completions", b"/v1/completions"):
+            self._generate(body)
+        elif found := self._stub.operations(path):
+            self._respond(200, *found)
+        else:
+            self._respond(404, b'{"detail":"Not Found"}', b"application/json")
+
+    def _respond(self, status: int, body: bytes, kind: bytes) -> None:
+        self._transport.write(
+            b"HTTP/1.1 %d OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s"
+            % (status, kind, len(body), body)
+        )
+
+    def _generate(self, body: bytes) -> None:
+        request = json.loads(body)
+        wanted = request.get("max_tokens") or request.get("max_completion_tokens")
+        self._tokens = int(wanted or DEFAULT_TOKENS)
+        self._stub.served += 1
+        if not request.get("stream"):
+            self._respond(200, self._stub.completion(self._tokens), b"application/json")
+            return
+        self._stub.running += 1
+        self._active = True
+        self._usage = bool((request.get("stream_options") or {}).get("include_usage"))
+        self._sent = 0
+        self._transport.write(STREAM_HEAD)
+        self._due = self._loop.time() + self._stub.ttft_s
+        self._timer = self._loop.call_at(self._due, self._tick)
+
+    def _tick(self) -> None:
+        while self._sent < self._tokens:
+            self._sent += 1
+            last = self._sent == self._tokens
+            self._event(self._stub.last_chunk if last else self._stub.chunk)
+            if self._stub.itl_s and not last:
+                self._due += self._stub.itl_s
+                self._timer = self._loop.call_at(self._due, self._tick)
+                return
+        if self._usage:
+            self._event(self._stub.usage(self._tokens))
+        self._event(b"data: [DONE]\n\n")
+        self._transport.write(b"0\r\n\r\n")
+        self._end()
+
+    def _event(self, data: bytes) -> None:
+        self._transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._active:
+            self._active = False
+            self._stub.running -= 1
+
+
+async def serve(stub: Stub, host: str, port: int) -> None:
+    """Serve until cancelled."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(stub), host, port, backlog=4096)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """Entry point of the command."""
+    parser = argparse.ArgumentParser(description="A vLLM-shaped server that computes nothing.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9001)
+    parser.add_argument("--model", default="stub")
+    parser.add_argument("--ttft-ms", type=float, default=0.0)
+    parser.add_argument("--itl-ms", type=float, default=0.0)
+    options = parser.parse_args()
+    stub = Stub(options.model, options.ttft_ms / 1000, options.itl_ms / 1000)
+    uvloop.run(serve(stub, options.host, options.port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench import children, proc
+from bench.children import StartError, child, environment, wait_until
+
+SLEEP = "import time; time.sleep(60)"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "WORK", tmp_path)
+    monkeypatch.setattr(children, "ROOT", tmp_path)
+
+
+def test_a_child_is_gone_when_the_body_is_left_whatever_happens() -> None:
+    pids = []
+
+    def interrupted() -> None:
+        with child("c", [sys.executable, "-c", SLEEP]) as running:
+            pids.append(running.pid)
+            assert not running.ended
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not psutil.pid_exists(pids[0])
+
+
+@pytest.mark.slow
+def test_what_a_child_leaves_in_its_group_is_ended_with_it(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys; "
+        f"print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid, flush=True)"
+    )
+    with child("c", [sys.executable, "-c", program]) as running:
+        os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
+        grandchild = int((tmp_path / "log" / "c.log").read_text())
+        assert psutil.pid_exists(grandchild)
+
+    assert _is_gone(grandchild)
+
+
+def test_a_child_that_ends_before_it_answers_is_named() -> None:
+    with (
+        child("peer", [sys.executable, "-c", ""]) as running,
+        pytest.raises(StartError, match=r"peer ended; see log/peer\.log"),
+    ):
+        wait_until(lambda: False, running, 10)
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    with pytest.raises(StartError, match="peer could not be run"), child("peer", ["/nonexistent"]):
+        pass
+
+
+def test_settings_of_a_developer_do_not_reach_the_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GATEWAY_SERVER__PORT", "1")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+
+    env = environment(GATEWAY_API_KEYS="k")
+
+    assert {name for name in env if name.startswith("GATEWAY_")} == {"GATEWAY_API_KEYS"}
+    assert "PYTHONDONTWRITEBYTECODE" not in env
+
+
+def test_what_proc_says_of_a_family() -> None:
+    with child("c", [sys.executable, "-c", SLEEP]) as running:
+        assert running.pid in proc.family(os.getpid())
+        assert proc.rss_kib([running.pid]) > 0
+    assert proc.cpu_seconds([os.getpid()]) > 0
+    assert proc.cpu_seconds([running.pid]) == proc.rss_kib([running.pid]) == 0
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        # It was killed; who reaps it is not ours to say.
+        return process.status() == psutil.STATUS_ZOMBIE or process.wait(10) is None
+    except psutil.NoSuchProcess:
+        return True

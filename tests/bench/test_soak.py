@@ -1,0 +1,81 @@
+from collections import Counter
+
+import msgspec
+import pytest
+
+from bench.scenarios import ALWAYS_WHOLE, FAULTS, WEIGHTS, judge, name_of
+from bench.soak import Soaked, table
+from bench.soak_gateway import Leftovers
+
+OK = b"HTTP/1.1 200 OK\r\n"
+NOTHING = Leftovers(
+    permits=0,
+    leases=0,
+    exchanges=0,
+    engine_idle=0,
+    engine_lost=0,
+    client_connections=0,
+    server_tasks=0,
+    tasks=[],
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"", "HTTP none"),
+        (b"HTTP/1.1 404 X\r\n\r\n", "HTTP 404"),
+        (OK + b"Content-Length: 2\r\n\r\n{}", "whole"),
+        (OK + b"content-length: 3\r\n\r\n{}", "truncated"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", "whole"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n", "truncated"),
+        (OK + b'transfer-encoding: chunked\r\n\r\n9\r\ndata: {"error":1}\n\n', "error event"),
+    ],
+)
+def test_an_answer_is_judged_by_its_framing(answer: bytes, expected: str) -> None:
+    assert judge(answer) == expected
+
+
+def test_the_scenarios_that_must_be_whole_are_among_those_that_are_played() -> None:
+    assert set(ALWAYS_WHOLE) < {name_of(scenario) for scenario in WEIGHTS}
+    assert len(set(FAULTS)) == len(FAULTS)
+
+
+def test_idle_connections_are_no_leak() -> None:
+    assert msgspec.structs.replace(NOTHING, engine_idle=7).clean
+
+
+@pytest.mark.parametrize(
+    "leak", [name for name in NOTHING.__struct_fields__ if name != "engine_idle"]
+)
+def test_everything_else_is(leak: str) -> None:
+    assert NOTHING.clean
+    left = ["a task"] if leak == "tasks" else 1
+    assert not msgspec.structs.replace(NOTHING, **{leak: left}).clean
+
+
+def test_the_trend_of_memory_leaves_out_the_first_minute() -> None:
+    rising = [(float(second), 1000 * second) for second in range(60)]
+    flat = [(60.0 + second, 60_000 + second) for second in range(120)]
+
+    soaked = Soaked(3, 1, 1, rss=rising + flat)
+
+    assert soaked.slope_kib_per_min == pytest.approx(60)
+    assert soaked.rss_mib_at(60) == pytest.approx(60_000 / 1024)
+    assert soaked.rss_mib_at(1000) is None
+
+
+def test_a_good_request_that_failed_spoils_the_run() -> None:
+    outcomes = Counter({("good stream", "whole"): 5, ("good stream", "truncated"): 2})
+    outcomes[("wrong key", "HTTP 401")] = 9
+
+    soaked = Soaked(1, 2, 3, outcomes, leftovers=NOTHING)
+
+    outcomes[("slow reader", "no end")] = 1
+
+    assert soaked.spoiled == 3
+    rows = {row[0]: row[1] for row in table(soaked).rows}
+    assert rows["good requests that failed, and any without an end"] == "3"
+    assert rows["requests"] == "17"
+    assert rows["left open: tasks"] == "0"
+    assert rows["wrong key: HTTP 401"] == "9"

@@ -48,6 +48,8 @@ class EventStream:
                 await exchange.body(kept, more=True)
             raise
         rest = self._meter.pass_on(self._held) if self._held else b""
+        if rest:
+            self._time()
         await exchange.body(rest + self._meter.flush(), more=False)
 
     def deliver(self, data: bytes) -> bool:
@@ -66,13 +68,17 @@ class EventStream:
         data = self._meter.pass_on(data)
         if not data:
             return True
+        self._time()
+        return self._exchange.push(data)
+
+    def _time(self) -> None:
+        """Note that something goes out now."""
         now = perf_counter()
         if self._last:
             self._gaps.observe(now - self._last)
         else:
             self._exchange.record.ttft_s = now - self._exchange.record.started
         self._last = now
-        return self._exchange.push(data)
 
 
 class KeepAlive:

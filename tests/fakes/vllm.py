@@ -40,16 +40,41 @@ class Seen:
         return json.loads(self.body)
 
 
-def chunk(model: str, delta: dict[str, str], finish: str | None = None) -> bytes:
+FINGERPRINT = "vllm-0.32.0-tp1-fake"
+
+
+def chunk(
+    model: str, delta: dict[str, str], finish: str | None = None, *, index: int = 0, **more: Any
+) -> bytes:
     """One event of a streamed chat completion, as vLLM writes it."""
     data = {
         "id": "chatcmpl-fake",
         "object": "chat.completion.chunk",
         "created": 1795227950,
         "model": model,
-        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
+        "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}],
+        **more,
     }
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def chat_stream(model: str, *, choices: int = 1, usage: bool = False) -> list[bytes]:
+    """The events of a streamed chat completion; with `usage`, the fingerprint moves (vLLM 0.32)."""
+    mark = {} if usage else {"system_fingerprint": FINGERPRINT}
+    events = [chunk(model, {"role": "assistant", "content": ""}, index=n) for n in range(choices)]
+    for n in range(choices):
+        events += [chunk(model, {"content": word}, index=n) for word in ("hello", " there")]
+        events.append(chunk(model, {}, "stop", index=n, **mark))
+    if usage:
+        told = {
+            "prompt_tokens": 3,
+            "total_tokens": 3 + 2 * choices,
+            "completion_tokens": 2 * choices,
+        }
+        last = json.loads(chunk(model, {})[6:])
+        last |= {"choices": [], "usage": told, "system_fingerprint": FINGERPRINT}
+        events.append(b"data: " + json.dumps(last, separators=(",", ":")).encode() + b"\n\n")
+    return [*events, b"data: [DONE]\n\n"]
 
 
 def completion(model: str, text: str) -> bytes:
@@ -217,10 +242,9 @@ class Fake:
         if not body.get("stream"):
             return self._plain(writer, completion(self.model, "hello"))
         self._stream_head(writer)
-        for word in ("hello", " there"):
-            await self._chunk(writer, chunk(self.model, {"content": word}))
-        await self._chunk(writer, chunk(self.model, {}, "stop"))
-        await self._chunk(writer, b"data: [DONE]\n\n")
+        usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        for event in chat_stream(self.model, choices=body.get("n") or 1, usage=usage):
+            await self._chunk(writer, event)
         writer.write(b"0\r\n\r\n")
         return True
 

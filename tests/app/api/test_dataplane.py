@@ -108,7 +108,7 @@ def test_endpoint_is_found_by_the_exact_path() -> None:
     assert endpoint_of("/v1/responses/a\n") is None
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD", "PATCH"])
 async def test_other_methods_are_405_with_allow(gateway: Gateway, fake: Fake, method: str) -> None:
     response = await gateway.client.request(method, "/v1/chat/completions")
     assert response.status_code == 405
@@ -354,15 +354,18 @@ async def test_keys_are_in_no_log_and_no_answer(
 
 
 async def test_every_request_leaves_one_line(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
+    gateway: Gateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level("INFO", "gateway.access")
     await gateway.chat()
     await gateway.chat("nope")
-    lines = [r.getMessage() for r in caplog.records if r.name == "gateway.access"]
-    assert len(lines) == 2
+    await gateway.client.get("/v1/chat/completions")
+    gateway.state.access.flush()
+    lines = [line.split(" access: ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert len(lines) == 3
     assert lines[0].startswith("200 /v1/chat/completions model=demo engine=demo-0 key=key-")
+    assert " tokens=3+2 " in lines[0]
     assert lines[1].startswith("404 /v1/chat/completions model=unknown engine=- key=key-")
+    assert lines[2].startswith("405 /v1/chat/completions model=unknown engine=- key=- tokens=- ")
 
 
 async def test_open_gateway_needs_no_key(tmp_path: Path) -> None:

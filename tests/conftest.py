@@ -39,7 +39,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("gateway")
     quick = {"first_byte_s": 0.5, "stall_s": 0.5}
     models = [
-        {"name": "demo", "aliases": ["gpt-4o-mini"], "engines": [ENGINE]},
+        {
+            "name": "demo",
+            "aliases": ["gpt-4o-mini"],
+            "max_choices": 1024,  # what the cancellation tests ask for
+            "engines": [ENGINE],
+        },
         {"name": "faulty", "engines": [remote(f"http://127.0.0.1:{fake_port}", timeouts=quick)]},
         {"name": "dead", "engines": [remote(f"http://127.0.0.1:{free_port()}")]},
     ]

@@ -7,6 +7,7 @@ list, so no client reaches them through us, whatever an engine was started with.
 import re
 from collections.abc import Awaitable
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.relay.relay import Endpoint, Relay
@@ -56,6 +57,9 @@ class DataPlane:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Relay what is on the list; `scope["path"]` never holds anything of the Host header."""
-        if scope["type"] == "http" and (endpoint := endpoint_of(scope["path"])) is not None:
-            return self._relay.serve(endpoint, scope, receive, send)
-        return self._app(scope, receive, send)
+        if scope["type"] != "http" or (endpoint := endpoint_of(scope["path"])) is None:
+            return self._app(scope, receive, send)
+        if scope["method"] == "OPTIONS":
+            allowed = ", ".join((*endpoint.methods, "OPTIONS"))
+            return Response(status_code=204, headers={"allow": allowed})(scope, receive, send)
+        return self._relay.serve(endpoint, scope, receive, send)

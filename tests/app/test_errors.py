@@ -32,7 +32,9 @@ CONTRACT = [
     ("GatewayError", 500, "internal_error", False),
 ]
 # The rows of the contract whose code comes with a wait, whichever class says it.
-WAITS = {"rate_limit_exceeded", "engine_overloaded", "engine_unavailable"}
+WAITS = {
+    "rate_limit_exceeded", "engine_overloaded", "engine_unavailable", "too_many_connections",
+}  # fmt: skip
 # https://docs.claude.com/en/api/errors
 ANTHROPIC_TYPES = {
     "invalid_request_error",

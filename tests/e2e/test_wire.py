@@ -48,7 +48,7 @@ def test_curl_sees_the_story(gateway: Deployment) -> None:
 
 def test_first_token_is_there_while_vllm_still_generates(gateway: Deployment) -> None:
     """Not all at the end: seen by what runs, not by the clock."""
-    body = json.dumps(chat(stream=True, n=64, temperature=1.0, max_tokens=1900, ignore_eos=True))
+    body = json.dumps(chat(stream=True, n=512, temperature=1.0, max_tokens=1900, ignore_eos=True))
     with subprocess.Popen(
         ["curl", "-sN", *HEADERS, f"{gateway.url}/v1/chat/completions", "-d", body],
         stdout=subprocess.PIPE,

@@ -47,10 +47,23 @@ async def test_plain_answer_is_the_engines_bytes(gateway: Gateway, fake: Fake) -
     assert through.headers["content-length"] == straight.headers["content-length"]
 
 
-async def test_stream_is_the_engines_bytes(gateway: Gateway, fake: Fake) -> None:
-    through = await gateway.chat(stream=True)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 3},
+        {"stream_options": {"include_usage": False}},
+        {"stream_options": {"include_usage": True}},
+    ],
+)
+async def test_stream_is_what_a_direct_call_gets(
+    gateway: Gateway, fake: Fake, fields: dict[str, Any]
+) -> None:
+    through = await gateway.chat(stream=True, **fields)
+    assert fake.seen[-1].json["stream_options"] == {"include_usage": True}
     async with httpx.AsyncClient() as direct:
-        straight = await direct.post(f"{fake.url}/v1/chat/completions", content=fake.seen[-1].body)
+        body = {**fake.seen[-1].json, "stream_options": None, **fields}
+        straight = await direct.post(f"{fake.url}/v1/chat/completions", json=body)
     assert through.content == straight.content
     assert through.headers["content-type"] == straight.headers["content-type"]
     assert through.headers["x-accel-buffering"] == "no"

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 import uvloop
@@ -38,7 +39,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     )
     directory = tmp_path_factory.mktemp("gateway")
     quick = {"first_byte_s": 0.5, "stall_s": 0.5}
-    models = [
+    models: list[dict[str, Any]] = [
         {
             "name": "demo",
             "aliases": ["gpt-4o-mini"],

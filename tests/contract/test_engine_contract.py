@@ -20,7 +20,7 @@ from engines.spec import ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.fakes.vllm import Fake
 
-# Less than the work of `send_long` takes on vLLM, more than a busy machine leaves a process waiting.
+# Less than the work of `send_long` takes on vLLM, more than a busy machine lets a process wait.
 PATIENCE_S = 40.0
 FAKE_LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 

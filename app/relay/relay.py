@@ -105,7 +105,7 @@ class Relay:
         except asyncio.CancelledError:
             # uvicorn cancels what the drain did not see end; the task ends here in any case
             record.fault = "cut by the shutdown"
-            await exchange.fail(EngineUnavailable(SHUTTING_DOWN))
+            await self._tell(EngineUnavailable(SHUTTING_DOWN), exchange)
         except (Truncated, ClientStalled) as fault:
             record.fault = str(fault)
         except GatewayError as error:
@@ -190,10 +190,11 @@ class Relay:
             raise Truncated(str(error)) from None
 
     async def _tell(self, error: GatewayError, exchange: Exchange) -> None:
+        """Tell the client of a fault, unless it does not even read that."""
         try:
             await exchange.fail(error)
         except ClientStalled as fault:
-            exchange.record.fault = f"{error.message}; {fault}"
+            log.debug("request %s: %s", exchange.record.request_id, fault)
 
     def _note(self, endpoint: Endpoint, record: RequestRecord) -> None:
         """Count the request and write its line."""

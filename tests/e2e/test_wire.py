@@ -146,6 +146,9 @@ def test_answer_is_the_engines_own_byte_for_byte(
         assert ours.status_code == theirs.status_code
         assert ours.headers["content-type"] == theirs.headers["content-type"]
         bytes_of = [VOLATILE.sub(b"", answer.content) for answer in (ours, theirs)]
+        if "n" in body or isinstance(body.get("prompt"), list):
+            # Several choices overtake each other; the events are the same.
+            bytes_of = [b"\n\n".join(sorted(one.split(b"\n\n"))) for one in bytes_of]
         if bytes_of[0] == bytes_of[1]:
             return
     assert bytes_of[0] == bytes_of[1]

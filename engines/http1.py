@@ -271,13 +271,13 @@ class _Connection(asyncio.Protocol):
             return
         self._answered = True
         self._last_byte = self._loop.time()
+        broken: EngineProtocolError | None = None
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # What one of our callbacks refused stands behind the parser's own error.
             reason = error.__context__ or error
-            self._fail(EngineProtocolError(f"{self._client.address} broke HTTP/1.1: {reason}"))
-            return
+            broken = EngineProtocolError(f"{self._client.address} broke HTTP/1.1: {reason}")
         if body := self._body:
             data = body[0] if len(body) == 1 else b"".join(body)
             body.clear()
@@ -286,6 +286,9 @@ class _Connection(asyncio.Protocol):
                 assert self._transport is not None
                 self._paused = True
                 self._transport.pause_reading()
+        if broken is not None:
+            self._fail(broken)
+            return
         if self._message_complete:
             self._finish(reusable=self._keep_alive)
 

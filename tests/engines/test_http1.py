@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -363,3 +364,133 @@ def test_address_of_a_url() -> None:
     assert Address.from_url("http://[::1]:81").host_header == "[::1]:81"
     assert Address.from_url("http://h").host_header == "h"
     assert Address.from_url("https://h/v/").prefix == "/v"
+
+
+# Pumping: the body is handed over as it comes
+
+
+async def test_pump_hands_over_every_byte_as_it_comes(client: Http1Client) -> None:
+    straight = await drain(await client.send(post(stream=True)))
+    response = await client.send(post(stream=True))
+    pieces: list[bytes] = []
+    ended: list[bool] = []
+
+    def sink(data: bytes) -> bool:
+        pieces.append(data)
+        ended.append(response.ended)
+        return True
+
+    assert await response.pump(sink)
+    assert b"".join(pieces) == straight
+    assert response.ended
+    assert not any(ended[:-1])
+
+
+async def test_pump_stops_when_the_sink_has_had_enough_and_goes_on_later(
+    client: Http1Client,
+) -> None:
+    response = await client.send(post(stream=True, fake="flood:1"))
+    pieces: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        pieces.append(data)
+        return False
+
+    pumps = 0
+    while not await response.pump(sink):
+        pumps += 1
+        await asyncio.sleep(0)
+    assert pumps > 1
+    assert sum(map(len, pieces)) > 64 * 16000
+
+
+async def test_what_comes_while_nobody_pumps_is_bounded(fake: Fake, client: Http1Client) -> None:
+    response = await client.send(post(stream=True, fake="flood:64"))
+    assert not await response.pump(lambda _: False)
+    held = 0
+    for _ in range(200):
+        await asyncio.sleep(0.001)
+        if response._size == held and held:
+            break
+        held = response._size
+    # One read of the socket may come on top of the bound; uvloop's are up to 256 KB.
+    assert http1.HIGH_WATER < held < 3 * http1.HIGH_WATER
+    response.close()
+    await fake.until_idle()
+
+
+async def test_pump_raises_what_broke_after_the_bytes_before(client: Http1Client) -> None:
+    response = await client.send(post(stream=True, fake="die:3"))
+    pieces: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        pieces.append(data)
+        return True
+
+    with pytest.raises(EngineDied):
+        await response.pump(sink)
+    assert b"".join(pieces).count(b"data: ") == 3
+
+
+async def test_bytes_before_broken_framing_in_the_same_read_are_not_lost() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"5\r\nfirst\r\nzz\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = Http1Client(Address(host="127.0.0.1", port=port), Timeouts())
+        response = await client.send(EngineRequest("GET", "/", (), b""))
+        received, error = await drain_until_error(response)
+        client.close()
+    assert received == b"first"
+    assert isinstance(error, EngineProtocolError)
+
+
+async def test_what_the_sink_raises_comes_out_of_pump(fake: Fake, client: Http1Client) -> None:
+    response = await client.send(post(stream=True, fake="pace:1"))
+
+    def sink(data: bytes) -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await response.pump(sink)
+    response.close()
+    await fake.until_idle()
+
+
+async def test_cancelled_pump_leaves_the_answer_to_be_closed(
+    fake: Fake, client: Http1Client
+) -> None:
+    response = await client.send(post(stream=True, fake="pace:1"))
+    pieces: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        pieces.append(data)
+        return True
+
+    pumping = asyncio.create_task(response.pump(sink))
+    while not pieces:
+        await asyncio.sleep(0.001)
+    pumping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pumping
+    response.close()
+    await fake.until_idle()
+
+
+async def test_engine_is_not_blamed_for_what_waits_in_our_own_socket(fake: Fake) -> None:
+    """A loop that was held up for longer than a timeout reads first and judges then."""
+    timeouts = Timeouts(connect_s=0.1, first_byte_s=0.1, stall_s=0.1)
+    client = Http1Client(Address.from_url(fake.url), timeouts)
+    await drain(await client.send(post()))
+    sending = asyncio.create_task(client.send(post()))
+    while len(fake.seen) < 2:
+        await asyncio.sleep(0)
+    # The fake shares this loop and has answered: its bytes are in our socket's buffer.
+    time.sleep(0.3)
+    assert (await sending).status == 200
+    client.close()

@@ -66,9 +66,9 @@ def remote(url: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, launcher: Sequence[str] | None = None
+    settings: Settings, launcher: Sequence[str] | None = None, *, settle: bool = True
 ) -> AsyncIterator[Gateway]:
-    """Run a gateway; it has settled when the body begins."""
+    """Run a gateway; unless told otherwise it has settled when the body begins."""
     app = create_app(settings, launcher=launcher)
     server = uvicorn_server(app)
     sock = listen(settings.server.host, settings.server.port)
@@ -80,7 +80,8 @@ async def running(
     await server.startup([sock])
     await server.on_tick(0)
     try:
-        await state.settled.wait()
+        if settle:
+            await state.settled.wait()
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}", headers=AUTH, timeout=20
         ) as client:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.api.dataplane import ENDPOINTS
 from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, Gateway, free_port, remote, running, settings_for
 
@@ -196,7 +198,7 @@ async def test_chunks_are_sent_on_as_they_come(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("fault", ["hang", "pace:5", "stall:1"])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/v1/messages"])
+@pytest.mark.parametrize("path", ENDPOINTS)
 async def test_disconnect_ends_the_engines_work(
     gateway: Gateway, fake: Fake, fault: str, path: str
 ) -> None:
@@ -208,12 +210,44 @@ async def test_disconnect_ends_the_engines_work(
     )
     await fake.until_running()
     writer.close()
-    await fake.until_idle(timeout=0.25)
+    await fake.until_idle()
     assert fake.aborted == 1
     await gateway.state.admission.idle()
     assert await gateway.metric("gateway_client_disconnects_total") == 1
     counted = {"model": "demo", "endpoint": path, "status": "499"}
     assert await gateway.metric("gateway_requests_total", **counted) == 1
+
+
+async def test_disconnect_while_the_engine_is_connected_to_ends_that(tmp_path: Path) -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        port = deaf.getsockname()[1]
+        # Whoever comes after the one that fits into the backlog waits for ever.
+        with socket.create_connection(("127.0.0.1", port)):
+            timeouts = {"connect_s": 600}
+            model = {
+                "name": "m",
+                "engines": [remote(f"http://127.0.0.1:{port}", timeouts=timeouts)],
+            }
+            app = running(settings_for(model, run_dir=tmp_path), settle=False)
+            async with app as gateway:
+                body = b'{"model":"m"}'
+                _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+                writer.write(
+                    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: %s\r\n"
+                    b"content-length: %d\r\n\r\n%s"
+                    % (AUTH["authorization"].encode(), len(body), body)
+                )
+                (replica,) = gateway.state.catalogue.models[0].replicas
+                async with asyncio.timeout(20):
+                    while replica.in_flight == 0:
+                        await asyncio.sleep(0.002)
+                    writer.close()
+                    while replica.in_flight:
+                        await asyncio.sleep(0.002)
+                    await gateway.state.admission.idle()
+                assert await gateway.metric("gateway_client_disconnects_total") == 1
 
 
 async def test_disconnect_before_the_body_is_whole_is_recorded(

@@ -14,15 +14,19 @@ from app.routing.catalogue import Bounds
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 # Where each endpoint says how many tokens it wants; the first one is set where none is given.
-# Completions have a default of their own, 16; messages must give a number.
+# Completions have a default of their own, 16, which null takes away; messages must give a number.
 _OUTPUT_FIELDS: dict[str, tuple[str, ...]] = {
     CHAT: ("max_tokens", "max_completion_tokens"),
     COMPLETIONS: ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
     "/v1/messages": ("max_tokens",),
 }
-_SET_IF_ABSENT = frozenset({CHAT, "/v1/responses"})
 _ABSENT = (b"", b"null")
+_SET_IF: dict[str, tuple[bytes, ...]] = {
+    CHAT: _ABSENT,
+    COMPLETIONS: (b"null",),
+    "/v1/responses": _ABSENT,
+}
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Members = Mapping[str, msgspec.Raw]
@@ -79,13 +83,12 @@ def _bound_output(
     bound: int,
     changes: dict[str, object],
 ) -> None:
-    given = False
-    for name in fields:
-        value = _value(members, name)
-        given = given or value not in _ABSENT
+    values = [_value(members, name) for name in fields]
+    for name, value in zip(fields, values, strict=True):
         if _is_over(value, bound):
             changes[name] = bound
-    if not given and endpoint in _SET_IF_ABSENT:
+    unbounded = _SET_IF.get(endpoint, ())
+    if all(value in unbounded for value in values):
         changes[fields[0]] = bound
 
 

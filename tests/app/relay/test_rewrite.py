@@ -321,6 +321,11 @@ class TestOutputTokens:
         raw = body_of(prompt='"x"')
         assert send(COMPLETIONS, raw, Bounds(output_tokens=100)) == (NOTHING, raw)
 
+    def test_a_completion_of_null_tokens_has_no_default(self) -> None:
+        """vLLM's 16 are for a request without the member; null is all that the model can."""
+        read = sent(COMPLETIONS, Bounds(output_tokens=100), max_tokens="null")
+        assert read == {"model": "demo", "max_tokens": 100}
+
     def test_messages_that_give_no_number_are_the_engines_to_refuse(self) -> None:
         for members in ({}, {"max_tokens": "null"}):
             raw = body_of(**members)

@@ -27,6 +27,10 @@ _SET_IF: dict[str, tuple[bytes, ...]] = {
     COMPLETIONS: (b"null",),
     "/v1/responses": _ABSENT,
 }
+_PLAIN = {b"": None, b"null": None, b"true": True, b"false": False}
+# What else is true and false for pydantic, with which vLLM reads; words in any case.
+_TRUE = frozenset({1, "1", "on", "t", "true", "y", "yes"})
+_FALSE = frozenset({0, "0", "off", "f", "false", "n", "no"})
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Members = Mapping[str, msgspec.Raw]
@@ -73,7 +77,7 @@ def rewrite(endpoint: str, members: Members, bounds: Bounds) -> Rewrite:
 
 def is_stream(members: Members) -> bool:
     """Whether a request asks for its answer as a stream."""
-    return _value(members, "stream") == b"true"
+    return _truth(_value(members, "stream")) is True
 
 
 def _bound_output(
@@ -108,10 +112,24 @@ def _with_usage(options: bytes) -> dict[str, object] | None:
         members = _object.decode(options)
     except msgspec.DecodeError:
         return None
-    if _value(members, "include_usage") not in (*_ABSENT, b"false"):
+    asked = _value(members, "include_usage")
+    if asked not in _ABSENT and _truth(asked) is not False:
         return None
     kept = {name: raw for name, raw in members.items() if name != "continuous_usage_stats"}
     return {**kept, "include_usage": True}
+
+
+def _truth(value: bytes) -> bool | None:
+    """Return what a JSON value says to a yes-or-no question of vLLM's; None where it refuses it."""
+    if value in _PLAIN:
+        return _PLAIN[value]
+    try:
+        said = msgspec.json.decode(value, type=str | float)
+    except msgspec.DecodeError:
+        return None
+    if isinstance(said, str):
+        said = said.lower()
+    return True if said in _TRUE else False if said in _FALSE else None
 
 
 def _is_over(value: bytes, bound: int) -> bool:

@@ -42,6 +42,7 @@ WIDE = Bounds(choices=4, output_tokens=100)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # How vLLM reads a number of the request: JSON as Python has it, then pydantic.
 _number = TypeAdapter(int | None)
+_truth = TypeAdapter(bool | None)
 
 
 def vllm_reads(value: str) -> int | None:
@@ -80,6 +81,8 @@ class TestAskingForUsage:
             ("{}", {"include_usage": True}),
             ('{"include_usage":false}', {"include_usage": True}),
             ('{"include_usage":null}', {"include_usage": True}),
+            ('{"include_usage":0}', {"include_usage": True}),
+            ('{"include_usage":"False"}', {"include_usage": True}),
             ('{ "include_usage" : false }', {"include_usage": True}),
             ('{"include_usage":true,"include_usage":false}', {"include_usage": True}),
             ('{"include_\\u0075sage":false}', {"include_usage": True}),
@@ -113,6 +116,8 @@ class TestAskingForUsage:
             '{"include_usage":true}',
             '{"include_usage":true,"continuous_usage_stats":true,"x":1}',
             '{"include_usage":false,"include_usage":true}',
+            '{"include_usage":1}',
+            '{"include_usage":"yes"}',
             '{"include_\\u0075sage":true}',
         ],
     )
@@ -175,6 +180,8 @@ class TestAskingForUsage:
             (b'{"model":"demo","stream" :\n true }', True),
             (b'{"model":"demo","stream":false,"stream":true}', True),
             (b'{"model":"demo","str\\u0065am":true}', True),
+            (b'{"model":"demo","stream":1}', True),
+            (b'{"model":"demo","stream":"True"}', True),
             (b'{"model":"demo","stream":true,"stream":false}', False),
             (b'{"model":"demo","stream":null}', False),
             (b'{"model":"demo","x":{"stream":true}}', False),
@@ -184,6 +191,32 @@ class TestAskingForUsage:
     )
     def test_a_stream_is_what_the_engine_takes_for_one(self, raw: bytes, stream: bool) -> None:
         assert is_stream(parse(b"", raw).members) is stream
+
+
+WORDS = st.sampled_from(["0", "1", "on", "off", "t", "f", "true", "false", "y", "n", "yes", "no"])
+
+
+@given(
+    value=st.sampled_from(
+        ["null", "true", "false", "1", "0", "1.0", "0.0", "-0", "10e-1", "1e0", "2", "-1", "0.5"]
+    )
+    | st.sampled_from(["1e400", "[]", "[1]", "{}", '""', '"1.0"', '" true"', '"tr\\u0075e"'])
+    | st.sampled_from(["9" * 30, "1.00000000000000000001", '"2"', '"yes "', '"K"'])
+    | st.tuples(WORDS, st.sampled_from([str.lower, str.upper, str.title])).map(
+        lambda pair: json.dumps(pair[1](pair[0]))
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_truth_is_what_the_engine_takes_for_it(value: str) -> None:
+    """Else a stream would go unmetered because of how its client writes `true`."""
+    try:
+        read = _truth.validate_python(json.loads(value))
+    except ValidationError:
+        read = None
+    assert is_stream(parse(b"", body_of(stream=value)).members) is (read is True)
+    options = f'{{"include_usage":{value}}}'
+    plan, _ = send(CHAT, body_of(stream="true", stream_options=options))
+    assert plan.withhold_usage is (read is False or value == "null")
 
 
 class TestChoices:

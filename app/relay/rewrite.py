@@ -21,6 +21,7 @@ _OUTPUT_FIELDS: dict[str, tuple[str, ...]] = {
     "/v1/responses": ("max_output_tokens",),
     "/v1/messages": ("max_tokens",),
 }
+_PROMPTS = ("prompt", "prompt_embeds")
 _ABSENT = (b"", b"null")
 _SET_IF: dict[str, tuple[bytes, ...]] = {
     CHAT: _ABSENT,
@@ -59,7 +60,7 @@ def rewrite(endpoint: str, members: Members, bounds: Bounds) -> Rewrite:
     one_choice = True
     if endpoint in (CHAT, COMPLETIONS):
         # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
-        one_choice = not _value(members, "prompt").startswith(b"[")
+        one_choice = not any(_value(members, name).startswith(b"[") for name in _PROMPTS)
         if "n" in members:
             n = _value(members, "n")
             one_choice = one_choice and n in (b"null", b"1")

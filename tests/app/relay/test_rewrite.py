@@ -234,6 +234,8 @@ class TestChoices:
             ({"prompt": '["a","b"]'}, False),
             ({"prompt": " [ [1], [2] ]"}, False),
             ({"prompt": '["a","b"]', "n": "1"}, False),
+            ({"prompt_embeds": '"AAAA"'}, True),
+            ({"prompt_embeds": '["AAAA","BBBB"]'}, False),
         ],
     )
     @pytest.mark.parametrize("stream", ["true", "false"])

@@ -14,15 +14,24 @@ from app.routing.catalogue import Bounds
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 # Where each endpoint says how many tokens it wants; the first one is set where none is given.
-# Completions have a default of their own, 16; messages must give a number.
+# Completions have a default of their own, 16, which null takes away; messages must give a number.
 _OUTPUT_FIELDS: dict[str, tuple[str, ...]] = {
     CHAT: ("max_tokens", "max_completion_tokens"),
     COMPLETIONS: ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
     "/v1/messages": ("max_tokens",),
 }
-_SET_IF_ABSENT = frozenset({CHAT, "/v1/responses"})
+_PROMPTS = ("prompt", "prompt_embeds")
 _ABSENT = (b"", b"null")
+_SET_IF: dict[str, tuple[bytes, ...]] = {
+    CHAT: _ABSENT,
+    COMPLETIONS: (b"null",),
+    "/v1/responses": _ABSENT,
+}
+_PLAIN = {b"": None, b"null": None, b"true": True, b"false": False}
+# What else is true and false for pydantic, with which vLLM reads; words in any case.
+_TRUE = frozenset({1, "1", "on", "t", "true", "y", "yes"})
+_FALSE = frozenset({0, "0", "off", "f", "false", "n", "no"})
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Members = Mapping[str, msgspec.Raw]
@@ -51,7 +60,7 @@ def rewrite(endpoint: str, members: Members, bounds: Bounds) -> Rewrite:
     one_choice = True
     if endpoint in (CHAT, COMPLETIONS):
         # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
-        one_choice = not _value(members, "prompt").startswith(b"[")
+        one_choice = not any(_value(members, name).startswith(b"[") for name in _PROMPTS)
         if "n" in members:
             n = _value(members, "n")
             one_choice = one_choice and n in (b"null", b"1")
@@ -69,7 +78,7 @@ def rewrite(endpoint: str, members: Members, bounds: Bounds) -> Rewrite:
 
 def is_stream(members: Members) -> bool:
     """Whether a request asks for its answer as a stream."""
-    return _value(members, "stream") == b"true"
+    return _truth(_value(members, "stream")) is True
 
 
 def _bound_output(
@@ -79,13 +88,12 @@ def _bound_output(
     bound: int,
     changes: dict[str, object],
 ) -> None:
-    given = False
-    for name in fields:
-        value = _value(members, name)
-        given = given or value not in _ABSENT
+    values = [_value(members, name) for name in fields]
+    for name, value in zip(fields, values, strict=True):
         if _is_over(value, bound):
             changes[name] = bound
-    if not given and endpoint in _SET_IF_ABSENT:
+    unbounded = _SET_IF.get(endpoint, ())
+    if all(value in unbounded for value in values):
         changes[fields[0]] = bound
 
 
@@ -105,10 +113,24 @@ def _with_usage(options: bytes) -> dict[str, object] | None:
         members = _object.decode(options)
     except msgspec.DecodeError:
         return None
-    if _value(members, "include_usage") not in (*_ABSENT, b"false"):
+    asked = _value(members, "include_usage")
+    if asked not in _ABSENT and _truth(asked) is not False:
         return None
     kept = {name: raw for name, raw in members.items() if name != "continuous_usage_stats"}
     return {**kept, "include_usage": True}
+
+
+def _truth(value: bytes) -> bool | None:
+    """Return what a JSON value says to a yes-or-no question of vLLM's; None where it refuses it."""
+    if value in _PLAIN:
+        return _PLAIN[value]
+    try:
+        said = msgspec.json.decode(value, type=str | float)
+    except msgspec.DecodeError:
+        return None
+    if isinstance(said, str):
+        said = said.lower()
+    return True if said in _TRUE else False if said in _FALSE else None
 
 
 def _is_over(value: bytes, bound: int) -> bool:

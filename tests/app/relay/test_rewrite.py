@@ -1,0 +1,478 @@
+"""What of a request is changed on its way to the engine: what must be, and not a byte more."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from app.relay.body import parse
+from app.relay.rewrite import CHAT, COMPLETIONS, NOTHING, Rewrite, is_stream, rewrite
+from app.routing.catalogue import Bounds
+
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+GENERATING = (CHAT, COMPLETIONS)
+# Every endpoint that says how many tokens it wants, and where.
+OUTPUT_FIELDS = [
+    (CHAT, "max_tokens"),
+    (CHAT, "max_completion_tokens"),
+    (COMPLETIONS, "max_tokens"),
+    (RESPONSES, "max_output_tokens"),
+    (MESSAGES, "max_tokens"),
+]
+# Where none is given, the engine would take all that the model can.
+SET_WHERE_ABSENT = [(CHAT, "max_tokens"), (RESPONSES, "max_output_tokens")]
+OTHER_ENDPOINTS = [
+    "/v1/embeddings",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/audio/transcriptions",
+    "/tokenize",
+    "/detokenize",
+    "/pooling",
+    "/classify",
+    "",
+]
+WIDE = Bounds(choices=4, output_tokens=100)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# How vLLM reads a number of the request: JSON as Python has it, then pydantic.
+_number = TypeAdapter(int | None)
+_truth = TypeAdapter(bool | None)
+
+
+def vllm_reads(value: str) -> int | None:
+    """Return the number that vLLM takes a JSON value for; None where it refuses it."""
+    try:
+        return _number.validate_python(json.loads(value))
+    except ValidationError:
+        return None
+
+
+def body_of(**members: str) -> bytes:
+    """A JSON body of these members, given as JSON."""
+    pairs = [f'"{name}":{value}' for name, value in {"model": '"demo"', **members}.items()]
+    return ("{" + ",".join(pairs) + "}").encode()
+
+
+def send(endpoint: str, raw: bytes, bounds: Bounds = Bounds()) -> tuple[Rewrite, bytes]:  # noqa: B008
+    """Return what is decided for a body, and what the engine gets."""
+    body = parse(b"application/json", raw)
+    plan = rewrite(endpoint, body.members, bounds)
+    return plan, body.for_engine("demo", plan.changes)
+
+
+def sent(endpoint: str, bounds: Bounds = Bounds(), **members: str) -> Any:  # noqa: B008
+    """What the engine reads of a body of these members."""
+    return json.loads(send(endpoint, body_of(**members), bounds)[1])
+
+
+class TestAskingForUsage:
+    @pytest.mark.parametrize("endpoint", GENERATING)
+    @pytest.mark.parametrize(
+        ("options", "wanted"),
+        [
+            (None, {"include_usage": True}),
+            ("null", {"include_usage": True}),
+            ("{}", {"include_usage": True}),
+            ('{"include_usage":false}', {"include_usage": True}),
+            ('{"include_usage":null}', {"include_usage": True}),
+            ('{"include_usage":0}', {"include_usage": True}),
+            ('{"include_usage":"False"}', {"include_usage": True}),
+            ('{ "include_usage" : false }', {"include_usage": True}),
+            ('{"include_usage":true,"include_usage":false}', {"include_usage": True}),
+            ('{"include_\\u0075sage":false}', {"include_usage": True}),
+            ('{"continuous_usage_stats":true}', {"include_usage": True}),
+            (
+                '{"continuous_usage_stats":true,"include_usage":false}',
+                {"include_usage": True},
+            ),
+            (
+                '{"include_usage":false,"include_obfuscation":true,"x":{"include_usage":false}}',
+                {
+                    "include_usage": True,
+                    "include_obfuscation": True,
+                    "x": {"include_usage": False},
+                },
+            ),
+        ],
+    )
+    def test_a_stream_is_made_to_tell_its_usage_which_is_then_withheld(
+        self, endpoint: str, options: str | None, wanted: dict[str, Any]
+    ) -> None:
+        members = {"stream": "true"} | ({} if options is None else {"stream_options": options})
+        plan, raw = send(endpoint, body_of(**members))
+        assert json.loads(raw)["stream_options"] == wanted
+        assert plan.withhold_usage
+
+    @pytest.mark.parametrize("endpoint", GENERATING)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            '{"include_usage":true}',
+            '{"include_usage":true,"continuous_usage_stats":true,"x":1}',
+            '{"include_usage":false,"include_usage":true}',
+            '{"include_usage":1}',
+            '{"include_usage":"yes"}',
+            '{"include_\\u0075sage":true}',
+        ],
+    )
+    def test_a_client_that_asked_itself_gets_what_it_asked_for(
+        self, endpoint: str, options: str
+    ) -> None:
+        raw = body_of(stream="true", stream_options=options)
+        plan, engine_gets = send(endpoint, raw)
+        assert engine_gets is raw
+        assert not plan.withhold_usage
+
+    @pytest.mark.parametrize("endpoint", GENERATING)
+    @pytest.mark.parametrize(
+        "options",
+        [
+            "true",
+            "false",
+            "5",
+            "0",
+            '""',
+            '"include_usage"',
+            "[]",
+            '["include_usage"]',
+            '{"include_usage":5}',
+            '{"include_usage":[]}',
+            '{"include_usage":{}}',
+            '{"include_usage":"maybe"}',
+        ],
+    )
+    def test_options_that_the_engine_will_refuse_are_left_to_it(
+        self, endpoint: str, options: str
+    ) -> None:
+        raw = body_of(stream="true", stream_options=options)
+        plan, engine_gets = send(endpoint, raw)
+        assert engine_gets is raw
+        assert not plan.withhold_usage
+
+    @pytest.mark.parametrize("endpoint", GENERATING)
+    @pytest.mark.parametrize("stream", [None, "null", "false", "0", '"false"', "[]", '"stream"'])
+    @pytest.mark.parametrize("options", [None, "null", "{}", '{"include_usage":false}'])
+    def test_what_is_no_stream_tells_its_usage_anyway(
+        self, endpoint: str, stream: str | None, options: str | None
+    ) -> None:
+        """vLLM refuses stream options without a stream: adding them would break the request."""
+        members = {"stream": stream, "stream_options": options}
+        raw = body_of(**{name: value for name, value in members.items() if value is not None})
+        plan, engine_gets = send(endpoint, raw)
+        assert engine_gets is raw
+        assert plan == NOTHING
+
+    @pytest.mark.parametrize("endpoint", [RESPONSES, MESSAGES, *OTHER_ENDPOINTS])
+    def test_other_dialects_tell_their_usage_without_being_asked(self, endpoint: str) -> None:
+        raw = body_of(stream="true", stream_options='{"include_usage":false}', n="2")
+        assert send(endpoint, raw) == (NOTHING, raw)
+
+    @pytest.mark.parametrize(
+        ("raw", "stream"),
+        [
+            (b'{"model":"demo","stream":true}', True),
+            (b'{"model":"demo","stream" :\n true }', True),
+            (b'{"model":"demo","stream":false,"stream":true}', True),
+            (b'{"model":"demo","str\\u0065am":true}', True),
+            (b'{"model":"demo","stream":1}', True),
+            (b'{"model":"demo","stream":"True"}', True),
+            (b'{"model":"demo","stream":true,"stream":false}', False),
+            (b'{"model":"demo","stream":null}', False),
+            (b'{"model":"demo","x":{"stream":true}}', False),
+            (b'{"model":"demo","Stream":true}', False),
+            (b'{"model":"demo"}', False),
+        ],
+    )
+    def test_a_stream_is_what_the_engine_takes_for_one(self, raw: bytes, stream: bool) -> None:
+        assert is_stream(parse(b"", raw).members) is stream
+
+
+WORDS = st.sampled_from(["0", "1", "on", "off", "t", "f", "true", "false", "y", "n", "yes", "no"])
+
+
+@given(
+    value=st.sampled_from(
+        ["null", "true", "false", "1", "0", "1.0", "0.0", "-0", "10e-1", "1e0", "2", "-1", "0.5"]
+    )
+    | st.sampled_from(["1e400", "[]", "[1]", "{}", '""', '"1.0"', '" true"', '"tr\\u0075e"'])
+    | st.sampled_from(["9" * 30, "1.00000000000000000001", '"2"', '"yes "', '"K"'])
+    | st.tuples(WORDS, st.sampled_from([str.lower, str.upper, str.title])).map(
+        lambda pair: json.dumps(pair[1](pair[0]))
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_truth_is_what_the_engine_takes_for_it(value: str) -> None:
+    """Else a stream would go unmetered because of how its client writes `true`."""
+    try:
+        read = _truth.validate_python(json.loads(value))
+    except ValidationError:
+        read = None
+    assert is_stream(parse(b"", body_of(stream=value)).members) is (read is True)
+    options = f'{{"include_usage":{value}}}'
+    plan, _ = send(CHAT, body_of(stream="true", stream_options=options))
+    assert plan.withhold_usage is (read is False or value == "null")
+
+
+class TestChoices:
+    @pytest.mark.parametrize("endpoint", GENERATING)
+    @pytest.mark.parametrize(
+        ("members", "one"),
+        [
+            ({}, True),
+            ({"n": "1"}, True),
+            ({"n": "null"}, True),
+            ({"n": "2"}, False),
+            ({"n": '"2"'}, False),
+            ({"n": "1e1"}, False),
+            ({"prompt": '"[1]"'}, True),
+            ({"prompt": '["a","b"]'}, False),
+            ({"prompt": " [ [1], [2] ]"}, False),
+            ({"prompt": '["a","b"]', "n": "1"}, False),
+            ({"prompt_embeds": '"AAAA"'}, True),
+            ({"prompt_embeds": '["AAAA","BBBB"]'}, False),
+        ],
+    )
+    @pytest.mark.parametrize("stream", ["true", "false"])
+    def test_an_answer_of_several_choices_is_known_beforehand(
+        self, endpoint: str, members: dict[str, str], one: bool, stream: str
+    ) -> None:
+        plan, _ = send(endpoint, body_of(stream=stream, **members), WIDE)
+        assert plan.one_choice is one
+
+    @pytest.mark.parametrize("endpoint", GENERATING)
+    @pytest.mark.parametrize("n", ["5", "5.0", '"5"', '" 5 "', "5e0", "1e400", "9" * 5000])
+    def test_more_than_the_bound_are_lowered_to_it(self, endpoint: str, n: str) -> None:
+        assert sent(endpoint, Bounds(choices=4), n=n)["n"] == 4
+
+    @pytest.mark.parametrize("endpoint", GENERATING)
+    @pytest.mark.parametrize("n", ["null", "1", "4", "4.0", '"4"', "0", "-5", "true", "[9]", '"x"'])
+    def test_any_other_number_stays(self, endpoint: str, n: str) -> None:
+        raw = body_of(n=n)
+        assert send(endpoint, raw, Bounds(choices=4))[1] is raw
+
+    def test_where_none_is_given_none_is_set(self) -> None:
+        raw = body_of()
+        assert send(CHAT, raw, Bounds(choices=4)) == (NOTHING, raw)
+
+    @pytest.mark.parametrize("endpoint", [RESPONSES, MESSAGES, *OTHER_ENDPOINTS])
+    def test_other_endpoints_have_one(self, endpoint: str) -> None:
+        raw = body_of(n="99", prompt="[1]")
+        assert send(endpoint, raw, Bounds(choices=4)) == (NOTHING, raw)
+
+
+class TestOutputTokens:
+    @pytest.mark.parametrize(("endpoint", "name"), OUTPUT_FIELDS)
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "101",
+            "101.0",
+            "1.01e2",
+            "1e30",
+            "1e400",
+            "9" * 30,
+            "9" * 5000,
+            '"101"',
+            '"101.0"',
+            '" 101\\n"',
+            '"+101"',
+            '"1_000"',
+            '"\\u0031\\u0030\\u0031"',
+            '"' + "9" * 5000 + '"',
+        ],
+    )
+    def test_more_than_the_bound_is_lowered_to_it(
+        self, endpoint: str, name: str, value: str
+    ) -> None:
+        bounds = Bounds(output_tokens=100)
+        assert sent(endpoint, bounds, **{name: value}) == {"model": "demo", name: 100}
+
+    @pytest.mark.parametrize(("endpoint", "name"), OUTPUT_FIELDS)
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "100",
+            "100.0",
+            "1",
+            "0",
+            "-1",
+            "-1e400",
+            '"100"',
+            '"nan"',
+            '"NaN"',
+            '"-inf"',
+            '"many"',
+            '""',
+            "true",
+            "false",
+            "[]",
+            "[101]",
+            "{}",
+            '{"max_tokens":101}',
+        ],
+    )
+    def test_any_other_value_stays_for_the_engine_to_take_or_refuse(
+        self, endpoint: str, name: str, value: str
+    ) -> None:
+        raw = body_of(**{name: value})
+        assert send(endpoint, raw, Bounds(output_tokens=100))[1] is raw
+
+    @pytest.mark.parametrize(("endpoint", "name"), SET_WHERE_ABSENT)
+    @pytest.mark.parametrize("null", [True, False])
+    def test_where_none_is_given_the_bound_is_set(
+        self, endpoint: str, name: str, null: bool
+    ) -> None:
+        members = {name: "null"} if null else {}
+        assert sent(endpoint, Bounds(output_tokens=100), **members) == {"model": "demo", name: 100}
+
+    def test_one_of_two_names_is_enough(self) -> None:
+        for members in (
+            {"max_tokens": "5"},
+            {"max_completion_tokens": "5"},
+            {"max_tokens": "null", "max_completion_tokens": "5"},
+            {"max_tokens": "5", "max_completion_tokens": "null"},
+        ):
+            raw = body_of(**members)
+            assert send(CHAT, raw, Bounds(output_tokens=100))[1] is raw
+
+    def test_two_names_of_null_are_none_given(self) -> None:
+        read = sent(
+            CHAT, Bounds(output_tokens=100), max_tokens="null", max_completion_tokens="null"
+        )
+        assert read == {"model": "demo", "max_tokens": 100, "max_completion_tokens": None}
+
+    def test_both_names_are_bounded(self) -> None:
+        members = {"max_tokens": "101", "max_completion_tokens": "102"}
+        read = sent(CHAT, Bounds(output_tokens=100), **members)
+        assert read == {"model": "demo", "max_tokens": 100, "max_completion_tokens": 100}
+
+    def test_completions_have_a_low_default_of_their_own(self) -> None:
+        raw = body_of(prompt='"x"')
+        assert send(COMPLETIONS, raw, Bounds(output_tokens=100)) == (NOTHING, raw)
+
+    def test_a_completion_of_null_tokens_has_no_default(self) -> None:
+        """vLLM's 16 are for a request without the member; null is all that the model can."""
+        read = sent(COMPLETIONS, Bounds(output_tokens=100), max_tokens="null")
+        assert read == {"model": "demo", "max_tokens": 100}
+
+    def test_messages_that_give_no_number_are_the_engines_to_refuse(self) -> None:
+        for members in ({}, {"max_tokens": "null"}):
+            raw = body_of(**members)
+            assert send(MESSAGES, raw, Bounds(output_tokens=100)) == (NOTHING, raw)
+
+    @pytest.mark.parametrize("endpoint", OTHER_ENDPOINTS)
+    def test_other_endpoints_have_no_output_to_bound(self, endpoint: str) -> None:
+        raw = body_of(max_tokens="101", max_output_tokens="101")
+        assert send(endpoint, raw, Bounds(output_tokens=100)) == (NOTHING, raw)
+
+    @pytest.mark.parametrize(("endpoint", "name"), OUTPUT_FIELDS)
+    def test_without_a_bound_everything_stays(self, endpoint: str, name: str) -> None:
+        raw = body_of(n="9999", **{name: "9999999"})
+        assert send(endpoint, raw)[1] is raw
+
+
+# JSON values, among them all that pydantic takes for a number.
+DIGITS = st.sampled_from([*"0123456789_+-.eE ", "\\n", "\\u0031", "\u00a0"])
+NUMERALS = st.lists(DIGITS, max_size=8).map(lambda digits: f'"{"".join(digits)}"')
+NUMBERS = (
+    st.integers().map(str)
+    | st.integers(90, 110).map(str)
+    | st.integers(90, 110).map(lambda number: f'"{number}"')
+    | st.floats(allow_nan=False, allow_infinity=False).map(json.dumps)
+    | st.floats(90, 110).map(json.dumps)
+    | st.integers(-2, 12).map(lambda exponent: f"11e{exponent}")
+    | NUMERALS
+)
+VALUES = NUMBERS | st.sampled_from(["null", "true", "false", "[101]", "{}", '"101abc"', '"0x65"'])
+
+
+@pytest.mark.parametrize(("endpoint", "name"), [*OUTPUT_FIELDS, (CHAT, "n"), (COMPLETIONS, "n")])
+@given(value=VALUES)
+@example(value='"1_01"')
+@example(value='"0101.000"')
+@settings(max_examples=100, deadline=None)
+def test_no_number_that_the_engine_takes_is_over_the_bound(
+    endpoint: str, name: str, value: str
+) -> None:
+    raw = body_of(**{name: value})
+    _, engine_gets = send(endpoint, raw, Bounds(choices=100, output_tokens=100))
+    kept = bytes(_members.decode(engine_gets)[name]).decode()
+    before, after = vllm_reads(value), vllm_reads(kept)
+    if after is not None:
+        assert after <= 100
+    if before is not None:
+        assert after == min(before, 100)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+# Numbers that would not survive being read and written.
+EXACT = st.sampled_from(["1e400", "-0", "0.10", "9" * 40, '"\\u00e9\\/"', '{ "b":1 , "a":[ ] }'])
+TOUCHED = {
+    "model", "n", "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, "/v1/embeddings"])
+@given(
+    others=st.dictionaries(TEXT.filter(lambda name: name not in TOUCHED), JSON, max_size=4),
+    exact=EXACT,
+    touched=st.dictionaries(
+        st.sampled_from(sorted(TOUCHED - {"model", "stream_options"})), NUMBERS, max_size=3
+    ),
+    stream=st.booleans(),
+    ascii_only=st.booleans(),
+    served=st.sampled_from(["demo", "other"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_member_but_what_must_change_keeps_its_bytes_and_its_place(
+    endpoint: str,
+    others: dict[str, Any],
+    exact: str,
+    touched: dict[str, str],
+    stream: bool,
+    ascii_only: bool,
+    served: str,
+) -> None:
+    given = {name: json.dumps(value, ensure_ascii=ascii_only) for name, value in others.items()}
+    given |= {"model": '"demo"', "stream": json.dumps(stream), "exact": exact, **touched}
+    pairs = [f"{json.dumps(name)} : {value}" for name, value in given.items()]
+    body = parse(b"", ("{" + " , ".join(pairs) + "}").encode())
+    plan = rewrite(endpoint, body.members, WIDE)
+    members = _members.decode(body.for_engine(served, plan.changes))
+    assert list(members)[: len(given)] == list(given)
+    assert set(members) - set(given) <= TOUCHED
+    for name, value in given.items():
+        if name not in plan.changes and name != "model":
+            assert bytes(members[name]) == value.encode()
+    assert bytes(members["model"]) == f'"{served}"'.encode()
+
+
+def test_unknown_stream_options_keep_their_bytes() -> None:
+    options = '{"x":1e400,"include_usage":false,"y":{ "a" : 0.10 },"continuous_usage_stats":true}'
+    _, raw = send(CHAT, body_of(stream="true", stream_options=options, z="-0"))
+    wanted = '{"x":1e400,"include_usage":true,"y":{ "a" : 0.10 }}'
+    assert raw == body_of(stream="true", stream_options=wanted, z="-0")
+
+
+def test_one_plan_serves_every_engine_that_is_tried() -> None:
+    body = parse(b"", body_of(stream="true", n="9"))
+    plan = rewrite(CHAT, body.members, Bounds(choices=2))
+    for name in ("a", "b", "demo"):
+        wanted = {
+            "model": name,
+            "stream": True,
+            "n": 2,
+            "stream_options": {"include_usage": True},
+        }
+        assert json.loads(body.for_engine(name, plan.changes)) == wanted

@@ -129,6 +129,8 @@ class Http1Response:
             await self._waiter
         finally:
             self._sink = self._waiter = None
+        if self._pieces:
+            return False  # they came after the sink had said no
         if self._error is not None:
             raise self._error
         return self._complete

@@ -494,3 +494,31 @@ async def test_engine_is_not_blamed_for_what_waits_in_our_own_socket(fake: Fake)
     time.sleep(0.3)
     assert (await sending).status == 200
     client.close()
+
+
+@pytest.mark.parametrize("error", [None, EngineDied("gone")])
+async def test_pump_leaves_out_nothing_that_came_after_the_sink_said_no(
+    client: Http1Client, error: EngineError | None
+) -> None:
+    response = await client.send(post(fake="stall:0"))
+    got: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        got.append(data)
+        return False
+
+    pumping = asyncio.create_task(response.pump(sink))
+    await asyncio.sleep(0)
+    response.feed(b"one", False)
+    # Both before the task that pumps has been woken, as from a socket that is read several times.
+    response.feed(b"two", error is None)
+    if error is not None:
+        response.fail(error)
+    assert not await pumping
+    assert not await response.pump(sink)
+    assert got == [b"one", b"two"]
+    if error is None:
+        assert await response.pump(sink)
+    else:
+        with pytest.raises(EngineDied):
+            await response.pump(sink)

@@ -38,6 +38,9 @@ OTHER_ENDPOINTS = [
     "/classify",
     "",
 ]
+# More digits than Python's own int() reads.
+LONG = pytest.param("9" * 5000, id="endless")
+LONG_TEXT = pytest.param('"' + "9" * 5000 + '"', id="endless text")
 WIDE = Bounds(choices=4, output_tokens=100)
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # How vLLM reads a number of the request: JSON as Python has it, then pydantic.
@@ -246,7 +249,7 @@ class TestChoices:
         assert plan.one_choice is one
 
     @pytest.mark.parametrize("endpoint", GENERATING)
-    @pytest.mark.parametrize("n", ["5", "5.0", '"5"', '" 5 "', "5e0", "1e400", "9" * 5000])
+    @pytest.mark.parametrize("n", ["5", "5.0", '"5"', '" 5 "', "5e0", "1e400", LONG])
     def test_more_than_the_bound_are_lowered_to_it(self, endpoint: str, n: str) -> None:
         assert sent(endpoint, Bounds(choices=4), n=n)["n"] == 4
 
@@ -277,14 +280,14 @@ class TestOutputTokens:
             "1e30",
             "1e400",
             "9" * 30,
-            "9" * 5000,
+            LONG,
             '"101"',
             '"101.0"',
             '" 101\\n"',
             '"+101"',
             '"1_000"',
             '"\\u0031\\u0030\\u0031"',
-            '"' + "9" * 5000 + '"',
+            LONG_TEXT,
         ],
     )
     def test_more_than_the_bound_is_lowered_to_it(

@@ -22,7 +22,12 @@ LOOKALIKES = st.sampled_from(
     ['"usage":{"prompt_tokens":99}', "usage", '{"usage": {"total_tokens": 99}}', '\\"usage\\":{']
 )
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | LOOKALIKES,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | LOOKALIKES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from app.usage.reading import HOLDS_USAGE, Usage, estimate_prompt, read_usage
+from app.usage.reading import HOLDS_USAGE, UNREADABLE, Usage, estimate_prompt, read_usage
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _USAGE = b'"usage"'
@@ -120,7 +120,7 @@ def _data_of(event: bytes) -> bytes:
 def _as_usage_chunk(data: bytes) -> _UsageChunk | None:
     try:
         chunk = _usage_chunk.decode(data)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     return None if chunk.choices else chunk
 

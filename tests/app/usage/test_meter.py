@@ -398,6 +398,39 @@ class TestPassing:
             assert meter.usage == Usage(3, 2)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"choices":[],"usage":{"prompt_tokens":3},"system_fingerprint":"\xff"}',
+        b'{"choices":[],"usage":{"\xff":3}}',
+        b'{"choices":[],"usage":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+        b'{"choices":' + b"[" * 100_000 + b',"usage":{}}',
+    ],
+    ids=["fingerprint of no text", "name of no text", "deep", "deep and cut"],
+)
+def test_an_event_that_cannot_be_read_goes_on(data: bytes) -> None:
+    for withhold in (True, False):
+        stream = b"data: " + data + b"\n\n"
+        assert b"".join(carry(meter_for(withhold=withhold), [stream, DONE])) == stream + DONE
+
+
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            [b'"usage":{', b'"finish_reason":"', b"data: ", b'{"choices":', b"}", b"\n", b"\r\n"]
+        )
+        | st.binary(max_size=4)
+    ),
+    withhold=st.booleans(),
+    choices=st.integers(1, 2),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_pass(pieces: list[bytes], withhold: bool, choices: int) -> None:
+    stream = b"".join(pieces)
+    meter = meter_for(choices, withhold=withhold)
+    assert b"".join(carry(meter, pieces)) == stream
+
+
 class TestEstimates:
     """Of a stream that did not get to its end."""
 

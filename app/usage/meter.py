@@ -16,9 +16,10 @@ from app.usage.reading import HOLDS_USAGE, UNREADABLE, Usage, estimate_prompt, r
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _USAGE = b'"usage"'
-# A string, so the choice is finished: it is null before. vLLM writes no blank after the colon.
+# Names with their colons, which tells them from texts: vLLM writes no blank between. With a string
+# the choice is finished: it is null before.
 _FINISHED = b'"finish_reason":"'
-_FINGERPRINT = b'"system_fingerprint"'
+_FINGERPRINT = b'"system_fingerprint":'
 # Chunks that finish a choice wait for the fingerprint up to this many bytes, then go as they are.
 MAX_HELD = 256 * 1024
 

@@ -24,6 +24,7 @@ LOOKALIKES = [
     '\\"finish_reason\\":\\"stop\\"',
     "usage",
     "finish_reason",
+    "system_fingerprint",
     '"system_fingerprint":"x"}',
     "}",
     "\n\ndata: [DONE]\n\n",
@@ -177,6 +178,14 @@ class TestWithholding:
         for choices in (1, 2):
             meter = meter_for(choices, fingerprint=FINGERPRINT)
             assert b"".join(carry(meter, [finish, told, DONE])) == finish + DONE
+
+    def test_a_text_of_that_name_is_not_taken_for_it(self) -> None:
+        finish = chunk("demo", {"content": "system_fingerprint"}, "length")
+        told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
+        direct = chunk(
+            "demo", {"content": "system_fingerprint"}, "length", system_fingerprint=FINGERPRINT
+        )
+        assert b"".join(carry(meter_for(), [finish, told, DONE])) == direct + DONE
 
     @pytest.mark.parametrize(
         "fingerprint", ['say "hi"', "a\\b", "模型", "a\nb", "}", '"finish_reason":"']

@@ -53,7 +53,7 @@ class StreamMeter:
 
     def pass_on(self, events: bytes) -> bytes:
         """Return what of these whole events the client gets now."""
-        self.events += events.count(b"\n\n") or 1
+        self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
         if _USAGE not in events and not (self._withhold and (self._held or _FINISHED in events)):
             return events
         out: list[bytes] = []

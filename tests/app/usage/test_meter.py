@@ -458,6 +458,13 @@ class TestEstimates:
         carry(meter, [b"".join(events)] if together else events)
         assert meter.so_far(400, None) == Usage(100, count - 1, estimated=True)
 
+    @pytest.mark.parametrize("together", [True, False])
+    def test_events_with_crlf_lines_are_counted_alike(self, together: bool) -> None:
+        events = [chunk("demo", {"content": "x"}).replace(b"\n", b"\r\n")] * 5
+        meter = meter_for()
+        carry(meter, [b"".join(events)] if together else events)
+        assert meter.so_far(400, None) == Usage(100, 4, estimated=True)
+
     def test_what_the_engine_told_counts_where_it_is_more(self) -> None:
         usage = {
             "prompt_tokens": 30,

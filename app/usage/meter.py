@@ -44,7 +44,7 @@ class StreamMeter:
     def __init__(self, *, withhold: bool = False, one_choice: bool = True) -> None:
         self.usage: Usage | None = None
         self.events = 0
-        # What the engine called itself, the last time or this time.
+        # What the engine called itself, the last time or this time; "" if it said no name.
         self.fingerprint: str | None = None
         self._withhold = withhold
         self._one_choice = one_choice
@@ -83,9 +83,8 @@ class StreamMeter:
             if (usage := read_usage(data)) is not None:
                 self.usage = usage if self.usage is None else self.usage.merged(usage)
             if self._withhold and (chunk := _as_usage_chunk(data)) is not None:
-                if chunk.system_fingerprint is not None:
-                    self.fingerprint = chunk.system_fingerprint
-                    self._held = [_with_fingerprint(e, self.fingerprint) for e in self._held]
+                self.fingerprint = chunk.system_fingerprint or ""
+                self._held = [_with_fingerprint(e, self.fingerprint) for e in self._held]
                 out.append(self.flush())
                 return
         finishing = self._withhold and _FINISHED in event
@@ -128,7 +127,7 @@ def _as_usage_chunk(data: bytes) -> _UsageChunk | None:
 
 def _with_fingerprint(event: bytes, fingerprint: str) -> bytes:
     """Return a chunk as vLLM would have written it: a finishing one ends in the fingerprint."""
-    if _FINISHED not in event or _FINGERPRINT in event:
+    if not fingerprint or _FINISHED not in event or _FINGERPRINT in event:
         return event
     end = event.rfind(b"}")
     member = b',"system_fingerprint":' + msgspec.json.encode(fingerprint)

@@ -172,6 +172,15 @@ class TestWithholding:
         assert b"".join(carry(meter, [begun, finish, told, DONE])) == begun + finish + DONE
         assert meter.usage == Usage(3, 2)
 
+    def test_that_an_engine_has_no_fingerprint_is_learned(self) -> None:
+        """Else one that was started anew without would be said to have the old one for ever."""
+        finishes = [chunk("demo", {}, "stop", index=index) for index in (0, 1)]
+        events = [*finishes, usage_chunk({"prompt_tokens": 3}, None), DONE]
+        first = meter_for(2, fingerprint="before")
+        carry(first, events)
+        second = meter_for(2, fingerprint=first.fingerprint)
+        assert carry(second, events) == [*finishes, b"", DONE, b""]
+
     def test_a_fingerprint_that_is_there_already_is_not_put_in_again(self) -> None:
         finish = chunk("demo", {}, "stop", system_fingerprint="there")
         told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})

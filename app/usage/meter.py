@@ -129,6 +129,8 @@ def _with_fingerprint(event: bytes, fingerprint: str) -> bytes:
     """Return a chunk as vLLM would have written it: a finishing one ends in the fingerprint."""
     if not fingerprint or _FINISHED not in event or _FINGERPRINT in event:
         return event
+    if not event.endswith(b"\n"):
+        return event  # its end is still to come, or never will
     end = event.rfind(b"}")
     member = b',"system_fingerprint":' + msgspec.json.encode(fingerprint)
     return event[:end] + member + event[end:]

@@ -196,6 +196,14 @@ class TestWithholding:
         )
         assert b"".join(carry(meter_for(), [finish, told, DONE])) == direct + DONE
 
+    @pytest.mark.parametrize("choices", [1, 2])
+    def test_nothing_is_put_into_the_beginning_of_an_event(self, choices: int) -> None:
+        """An event over the limit of `whole_events` comes in parts; so does the one that is cut."""
+        event = chunk("demo", {"content": "x"}, "stop", index=1, more={"a": 1, "b": "c"})
+        beginning = event[: event.index(b',"b"')]
+        meter = meter_for(choices, fingerprint=FINGERPRINT)
+        assert b"".join(carry(meter, [beginning])) == beginning
+
     @pytest.mark.parametrize(
         "fingerprint", ['say "hi"', "a\\b", "模型", "a\nb", "}", '"finish_reason":"']
     )

@@ -209,7 +209,7 @@ WORDS = st.sampled_from(["0", "1", "on", "off", "t", "f", "true", "false", "y", 
         lambda pair: json.dumps(pair[1](pair[0]))
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_truth_is_what_the_engine_takes_for_it(value: str) -> None:
     """Else a stream would go unmetered because of how its client writes `true`."""
     try:
@@ -399,7 +399,7 @@ VALUES = NUMBERS | st.sampled_from(["null", "true", "false", "[101]", "{}", '"10
 @given(value=VALUES)
 @example(value='"1_01"')
 @example(value='"0101.000"')
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_number_that_the_engine_takes_is_over_the_bound(
     endpoint: str, name: str, value: str
 ) -> None:
@@ -437,7 +437,7 @@ TOUCHED = {
     ascii_only=st.booleans(),
     served=st.sampled_from(["demo", "other"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_member_but_what_must_change_keeps_its_bytes_and_its_place(
     endpoint: str,
     others: dict[str, Any],

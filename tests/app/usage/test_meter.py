@@ -327,7 +327,7 @@ class TestPassing:
         cuts=CUTS,
         crlf=st.booleans(),
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_every_byte_passes_and_usage_is_read(
         self, texts: list[str], choices: int, usage: bool, cuts: list[float], crlf: bool
     ) -> None:
@@ -450,7 +450,7 @@ def test_an_event_that_cannot_be_read_goes_on(data: bytes) -> None:
     withhold=st.booleans(),
     choices=st.integers(1, 2),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_pass(pieces: list[bytes], withhold: bool, choices: int) -> None:
     stream = b"".join(pieces)
     meter = meter_for(choices, withhold=withhold)

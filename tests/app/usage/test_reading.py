@@ -257,7 +257,7 @@ def test_a_number_that_no_counter_can_hold_is_no_count(name: str, tokens: int) -
         ),
     ).map(lambda pair: pair[0] + b"".join(pair[1]))
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_read_or_tell_nothing(body: bytes) -> None:
     for read in (read_usage(body), read_usage_of_tail(body)):
         assert read is None or read.prompt >= 0
@@ -335,7 +335,7 @@ class TestTail:
         assert read_usage_of_tail(tail) is None
 
     @given(tail=st.text(st.sampled_from('{}[]",: 1a'), max_size=80))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_any_tail_is_read_or_has_none(self, tail: str) -> None:
         read = read_usage_of_tail(b'"usage":{' + tail.encode())
         assert read is None or read.prompt >= 0

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 import msgspec
 
-from app.usage.reading import HOLDS_USAGE, Usage, estimate_prompt, read_usage
+from app.usage.reading import HOLDS_USAGE, UNREADABLE, Usage, estimate_prompt, read_usage
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _USAGE = b'"usage"'
-# A string, so the choice is finished: it is null before. vLLM writes no blank after the colon.
+# Names with their colons, which tells them from texts: vLLM writes no blank between. With a string
+# the choice is finished: it is null before.
 _FINISHED = b'"finish_reason":"'
-_FINGERPRINT = b'"system_fingerprint"'
+_FINGERPRINT = b'"system_fingerprint":'
 # Chunks that finish a choice wait for the fingerprint up to this many bytes, then go as they are.
 MAX_HELD = 256 * 1024
 
@@ -43,7 +44,7 @@ class StreamMeter:
     def __init__(self, *, withhold: bool = False, one_choice: bool = True) -> None:
         self.usage: Usage | None = None
         self.events = 0
-        # What the engine called itself, the last time or this time.
+        # What the engine called itself, the last time or this time; "" if it said no name.
         self.fingerprint: str | None = None
         self._withhold = withhold
         self._one_choice = one_choice
@@ -52,7 +53,7 @@ class StreamMeter:
 
     def pass_on(self, events: bytes) -> bytes:
         """Return what of these whole events the client gets now."""
-        self.events += events.count(b"\n\n") or 1
+        self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
         if _USAGE not in events and not (self._withhold and (self._held or _FINISHED in events)):
             return events
         out: list[bytes] = []
@@ -82,9 +83,8 @@ class StreamMeter:
             if (usage := read_usage(data)) is not None:
                 self.usage = usage if self.usage is None else self.usage.merged(usage)
             if self._withhold and (chunk := _as_usage_chunk(data)) is not None:
-                if chunk.system_fingerprint is not None:
-                    self.fingerprint = chunk.system_fingerprint
-                    self._held = [_with_fingerprint(e, self.fingerprint) for e in self._held]
+                self.fingerprint = chunk.system_fingerprint or ""
+                self._held = [_with_fingerprint(e, self.fingerprint) for e in self._held]
                 out.append(self.flush())
                 return
         finishing = self._withhold and _FINISHED in event
@@ -120,15 +120,17 @@ def _data_of(event: bytes) -> bytes:
 def _as_usage_chunk(data: bytes) -> _UsageChunk | None:
     try:
         chunk = _usage_chunk.decode(data)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     return None if chunk.choices else chunk
 
 
 def _with_fingerprint(event: bytes, fingerprint: str) -> bytes:
     """Return a chunk as vLLM would have written it: a finishing one ends in the fingerprint."""
-    if _FINISHED not in event or _FINGERPRINT in event:
+    if not fingerprint or _FINISHED not in event or _FINGERPRINT in event:
         return event
+    if not event.endswith(b"\n"):
+        return event  # its end is still to come, or never will
     end = event.rfind(b"}")
     member = b',"system_fingerprint":' + msgspec.json.encode(fingerprint)
     return event[:end] + member + event[end:]

@@ -8,6 +8,7 @@ Cohere rerank                         usage.total_tokens
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -49,23 +50,29 @@ def estimate_prompt(size: int, longest: int | None) -> int:
     return tokens if longest is None else min(tokens, longest)
 
 
+# What a metric, a float, counts without a loss; the bound keeps Python's endless integers out.
+_Count = Annotated[int, msgspec.Meta(ge=-(2**53) + 1, le=2**53 - 1)]
+# Bytes that say nothing that can be counted. A client's own JSON comes back in some answers.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: _Count | None = None
+    reasoning_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    total_tokens: _Count | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: _Count | None = None
+    output_tokens: _Count | None = None
     input_tokens_details: _Details | None = None
     output_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
 
 
 class _Inner(msgspec.Struct):
@@ -87,8 +94,8 @@ def read_usage(body: bytes) -> Usage | None:
     """Return what one JSON document, an answer or an event, says of its usage; None if nothing."""
     try:
         answer = _answer.decode(body)
-    except msgspec.DecodeError:
-        return None  # another shape: the engine told nothing that can be counted
+    except UNREADABLE:
+        return None  # another shape, or none: the engine told nothing that can be counted
     if answer.usage is not None:
         return _read(answer.usage)
     inner = answer.response or answer.message
@@ -104,7 +111,7 @@ def read_usage_of_tail(tail: bytes) -> Usage | None:
         return None
     try:
         return _read(_usage.decode(whole[0]))
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 

@@ -54,7 +54,7 @@ class TestRequestId:
         assert len({request_id([]) for _ in range(1000)}) == 1000
 
     @given(value=st.binary(max_size=140))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_whatever_a_client_sends_the_id_can_stand_in_a_line(self, value: bytes) -> None:
         assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", request_id([(b"x-request-id", value)]))
 
@@ -91,7 +91,7 @@ class TestLine:
         assert record(fault="the engine failed").line(0.1).endswith(" fault='the engine failed'")
 
     @given(fault=st.text(min_size=1))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_no_fault_breaks_the_line_or_reaches_the_terminal(self, fault: str) -> None:
         line = record(fault=fault).line(0.1)
         assert line.isprintable()

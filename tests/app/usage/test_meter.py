@@ -24,6 +24,7 @@ LOOKALIKES = [
     '\\"finish_reason\\":\\"stop\\"',
     "usage",
     "finish_reason",
+    "system_fingerprint",
     '"system_fingerprint":"x"}',
     "}",
     "\n\ndata: [DONE]\n\n",
@@ -171,12 +172,37 @@ class TestWithholding:
         assert b"".join(carry(meter, [begun, finish, told, DONE])) == begun + finish + DONE
         assert meter.usage == Usage(3, 2)
 
+    def test_that_an_engine_has_no_fingerprint_is_learned(self) -> None:
+        """Else one that was started anew without would be said to have the old one for ever."""
+        finishes = [chunk("demo", {}, "stop", index=index) for index in (0, 1)]
+        events = [*finishes, usage_chunk({"prompt_tokens": 3}, None), DONE]
+        first = meter_for(2, fingerprint="before")
+        carry(first, events)
+        second = meter_for(2, fingerprint=first.fingerprint)
+        assert carry(second, events) == [*finishes, b"", DONE, b""]
+
     def test_a_fingerprint_that_is_there_already_is_not_put_in_again(self) -> None:
         finish = chunk("demo", {}, "stop", system_fingerprint="there")
         told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
         for choices in (1, 2):
             meter = meter_for(choices, fingerprint=FINGERPRINT)
             assert b"".join(carry(meter, [finish, told, DONE])) == finish + DONE
+
+    def test_a_text_of_that_name_is_not_taken_for_it(self) -> None:
+        finish = chunk("demo", {"content": "system_fingerprint"}, "length")
+        told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
+        direct = chunk(
+            "demo", {"content": "system_fingerprint"}, "length", system_fingerprint=FINGERPRINT
+        )
+        assert b"".join(carry(meter_for(), [finish, told, DONE])) == direct + DONE
+
+    @pytest.mark.parametrize("choices", [1, 2])
+    def test_nothing_is_put_into_the_beginning_of_an_event(self, choices: int) -> None:
+        """An event over the limit of `whole_events` comes in parts; so does the one that is cut."""
+        event = chunk("demo", {"content": "x"}, "stop", index=1, more={"a": 1, "b": "c"})
+        beginning = event[: event.index(b',"b"')]
+        meter = meter_for(choices, fingerprint=FINGERPRINT)
+        assert b"".join(carry(meter, [beginning])) == beginning
 
     @pytest.mark.parametrize(
         "fingerprint", ['say "hi"', "a\\b", "模型", "a\nb", "}", '"finish_reason":"']
@@ -301,7 +327,7 @@ class TestPassing:
         cuts=CUTS,
         crlf=st.booleans(),
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_every_byte_passes_and_usage_is_read(
         self, texts: list[str], choices: int, usage: bool, cuts: list[float], crlf: bool
     ) -> None:
@@ -398,6 +424,39 @@ class TestPassing:
             assert meter.usage == Usage(3, 2)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"choices":[],"usage":{"prompt_tokens":3},"system_fingerprint":"\xff"}',
+        b'{"choices":[],"usage":{"\xff":3}}',
+        b'{"choices":[],"usage":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+        b'{"choices":' + b"[" * 100_000 + b',"usage":{}}',
+    ],
+    ids=["fingerprint of no text", "name of no text", "deep", "deep and cut"],
+)
+def test_an_event_that_cannot_be_read_goes_on(data: bytes) -> None:
+    for withhold in (True, False):
+        stream = b"data: " + data + b"\n\n"
+        assert b"".join(carry(meter_for(withhold=withhold), [stream, DONE])) == stream + DONE
+
+
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            [b'"usage":{', b'"finish_reason":"', b"data: ", b'{"choices":', b"}", b"\n", b"\r\n"]
+        )
+        | st.binary(max_size=4)
+    ),
+    withhold=st.booleans(),
+    choices=st.integers(1, 2),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_pass(pieces: list[bytes], withhold: bool, choices: int) -> None:
+    stream = b"".join(pieces)
+    meter = meter_for(choices, withhold=withhold)
+    assert b"".join(carry(meter, pieces)) == stream
+
+
 class TestEstimates:
     """Of a stream that did not get to its end."""
 
@@ -415,6 +474,13 @@ class TestEstimates:
         meter = meter_for(withhold=withhold)
         carry(meter, [b"".join(events)] if together else events)
         assert meter.so_far(400, None) == Usage(100, count - 1, estimated=True)
+
+    @pytest.mark.parametrize("together", [True, False])
+    def test_events_with_crlf_lines_are_counted_alike(self, together: bool) -> None:
+        events = [chunk("demo", {"content": "x"}).replace(b"\n", b"\r\n")] * 5
+        meter = meter_for()
+        carry(meter, [b"".join(events)] if together else events)
+        assert meter.so_far(400, None) == Usage(100, 4, estimated=True)
 
     def test_what_the_engine_told_counts_where_it_is_more(self) -> None:
         usage = {

@@ -22,7 +22,12 @@ LOOKALIKES = st.sampled_from(
     ['"usage":{"prompt_tokens":99}', "usage", '{"usage": {"total_tokens": 99}}', '\\"usage\\":{']
 )
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | LOOKALIKES,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | LOOKALIKES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -217,6 +222,47 @@ class TestOddNumbers:
         assert read_usage(body) is None
 
 
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"usage":{"prompt_tokens":3},"x":' + DEEP + b"}",
+        b'{"usage":{"prompt_tokens":3,"x":' + DEEP + b"}}",
+        DEEP,
+    ],
+)
+def test_an_answer_that_is_nested_too_deeply_tells_nothing(body: bytes) -> None:
+    """An answer repeats what a client sent, a schema for instance, a few levels further down."""
+    assert read_usage(body) is None
+
+
+@pytest.mark.parametrize(
+    "tokens", [2**53, 10**4000, -(10**4000)], ids=["inexact", "endless", "below"]
+)
+@pytest.mark.parametrize("name", ["prompt_tokens", "total_tokens", "output_tokens"])
+def test_a_number_that_no_counter_can_hold_is_no_count(name: str, tokens: int) -> None:
+    body = f'{{"usage":{{"{name}":{tokens}}}}}'.encode()
+    assert read_usage(body) is None
+    assert read_usage_of_tail(body) is None
+
+
+@given(
+    body=st.binary(max_size=40)
+    | st.tuples(
+        st.sampled_from([b"", b'{"usage":{', b'{"usage":{"prompt_tokens":', b'{"message":{']),
+        st.lists(
+            st.sampled_from([b"{", b"}", b"[", b'"', b":", b",", b"1", b"a", b"\xff", b"null"])
+        ),
+    ).map(lambda pair: pair[0] + b"".join(pair[1]))
+)
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_are_read_or_tell_nothing(body: bytes) -> None:
+    for read in (read_usage(body), read_usage_of_tail(body)):
+        assert read is None or read.prompt >= 0
+
+
 class TestMerging:
     def test_later_numbers_count_where_they_are_higher(self) -> None:
         assert Usage(10, 1, 4, 0).merged(Usage(0, 7, 0, 3)) == Usage(10, 7, 4, 3)
@@ -289,7 +335,7 @@ class TestTail:
         assert read_usage_of_tail(tail) is None
 
     @given(tail=st.text(st.sampled_from('{}[]",: 1a'), max_size=80))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     def test_any_tail_is_read_or_has_none(self, tail: str) -> None:
         read = read_usage_of_tail(b'"usage":{' + tail.encode())
         assert read is None or read.prompt >= 0

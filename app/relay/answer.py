@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.exchange import Exchange, Headers
 from app.relay.sse import as_event
-from app.usage.reading import TAIL_BYTES, WHOLE_BYTES, Usage, read_usage, read_usage_of_tail
+from app.usage.reading import WINDOW_BYTES, WHOLE_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
 log = logging.getLogger(__name__)
@@ -73,15 +73,17 @@ async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Heade
         return usage
     await exchange.start(answer.status, headers)
     await exchange.body(body, more=True)
-    tail = body
+    usage = read_usage_in(body)
+    window = body
     try:
         while not answer.ended:
             body = await answer.read()
-            tail = tail[-TAIL_BYTES:] + body
+            window = window[-WINDOW_BYTES:] + body
+            usage = read_usage_in(window) or usage
             await exchange.body(body, more=not answer.ended)
     except EngineError as error:
         raise Truncated(str(error)) from None
-    return read_usage_of_tail(tail[-TAIL_BYTES:])
+    return usage
 
 
 def as_gateway_error(error: EngineError) -> GatewayError:

@@ -15,10 +15,10 @@ import msgspec
 # What holds usage, and does not only say `"usage": null`. Inside of a JSON string the quotes would
 # have a backslash before them, so no text that a model writes looks like this.
 HOLDS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-# The bound for looking into a whole answer. Of a longer one (a batch of embeddings) only the tail
-# is looked at, where vLLM writes `usage`.
+# The bound for looking into a whole answer. A longer one (a batch of embeddings, the logprobs of a
+# long prompt) is searched as it passes, in windows that overlap by more than a usage object has.
 WHOLE_BYTES = 1024 * 1024
-TAIL_BYTES = 4096
+WINDOW_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def read_usage(body: bytes) -> Usage | None:
     return None if inner is None or inner.usage is None else _read(inner.usage)
 
 
-def read_usage_of_tail(tail: bytes) -> Usage | None:
-    """Return the last usage object in the end of a document that was too long to look into."""
+def read_usage_in(tail: bytes) -> Usage | None:
+    """Return the last usage object in a part of a document that is too long to look into."""
     found = None
     for found in HOLDS_USAGE.finditer(tail):  # noqa: B007 - the last one is wanted
         pass

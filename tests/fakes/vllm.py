@@ -311,6 +311,11 @@ class Fake:
                 while True:
                     await self._chunk(writer, event)
                     await asyncio.sleep(int(argument) / 1000)
+            case "long":  # a plain answer of so many KiB, its usage in the middle, as with logprobs
+                told = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
+                half = "x" * (int(argument) * 512)
+                answer = {"a": half, "usage": told, "prompt_text": half}
+                return self._plain(writer, json.dumps(answer).encode())
             case "status":
                 return self._plain(writer, b'{"detail":"as asked"}', int(argument))
             case "text":  # an error that is not JSON

@@ -188,6 +188,16 @@ async def test_events_split_anywhere_arrive_as_the_same_bytes(gateway: Gateway, 
     assert (await gateway.chat(stream=True, fake=f"split:{size}")).content == whole.content
 
 
+@pytest.mark.parametrize("size", [100, 1100, 5000])
+async def test_usage_of_a_long_answer_is_found_wherever_it_stands(
+    gateway: Gateway, size: int
+) -> None:
+    assert len((await gateway.chat(fake=f"long:{size}")).content) > size * 1024
+    count = "gateway_tokens_total"
+    assert await gateway.metric(count, model="demo", kind="prompt") == 3
+    assert await gateway.metric(count, model="demo", kind="completion") == 2
+
+
 async def test_chunks_are_sent_on_as_they_come(gateway: Gateway) -> None:
     body = {"model": "demo", "stream": True, "fake": "pace:20"}
     async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from app.usage.reading import (
     HOLDS_USAGE,
-    TAIL_BYTES,
+    WINDOW_BYTES,
     Usage,
     estimate_prompt,
     read_usage,
-    read_usage_of_tail,
+    read_usage_in,
 )
 
 COUNTS = st.integers(0, 2**40)
@@ -245,7 +245,7 @@ def test_an_answer_that_is_nested_too_deeply_tells_nothing(body: bytes) -> None:
 def test_a_number_that_no_counter_can_hold_is_no_count(name: str, tokens: int) -> None:
     body = f'{{"usage":{{"{name}":{tokens}}}}}'.encode()
     assert read_usage(body) is None
-    assert read_usage_of_tail(body) is None
+    assert read_usage_in(body) is None
 
 
 @given(
@@ -259,7 +259,7 @@ def test_a_number_that_no_counter_can_hold_is_no_count(name: str, tokens: int) -
 )
 @settings(max_examples=100, deadline=None)
 def test_any_bytes_are_read_or_tell_nothing(body: bytes) -> None:
-    for read in (read_usage(body), read_usage_of_tail(body)):
+    for read in (read_usage(body), read_usage_in(body)):
         assert read is None or read.prompt >= 0
 
 
@@ -310,11 +310,11 @@ class TestTail:
         whole = json.dumps(answer, separators=blank).encode()
         read = read_usage(whole)
         assert read is not None
-        assert read_usage_of_tail(whole[cut:]) == read
+        assert read_usage_in(whole[cut:]) == read
 
     def test_the_last_usage_counts(self) -> None:
         tail = b'"usage":{"total_tokens":1}},{"usage":{"total_tokens":2}}'
-        assert read_usage_of_tail(tail) == Usage(2, 0)
+        assert read_usage_in(tail) == Usage(2, 0)
 
     @pytest.mark.parametrize(
         "tail",
@@ -332,17 +332,17 @@ class TestTail:
         ],
     )
     def test_a_tail_without_a_whole_usage_has_none(self, tail: bytes) -> None:
-        assert read_usage_of_tail(tail) is None
+        assert read_usage_in(tail) is None
 
     @given(tail=st.text(st.sampled_from('{}[]",: 1a'), max_size=80))
     @settings(max_examples=100, deadline=None)
     def test_any_tail_is_read_or_has_none(self, tail: str) -> None:
-        read = read_usage_of_tail(b'"usage":{' + tail.encode())
+        read = read_usage_in(b'"usage":{' + tail.encode())
         assert read is None or read.prompt >= 0
 
     def test_the_worst_tail_is_read_in_one_pass(self) -> None:
         """Every brace could begin the object: the time must not be its square, or worse."""
-        assert read_usage_of_tail(b'"usage":{' + b'{"a":1},' * (TAIL_BYTES // 8)) is None
+        assert read_usage_in(b'"usage":{' + b'{"a":1},' * (WINDOW_BYTES // 8)) is None
 
 
 @pytest.mark.parametrize(

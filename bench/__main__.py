@@ -97,7 +97,7 @@ def _measure(
             yield from rounds.measure(cases, seats, say, note)
     if "real" in parts:
         try:
-            yield from real.measure(say, quick=quick)
+            yield from real.measure(say, found, quick=quick)
         except StartError as error:
             note(f"real vLLM is left out: {error}")
 

@@ -1,23 +1,24 @@
-"""Real vLLM through the gateway and past it: the same engine, the same prompts."""
+"""Real vLLM, past everything, through the gateway and through the Rust router: one engine."""
 
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from bench.children import ROOT, StartError
+from bench.children import ROOT, StartError, child, environment, free_port, wait_until
 from bench.load import Load
-from bench.peers import DIRECT, GATEWAY, KEY, gateway
+from bench.peers import DIRECT, GATEWAY, KEY, MODEL, ROUTER, Peer, answers
 from bench.rounds import Say, send
 from bench.samples import Sample
+from engines.process import vllm_launcher
+from engines.spec import ProcessSpec
 
 DEMO = ROOT / "var" / "demo-model"
-MODEL = "demo"
 PROMPT = "Tell me a story about a lighthouse."
 TOKENS = 256
 # On two cores and a cold page cache 57 s were seen; the rest is for a busy machine.
@@ -37,32 +38,32 @@ def version() -> str:
     return "not installed"
 
 
-def measure(say: Say, *, quick: bool) -> Iterator[Sample]:
+def measure(say: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Sample]:
     """Yield samples of the part "real". Raises StartError."""
     _make_model()
     say("starting vLLM")
-    with tempfile.TemporaryDirectory() as directory:
-        models: list[dict[str, object]] = [{"name": MODEL, "engines": [_engine()]}]
-        run = gateway(Path(directory), models, start_s=START_S)
-        with run as (_, url):
-            socket = str(Path(directory) / "run" / f"{MODEL}-0" / "http.sock")
-            ways = {DIRECT: ("http://engine", socket), GATEWAY: (url, None)}
-            rounds = 1 if quick else 5
-            for streams, requests in SIZES:
-                for way in ways.values():
-                    # The engine's first answers to a batch of a size are slow.
-                    send(_load(*way, streams=streams, requests=streams))
-                for number in range(rounds):
-                    say(f"real vLLM, {streams} at a time, round {number + 1} of {rounds}")
-                    for name, way in ways.items():
-                        load = _load(*way, streams=streams, requests=requests)
-                        yield Sample("real", streams, number, name, send(load))
+    with ExitStack() as stack:
+        engine = stack.enter_context(_engine())
+        ways = {DIRECT: engine}
+        for peer in found:
+            if peer.name in (GATEWAY, ROUTER):
+                directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                ways[peer.name] = stack.enter_context(peer.start(engine, directory)).url
+        rounds = 1 if quick else 5
+        for streams, requests in SIZES:
+            for url in ways.values():
+                # The engine's first answers to a batch of a size are slow.
+                send(_load(url, streams=streams, requests=streams))
+            for number in range(rounds):
+                say(f"real vLLM, {streams} at a time, round {number + 1} of {rounds}")
+                for name, url in ways.items():
+                    load = _load(url, streams=streams, requests=requests)
+                    yield Sample("real", streams, number, name, send(load))
 
 
-def _load(url: str, uds: str | None, *, streams: int, requests: int) -> Load:
+def _load(url: str, *, streams: int, requests: int) -> Load:
     return Load(
         url=url,
-        uds=uds,
         model=MODEL,
         key=KEY,
         prompt=PROMPT,
@@ -74,10 +75,21 @@ def _load(url: str, uds: str | None, *, streams: int, requests: int) -> Load:
     )
 
 
-def _engine() -> dict[str, Any]:
+@contextmanager
+def _engine() -> Iterator[str]:
+    """Run vLLM with the demo's settings; the value is its URL.
+
+    On TCP, which the router needs; an engine that the gateway runs itself is on a Unix socket.
+    """
     demo = yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())
-    engine: dict[str, Any] = demo["models"][0]["engines"][0]
-    return {**engine, "model": str(DEMO)}
+    spec = ProcessSpec.model_validate(demo["models"][0]["engines"][0])
+    port = free_port()
+    argv = [*vllm_launcher(), f"--model={DEMO}", f"--served-model-name={MODEL}"]
+    argv += ["--host=127.0.0.1", f"--port={port}", *spec.argv()]
+    url = f"http://127.0.0.1:{port}"
+    with child("vllm", argv, env=environment(**spec.env), end_s=30) as running:
+        wait_until(lambda: answers(url), running, START_S)
+        yield url
 
 
 def _make_model() -> None:

@@ -144,8 +144,8 @@ def _real(samples: Samples) -> Table:
         "Real vLLM",
         ["", "streams", "tokens/s", "× direct", "TTFT p50 ms", "TTFT p99 ms"],
         rows,
-        "The demo model on vLLM's CPU build; the same engine on its Unix socket, past the gateway "
-        "and through it.",
+        "The demo model on vLLM's CPU build, one engine on TCP for all. Engine, client and whoever "
+        "stands between them share the machine's cores: what one takes the others lack.",
     )
 
 

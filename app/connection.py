@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.errors import (
@@ -39,6 +39,11 @@ MAX_PIPELINED = 16
 _SIZES = tuple(b"%x\r\n" % size for size in range(4096))
 # A loop that was not scheduled runs its late timers before it reads its sockets.
 ONE_TURN_S = 0.01
+# The relay's own timer comes first, for it can say in its record what happened.
+STALL_SLACK_S = 1.0
+# How long a client that was refused may go on sending before it is cut off. Closing at once would
+# reset the connection, and the client might see that instead of the answer.
+LINGER_S = 2.0
 # What a request that asks for an upgrade loses when it is taken without one.
 _UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
@@ -50,6 +55,8 @@ class ConnectionBounds:
     connections: int
     header_timeout_s: float
     body_timeout_s: float
+    # How long a client may leave unread what waits for it.
+    stall_s: float
 
 
 class _Phase(Enum):
@@ -67,11 +74,16 @@ class ClientConnection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._phase = _Phase.HEAD  # a new connection owes a request
         self._head_bytes = 0  # of a head that is not whole yet
+        self._read = 0  # the size of the piece that is being read
+        self._begun_in = 0  # of the piece in which the head began, with what stood before it
+        self._idle_bytes = 0  # in a body and none of it: trailers, extensions of chunks
         self._refusal: GatewayError | None = None
         self._deaf = False  # nothing more is read from this client
         self._upgrading = False
         # Runs while a head or a body is awaited, and for a request that comes whole never.
         self._timer: asyncio.TimerHandle | None = None
+        # Runs while the client leaves unread more than a connection buffers.
+        self._stall: asyncio.TimerHandle | None = None
         # The request that is being answered; `cycle` is the last one that was read.
         self._running: RequestResponseCycle | None = None
 
@@ -84,18 +96,24 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.bounds.connections:
+            self.connections.discard(self)  # it takes nobody's place while it lingers
             self._refuse(TooManyConnections("the gateway has too many connections; try again"))
         else:
             self._expect(self.bounds.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
+        if self._stall is not None:
+            self._stall.cancel()
         running = self._running
         if running is not None and not running.response_complete:
             # uvicorn tells the request that was read last, not the one that is being answered.
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
+        # Each holds this connection: without the circle it is freed at once.
+        self._running = None
+        self.cycle = cast(RequestResponseCycle, None)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -121,14 +139,22 @@ class ClientConnection(HttpToolsProtocol):
         return self._running is not None and not self._running.response_complete
 
     def _feed(self, data: bytes) -> None:
-        if self._phase is not _Phase.BODY:
-            self._head_bytes += len(data)
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
+        self._read = len(data)
+        if self._phase is _Phase.BODY:
+            self._idle_bytes += self._read
+        else:
+            self._head_bytes += self._read
+        while data:
+            try:
+                self.parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._decline_upgrade() + data[upgrade.args[0] :]
         if self._phase is _Phase.HEAD and self._head_bytes > MAX_HEAD_BYTES:
             self._refusal = HeadTooLarge(f"the request's head is over {MAX_HEAD_BYTES} bytes")
+            raise httptools.HttpParserError
+        if self._phase is _Phase.BODY and self._idle_bytes > MAX_HEAD_BYTES:
+            self._refusal = HeadTooLarge(f"the request's trailers are over {MAX_HEAD_BYTES} bytes")
             raise httptools.HttpParserError
 
     def _read_ahead(self) -> None:
@@ -145,50 +171,64 @@ class ClientConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._phase = _Phase.HEAD
+        self._begun_in = self._read
 
     def on_headers_complete(self) -> None:
         if len(self.headers) > MAX_HEADERS:
             self._refusal = HeadTooLarge(f"the request has over {MAX_HEADERS} header fields")
             raise ValueError
-        if self._head_bytes > MAX_HEAD_BYTES:
+        if self._begun_in + self._head_bytes > MAX_HEAD_BYTES:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > MAX_HEAD_BYTES:
                 self._refusal = HeadTooLarge(f"the request's head is over {MAX_HEAD_BYTES} bytes")
                 raise ValueError
-        self._head_bytes = 0
-        self._phase = _Phase.BODY
         self._upgrading = self.parser.should_upgrade()
         if self._upgrading:
             return  # taken up again without the upgrade
         super().on_headers_complete()
+        self._head_bytes = self._idle_bytes = 0
+        self._phase = _Phase.BODY
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # A trailer is dropped: it must not pass for a header field (RFC 9110, section 6.5.1).
+        if self._phase is not _Phase.BODY:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._idle_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self._upgrading:
             self._phase = _Phase.IDLE
             super().on_message_complete()
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Read the request once more as if it had not asked (RFC 9110, section 7.8)."""
+    def _decline_upgrade(self) -> bytes:
+        """Return the head to read once more, as if it had not asked (RFC 9110, section 7.8)."""
         self._upgrading = False
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._refusal = BadRequest("this is no proxy: CONNECT is not served")
             raise httptools.HttpParserError
-        lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
+        if not self.parser.should_keep_alive():
+            lines.append(b"connection: close\r\n")
         lines += [b"%b: %b\r\n" % h for h in self.headers if h[0] not in _UPGRADE_HEADERS]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.parser.feed_data(b"".join([*lines, b"\r\n", rest]))
+        return b"".join([*lines, b"\r\n"])
 
     # The answer
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        answer = _Answer(self, cycle)
+        cycle.transport = cast(asyncio.Transport, answer)
         if cycle.scope["http_version"] == "1.0":
+            cycle.waiting_for_100_continue = False  # it knows no 100 (RFC 9110, section 10.1.1)
             app = partial(_without_chunks, app, cycle)
         else:
-            answer = _Answer(self.transport, self.flow, cycle, self.loop)
-            cycle.transport = cast(asyncio.Transport, answer)
             scope = cast(dict[str, Any], cycle.scope)
             scope["extensions"] = {WRITE: answer.write_chunk}
         super()._start_asgi_task(cycle, app)
@@ -197,8 +237,43 @@ class ClientConnection(HttpToolsProtocol):
         running = self._running
         if self.expect_100_continue and running is not None and running.more_body:
             # The client was not told to go on: its next bytes may be the body or a new request.
-            self.transport.close()
+            self._close()
         super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+
+    def _watch_reader(self, unread: int) -> None:
+        after = self.bounds.stall_s + STALL_SLACK_S
+        self._stall = self.loop.call_later(after, self._on_stall, unread)
+
+    def _on_stall(self, before: int) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread < before:
+            self._watch_reader(unread)
+        else:
+            self.transport.abort()
+
+    def close_behind(self, cycle: RequestResponseCycle) -> None:
+        """Let the client go when it has what waits for it, or does not read that in time."""
+        if cycle.response_complete and cycle.more_body:
+            # It may see the answer only once it has sent its body; the body's deadline runs on.
+            self._deaf = True
+            self.transport.write_eof()
+            return
+        self._close()
+
+    def _close(self) -> None:
+        self._expect(None)
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
@@ -221,8 +296,9 @@ class ClientConnection(HttpToolsProtocol):
     def _on_expiry(self) -> None:
         self._timer = None
         answered = self._phase is _Phase.BODY and not self._busy
-        if answered or (self._head_bytes == 0 and self._phase is not _Phase.BODY):
-            self.transport.close()  # there is nothing to be told
+        silent = self._head_bytes == 0 and self._phase is not _Phase.BODY and not self._busy
+        if answered or silent:
+            self._close()  # there is nothing to be told
         else:
             self._refuse(RequestTimeout("the request did not come to its end in time"))
 
@@ -230,33 +306,39 @@ class ClientConnection(HttpToolsProtocol):
         """Answer a request that is not fit for the application, and let the client go."""
         self._deaf = True
         self._expect(None)
+        if self.transport.is_closing():
+            return
         running = self._running if self._busy else None
         if running is not None and not running.more_body:
             # The fault is behind a good request, whose answer is not to be spoilt.
             running.keep_alive = False
             return
+        if running is None and self._phase is _Phase.BODY:
+            self._close()  # it has had its answer
+            return
         self.on_refusal(error.status)
-        if running is None or not running.response_started:
-            self.transport.write(_answer(error))
-        self.transport.close()
+        if running is not None:
+            running.disconnected = True  # nobody else will tell it before the client has gone
+            running.message_event.set()
+            if running.response_started:
+                self._close()
+                return
+        self.transport.write(_answer(error))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 class _Answer:
     """A transport for one answer: its head leaves with the first of its body, in one write."""
 
-    __slots__ = ("_cycle", "_flow", "_flush", "_head", "_loop", "_transport")
+    __slots__ = ("_connection", "_cycle", "_flow", "_flush", "_head", "_transport")
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        flow: FlowControl,
-        cycle: RequestResponseCycle,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._transport = transport
-        self._flow = flow
+    def __init__(self, connection: ClientConnection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._transport = connection.transport
+        self._flow = connection.flow
         self._cycle = cycle
-        self._loop = loop
         self._head: bytes | None = None
         self._flush: asyncio.Handle | None = None  # there from the head on
 
@@ -281,7 +363,7 @@ class _Answer:
             self._transport.write(head + data)
         elif self._flush is None and self._cycle.response_started:
             self._head = data
-            self._flush = self._loop.call_soon(self.flush)
+            self._flush = self._connection.loop.call_soon(self.flush)
         else:
             self._transport.write(data)
 
@@ -293,7 +375,7 @@ class _Answer:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        self._connection.close_behind(self._cycle)
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

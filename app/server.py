@@ -98,7 +98,10 @@ def uvicorn_server(app: FastAPI) -> uvicorn.Server:
 
     class Connection(ClientConnection):
         bounds = ConnectionBounds(
-            server.max_connections, server.header_timeout_s, server.body_timeout_s
+            server.max_connections,
+            server.header_timeout_s,
+            server.body_timeout_s,
+            server.client_stall_s,
         )
 
         def on_refusal(self, status: int) -> None:

@@ -71,6 +71,8 @@ async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Heade
         await exchange.start(answer.status, headers)
         await exchange.body(body, more=False)
         return usage
+    if exchange.streaming:
+        raise EngineFailed("the engine did not answer with a stream")
     await exchange.start(answer.status, headers)
     await exchange.body(body, more=True)
     usage = read_usage_in(body)

@@ -8,7 +8,7 @@ and then in the engine.
 import asyncio
 from time import perf_counter
 
-from app.relay.exchange import Exchange, Headers
+from app.relay.exchange import ClientStalled, Exchange, Headers
 from app.relay.sse import COMMENT, whole_events
 from app.telemetry.series import Buckets
 from app.usage.meter import StreamMeter
@@ -108,5 +108,9 @@ class KeepAlive:
                     exchange.streaming = True
                     await exchange.start(200, SSE_HEADERS)
                 if exchange.streaming and not exchange.complete:
-                    exchange.push(COMMENT)
+                    try:
+                        if not exchange.push(COMMENT):
+                            await exchange.settle()
+                    except ClientStalled:
+                        return  # whoever sends next will find the same
             seen = exchange.record.bytes_out

@@ -3,9 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from app.api.dataplane import ENDPOINTS, endpoint_of
@@ -375,3 +377,176 @@ async def test_open_gateway_needs_no_key(tmp_path: Path) -> None:
         async with running(settings) as gateway:
             del gateway.client.headers["authorization"]
             assert (await gateway.chat()).status_code == 200
+
+
+# HEAD and OPTIONS
+
+
+def plain(headers: httpx.Headers) -> dict[str, str]:
+    """Return headers without those that differ between any two answers."""
+    return {name: value for name, value in headers.items() if name not in ("date", "x-request-id")}
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/models/demo", "/nope"])
+async def test_head_answers_what_get_does_without_the_body(gateway: Gateway, path: str) -> None:
+    got = await gateway.client.get(path)
+    head = await gateway.client.head(path)
+    assert head.status_code == got.status_code
+    assert plain(head.headers) == plain(got.headers)
+    assert int(head.headers["content-length"]) > 0
+    raw = await gateway.raw(
+        b"HEAD %s HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: %s\r\n\r\n"
+        % (path.encode(), AUTH["authorization"].encode())
+    )
+    assert raw.endswith(b"\r\n\r\n")
+    assert raw.count(b"\r\n\r\n") == 1
+
+
+async def test_head_asks_for_a_key_where_get_does(gateway: Gateway) -> None:
+    del gateway.client.headers["authorization"]
+    assert (await gateway.client.head("/v1/models")).status_code == 401
+    assert (await gateway.client.head("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        *((path, "POST, OPTIONS") for path in ENDPOINTS),
+        ("/v1/responses/resp_1", "GET, OPTIONS"),
+        ("/v1/responses/resp_1/cancel", "POST, OPTIONS"),
+        ("/v1/models", "GET, OPTIONS"),
+        ("/health", "GET, OPTIONS"),
+    ],
+)
+async def test_options_tells_the_methods_to_anybody(
+    gateway: Gateway, fake: Fake, path: str, allowed: str
+) -> None:
+    del gateway.client.headers["authorization"]
+    before = len(fake.seen)
+    response = await gateway.client.options(path)
+    assert response.status_code == 204
+    assert response.headers["allow"] == allowed
+    assert response.content == b""
+    assert "content-length" not in response.headers  # RFC 9110, section 8.6
+    assert "transfer-encoding" not in response.headers
+    assert len(fake.seen) == before
+
+
+@pytest.mark.parametrize("path", ["/nope", "/sleep", "/v1/chat/completions/"])
+async def test_options_of_what_is_not_there_is_404(gateway: Gateway, path: str) -> None:
+    response = await gateway.client.options(path)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "not_found"
+
+
+# Pages from other origins
+
+PAGE = "https://chat.example"
+OTHER = "https://evil.example"
+
+
+@asynccontextmanager
+async def open_to(fake: Fake, tmp_path: Path, *origins: str) -> AsyncIterator[Gateway]:
+    """Run a gateway that pages of these origins may call."""
+    model = {"name": "demo", "engines": [remote(fake.url)]}
+    server = {"cors_origins": origins}
+    async with running(settings_for(model, run_dir=tmp_path, server=server)) as one:
+        yield one
+
+
+def preflight(origin: str, method: str = "POST") -> dict[str, str]:
+    """What a browser asks before a page's request leaves."""
+    return {
+        "origin": origin,
+        "access-control-request-method": method,
+        "access-control-request-headers": "authorization,content-type,x-stainless-lang",
+    }
+
+
+def cors_headers(response: httpx.Response) -> dict[str, str]:
+    """Return the headers that speak of other origins."""
+    return {k: v for k, v in response.headers.items() if k.startswith("access-control-")}
+
+
+async def test_no_origin_is_let_in_by_default(gateway: Gateway) -> None:
+    answers = [
+        await gateway.client.options("/v1/chat/completions", headers=preflight(PAGE)),
+        await gateway.client.post(
+            "/v1/chat/completions", json={"model": "demo"}, headers={"origin": PAGE}
+        ),
+        await gateway.client.get("/v1/models", headers={"origin": PAGE}),
+        await gateway.client.get("/nope", headers={"origin": PAGE}),
+    ]
+    for answer in answers:
+        assert cors_headers(answer) == {}
+        assert "origin" not in answer.headers.get("vary", "").lower()
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("/v1/chat/completions", "POST"), ("/v1/models", "GET")]
+)
+async def test_preflight_of_a_configured_origin_is_granted(
+    fake: Fake, tmp_path: Path, path: str, method: str
+) -> None:
+    async with open_to(fake, tmp_path, PAGE) as gateway:
+        del gateway.client.headers["authorization"]  # a browser sends none here
+        response = await gateway.client.options(path, headers=preflight(PAGE, method))
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == PAGE
+    assert method in response.headers["access-control-allow-methods"]
+    allowed = response.headers["access-control-allow-headers"].lower()
+    assert {"authorization", "content-type", "x-stainless-lang"} <= set(allowed.split(","))
+    assert "access-control-allow-credentials" not in response.headers
+
+
+async def test_preflight_of_another_origin_or_method_is_not_granted(
+    fake: Fake, tmp_path: Path
+) -> None:
+    async with open_to(fake, tmp_path, PAGE) as gateway:
+        path = "/v1/chat/completions"
+        other = await gateway.client.options(path, headers=preflight(OTHER))
+        assert other.status_code == 400
+        assert "access-control-allow-origin" not in other.headers
+        delete = await gateway.client.options(path, headers=preflight(PAGE, "DELETE"))
+        assert delete.status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_page_of_a_configured_origin_may_read_answers_and_errors(
+    fake: Fake, tmp_path: Path, stream: bool
+) -> None:
+    async with open_to(fake, tmp_path, PAGE) as gateway:
+        gateway.client.headers["origin"] = PAGE
+        without = await gateway.chat(stream=stream)
+        missing = await gateway.chat("nope", stream=stream)
+        models = await gateway.client.get("/v1/models")
+        gateway.client.headers["authorization"] = "Bearer sk-wrong-wrong-wrong"
+        refused = await gateway.chat(stream=stream)
+        gateway.client.headers["origin"] = OTHER
+        other = await gateway.chat(stream=stream)
+    statuses = [one.status_code for one in (without, missing, models, refused)]
+    assert statuses == [200, 404, 200, 401]
+    for answer in (without, missing, models, refused):
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        exposed = answer.headers["access-control-expose-headers"].lower()
+        assert "x-request-id" in exposed
+        assert "retry-after" in exposed
+        assert "origin" in answer.headers["vary"].lower()
+    assert "access-control-allow-origin" not in other.headers
+
+
+async def test_every_origin_is_let_in_by_a_star(fake: Fake, tmp_path: Path) -> None:
+    async with open_to(fake, tmp_path, "*") as gateway:
+        granted = await gateway.client.options("/v1/completions", headers=preflight(OTHER))
+        assert granted.status_code == 200
+        answer = await gateway.client.get("/v1/models", headers={"origin": OTHER})
+    for one in (granted, answer):
+        assert one.headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-credentials" not in one.headers
+
+
+async def test_options_without_an_origin_is_no_preflight(fake: Fake, tmp_path: Path) -> None:
+    async with open_to(fake, tmp_path, PAGE) as gateway:
+        response = await gateway.client.options("/v1/chat/completions")
+    assert response.status_code == 204
+    assert response.headers["allow"] == "POST, OPTIONS"

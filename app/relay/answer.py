@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.exchange import Exchange, Headers
 from app.relay.sse import as_event
-from app.usage.reading import WINDOW_BYTES, WHOLE_BYTES, Usage, read_usage, read_usage_in
+from app.usage.reading import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import hypothesis
 import pytest
 import uvloop
 
 from tests.e2e.deployment import ENGINE, Deployment, demo_model, deployed, until_ready
 from tests.gateway import free_port, remote
+
+# A process may not be scheduled for seconds here, which says nothing of an example.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_asyncio_loop_factories(

@@ -57,7 +57,7 @@ class State:
     admission: Admission
     metrics: Metrics
     access: AccessLog
-    # What the server runs: the data plane before FastAPI, whose layers cost as much as the relay.
+    # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
     # Set when every engine that is started at once is READY or FAILED.
     settled: asyncio.Event = field(default_factory=asyncio.Event)

@@ -30,7 +30,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What to send, how often, and what to measure meanwhile."""
 
     url: str
-    uds: str | None = None  # a Unix socket that is connected to in place of the URL's address
     path: str = "/v1/chat/completions"
     model: str = "stub"
     key: str = "none"
@@ -205,11 +204,8 @@ class _Run:
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        if self.load.uds is not None:
-            _, connection = await loop.create_unix_connection(_Connection, self.load.uds)
-        else:
-            host, port = self._address
-            _, connection = await loop.create_connection(_Connection, host, port)
+        host, port = self._address
+        _, connection = await loop.create_connection(_Connection, host, port)
         return connection
 
     def _take(self, answer: Answer) -> None:

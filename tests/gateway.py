@@ -16,7 +16,6 @@ from app.settings import Settings, digest
 
 KEY = "sk-test-0123456789abcdef"
 AUTH = {"authorization": f"Bearer {KEY}"}
-LAUNCHER = ("-m", "tests.fakes.vllm")
 
 
 @dataclass

@@ -18,7 +18,7 @@ class DisconnectWatch:
 
     The server's `send` says nothing when the client has gone; only `receive` does, so something
     must await it all along: while the request queues, connects, prefills and between tokens. Here
-    that is no task but a callback on what `receive` waits for, a fifth of the price.
+    that is no task but a callback on what `receive` waits for.
     """
 
     __slots__ = ("_exchange", "_gone", "_over", "_receive", "_steps", "_task", "_waiting")

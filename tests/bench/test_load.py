@@ -2,6 +2,7 @@ import asyncio
 
 import msgspec
 
+from bench.children import free_port
 from bench.load import Load, Result, arguments, run
 from bench.rounds import PACE_MS, cases
 from bench.stub_engine import Connection, Stub
@@ -44,7 +45,7 @@ async def test_failures_are_counted_by_name() -> None:
 
 
 async def test_an_address_that_is_not_there_is_a_failure() -> None:
-    result = await sent(requests=2, uds="/nonexistent")
+    result = await sent(requests=2, url=f"http://127.0.0.1:{free_port()}")
 
     assert (result.ok, result.failed) == (0, 2)
 
@@ -56,7 +57,8 @@ def test_a_load_survives_the_command_line() -> None:
     assert "--no-stream" in arguments(load)
     assert "--ignore-eos" in arguments(load)
     assert "--prompt=--a b" in arguments(load)
-    assert not any(word.startswith("--uds") for word in arguments(load))
+    nobody = Load(url="http://127.0.0.1:1")
+    assert not any(word.startswith("--pid") for word in arguments(nobody))
 
 
 def test_a_quick_run_has_the_parts_of_a_whole_one() -> None:

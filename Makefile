@@ -23,11 +23,13 @@ setup-dev: ## the environment with what the tests need
 
 .PHONY: test
 test: setup-dev check ## all tests, real vLLM included
+	@tests/install-services.sh
 	@$(BIN)/vllm-gateway demo-model var/demo-model
 	@$(BIN)/python -m pytest
 
 .PHONY: test-unit
 test-unit: setup-dev ## the tests that need no engine
+	@tests/install-services.sh
 	@$(BIN)/python -m pytest -m "not vllm"
 
 .PHONY: check
@@ -46,8 +48,8 @@ soak: setup-dev ## ten minutes of mixed and faulty load; what is left open, and 
 	@$(BIN)/python -m bench.soak
 
 .PHONY: lock
-lock: ## pin the requirements again
-	@UV=$$(deploy/setup.sh uv) requirements/lock.sh
+lock: ## pin the requirements again; UPGRADE=--upgrade for the newest
+	@UV=$$(deploy/setup.sh uv) UPGRADE=$(UPGRADE) requirements/lock.sh
 
 .PHONY: schema
 schema: setup-dev ## write the JSON Schema of the configuration file

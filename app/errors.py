@@ -2,6 +2,7 @@
 
     GatewayError                  500 internal_error
     ├── InvalidApiKey             401 invalid_api_key
+    ├── PermissionDenied          403 permission_denied (admin routes only)
     ├── ModelNotFound             404 model_not_found
     ├── RouteNotFound             404 not_found
     ├── MethodNotAllowed          405 method_not_allowed
@@ -10,9 +11,13 @@
     │   └── MissingModel              missing_model
     ├── RequestTimeout            408 request_timeout
     ├── RequestTooLarge           413 request_too_large
+    ├── RateLimited               429 rate_limit_exceeded, Retry-After
+    ├── QuotaUsedUp               429 insufficient_quota, Retry-After
     ├── HeadTooLarge              431 request_head_too_large
+    ├── ServiceUnavailable        503 service_unavailable, Retry-After
     ├── TooManyConnections        503 too_many_connections, Retry-After
     ├── EngineUnavailable         503 engine_unavailable, Retry-After
+    ├── EngineOverloaded          503 engine_overloaded, Retry-After
     ├── EngineFailed              502 engine_failed
     └── EngineTooSlow             504 engine_timeout
 
@@ -91,6 +96,13 @@ class InvalidApiKey(GatewayError):
         return [(b"www-authenticate", b"Bearer")]  # RFC 9110, section 11.6.1
 
 
+class PermissionDenied(GatewayError):
+    status = 403
+    code = "permission_denied"
+    openai_type = "invalid_request_error"
+    anthropic_type = "permission_error"
+
+
 class ModelNotFound(GatewayError):
     status = 404
     code = "model_not_found"
@@ -157,6 +169,36 @@ class HeadTooLarge(GatewayError):
     anthropic_type = "invalid_request_error"
 
 
+class RateLimited(GatewayError):
+    """`limit` is a label of gateway_rate_limited_total.
+
+    `retry_after_s`: whole seconds after which this request would pass if no other came; None: it
+    never would.
+    """
+
+    status = 429
+    code = "rate_limit_exceeded"
+    openai_type = "rate_limit_error"
+    anthropic_type = "rate_limit_error"
+
+    def __init__(self, message: str, limit: str, retry_after_s: int | None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
+
+
+class QuotaUsedUp(RateLimited):
+    code = "insufficient_quota"
+    openai_type = "insufficient_quota"
+
+
+class ServiceUnavailable(GatewayError):
+    status = 503
+    code = "service_unavailable"
+    anthropic_type = "api_error"
+    retry_after_s = 1
+
+
 class TooManyConnections(GatewayError):
     status = 503
     code = "too_many_connections"
@@ -169,6 +211,13 @@ class EngineUnavailable(GatewayError):
     code = "engine_unavailable"
     anthropic_type = "overloaded_error"
     retry_after_s = 5
+
+
+class EngineOverloaded(GatewayError):
+    status = 503
+    code = "engine_overloaded"
+    anthropic_type = "overloaded_error"
+    retry_after_s = 1
 
 
 class EngineFailed(GatewayError):

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Pins every requirement again: versions and hashes, no addresses. Run by `make lock`.
+# Pins every requirement: versions and hashes, no addresses. Run by `make lock`, which keeps the
+# versions that still fit; `make lock UPGRADE=--upgrade` takes the newest ones.
 set -euo pipefail
 cd "$(dirname "$0")"
 uv=${UV:-uv}
+# Where this machine keeps wheels of its own, PyTorch's CPU build among them; as in setup.sh.
+find_links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$(python3 -m pip config get global.find-links 2>/dev/null || true)}}
+[ -z "$find_links" ] || export UV_FIND_LINKS=${find_links// /,}
 pin() {
-    "$uv" pip compile ../pyproject.toml --quiet --upgrade --python-version 3.11 \
+    "$uv" pip compile ../pyproject.toml --quiet ${UPGRADE:-} --python-version 3.11 \
         --python-platform x86_64-manylinux_2_28 --generate-hashes --no-annotate \
         --custom-compile-command "make lock" "$@"
 }

@@ -1,9 +1,11 @@
 """What all tests share: the loop of production, and one gateway with one real vLLM engine."""
 
 import asyncio
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -12,6 +14,7 @@ import uvloop
 
 from tests.e2e.deployment import ENGINE, Deployment, demo_model, deployed, until_ready
 from tests.gateway import free_port, remote
+from tests.services import PostgresServer, RedisServer
 
 # A process may not be scheduled for seconds here, which says nothing of an example.
 hypothesis.settings.register_profile(
@@ -63,3 +66,34 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     finally:
         fake.kill()
         fake.wait()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A real Redis for tests that leave it running; each takes a prefix of its own."""
+    server = RedisServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A real PostgreSQL for tests that leave it running; each makes a database of its own."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, once of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    return server.create(f"test_{secrets.token_hex(8)}")

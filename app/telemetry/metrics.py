@@ -125,6 +125,35 @@ class Metrics:
             "Requests that reached an engine, by how they ended.",
             ("outcome",),
         )
+        self._usage_lost = Counter(
+            registry,
+            "gateway_usage_records_lost",
+            "Usage records that the database did not take before the memory for them was full.",
+        )
+        self._rate_limited = Counter(
+            registry,
+            "gateway_rate_limited",
+            "Requests refused with 429, by the limit that was reached.",
+            ("limit",),
+        )
+        self._redis_errors = Counter(
+            registry, "gateway_redis_errors", "Calls to Redis that failed or took too long."
+        )
+        self._redis_available = Gauge(
+            registry,
+            "gateway_redis_available",
+            "1 while limits are counted in Redis, 0 while its circuit breaker is open.",
+        )
+        self._queue_depth = Gauge(
+            registry, "gateway_queue_depth", "Requests that wait for an engine.", ("model",)
+        )
+        self._queue_wait = Histogram(
+            registry,
+            "gateway_queue_wait_seconds",
+            "How long a request waited for an engine, if it had to.",
+            ("model",),
+            DURATION_BUCKETS,
+        )
 
     def request(self, model: str, endpoint: str, status: int, seconds: float) -> None:
         """Count a request that ended."""
@@ -170,6 +199,30 @@ class Metrics:
     def auth_failure(self, reason: str) -> None:
         """Count a request refused for its key: missing or invalid."""
         self._auth_failures.add((reason,))
+
+    def usage_lost(self, records: int) -> None:
+        """Count usage records that are lost."""
+        self._usage_lost.add((), records)
+
+    def rate_limited(self, limit: str) -> None:
+        """Count a request refused with 429: requests, tokens, concurrency or budget."""
+        self._rate_limited.add((limit,))
+
+    def redis_error(self) -> None:
+        """Count a call to Redis that failed."""
+        self._redis_errors.add()
+
+    def redis_available(self, available: bool) -> None:
+        """Record a change of the circuit breaker before Redis."""
+        self._redis_available.set((), float(available))
+
+    def queue_depth(self, model: str, change: int) -> None:
+        """Count a request that begins to wait for an engine (1), or that waits no more (-1)."""
+        self._queue_depth.add((model,), change)
+
+    def queue_wait(self, model: str, seconds: float) -> None:
+        """Record how long a request has waited."""
+        self._queue_wait.of((model,)).observe(seconds)
 
     def watch_engines(
         self, read: Callable[[], Iterable[tuple[str, str, str]]], states: list[str]

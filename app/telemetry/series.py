@@ -46,6 +46,10 @@ class Counter(Collector):
 class Gauge(Counter):
     """A counter that may fall."""
 
+    def set(self, labels: Labels, value: float) -> None:
+        """Set the value."""
+        self.values[labels] = value
+
     def collect(self) -> Iterator[Metric]:
         name, text, labels = self._about
         family = GaugeMetricFamily(name, text, labels=labels)

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import errors
-from app.errors import Dialect, GatewayError, InvalidApiKey, MethodNotAllowed, dialect_of
+from app.errors import (
+    Dialect,
+    GatewayError,
+    InvalidApiKey,
+    MethodNotAllowed,
+    RateLimited,
+    dialect_of,
+)
 
 
 def family(root: type[GatewayError]) -> list[type[GatewayError]]:
@@ -20,6 +27,10 @@ EVERY = family(GatewayError)
 # The table of the contract: class, status, code, whether Retry-After is promised.
 CONTRACT = [
     ("InvalidApiKey", 401, "invalid_api_key", False),
+    ("RateLimited", 429, "rate_limit_exceeded", True),
+    ("QuotaUsedUp", 429, "insufficient_quota", True),
+    ("EngineOverloaded", 503, "engine_overloaded", True),
+    ("ServiceUnavailable", 503, "service_unavailable", True),
     ("ModelNotFound", 404, "model_not_found", False),
     ("EngineUnavailable", 503, "engine_unavailable", True),
     ("EngineFailed", 502, "engine_failed", False),
@@ -33,7 +44,8 @@ CONTRACT = [
 ]
 # The rows of the contract whose code comes with a wait, whichever class says it.
 WAITS = {
-    "rate_limit_exceeded", "engine_overloaded", "engine_unavailable", "too_many_connections",
+    "rate_limit_exceeded", "insufficient_quota", "engine_overloaded", "engine_unavailable",
+    "service_unavailable", "too_many_connections",
 }  # fmt: skip
 # https://docs.claude.com/en/api/errors
 ANTHROPIC_TYPES = {
@@ -53,6 +65,8 @@ ANTHROPIC_TYPES = {
 def make(kind: type[GatewayError], message: str = "something is wrong") -> GatewayError:
     if issubclass(kind, MethodNotAllowed):
         return kind(message, allowed="POST")
+    if issubclass(kind, RateLimited):
+        return kind(message, limit="requests", retry_after_s=7)
     return kind(message)
 
 

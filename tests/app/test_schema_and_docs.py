@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from app.settings import SECRETS, Settings, load_settings, schema
@@ -101,6 +101,8 @@ class TestEnvExample:
             if name.removeprefix("GATEWAY_").lower() in SECRETS:
                 continue
             default = field.get_default(call_default_factory=True)
+            if isinstance(default, SecretStr):
+                default = default.get_secret_value()
             if default is not None and not isinstance(default, tuple | list | dict):
                 wanted = str(default).lower() if isinstance(default, bool) else str(default)
                 assert shown[name].removesuffix(".0") == wanted.removesuffix(".0"), name

@@ -363,15 +363,28 @@ class TestKeys:
         assert load_settings(extra_keys=[OTHER]).api_keys == (digest(OTHER.encode()),)
 
     @pytest.mark.parametrize("value", [None, "", " , ,"])
-    def test_no_key_at_all_is_a_fault_that_says_what_to_do(
+    def test_without_a_key_in_the_environment_the_key_store_decides(
         self, value: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("GATEWAY_API_KEYS")
         if value is not None:
             monkeypatch.setenv("GATEWAY_API_KEYS", value)
+        assert load(GOOD).api_keys == ()
+
+    @pytest.mark.parametrize("value", ["", " ", "short", "x" * 19, f"{OTHER},{OTHER}"])
+    def test_an_admin_key_that_is_empty_short_or_double_is_refused(
+        self, value: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_ADMIN_KEY", value)
         (line,) = faults(GOOD)
-        assert "GATEWAY_API_KEYS" in line
-        assert "auth.enabled: false" in line
+        assert line.startswith("admin_key: ")
+
+    def test_of_the_admin_key_only_the_digest_is_kept(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_ADMIN_KEY", OTHER)
+        assert load(GOOD).admin_key == digest(OTHER.encode())
+        assert OTHER not in repr(load(GOOD))
 
     def test_no_key_is_needed_where_everybody_may_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("GATEWAY_API_KEYS")
@@ -548,3 +561,32 @@ def test_any_text_loads_or_is_a_configuration_fault(scratch: Path, text: str) ->
     for line in lines:
         assert len(line.splitlines()) == 1
         assert CANARY not in line
+
+
+class TestLimits:
+    def test_one_default_limit_may_be_changed_and_the_others_stay(self) -> None:
+        found = load(f"limits: {{default: {{requests_per_minute: 5}}}}\n{GOOD}").limits.default
+        assert found.requests_per_minute == 5
+        assert found.tokens_per_minute == 200_000
+        assert found.concurrent_requests == 32
+
+    @pytest.mark.parametrize("value", ["-1", "1.5", "lots", "1000000001"])
+    def test_a_limit_that_is_no_count_is_refused(self, value: str) -> None:
+        (line,) = faults(f"limits: {{default: {{tokens_per_minute: {value}}}}}\n{GOOD}")
+        assert line.startswith("limits.default.tokens_per_minute: ")
+
+
+class TestState:
+    @pytest.mark.parametrize("url", ["mysql://h/d", "gateway.db", "", "postgresql://h/d"])
+    def test_a_database_of_another_kind_is_refused_with_the_known_ones(self, url: str) -> None:
+        (line,) = faults(f"state: {{database_url: '{url}'}}\n{GOOD}")
+        assert "sqlite+aiosqlite:// or postgresql+asyncpg://" in line
+
+    def test_a_redis_url_of_another_kind_is_refused_and_its_password_unseen(self) -> None:
+        (line,) = faults(f"state: {{redis_url: 'http://:canary@h'}}\n{GOOD}")
+        assert "redis://" in line
+        assert "canary" not in line
+
+    def test_passwords_in_urls_are_in_no_repr(self) -> None:
+        urls = "{database_url: 'postgresql+asyncpg://u:canary@h/d', redis_url: 'redis://:canary@h'}"
+        assert "canary" not in repr(load(f"state: {urls}\n{GOOD}"))

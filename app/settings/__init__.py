@@ -23,13 +23,41 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from engines.spec import EngineSpec, ProcessSpec, RemoteSpec, SpecModel
+from app.settings.sections import (
+    AuthSettings,
+    LimitSettings,
+    LimitsSettings,
+    ModelSettings,
+    PriceSettings,
+    QueueSettings,
+    ServerSettings,
+    StateSettings,
+    UsageSettings,
+)
+from engines.spec import ProcessSpec, RemoteSpec
+
+__all__ = (
+    "AuthSettings",
+    "ConfigError",
+    "LimitSettings",
+    "LimitsSettings",
+    "ModelSettings",
+    "PriceSettings",
+    "QueueSettings",
+    "ServerSettings",
+    "Settings",
+    "StateSettings",
+    "UsageSettings",
+    "digest",
+    "load_settings",
+    "schema",
+)
 
 DEFAULT_FILE = "gateway.yaml"
 ENV_FILE = ".env"
 MIN_KEY_LENGTH = 20
 # Given in the environment or .env only, never in a file that is copied and committed.
-SECRETS = frozenset({"api_keys"})
+SECRETS = frozenset({"api_keys", "admin_key"})
 
 
 class ConfigError(Exception):
@@ -38,75 +66,6 @@ class ConfigError(Exception):
     def __init__(self, faults: list[str]) -> None:
         super().__init__("\n".join(faults))
         self.faults = faults
-
-
-class ServerSettings(SpecModel):
-    host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a server's job
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    max_body_bytes: int = Field(33554432, ge=1, description="Larger requests are refused with 413.")
-    drain_timeout_s: float = Field(
-        30.0, ge=0, description="How long requests in flight may go on after SIGTERM."
-    )
-    max_connections: int = Field(
-        4096, ge=1, description="Client connections; further ones are answered 503 and closed."
-    )
-    header_timeout_s: float = Field(
-        10.0, gt=0, description="From a connection's first moment to a request's whole head."
-    )
-    body_timeout_s: float = Field(
-        60.0, gt=0, description="From a request's whole head to its whole body."
-    )
-    keep_alive_s: int = Field(
-        75,
-        ge=1,
-        description="How long a connection may idle between two requests; longer than the load "
-        "balancer in front keeps its own.",
-    )
-    client_stall_s: float = Field(
-        300.0, gt=0, description="How long a client may leave unread what waits for it."
-    )
-    sse_keepalive_s: float | None = Field(
-        None,
-        gt=0,
-        description="Send a comment into a stream that has been silent for so long, for load "
-        "balancers that close idle connections. A stream then starts with status 200 before the "
-        "engine was heard, and a refusal becomes an event in it. Default: never.",
-    )
-    cors_origins: tuple[str, ...] = Field(
-        (), description="Origins whose pages may call the API, or *; default: none."
-    )
-    run_dir: Path = Field(
-        Path("var/run"), description="Sockets and logs of the engines; one gateway per directory."
-    )
-    parallel_starts: int = Field(
-        1,
-        ge=1,
-        description="Engines that may load at once. vLLM measures free memory while it loads, so "
-        "two that share a GPU must not.",
-    )
-
-
-class AuthSettings(SpecModel):
-    enabled: bool = Field(True, description="Whether the data plane asks for a key.")
-
-
-ModelName = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class ModelSettings(SpecModel):
-    name: ModelName = Field(description="What clients send as model.")
-    aliases: tuple[ModelName, ...] = Field((), description="Further names for the same model.")
-    max_choices: int | None = Field(
-        128, ge=1, description="A request for more choices (`n`) gets this many."
-    )
-    max_output_tokens: int | None = Field(
-        None, ge=1, description="A request for more tokens, or for no number of them, gets this."
-    )
-    engines: tuple[EngineSpec, ...] = Field(min_length=1, description="What answers for it.")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name, *self.aliases)
 
 
 def digest(key: bytes) -> bytes:
@@ -127,6 +86,16 @@ def _digests(value: object) -> object:
     return tuple(digest(key.encode()) for key in keys)
 
 
+def _admin_digest(value: object) -> object:
+    """Turn GATEWAY_ADMIN_KEY into its digest; an empty one is a mistake, not the absence of one."""
+    if not isinstance(value, str):
+        return value
+    digests = _digests(value)
+    if not isinstance(digests, tuple) or len(digests) != 1:
+        raise ValueError("must be one key, and not empty")
+    return digests[0]
+
+
 class Settings(BaseSettings):
     """The whole configuration."""
 
@@ -141,9 +110,15 @@ class Settings(BaseSettings):
 
     server: ServerSettings = ServerSettings()
     auth: AuthSettings = AuthSettings()
+    state: StateSettings = StateSettings()
+    limits: LimitsSettings = LimitsSettings()
+    usage: UsageSettings = UsageSettings()
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     api_keys: Annotated[tuple[bytes, ...], NoDecode, BeforeValidator(_digests)] = Field(
         (), repr=False, description="Client keys, comma-separated, at least 20 characters each."
+    )
+    admin_key: Annotated[bytes | None, NoDecode, BeforeValidator(_admin_digest)] = Field(
+        None, repr=False, description="The key to /admin, at least 20 characters."
     )
 
     @model_validator(mode="after")
@@ -198,13 +173,6 @@ def load_settings(path: Path | None = None, *, extra_keys: Sequence[str] = ()) -
     if extra_keys:
         digests = (*settings.api_keys, *(digest(key.encode()) for key in extra_keys))
         settings = settings.model_copy(update={"api_keys": digests})
-    if settings.auth.enabled and not settings.api_keys:
-        raise ConfigError(
-            [
-                "no client could get in: set GATEWAY_API_KEYS (comma-separated, at least "
-                f"{MIN_KEY_LENGTH} characters each), or auth.enabled: false to let everybody in"
-            ]
-        )
     return settings
 
 

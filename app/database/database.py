@@ -1,0 +1,164 @@
+"""The one door to the database: connections, deadlines, and one error for everything that fails.
+
+SQLite is in WAL mode: readers do not wait for the writer. There, and on PostgreSQL, every use has a
+deadline, so a database that hangs costs a bounded wait and never the gateway.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from app.database.migrate import is_current, upgrade
+
+log = logging.getLogger(__name__)
+
+# How long one transaction may take, waiting for a connection included.
+DEADLINE_S = 2.0
+# A migration may rewrite a table.
+MIGRATION_DEADLINE_S = 600.0
+# How often a database that was down at the start is tried again.
+RETRY_S = 1.0
+
+
+class DatabaseUnavailable(Exception):
+    """The database did not answer in time, or not at all. The message holds no password."""
+
+
+class Database:
+    """The tables, once `open` has seen to them; `read` and `write` are transactions."""
+
+    def __init__(self, url: str, *, deadline_s: float = DEADLINE_S) -> None:
+        self._url = make_url(url)
+        self._deadline_s = deadline_s
+        self._engine = _engine(url, deadline_s)
+        self._writing = self._engine.execution_options(writing=True)
+        self._migrated = False
+        self._opening: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Database {self._url.render_as_string(hide_password=True)}>"
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self._engine.dialect.name
+
+    async def migrate(self) -> None:
+        """Bring the tables to this version. Raises DatabaseUnavailable."""
+        if self.dialect == "sqlite" and (file := self._url.database) and file != ":memory:":
+            try:
+                Path(file).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DatabaseUnavailable(f"{file}: {error.strerror}") from None
+        async with self._translated(self._deadline_s):
+            if await is_current(self._engine):
+                self._migrated = True
+                return
+        async with self._translated(MIGRATION_DEADLINE_S):
+            await upgrade(self._writing)
+            self._migrated = True
+
+    async def open(self) -> None:
+        """Bring the tables to this version; where the database is down, go on trying behind."""
+        try:
+            await self.migrate()
+        except DatabaseUnavailable as error:
+            log.error("%s; trying again every %g s", error, RETRY_S)
+            self._opening = asyncio.create_task(self._open_later(), name="open the database")
+
+    async def _open_later(self) -> None:
+        while not self._migrated:
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(DatabaseUnavailable):
+                await self.migrate()
+        log.info("the database is there")
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):
+            async with asyncio.timeout(self._deadline_s):
+                await self._engine.dispose()
+
+    @contextlib.asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that changes nothing. Raises DatabaseUnavailable."""
+        self._check()
+        async with self._translated(self._deadline_s), self._engine.connect() as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction: committed at the end, rolled back by an exception.
+
+        Raises DatabaseUnavailable, after which nothing is known of a commit under way.
+        """
+        self._check()
+        async with self._translated(self._deadline_s), self._writing.begin() as connection:
+            yield connection
+
+    def _check(self) -> None:
+        if not self._migrated:
+            raise DatabaseUnavailable("the database has not been reached yet")
+
+    @contextlib.asynccontextmanager
+    async def _translated(self, deadline_s: float) -> AsyncIterator[None]:
+        """The seam where foreign errors become ours."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                yield
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            reason: object = error
+            if isinstance(error, DBAPIError):
+                reason = error.orig  # without the statement and its parameters
+            words = str(reason).partition("\n")[0] or type(reason).__name__
+            raise DatabaseUnavailable(f"the database does not answer: {words}") from None
+
+
+def _engine(url: str, deadline_s: float) -> AsyncEngine:
+    options: dict[str, Any] = {}
+    if url.startswith("postgresql"):
+        options = {
+            "pool_size": 5,
+            "max_overflow": 5,
+            "pool_timeout": deadline_s,
+            "pool_pre_ping": True,  # a connection may have died with its server
+            "connect_args": {"timeout": deadline_s, "command_timeout": MIGRATION_DEADLINE_S},
+        }
+    # hide_parameters: an error must not show a digest.
+    engine = create_async_engine(url, hide_parameters=True, **options)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    # SQLAlchemy's documented recipe: the driver must not begin transactions by itself.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        # A killed process loses nothing; a power cut may lose the last commits, not the file.
+        "synchronous=NORMAL",
+        "busy_timeout=1500",
+        "foreign_keys=ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Any) -> None:
+    # A transaction that reads and then writes must not find that another wrote in between.
+    writing = connection.get_execution_options().get("writing")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")

@@ -1,0 +1,110 @@
+"""Every table of the gateway, for SQLite and PostgreSQL alike.
+
+Times are milliseconds since 1970 UTC as plain integers, which both databases keep and compare in
+the same way; days are ISO dates (`2026-11-21`), UTC. A change here needs a migration, which a test
+compares with these tables.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# A key that was deleted stays as a row without digests, so that reports can still name it.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("owner", String(200), nullable=False),
+    Column("role", String(16), nullable=False),  # client, auditor, manager, admin
+    Column("digest", LargeBinary(32), nullable=True),
+    # The secret before the last rotation, accepted until `previous_until_ms`.
+    Column("previous_digest", LargeBinary(32), nullable=True),
+    Column("previous_until_ms", BigInteger, nullable=True),
+    Column("models", JSON, nullable=False),  # a list of names and `prefix*`; ["*"]: all
+    # Limits: null takes the configuration's default, 0 allows nothing.
+    Column("requests_per_minute", Integer, nullable=True),
+    Column("tokens_per_minute", Integer, nullable=True),
+    Column("concurrent_requests", Integer, nullable=True),
+    # Budgets in tokens: null is no budget.
+    Column("daily_tokens", BigInteger, nullable=True),
+    Column("monthly_tokens", BigInteger, nullable=True),
+    Column("priority", Integer, nullable=False),  # lower goes first, as in vLLM
+    Column("weight", Integer, nullable=False),  # share among keys of one priority
+    Column("disabled", Boolean, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=True),
+    Column("deleted_ms", BigInteger, nullable=True),
+    Column("last_used_ms", BigInteger, nullable=True),
+    # `revision.value` at this key's last change: what every gateway's cache asks for.
+    Column("revision", BigInteger, nullable=False, index=True),
+)
+
+# One row. Every transaction that changes a key raises it first, which also puts them in a row.
+revision = Table(
+    "revision",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("value", BigInteger, nullable=False),
+)
+
+# One row for each request that reached an engine.
+usage_records = Table(
+    "usage_records",
+    metadata,
+    Column("id", String(32), primary_key=True),  # made by the gateway: a batch is never taken twice
+    Column("at_ms", BigInteger, nullable=False),  # when the request ended
+    Column("request_id", String(128), nullable=False),
+    Column("key_id", String(64), nullable=False),
+    Column("model", String(256), nullable=False),
+    Column("engine", String(64), nullable=False),
+    Column("endpoint", String(64), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("estimated", Boolean, nullable=False),
+    Column("queue_ms", Float, nullable=True),
+    Column("ttft_ms", Float, nullable=True),
+    Column("total_ms", Float, nullable=False),
+    Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
+    Index("ix_usage_records_at_ms", "at_ms"),
+    Index("ix_usage_records_key_id_at_ms", "key_id", "at_ms"),
+)
+
+# Sums of usage_records by day, written in the same transaction and kept when those are deleted.
+usage_daily = Table(
+    "usage_daily",
+    metadata,
+    Column("day", String(10), primary_key=True),
+    Column("key_id", String(64), primary_key=True),
+    Column("model", String(256), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("estimated_requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
+    Index("ix_usage_daily_key_id_day", "key_id", "day"),
+)

@@ -1,0 +1,197 @@
+"""The sections of the configuration file: what may stand in each, and what it means."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator
+
+from engines.spec import EngineSpec, SpecModel
+
+DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+
+
+class ServerSettings(SpecModel):
+    host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a server's job
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    max_body_bytes: int = Field(33554432, ge=1, description="Larger requests are refused with 413.")
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="How long requests in flight may go on after SIGTERM."
+    )
+    max_connections: int = Field(
+        4096, ge=1, description="Client connections; further ones are answered 503 and closed."
+    )
+    header_timeout_s: float = Field(
+        10.0, gt=0, description="From a connection's first moment to a request's whole head."
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, description="From a request's whole head to its whole body."
+    )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="How long a connection may idle between two requests; longer than the load "
+        "balancer in front keeps its own.",
+    )
+    client_stall_s: float = Field(
+        300.0, gt=0, description="How long a client may leave unread what waits for it."
+    )
+    sse_keepalive_s: float | None = Field(
+        None,
+        gt=0,
+        description="Send a comment into a stream that has been silent for so long, for load "
+        "balancers that close idle connections. A stream then starts with status 200 before the "
+        "engine was heard, and a refusal becomes an event in it. Default: never.",
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (), description="Origins whose pages may call the API, or *; default: none."
+    )
+    run_dir: Path = Field(
+        Path("var/run"), description="Sockets and logs of the engines; one gateway per directory."
+    )
+    parallel_starts: int = Field(
+        1,
+        ge=1,
+        description="Engines that may load at once. vLLM measures free memory while it loads, so "
+        "two that share a GPU must not.",
+    )
+
+
+class AuthSettings(SpecModel):
+    enabled: bool = Field(True, description="Whether the data plane asks for a key.")
+    offline_grace_s: float = Field(
+        3600.0,
+        ge=0,
+        description="How long keys that were seen before go on working while the database does "
+        "not answer.",
+    )
+
+
+class StateSettings(SpecModel):
+    database_url: SecretStr = Field(
+        SecretStr("sqlite+aiosqlite:///var/gateway.db"),
+        description="Where keys and usage are kept: sqlite+aiosqlite:///FILE for one gateway, "
+        "postgresql+asyncpg://USER:PASSWORD@HOST/NAME for several.",
+    )
+    redis_url: SecretStr | None = Field(
+        None,
+        description="redis://:PASSWORD@HOST:6379/0, where several gateways count limits together; "
+        "default: each gateway counts in its own memory.",
+    )
+    redis_timeout_s: float = Field(
+        0.25, gt=0, description="How long one request may wait for Redis, once."
+    )
+    redis_prefix: str = Field(
+        "vllm-gateway",
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Beginning of every key in Redis; one for each group of gateways.",
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, url: SecretStr) -> SecretStr:
+        scheme = url.get_secret_value().partition("://")[0]
+        if scheme not in DATABASE_SCHEMES:
+            raise ValueError(f"must begin with {' or '.join(s + '://' for s in DATABASE_SCHEMES)}")
+        return url
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_redis(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and url.get_secret_value().partition("://")[0] not in REDIS_SCHEMES:
+            raise ValueError(f"must begin with {' or '.join(s + '://' for s in REDIS_SCHEMES)}")
+        return url
+
+
+Limit = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class LimitSettings(SpecModel):
+    """Limits of one key, or of one model for all keys; None: no limit, 0: nothing."""
+
+    requests_per_minute: Limit | None = Field(None, description="Requests that may begin.")
+    tokens_per_minute: Limit | None = Field(
+        None, description="Tokens of prompts and answers together."
+    )
+    concurrent_requests: Limit | None = Field(None, description="Requests under way at once.")
+
+
+class DefaultLimitSettings(LimitSettings):
+    requests_per_minute: Limit | None = Field(600, description="Requests that may begin.")
+    tokens_per_minute: Limit | None = Field(
+        200_000, description="Tokens of prompts and answers together."
+    )
+    concurrent_requests: Limit | None = Field(32, description="Requests under way at once.")
+
+
+class LimitsSettings(SpecModel):
+    default: DefaultLimitSettings = Field(
+        DefaultLimitSettings(), description="Limits of a key that has none of its own."
+    )
+    redis_unavailable: Literal["local", "open", "closed"] = Field(
+        "local",
+        description="While Redis does not answer: each gateway counts for itself, nobody counts, "
+        "or requests are refused with 503.",
+    )
+    burst_s: float = Field(
+        60.0,
+        ge=1,
+        le=60,
+        description="How many seconds' worth of a limit per minute may be saved up and used at "
+        "once.",
+    )
+    cached_token_weight: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="What a prompt token that the engine had cached counts against limits.",
+    )
+
+
+class QueueSettings(SpecModel):
+    max_in_flight: int | None = Field(
+        None,
+        ge=1,
+        description="Requests that one engine of the model gets at once; the rest wait in the "
+        "gateway, in fair order. Default: no bound, vLLM's own queue takes them all.",
+    )
+    max_waiting: int = Field(256, ge=0, description="Requests that may wait; more get a 503.")
+    timeout_s: float = Field(60.0, gt=0, description="How long a request may wait.")
+
+
+class PriceSettings(SpecModel):
+    """What a million tokens cost, in whatever currency the reader of reports thinks in."""
+
+    prompt: float = Field(0.0, ge=0, description="A million prompt tokens that were not cached.")
+    cached: float = Field(0.0, ge=0, description="A million cached prompt tokens.")
+    completion: float = Field(0.0, ge=0, description="A million tokens of answers.")
+
+
+class UsageSettings(SpecModel):
+    retention_days: int = Field(
+        90, ge=1, description="How long a record of each request is kept; daily sums stay."
+    )
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ModelSettings(SpecModel):
+    name: ModelName = Field(description="What clients send as model.")
+    aliases: tuple[ModelName, ...] = Field((), description="Further names for the same model.")
+    max_choices: int | None = Field(
+        128, ge=1, description="A request for more choices (`n`) gets this many."
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="A request for more tokens, or for no number of them, gets this."
+    )
+    limits: LimitSettings = Field(
+        LimitSettings(), description="Limits of the model for all keys together."
+    )
+    queue: QueueSettings = QueueSettings()
+    price: PriceSettings = PriceSettings()
+    engines: tuple[EngineSpec, ...] = Field(min_length=1, description="What answers for it.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)

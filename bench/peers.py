@@ -6,6 +6,7 @@ where it has keys.
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -21,12 +22,14 @@ from bench.children import ROOT, WORK, Child, StartError, child, environment, fr
 
 MODEL = "stub"
 KEY = "sk-bench-0123456789abcdef"
+LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
 REQUIREMENTS = Path(__file__).with_name("peers.txt")
 INSTALL_S = 300.0
 START_S = 60.0
 
 DIRECT = "direct"
 GATEWAY = "vllm-gateway"
+WITH_REDIS = "vllm-gateway, limits in Redis"
 ROUTER = "vllm-router"
 LITELLM = "litellm"
 
@@ -51,7 +54,8 @@ class Peer:
 
 def peers(say: Callable[[str], None]) -> list[Peer]:
     """Return the gateway and every peer that could be installed; `say` is told of the others."""
-    found = [Peer(GATEWAY, metadata.version("vllm-gateway"), _gateway)]
+    version = metadata.version("vllm-gateway")
+    found = [Peer(GATEWAY, version, _gateway), Peer(WITH_REDIS, version, _gateway_with_redis)]
     starts = {ROUTER: _router, LITELLM: _litellm}
     for line in REQUIREMENTS.read_text().splitlines():
         if not line.startswith("#"):
@@ -110,17 +114,46 @@ def _gateway(engine: str, directory: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
+def _gateway_with_redis(engine: str, directory: Path) -> Iterator[Target]:
+    models: list[dict[str, object]] = [
+        {"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}
+    ]
+    home = directory / "with-redis"
+    home.mkdir(exist_ok=True)
+    with _redis(home) as redis_url, gateway(home, models, redis_url=redis_url) as (running, url):
+        yield Target(WITH_REDIS, url, running.pid)
+
+
+@contextlib.contextmanager
+def _redis(directory: Path) -> Iterator[str]:
+    port = free_port()
+    argv = ["redis-server", *("--port", str(port), "--bind", "127.0.0.1", "--save", "")]
+    with child("redis-server", argv, cwd=directory) as running:
+        wait_until(lambda: _listens(port), running, START_S)
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
 def gateway(
-    directory: Path, models: list[dict[str, object]], *, start_s: float = START_S
+    directory: Path,
+    models: list[dict[str, object]],
+    *,
+    start_s: float = START_S,
+    redis_url: str | None = None,
 ) -> Iterator[tuple[Child, str]]:
     """Run the gateway's command on these models; the values are its process and its URL.
 
-    Its first model answers when the body begins. Raises StartError.
+    Everything is on, and limits so high that none is reached. Its first model answers when the
+    body begins. Raises StartError.
     """
     port = free_port()
-    server = {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")}
     config = directory / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"server": server, "models": models}))
+    config.write_text(yaml.safe_dump(configuration(directory, port, models, redis_url)))
     command = Path(sys.executable).with_name("vllm-gateway")
     url = f"http://127.0.0.1:{port}"
     env = environment(GATEWAY_API_KEYS=KEY)
@@ -130,6 +163,19 @@ def gateway(
     ) as running:
         wait_until(lambda: answers(url, str(models[0]["name"])), running, start_s)
         yield running, url
+
+
+def configuration(
+    directory: Path, port: int, models: list[dict[str, object]], redis_url: str | None = None
+) -> dict[str, object]:
+    """Return a gateway's configuration that keeps everything in `directory`."""
+    database = f"sqlite+aiosqlite:///{directory}/gateway.db"
+    return {
+        "server": {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")},
+        "state": {"database_url": database, "redis_url": redis_url},
+        "limits": {"default": dict.fromkeys(LIMITS, 10**9)},
+        "models": models,
+    }
 
 
 @contextlib.contextmanager

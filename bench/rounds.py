@@ -8,7 +8,7 @@ import msgspec
 
 from bench.children import ROOT
 from bench.load import Load, Result, arguments
-from bench.peers import KEY, LITELLM, MODEL, Target
+from bench.peers import KEY, LITELLM, MODEL, WITH_REDIS, Target
 from bench.samples import Sample
 from bench.seats import Seat
 
@@ -36,7 +36,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ramp_s: float = 0.2
 
     def requests_of(self, target: str) -> int:
-        """Return how many requests a target gets; 0 if it is left out."""
+        """Return how many requests a target gets; 0 if it is left out.
+
+        What Redis costs is paid once for a request, so streams have nothing to add.
+        """
+        if target == WITH_REDIS and self.part != "plain":
+            return 0
         return self.requests_litellm if target == LITELLM else self.requests
 
 

@@ -34,7 +34,7 @@ from bench.children import (
     wait_until,
 )
 from bench.figures import slope
-from bench.peers import KEY, answers, stub
+from bench.peers import KEY, answers, configuration, stub
 from bench.report import Table, number, replace_section
 from bench.scenarios import ALWAYS_WHOLE, FAST, FAULTY, NO_END, PACED, PATIENCE_S, Client, play
 from bench.soak_gateway import Leftovers
@@ -153,7 +153,7 @@ def fake() -> Iterator[str]:
 def gateway(directory: Path, engines: dict[str, str]) -> Iterator[tuple[Child, int]]:
     """Run the gateway's application on these engines; the values are its process and its port."""
     port = free_port()
-    models = [
+    models: list[dict[str, object]] = [
         {
             "name": name,
             "engines": [
@@ -162,9 +162,8 @@ def gateway(directory: Path, engines: dict[str, str]) -> Iterator[tuple[Child, i
         }
         for name, url in engines.items()
     ]
-    server = {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")}
     config = directory / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"server": server, "models": models}))
+    config.write_text(yaml.safe_dump(configuration(directory, port, models)))
     argv = [sys.executable, "-m", "bench.soak_gateway", str(config)]
     with child("soak-gateway", argv, env=environment(GATEWAY_API_KEYS=KEY)) as running:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}", PACED), running, 30)

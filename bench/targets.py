@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from bench.load import Result
-from bench.peers import DIRECT, GATEWAY, LITELLM, ROUTER
+from bench.peers import DIRECT, GATEWAY, LITELLM, ROUTER, WITH_REDIS
 from bench.samples import Comparison, Samples
 
 
@@ -36,6 +36,8 @@ def goals(samples: Samples) -> Iterator[Goal]:
         yield _ratio(f"CPU per streamed chunk, {size} streams, × {ROUTER}", 1.0, against)
     plain = samples.compare("plain", 32, GATEWAY, ROUTER, cpu_per_request)
     yield _ratio(f"CPU per plain request, 32 at a time, × {ROUTER}", 2.0, plain, aim=1.3)
+    shared = samples.compare("plain", 32, WITH_REDIS, GATEWAY, cpu_per_request)
+    yield _ratio("CPU per plain request, 32 at a time, limits in Redis × in memory", 1.5, shared)
     chunk = samples.compare("streams", 64, GATEWAY, LITELLM, cpu_per_chunk)
     yield _ratio(f"CPU per streamed chunk, 64 streams, × {LITELLM}", 1 / 10, chunk)
     slow = samples.compare("plain", 32, GATEWAY, LITELLM, cpu_per_request)

@@ -27,7 +27,7 @@ class Exchange:
 
     __slots__ = (
         "_headers", "_send", "_timeout_s", "_unsent", "_write", "complete", "dialect", "record",
-        "scope", "started", "streaming",
+        "scope", "standing", "started", "streaming",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +37,8 @@ class Exchange:
         self._headers = dict(scope["headers"])
         self.record = record
         self.dialect = dialect
+        # What every answer says of the caller's limits (x-ratelimit-*), once it is known.
+        self.standing: Headers = ()
         self.started = False  # the head has left
         self.streaming = False  # the head of an event stream has left
         self.complete = False  # the last byte has left
@@ -64,7 +66,7 @@ class Exchange:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, request_id],
+                "headers": [*headers, request_id, *self.standing],
             }
         )
 

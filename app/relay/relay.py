@@ -1,13 +1,14 @@
 """The way of one request, from its headers to the last byte of its answer.
 
-Every resource of a request (the watch on the client, the permit, the lease with the connection to
-the engine) is a `with` statement below `Relay.serve` and released when that is left: on success,
-error and disconnect alike. Then the request is counted and logged, exactly once.
+Every resource of a request (the watch on the client, its share of limits and budget, the permit,
+the lease with the connection to the engine) is a `with` statement below `Relay.serve` and released
+when that is left: on success, error and disconnect alike. Then the request is counted, put into the
+ledger and logged, exactly once.
 """
 
 import asyncio
 import logging
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -15,17 +16,23 @@ from starlette.types import Receive, Scope, Send
 
 from app.admission import Admission
 from app.auth.keys import Authenticator
+from app.auth.principal import Principal
 from app.errors import (
     EngineUnavailable,
     GatewayError,
     InvalidApiKey,
     MethodNotAllowed,
+    RateLimited,
     RequestTooLarge,
     dialect_of,
 )
+from app.limits.limiter import Limiter
+from app.limits.subject import NO_LIMITS, Ask
 from app.relay.answer import Truncated, as_gateway_error, head_of, relay_plain
 from app.relay.attempts import Attempts
 from app.relay.body import ParsedBody, parse
+from app.relay.charge import Charge
+from app.relay.cost import most_tokens
 from app.relay.disconnect import ClientDisconnected, DisconnectWatch
 from app.relay.exchange import ClientStalled, Exchange
 from app.relay.rewrite import NOTHING, Rewrite, is_stream, rewrite
@@ -33,6 +40,8 @@ from app.relay.stream import EventStream, KeepAlive
 from app.routing.catalogue import Catalogue, Model, Replica
 from app.telemetry.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
 from app.telemetry.metrics import Metrics
+from app.usage.budgets import Budgets
+from app.usage.ledger import Ledger, UsageRecord
 from app.usage.meter import StreamMeter
 from engines.base import EngineError, EngineRequest, EngineResponse
 
@@ -63,7 +72,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayLimits:
+class RelayBounds:
     """What one request may take of the gateway."""
 
     body_bytes: int
@@ -71,6 +80,10 @@ class RelayLimits:
     client_stall_s: float
     # After how much silence a stream gets a comment; None: never.
     keepalive_s: float | None
+    # What a request that does not say how long its answer may be reserves for it, in tokens.
+    unstated_output: int
+    # What a cached prompt token counts against limits.
+    cached_weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +91,33 @@ class Relay:
     """The rooms that a request passes through."""
 
     authenticator: Authenticator
+    limiter: Limiter
+    budgets: Budgets
     admission: Admission
     catalogue: Catalogue
     attempts: Attempts
     metrics: Metrics
     access: AccessLog
-    limits: RelayLimits
+    ledger: Ledger
+    bounds: RelayBounds
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever becomes of it. Raises nothing."""
         path = scope["path"]
         record = RequestRecord(request_id(scope["headers"]), endpoint.label, perf_counter())
-        exchange = Exchange(scope, send, record, dialect_of(path), self.limits.client_stall_s)
+        exchange = Exchange(scope, send, record, dialect_of(path), self.bounds.client_stall_s)
         serve = self._serve_model if endpoint.names_model else self._serve_stored
         try:
             if scope["method"] not in endpoint.methods:
                 allowed = ", ".join(endpoint.methods)
                 raise MethodNotAllowed(f"{path} takes {allowed}", allowed)  # noqa: TRY301
-            record.principal = self.authenticator.authenticate(scope["headers"]).id
-            raw = await read_body(exchange, receive, self.limits.body_bytes)
+            principal = self.authenticator.recall(scope["headers"])
+            if principal is None:
+                principal = await self.authenticator.look_up(scope["headers"])
+            record.principal = principal.id
+            raw = await read_body(exchange, receive, self.bounds.body_bytes)
             with DisconnectWatch(receive, exchange):
-                await serve(exchange, raw)
+                await serve(endpoint, principal, exchange, raw)
         except ClientDisconnected:
             record.status = CLIENT_CLOSED_REQUEST
             self.metrics.disconnect()
@@ -111,6 +130,8 @@ class Relay:
         except GatewayError as error:
             if isinstance(error, InvalidApiKey):
                 self.metrics.auth_failure(error.reason)
+            elif isinstance(error, RateLimited):
+                self.metrics.rate_limited(error.limit)
             record.fault = error.message
             await self._tell(error, exchange)
         except Exception:
@@ -120,25 +141,56 @@ class Relay:
         finally:
             self._note(endpoint, record)
 
-    async def _serve_model(self, exchange: Exchange, raw: bytes) -> None:
+    async def _serve_model(
+        self, endpoint: Endpoint, principal: Principal, exchange: Exchange, raw: bytes
+    ) -> None:
         """Serve a request whose body names a model."""
         arrived = perf_counter()
         record = exchange.record
         body = parse(exchange.header(b"content-type"), raw)
         model = self.catalogue.find(body.model)
+        if not principal.allows(model.name):
+            raise unknown_model(body.model)
         record.model = model.name
         record.bytes_in = len(raw)
         plan = rewrite(record.endpoint, body.members, model.bounds) if body.members else NOTHING
-        quiet_s = self.limits.keepalive_s
+        tokens = self._most_tokens(endpoint, body, plan, model)
+        ask = Ask(principal.id, principal.limits, model.name, model.limits, tokens)
+        quiet_s = self.bounds.keepalive_s
         awake = (
             KeepAlive(exchange, quiet_s) if quiet_s and is_stream(body.members) else nullcontext()
         )
-        with self.admission.permit(model.name), awake:
-            self.metrics.overhead(model.name, perf_counter() - arrived)
-            await self._relay_model(exchange, body, model, plan)
+        with await self._charge(exchange, principal, ask) as charge, awake:
+            with self.admission.permit(model.name):
+                self.metrics.overhead(model.name, perf_counter() - arrived)
+                await self._relay_model(exchange, body, model, plan, charge)
+
+    def _most_tokens(
+        self, endpoint: Endpoint, body: ParsedBody, plan: Rewrite, model: Model
+    ) -> int:
+        """Return what to reserve for a request."""
+        if not endpoint.metered:
+            return 0
+        longest, unstated = model.max_model_len, self.bounds.unstated_output
+        size = len(body.raw)
+        return most_tokens(endpoint.label, body.members, plan.changes, size, longest, unstated)
+
+    async def _charge(self, exchange: Exchange, principal: Principal, ask: Ask) -> Charge:
+        """Return the charge for a request: leave it. Raises RateLimited and ServiceUnavailable."""
+        decision = await self.limiter.decide(ask)
+        exchange.standing = decision.headers
+        with ExitStack() as undo:
+            undo.enter_context(decision)
+            budget = None
+            if principal.daily_tokens is not None or principal.monthly_tokens is not None:
+                budget = await self.budgets.reserve(
+                    principal.id, principal.daily_tokens, principal.monthly_tokens, ask.tokens
+                )
+            undo.pop_all()
+        return Charge(decision, budget, self.bounds.cached_weight)
 
     async def _relay_model(
-        self, exchange: Exchange, body: ParsedBody, model: Model, plan: Rewrite
+        self, exchange: Exchange, body: ParsedBody, model: Model, plan: Rewrite, charge: Charge
     ) -> None:
         """Have one of a model's engines answer, and note what that took."""
         record = exchange.record
@@ -163,14 +215,20 @@ class Relay:
             if left or (meter.events and (usage is None or not exchange.complete)):
                 usage = meter.so_far(record.bytes_in, model.max_model_len)
             record.usage = usage
+            if usage is not None and record.engine is not None:
+                charge.settle(usage)
             if record.ttft_s is not None:
                 self.metrics.first_token(model.name, record.ttft_s)
 
-    async def _serve_stored(self, exchange: Exchange, raw: bytes) -> None:
+    async def _serve_stored(
+        self, endpoint: Endpoint, principal: Principal, exchange: Exchange, raw: bytes
+    ) -> None:
         """Serve a request for something that one of the engines keeps."""
-        with self.admission.permit(UNKNOWN_MODEL):
+        ask = Ask(principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0)
+        with await self._charge(exchange, principal, ask), self.admission.permit(UNKNOWN_MODEL):
             request = _engine_request(exchange, raw)
-            lease = await self.attempts.first_that_knows(self.catalogue.models, request)
+            allowed = [model for model in self.catalogue.models if principal.allows(model.name)]
+            lease = await self.attempts.first_that_knows(allowed, request)
             with lease as answer:
                 exchange.record.engine = lease.replica.engine.name
                 await self._relay(answer, exchange, StreamMeter(), UNKNOWN_MODEL)
@@ -200,8 +258,25 @@ class Relay:
         """Count the request and write its line."""
         seconds = perf_counter() - record.started
         self.metrics.request(record.model, record.endpoint, record.status, seconds)
-        if record.engine is not None and endpoint.metered:
-            self.metrics.usage(record.model, outcome(record), record.usage)
+        if record.engine is not None:
+            ended = outcome(record)
+            if endpoint.metered:
+                self.metrics.usage(record.model, ended, record.usage)
+            self.ledger.add(
+                UsageRecord(
+                    record.request_id,
+                    record.principal,
+                    record.model,
+                    record.engine,
+                    record.endpoint,
+                    record.status,
+                    ended,
+                    record.usage,
+                    record.queued_s,
+                    record.ttft_s,
+                    seconds,
+                )
+            )
         self.access.write(record, seconds)
 
 

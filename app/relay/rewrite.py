@@ -15,7 +15,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 # Where each endpoint says how many tokens it wants; the first one is set where none is given.
 # Completions have a default of their own, 16, which null takes away; messages must give a number.
-_OUTPUT_FIELDS: dict[str, tuple[str, ...]] = {
+OUTPUT_FIELDS: dict[str, tuple[str, ...]] = {
     CHAT: ("max_tokens", "max_completion_tokens"),
     COMPLETIONS: ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
@@ -52,7 +52,7 @@ NOTHING = Rewrite()
 
 def rewrite(endpoint: str, members: Members, bounds: Bounds) -> Rewrite:
     """Return what to change in the members of a JSON body."""
-    fields = _OUTPUT_FIELDS.get(endpoint)
+    fields = OUTPUT_FIELDS.get(endpoint)
     if fields is None:
         return NOTHING
     changes: dict[str, object] = {}

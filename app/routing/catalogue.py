@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from app.errors import ModelNotFound
+from app.settings import LimitSettings
 from engines.base import Engine, EngineResponse, EngineState
 
 
@@ -69,6 +70,8 @@ class Model:
     aliases: tuple[str, ...]
     replicas: tuple[Replica, ...]
     bounds: Bounds = Bounds()
+    # For all keys together.
+    limits: LimitSettings = LimitSettings()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -83,6 +86,12 @@ class Model:
         return min((length for length in lengths if length is not None), default=None)
 
 
+def unknown_model(name: str) -> ModelNotFound:
+    """Return the error for a name that does not exist, or not for this caller."""
+    shown = name if len(name) <= 100 else name[:100] + "…"
+    return ModelNotFound(f"the model {shown!r} does not exist; see /v1/models")
+
+
 class Catalogue:
     """Every model by each of its names; fixed once built."""
 
@@ -95,8 +104,7 @@ class Catalogue:
         try:
             return self._by_name[name]
         except KeyError:
-            shown = name if len(name) <= 100 else name[:100] + "…"
-            raise ModelNotFound(f"the model {shown!r} does not exist; see /v1/models") from None
+            raise unknown_model(name) from None
 
     def names(self) -> Iterator[tuple[str, Model]]:
         """Return every name that clients may send, with its model."""

@@ -140,6 +140,12 @@ class LimitsSettings(SpecModel):
         description="How many seconds' worth of a limit per minute may be saved up and used at "
         "once.",
     )
+    unstated_output_tokens: int = Field(
+        4096,
+        ge=1,
+        description="What a request that does not say how long its answer may be reserves for it; "
+        "what it really took is charged at its end.",
+    )
     cached_token_weight: float = Field(
         1.0,
         ge=0,

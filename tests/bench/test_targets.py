@@ -29,6 +29,7 @@ def test_every_goal_takes_its_figure_from_the_run() -> None:
         samples("streams", 512, "cpu_us_per_chunk", vllm_gateway=[30.0], vllm_router=[20.0]),
         samples("plain", 32, "cpu_us_per_request", vllm_gateway=[90.0], vllm_router=[60.0]),
         samples("plain", 32, "cpu_us_per_request", litellm=[9000.0]),
+        samples("plain", 32, "cpu_us_per_request", **{"vllm_gateway, limits in Redis": [126.0]}),
         samples("stall", 1024, "rss_mib", vllm_gateway=[130.0]),
         samples("real", 32, "tokens_per_s", direct=[5000.0], vllm_gateway=[4950.0]),
     )
@@ -39,6 +40,7 @@ def test_every_goal_takes_its_figure_from_the_run() -> None:
         "CPU per streamed chunk, 64 streams, × vllm-router": (0.8, True),
         "CPU per streamed chunk, 512 streams, × vllm-router": (1.5, False),
         "CPU per plain request, 32 at a time, × vllm-router": (1.5, True),
+        "CPU per plain request, 32 at a time, limits in Redis × in memory": (1.4, True),
         "CPU per streamed chunk, 64 streams, × litellm": (0.08, True),
         "CPU per plain request, 32 at a time, × litellm": (0.01, True),
         "added TTFT p99, 64 streams, × what vllm-router adds": (None, None),

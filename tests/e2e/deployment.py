@@ -15,12 +15,16 @@ import httpx
 import psutil
 import yaml
 
+from app.settings import LimitSettings
 from tests.gateway import free_port
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (str(Path(sys.executable).with_name("vllm-gateway")),)
 MODEL = ROOT / "var" / "demo-model"
 KEY = "sk-e2e-0123456789abcdef0123"
+ADMIN_KEY = "sk-e2e-admin-0123456789abcdef"
+# Tests ask for minutes of work at once.
+UNLIMITED = dict.fromkeys(LimitSettings.model_fields)
 # Cold page cache and two cores: 57 s were seen; the rest is for a busy machine.
 START_S = 300.0
 
@@ -47,9 +51,9 @@ class Deployment:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def client(self, **fields: Any) -> httpx.Client:
-        """A client that holds the key."""
-        headers = {"authorization": f"Bearer {KEY}"}
+    def client(self, key: str = KEY, **fields: Any) -> httpx.Client:
+        """A client that holds a key."""
+        headers = {"authorization": f"Bearer {key}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=120, **fields)
 
     def engine(self, name: str = "demo-0") -> httpx.Client:
@@ -74,14 +78,20 @@ def write_config(directory: Path, *models: dict[str, Any], **server: Any) -> Pat
     """Write a configuration file; return its path."""
     file = directory / "gateway.yaml"
     listen = {"host": "127.0.0.1", "port": free_port(), "run_dir": str(directory / "run")}
-    file.write_text(yaml.safe_dump({"server": {**listen, **server}, "models": list(models)}))
+    sections = {
+        "server": {**listen, **server},
+        "state": {"database_url": f"sqlite+aiosqlite:///{directory}/gateway.db"},
+        "limits": {"default": UNLIMITED},
+        "models": list(models),
+    }
+    file.write_text(yaml.safe_dump(sections))
     return file
 
 
 def environment(**more: str) -> dict[str, str]:
     """The environment of a command under test: ours without settings of a developer's own."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("GATEWAY_")}
-    return {**inherited, "GATEWAY_API_KEYS": KEY, **more}
+    return {**inherited, "GATEWAY_API_KEYS": KEY, "GATEWAY_ADMIN_KEY": ADMIN_KEY, **more}
 
 
 def run(

@@ -311,6 +311,9 @@ class Fake:
                 while True:
                     await self._chunk(writer, event)
                     await asyncio.sleep(int(argument) / 1000)
+            case "tokens":  # tokens:COUNT:MS - so many, one every so many ms, and their usage
+                count, _, pace = argument.partition(":")
+                return await self._tokens(body, writer, int(count), float(pace or 0) / 1000)
             case "long":  # a plain answer of so many KiB, its usage in the middle, as with logprobs
                 told = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
                 half = "x" * (int(argument) * 512)
@@ -342,6 +345,27 @@ class Fake:
             case _:
                 raise AssertionError(f"the fake knows no {verb!r}")
         return False
+
+    async def _tokens(
+        self, body: dict[str, Any], writer: asyncio.StreamWriter, count: int, pace_s: float
+    ) -> bool:
+        """A whole chat completion of `count` tokens after a prompt of 3."""
+        told = {"prompt_tokens": 3, "total_tokens": 3 + count, "completion_tokens": count}
+        if not body.get("stream"):
+            await asyncio.sleep(count * pace_s)
+            answer = json.loads(completion(self.model, "x" * count)) | {"usage": told}
+            return self._plain(writer, json.dumps(answer).encode())
+        self._stream_head(writer)
+        for _ in range(count):
+            await self._chunk(writer, chunk(self.model, {"content": "x"}))
+            await asyncio.sleep(pace_s)
+        await self._chunk(writer, chunk(self.model, {}, "stop"))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            last = json.loads(chunk(self.model, {})[6:]) | {"choices": [], "usage": told}
+            await self._chunk(writer, b"data: " + json.dumps(last).encode() + b"\n\n")
+        await self._chunk(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+        return True
 
     def _plain(self, writer: asyncio.StreamWriter, body: bytes, status: int = 200) -> bool:
         head = b"HTTP/1.1 %d OK\r\nserver: uvicorn\r\ndate: now\r\n" % status

@@ -1,0 +1,46 @@
+"""What one request holds of its caller's limits and budget, from its reservation to its price."""
+
+from types import TracebackType
+from typing import Self
+
+from app.limits.limiter import Decision
+from app.usage.budgets import Reservation
+from app.usage.reading import Usage
+
+
+class Charge:
+    """A context: inside it a request's tokens are reserved, at its end they are what was settled.
+
+    Leaving it unsettled gives everything back but the request itself, which stays counted.
+    """
+
+    __slots__ = ("_budget", "_cached_weight", "_decision")
+
+    def __init__(
+        self, decision: Decision, budget: Reservation | None, cached_weight: float
+    ) -> None:
+        self._decision = decision
+        self._budget = budget
+        self._cached_weight = cached_weight
+
+    def settle(self, usage: Usage) -> None:
+        """Note what the request took: limits weigh cached tokens, a budget counts them whole."""
+        uncached = usage.prompt - usage.cached + usage.completion
+        self._decision.settle(uncached + self._cached_weight * usage.cached)
+        if self._budget is not None:
+            self._budget.settle(usage.prompt + usage.completion)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._budget is not None:
+                self._budget.__exit__(kind, error, trace)
+        finally:
+            self._decision.__exit__(kind, error, trace)

@@ -1,0 +1,99 @@
+"""What is reserved for a request before anybody knows what it takes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.relay.cost import COMPLETIONS_OUTPUT, MAX_COUNT, most_tokens
+from app.relay.rewrite import CHAT, COMPLETIONS, rewrite
+from app.routing.catalogue import Bounds
+
+UNSTATED = 4096
+
+
+def reserved(
+    endpoint: str,
+    body: dict[str, Any],
+    *,
+    bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    size: int = 400,
+    longest: int | None = 100_000,
+) -> int:
+    members = msgspec.json.decode(msgspec.json.encode(body), type=dict[str, msgspec.Raw])
+    changes = rewrite(endpoint, members, bounds).changes
+    return most_tokens(endpoint, members, changes, size, longest, UNSTATED)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "answers"),
+    [
+        (CHAT, {"max_tokens": 50}, 50),
+        (CHAT, {"max_completion_tokens": 60}, 60),
+        (CHAT, {"max_tokens": 50, "max_completion_tokens": 60}, 60),
+        (CHAT, {"max_tokens": None}, UNSTATED),
+        (CHAT, {}, UNSTATED),
+        (CHAT, {"max_tokens": 50, "n": 3}, 150),
+        (CHAT, {"max_tokens": 50, "n": None}, 50),
+        (CHAT, {"max_tokens": "50", "n": "3"}, 150),
+        (CHAT, {"max_tokens": 0}, 0),
+        (CHAT, {"max_tokens": -5, "n": -1}, 0),
+        (CHAT, {"max_tokens": 50, "stream": True}, 50),
+        (COMPLETIONS, {"prompt": "a"}, COMPLETIONS_OUTPUT),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 7}, 7),
+        (COMPLETIONS, {"prompt": ["a", "b", "c"], "max_tokens": 7}, 21),
+        (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 7, "n": 2}, 28),
+        (COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 7}, 7),
+        (COMPLETIONS, {"prompt": [[1, 2], [3]], "max_tokens": 7}, 14),
+        (COMPLETIONS, {"prompt": [], "max_tokens": 7}, 7),
+        ("/v1/responses", {"max_output_tokens": 9}, 9),
+        ("/v1/responses", {}, UNSTATED),
+        ("/v1/messages", {"max_tokens": 9}, 9),
+        ("/v1/embeddings", {"input": "a", "max_tokens": 9}, 0),
+        ("/v1/rerank", {"query": "a"}, 0),
+    ],
+)
+def test_the_answers_are_bounded_as_the_request_says(
+    endpoint: str, body: dict[str, Any], answers: int
+) -> None:
+    assert reserved(endpoint, body) == 100 + answers
+
+
+def test_the_operators_clamps_count_not_what_was_asked_for() -> None:
+    bounds = Bounds(choices=2, output_tokens=10)
+    assert reserved(CHAT, {"max_tokens": 500, "n": 9}, bounds=bounds) == 100 + 20
+    assert reserved(CHAT, {}, bounds=bounds) == 100 + 10
+
+
+def test_an_answer_is_no_longer_than_the_model_leaves_room_for() -> None:
+    assert reserved(CHAT, {"max_tokens": 5000}, longest=1000) == 1000
+    assert reserved(CHAT, {}, longest=1000) == 1000
+    # The prompt's size is only an estimate, so a long one still has room for a token.
+    assert reserved(CHAT, {}, size=1_000_000, longest=1000) == 1001
+
+
+def test_without_a_known_length_the_request_alone_decides() -> None:
+    assert reserved(CHAT, {"max_tokens": 10**6}, longest=None) == 100 + 10**6
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    endpoint=st.sampled_from([CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/pooling"]),
+    body=st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("max_tokens", "n", "prompt", "max_output_tokens"), JSON)
+    ),
+    longest=st.none() | st.integers(1, 10**7),
+)
+def test_whatever_a_request_says_the_reservation_is_a_bounded_count(
+    endpoint: str, body: dict[str, Any], longest: int | None
+) -> None:
+    found = reserved(endpoint, body, longest=longest)
+    assert 0 < found <= 100 + MAX_COUNT * MAX_COUNT * 4

@@ -13,9 +13,10 @@ from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
 
-from app.admission import Admission
+from app.admission.admission import Admission, Permit
 from app.auth.keys import Authenticator
 from app.errors import (
+    EngineOverloaded,
     EngineUnavailable,
     GatewayError,
     InvalidApiKey,
@@ -133,9 +134,25 @@ class Relay:
         awake = (
             KeepAlive(exchange, quiet_s) if quiet_s and is_stream(body.members) else nullcontext()
         )
-        with self.admission.permit(model.name), awake:
-            self.metrics.overhead(model.name, perf_counter() - arrived)
+        # Awake first: a stream that waits for its permit is silent as well.
+        with awake, await self._admit(record, model, len(raw) // 4) as permit:
+            ours = perf_counter() - arrived - (permit.waited_s or 0.0)
+            self.metrics.overhead(model.name, ours)
             await self._relay_model(exchange, body, model, plan)
+
+    async def _admit(self, record: RequestRecord, model: Model, tokens: int) -> Permit:
+        """Return a permit when it is the request's turn, and note how long it had to wait.
+
+        Raises EngineUnavailable and EngineOverloaded.
+        """
+        asked = perf_counter()
+        try:
+            permit = await self.admission.permit(model.name, record.principal, 0, 1.0, tokens)
+        except (asyncio.CancelledError, EngineOverloaded):
+            record.queued_s = perf_counter() - asked
+            raise
+        record.queued_s = permit.waited_s
+        return permit
 
     async def _relay_model(
         self, exchange: Exchange, body: ParsedBody, model: Model, plan: Rewrite
@@ -168,7 +185,7 @@ class Relay:
 
     async def _serve_stored(self, exchange: Exchange, raw: bytes) -> None:
         """Serve a request for something that one of the engines keeps."""
-        with self.admission.permit(UNKNOWN_MODEL):
+        with await self.admission.permit(None, exchange.record.principal):
             request = _engine_request(exchange, raw)
             lease = await self.attempts.first_that_knows(self.catalogue.models, request)
             with lease as answer:

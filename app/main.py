@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from app import errors
-from app.admission import Admission
+from app.admission.admission import Admission
 from app.api.dataplane import DataPlane
 from app.api.middleware import HeadAsGet, RequestId
 from app.api.models import models_router
@@ -70,7 +70,8 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     """
     metrics = Metrics()
     catalogue = build_catalogue(settings, launcher)
-    admission = Admission(metrics)
+    queues = {model.name: model.queue for model in settings.models}
+    admission = Admission(metrics, queues, lambda name: catalogue.find(name).ready)
     authenticator = Authenticator(settings.api_keys, enabled=settings.auth.enabled)
     access = AccessLog()
     attempts = Attempts(LeastLoaded(), metrics)

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from app.admission import Admission
+from app.admission.admission import Admission
 from app.routing.catalogue import Catalogue
 from app.telemetry.metrics import Metrics
 

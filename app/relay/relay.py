@@ -14,16 +14,18 @@ from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
 
-from app.admission import Admission
+from app.admission.admission import Admission, Permit
 from app.auth.keys import Authenticator
 from app.auth.principal import Principal
 from app.errors import (
+    EngineOverloaded,
     EngineUnavailable,
     GatewayError,
     InvalidApiKey,
     MethodNotAllowed,
     RateLimited,
     RequestTooLarge,
+    RouteNotFound,
     dialect_of,
 )
 from app.limits.limiter import Limiter
@@ -160,9 +162,11 @@ class Relay:
         awake = (
             KeepAlive(exchange, quiet_s) if quiet_s and is_stream(body.members) else nullcontext()
         )
+        # Awake before the permit: a stream that waits for it is silent as well.
         with await self._charge(exchange, principal, ask) as charge, awake:
-            with self.admission.permit(model.name):
-                self.metrics.overhead(model.name, perf_counter() - arrived)
+            with await self._admit(record, principal, ask) as permit:
+                ours = perf_counter() - arrived - (permit.waited_s or 0.0)
+                self.metrics.overhead(model.name, ours)
                 await self._relay_model(exchange, body, model, plan, charge)
 
     def _most_tokens(
@@ -188,6 +192,22 @@ class Relay:
                 )
             undo.pop_all()
         return Charge(decision, budget, self.bounds.cached_weight)
+
+    async def _admit(self, record: RequestRecord, principal: Principal, ask: Ask) -> Permit:
+        """Return a permit when it is the request's turn, and note how long it had to wait.
+
+        Raises EngineUnavailable and EngineOverloaded.
+        """
+        asked = perf_counter()
+        try:
+            permit = await self.admission.permit(
+                ask.model, principal.id, principal.priority, principal.weight, ask.tokens
+            )
+        except (asyncio.CancelledError, EngineOverloaded):
+            record.queued_s = perf_counter() - asked
+            raise
+        record.queued_s = permit.waited_s
+        return permit
 
     async def _relay_model(
         self, exchange: Exchange, body: ParsedBody, model: Model, plan: Rewrite, charge: Charge
@@ -225,9 +245,14 @@ class Relay:
     ) -> None:
         """Serve a request for something that one of the engines keeps."""
         ask = Ask(principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0)
-        with await self._charge(exchange, principal, ask), self.admission.permit(UNKNOWN_MODEL):
+        with (
+            await self._charge(exchange, principal, ask),
+            await self.admission.permit(None, principal.id),
+        ):
             request = _engine_request(exchange, raw)
             allowed = [model for model in self.catalogue.models if principal.allows(model.name)]
+            if not allowed:
+                raise RouteNotFound("there is no such response")
             lease = await self.attempts.first_that_knows(allowed, request)
             with lease as answer:
                 exchange.record.engine = lease.replica.engine.name

@@ -57,6 +57,7 @@ class RequestRecord:
     model: str = UNKNOWN_MODEL
     engine: str | None = None  # the last one that was asked
     status: int = 0
+    queued_s: float | None = None  # None: it did not have to wait for an engine
     ttft_s: float | None = None
     bytes_in: int = 0
     bytes_out: int = 0
@@ -65,16 +66,20 @@ class RequestRecord:
 
     def line(self, seconds: float) -> str:
         """Return the access line. An estimated number of tokens has a ~ before it."""
-        ttft = "-" if self.ttft_s is None else f"{self.ttft_s * 1000:.1f}"
         tokens = "-"
         if (used := self.usage) is not None:
             tokens = f"{'~' if used.estimated else ''}{used.prompt}+{used.completion}"
         fault = f" fault={self.fault!r}" if self.fault else ""
         return (
             f"{self.status} {self.endpoint} model={self.model} engine={self.engine or '-'} "
-            f"key={self.principal} tokens={tokens} ttft_ms={ttft} total_ms={seconds * 1000:.1f} "
+            f"key={self.principal} tokens={tokens} queue_ms={_ms(self.queued_s)} "
+            f"ttft_ms={_ms(self.ttft_s)} total_ms={_ms(seconds)} "
             f"bytes={self.bytes_out} id={self.request_id}{fault}"
         )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f}"
 
 
 class AccessLog:

@@ -66,19 +66,20 @@ class TestLine:
             model="demo",
             engine="demo-0",
             status=200,
+            queued_s=0.2,
             ttft_s=0.01234,
             bytes_out=99,
             usage=Usage(10, 20, cached=4),
         )
         assert one.line(1.5) == (
             "200 /v1/chat/completions model=demo engine=demo-0 key=key-1 tokens=10+20 "
-            "ttft_ms=12.3 total_ms=1500.0 bytes=99 id=abc"
+            "queue_ms=200.0 ttft_ms=12.3 total_ms=1500.0 bytes=99 id=abc"
         )
 
     def test_a_request_of_which_little_is_known(self) -> None:
         assert record(status=401).line(0.0) == (
             f"401 /v1/chat/completions model={UNKNOWN_MODEL} engine=- key=- tokens=- "
-            "ttft_ms=- total_ms=0.0 bytes=0 id=abc"
+            "queue_ms=- ttft_ms=- total_ms=0.0 bytes=0 id=abc"
         )
 
     def test_estimated_tokens_are_marked(self) -> None:

@@ -1,0 +1,99 @@
+"""Whether a request may begin, and how many are under way.
+
+A `Permit` is held from before an engine is chosen until the last byte has left, so "none in flight"
+means that the gateway may end.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from app.admission.lane import Lane, Underway
+from app.errors import EngineUnavailable
+from app.settings import QueueSettings
+from app.telemetry.access import UNKNOWN_MODEL
+from app.telemetry.metrics import Metrics
+
+
+class Permit:
+    """The right of one request to be under way, held until its context is left."""
+
+    __slots__ = ("_lane", "waited_s")
+
+    def __init__(self, lane: Lane, waited_s: float | None) -> None:
+        self._lane = lane
+        self.waited_s = waited_s  # None: it did not have to wait
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lane.leave()
+
+
+class Admission:
+    """Gives permits, until the gateway drains."""
+
+    def __init__(
+        self, metrics: Metrics, queues: Mapping[str, QueueSettings], ready: Callable[[str], int]
+    ) -> None:
+        """`queues` has the settings of every model, `ready` tells how many of its engines are."""
+        self._underway = underway = Underway()
+        self._draining = False
+        self._lanes: dict[str | None, Lane] = {
+            model: Lane(model, settings, partial(ready, model), underway, metrics)
+            for model, settings in queues.items()
+        }
+        no_queue = QueueSettings()
+        self._lanes[None] = Lane(UNKNOWN_MODEL, no_queue, lambda: 1, underway, metrics)
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests hold a permit."""
+        return self._underway.count
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for one."""
+        return sum(lane.waiting for lane in self._lanes.values())
+
+    async def permit(
+        self,
+        model: str | None,
+        key_id: str,
+        priority: int = 0,
+        weight: float = 1.0,
+        tokens: int = 0,
+    ) -> Permit:
+        """Return a permit, counted from now; await it in the `with` statement that ends it.
+
+        `model` is one that there is, or None for a request that names none and never waits. The
+        rest says when its turn is (`fair.py`): `tokens` is what it may take, prompt and answer.
+        Raises EngineUnavailable while draining, and EngineOverloaded where too many wait or the
+        wait is too long. Who waits already when the gateway begins to drain was accepted, and goes
+        on in turn as long as the drain may take.
+        """
+        if self._draining:
+            raise EngineUnavailable("the gateway is shutting down; try again")
+        lane = self._lanes[model]
+        if lane.enter():
+            return Permit(lane, None)
+        return Permit(lane, await lane.wait(key_id, priority, weight, tokens))
+
+    def drain(self) -> None:
+        """Give no more permits but to those who wait for one."""
+        self._draining = True
+
+    async def idle(self) -> None:
+        """Return when no request is under way; then none waits either."""
+        await self._underway.idle.wait()

@@ -1,0 +1,164 @@
+"""The requests of one model: those under way, and those that wait until an engine has room."""
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from time import perf_counter
+
+from app.admission.fair import FairQueue, Place
+from app.admission.pace import Pace
+from app.errors import EngineOverloaded
+from app.settings import QueueSettings
+from app.telemetry.metrics import Metrics
+
+# No event tells that an engine became READY, so while somebody waits the lane looks this often.
+LOOK_S = 0.25
+
+
+class Underway:
+    """How many requests are under way, all models together."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def add(self) -> None:
+        self.count += 1
+        self.idle.clear()
+
+    def remove(self) -> None:
+        self.count -= 1
+        if self.count == 0:
+            self.idle.set()
+
+
+class Lane:
+    """Admits the requests of one model, as many at once as its engines take.
+
+    A slot is held from `enter` or `wait` until `leave`. Who leaves hands the slot to the next in
+    the queue at once, not to whoever comes first: nobody overtakes those who wait.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        settings: QueueSettings,
+        ready: Callable[[], int],
+        underway: Underway,
+        metrics: Metrics,
+    ) -> None:
+        self._model = model
+        self._bound = inf if settings.max_in_flight is None else settings.max_in_flight
+        self._max_waiting = settings.max_waiting
+        self._timeout_s = settings.timeout_s
+        self._ready = ready
+        self._underway = underway
+        self._metrics = metrics
+        self._in_flight = 0
+        # Each item is what its request awaits: True, it has a slot; False, it has waited too long.
+        self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
+        self._pace = Pace()
+        self._look_again: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        return self._queue.size
+
+    def enter(self) -> bool:
+        """Take a slot if there is one that nobody waits for; return whether."""
+        if self._queue.size:
+            self._hand_out()
+        if self._queue.size or not self._has_room():
+            return False
+        self._take()
+        return True
+
+    async def wait(self, key_id: str, priority: int, weight: float, tokens: int) -> float:
+        """Return with a slot, and how many seconds that took. Raises EngineOverloaded.
+
+        Cancelled, it leaves without one: a slot that was handed to it meanwhile goes to the next.
+        """
+        began = perf_counter()
+        if self._queue.size >= self._max_waiting:
+            raise self._overloaded("has as many requests under way and waiting as it may", began)
+        if not self._queue.size:
+            self._pace.begin(began)
+        loop = asyncio.get_running_loop()
+        given: asyncio.Future[bool] = loop.create_future()
+        place = self._queue.push(given, key_id, priority, weight, tokens)
+        timeout = loop.call_later(self._timeout_s, self._give_up, place)
+        self._look_later()
+        self._metrics.queue_depth(self._model, 1)
+        try:
+            has_slot = await given
+        except BaseException:
+            if given.done() and not given.cancelled() and given.result():
+                self.leave()
+            raise
+        finally:
+            timeout.cancel()
+            self._queue.remove(place)
+            waited_s = perf_counter() - began
+            self._metrics.queue_depth(self._model, -1)
+            self._metrics.queue_wait(self._model, waited_s)
+        if not has_slot:
+            told = f"had no room for this request within {self._timeout_s:g} s"
+            raise self._overloaded(told, perf_counter())
+        return waited_s
+
+    def leave(self) -> None:
+        """Give a slot back, once; whoever is next has it when this returns."""
+        self._in_flight -= 1
+        # First, so that the gateway is not idle for a moment while requests wait.
+        if self._queue.size:
+            self._hand_out()
+        self._metrics.in_flight(self._model, -1)
+        self._underway.remove()
+
+    def _take(self) -> None:
+        self._in_flight += 1
+        self._metrics.in_flight(self._model, 1)
+        self._underway.add()
+
+    def _has_room(self) -> bool:
+        # With no engine up there is still one's room, for requests that find out why.
+        return self._in_flight < self._bound or self._in_flight < self._bound * self._ready()
+
+    def _hand_out(self) -> None:
+        """Give each slot that is free to the next who waits."""
+        while (place := self._queue.head()) is not None:
+            if place.item.done():  # cancelled, and its task has not run yet
+                self._queue.remove(place)
+            elif self._has_room():
+                self._queue.pop()
+                self._pace.served(perf_counter())
+                self._take()
+                place.item.set_result(True)
+            else:
+                return
+
+    def _give_up(self, place: Place[asyncio.Future[bool]]) -> None:
+        if not place.item.done():
+            self._queue.remove(place)
+            place.item.set_result(False)
+
+    def _look_later(self) -> None:
+        if self._look_again is None:
+            loop = asyncio.get_running_loop()
+            self._look_again = loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Look whether an engine came up since; again later, as long as somebody waits."""
+        self._look_again = None
+        self._hand_out()
+        if self._queue.size:
+            self._look_later()
+
+    def _overloaded(self, what: str, now: float) -> EngineOverloaded:
+        retry_after_s = self._pace.retry_after_s(self._queue.size, now)
+        error = EngineOverloaded(
+            f"the model {self._model!r} {what}; try again in {retry_after_s} s"
+        )
+        error.retry_after_s = retry_after_s
+        return error

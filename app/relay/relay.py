@@ -29,7 +29,7 @@ from app.errors import (
     dialect_of,
 )
 from app.limits.limiter import Limiter
-from app.limits.subject import NO_LIMITS, Ask
+from app.limits.subject import Ask
 from app.relay.answer import Truncated, as_gateway_error, head_of, relay_plain
 from app.relay.attempts import Attempts
 from app.relay.body import ParsedBody, parse
@@ -39,7 +39,8 @@ from app.relay.disconnect import ClientDisconnected, DisconnectWatch
 from app.relay.exchange import ClientStalled, Exchange
 from app.relay.rewrite import NOTHING, Rewrite, is_stream, rewrite
 from app.relay.stream import EventStream, KeepAlive
-from app.routing.catalogue import Catalogue, Model, Replica
+from app.routing.catalogue import Catalogue, Model, Replica, unknown_model
+from app.settings import NO_LIMITS
 from app.telemetry.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
 from app.telemetry.metrics import Metrics
 from app.usage.budgets import Budgets
@@ -163,11 +164,14 @@ class Relay:
             KeepAlive(exchange, quiet_s) if quiet_s and is_stream(body.members) else nullcontext()
         )
         # Awake before the permit: a stream that waits for it is silent as well.
-        with await self._charge(exchange, principal, ask) as charge, awake:
-            with await self._admit(record, principal, ask) as permit:
-                ours = perf_counter() - arrived - (permit.waited_s or 0.0)
-                self.metrics.overhead(model.name, ours)
-                await self._relay_model(exchange, body, model, plan, charge)
+        with (
+            await self._charge(exchange, principal, ask) as charge,
+            awake,
+            await self._admit(record, principal, ask) as permit,
+        ):
+            ours = perf_counter() - arrived - (permit.waited_s or 0.0)
+            self.metrics.overhead(model.name, ours)
+            await self._relay_model(exchange, body, model, plan, charge)
 
     def _most_tokens(
         self, endpoint: Endpoint, body: ParsedBody, plan: Rewrite, model: Model

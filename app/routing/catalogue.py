@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from app.errors import ModelNotFound
-from app.settings import LimitSettings
+from app.settings import NO_LIMITS, LimitSettings
 from engines.base import Engine, EngineResponse, EngineState
 
 
@@ -71,7 +71,7 @@ class Model:
     replicas: tuple[Replica, ...]
     bounds: Bounds = Bounds()
     # For all keys together.
-    limits: LimitSettings = LimitSettings()
+    limits: LimitSettings = NO_LIMITS
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

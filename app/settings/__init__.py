@@ -24,6 +24,7 @@ from pydantic_settings import (
 )
 
 from app.settings.sections import (
+    NO_LIMITS,
     AuthSettings,
     LimitSettings,
     LimitsSettings,
@@ -37,6 +38,7 @@ from app.settings.sections import (
 from engines.spec import ProcessSpec, RemoteSpec
 
 __all__ = (
+    "NO_LIMITS",
     "AuthSettings",
     "ConfigError",
     "LimitSettings",

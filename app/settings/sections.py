@@ -116,6 +116,9 @@ class LimitSettings(SpecModel):
     concurrent_requests: Limit | None = Field(None, description="Requests under way at once.")
 
 
+NO_LIMITS = LimitSettings()
+
+
 class DefaultLimitSettings(LimitSettings):
     requests_per_minute: Limit | None = Field(600, description="Requests that may begin.")
     tokens_per_minute: Limit | None = Field(
@@ -192,7 +195,7 @@ class ModelSettings(SpecModel):
         None, ge=1, description="A request for more tokens, or for no number of them, gets this."
     )
     limits: LimitSettings = Field(
-        LimitSettings(), description="Limits of the model for all keys together."
+        NO_LIMITS, description="Limits of the model for all keys together."
     )
     queue: QueueSettings = QueueSettings()
     price: PriceSettings = PriceSettings()

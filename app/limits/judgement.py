@@ -1,0 +1,120 @@
+"""What a client is told of its limits: OpenAI's headers, and why it was refused. Pure."""
+
+from math import ceil, inf
+
+from app.errors import Headers, RateLimited
+from app.limits import bucket
+from app.limits.terms import BucketTerm, Kind, Reading, SlotTerm, Terms
+
+# Nobody can tell when a request of the same key or model will end.
+SLOT_RETRY_S = 1.0
+HEADER_NAMES: dict[Kind, tuple[bytes, bytes, bytes]] = {
+    "requests": (
+        b"x-ratelimit-limit-requests",
+        b"x-ratelimit-remaining-requests",
+        b"x-ratelimit-reset-requests",
+    ),
+    "tokens": (
+        b"x-ratelimit-limit-tokens",
+        b"x-ratelimit-remaining-tokens",
+        b"x-ratelimit-reset-tokens",
+    ),
+}
+
+
+def headers(terms: Terms, reading: Reading, burst_s: float) -> Headers:
+    """Return the rate headers; of key and model the tighter one counts, none where none limits."""
+    tightest: dict[Kind, tuple[int, float, int]] = {}
+    for term, debt_s in zip(terms.buckets, reading.debts, strict=True):
+        mine = bucket.remaining(debt_s, term.limit, burst_s), -debt_s, term.limit
+        known = tightest.get(term.kind)
+        if known is None or mine < known:
+            tightest[term.kind] = mine
+    told: Headers = []
+    for kind, (left, paid_s, limit) in tightest.items():
+        limit_name, remaining_name, reset_name = HEADER_NAMES[kind]
+        told.append((limit_name, b"%d" % limit))
+        told.append((remaining_name, b"%d" % left))
+        told.append((reset_name, duration(-paid_s).encode()))
+    return told
+
+
+def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | None:
+    """Return why a request may not begin: the limit it must wait for longest. None: it may."""
+    if reading.admitted:
+        return None
+    wait_s = 0.0
+    worst: BucketTerm | SlotTerm | None = None
+    for slot, busy in zip(terms.slots, reading.busy, strict=True):
+        slot_wait_s = SLOT_RETRY_S if slot.limit else inf
+        if busy >= slot.limit and slot_wait_s > wait_s:
+            worst, wait_s = slot, slot_wait_s
+    for term, debt_s in zip(terms.buckets, reading.debts, strict=True):
+        term_wait_s = bucket.wait(debt_s, term.cost_s, burst_s)
+        if term_wait_s > wait_s:
+            worst, wait_s = term, term_wait_s
+    assert worst is not None
+    retry_after_s = None if wait_s == inf else ceil(wait_s - bucket.EPSILON_S)
+    if isinstance(worst, SlotTerm):
+        return RateLimited(_slots_words(worst), "concurrency", retry_after_s)
+    return RateLimited(_bucket_words(worst, retry_after_s), worst.kind, retry_after_s)
+
+
+def _slots_words(term: SlotTerm) -> str:
+    if not term.limit:
+        return _never(term)
+    requests = _count(term.limit, "request")
+    if term.subject == "key":
+        return f"this key may have {requests} under way at once; try again when one has ended"
+    return (
+        f"the model {term.name} takes {requests} at once from all keys together; "
+        "try again when one has ended"
+    )
+
+
+def _bucket_words(term: BucketTerm, retry_after_s: int | None) -> str:
+    if retry_after_s is None:
+        return _never(term)
+    if term.kind == "requests":
+        allowed, wanted = _count(term.limit, "request"), ""
+    else:
+        allowed = _count(term.limit, "token")
+        wanted = f", and this request may take up to {_count(term.amount, 'token')}"
+    try_again = f"try again in {retry_after_s} s"
+    if term.subject == "key":
+        verb = "make" if term.kind == "requests" else "use"
+        return f"this key may {verb} {allowed} per minute{wanted}; {try_again}"
+    return (
+        f"the model {term.name} takes {allowed} per minute from all keys together{wanted}; "
+        f"{try_again}"
+    )
+
+
+def _never(term: BucketTerm | SlotTerm) -> str:
+    tokens = isinstance(term, BucketTerm) and term.kind == "tokens"
+    if term.subject == "key":
+        return f"this key may {'use no tokens' if tokens else 'make no requests'}: its limit is 0"
+    return f"the model {term.name} takes no {'tokens' if tokens else 'requests'}: its limit is 0"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as Go writes it, which OpenAI's clients read: 6m0s, 1.5s, 120ms, 0s.
+
+    Rounded up to whole milliseconds, so that whoever waits has waited long enough.
+    """
+    milliseconds = ceil((seconds - bucket.EPSILON_S) * 1000)
+    if milliseconds <= 0:
+        return "0s"
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    whole, fraction = divmod(milliseconds, 1000)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{rest}.{fraction:03d}".rstrip("0") if fraction else f"{rest}"
+    if hours:
+        return f"{hours}h{minutes}m{text}s"
+    return f"{minutes}m{text}s" if minutes else f"{text}s"

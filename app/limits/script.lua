@@ -1,0 +1,110 @@
+-- Limits counted in Redis: what MemoryStore does, for several gateways. Needs Redis 6.
+--
+-- KEYS: the clock; then, in the order in which they are worked off, each entry's slots and buckets.
+-- ARGV[1], MessagePack: {burst_s, lease_s, releases, decisions, renewals}
+--   release   {lease, number of slots, {cost_s of each bucket}}
+--   decision  {lease, {limit of each slot}, {cost_s of each bucket}}
+--   renewal   {lease, number of slots}
+-- Returns, MessagePack: for each decision {admitted, each slot's busy, each bucket's debt_s}.
+--
+-- A bucket is the moment at which it will be full, and gone by then. A slot is a member of a sorted
+-- set whose score is when its lease ends.
+
+local EPSILON_S = 1e-7
+-- Seconds from 2026 on leave a double a resolution of 10 ns; from 1970 on, less than a token's time.
+local EPOCH = 1767225600
+local CLOCK_MS = 86400000
+-- Kept a little longer than needed: a bucket that is gone must be full.
+local SPARE_MS = 1
+
+local number = function(value) return string.format('%.17g', value) end
+
+-- Time goes on from where it was when the server's clock is set back, so that nobody is locked out.
+local time = redis.call('TIME')
+local wall = tonumber(time[1]) - EPOCH + tonumber(time[2]) / 1e6
+local now = wall
+local last = redis.call('GET', KEYS[1])
+if last then
+  local last_wall, last_now = string.match(last, '^(%S+) (%S+)$')
+  now = tonumber(last_now) + math.max(0, wall - tonumber(last_wall))
+end
+redis.call('SET', KEYS[1], number(wall) .. ' ' .. number(now), 'PX', CLOCK_MS)
+
+local burst_s, lease_s, releases, decisions, renewals = unpack(cmsgpack.unpack(ARGV[1]))
+local cursor = 1
+
+local next_keys = function(count)
+  local keys = {}
+  for i = 1, count do keys[i] = KEYS[cursor + i] end
+  cursor = cursor + count
+  return keys
+end
+
+local debt_of = function(key)
+  local full_at = redis.call('GET', key)
+  return full_at and math.max(0, tonumber(full_at) - now) or 0
+end
+
+local owe = function(key, debt)
+  if debt > 0 then
+    redis.call('SET', key, number(now + debt), 'PX', number(math.ceil(debt * 1000) + SPARE_MS))
+  else
+    redis.call('DEL', key)
+  end
+end
+
+local passes = function(debt, cost)
+  if cost == 0 then return true end
+  return cost < math.huge and debt + math.min(cost, burst_s) - burst_s <= EPSILON_S
+end
+
+local hold = function(slots, lease)
+  for _, key in ipairs(slots) do
+    redis.call('ZADD', key, number(now + lease_s), lease)
+    redis.call('PEXPIRE', key, number(math.ceil(lease_s * 1000) + SPARE_MS))
+  end
+end
+
+for _, release in ipairs(releases) do
+  local lease, slots, costs = unpack(release)
+  for _, key in ipairs(next_keys(slots)) do redis.call('ZREM', key, lease) end
+  for i, key in ipairs(next_keys(#costs)) do
+    if costs[i] ~= 0 then owe(key, debt_of(key) + costs[i]) end
+  end
+end
+
+local answers = {}
+for d, decision in ipairs(decisions) do
+  local lease, limits, costs = unpack(decision)
+  local slots, buckets = next_keys(#limits), next_keys(#costs)
+  local busy, debts, admitted = {}, {}, true
+  for i, key in ipairs(slots) do
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', number(now))
+    busy[i] = redis.call('ZCARD', key)
+    admitted = admitted and busy[i] < limits[i]
+  end
+  for i, key in ipairs(buckets) do
+    debts[i] = debt_of(key)
+    admitted = admitted and passes(debts[i], costs[i])
+  end
+  if admitted then
+    hold(slots, lease)
+    for i, key in ipairs(buckets) do
+      if costs[i] ~= 0 then
+        debts[i] = debts[i] + costs[i]
+        owe(key, debts[i])
+      end
+    end
+  end
+  local answer = {admitted}
+  for i = 1, #slots do answer[#answer + 1] = busy[i] + (admitted and 1 or 0) end
+  for i = 1, #buckets do answer[#answer + 1] = debts[i] end
+  answers[d] = answer
+end
+
+for _, renewal in ipairs(renewals) do
+  local lease, slots = unpack(renewal)
+  hold(next_keys(slots), lease)
+end
+
+return cmsgpack.pack(answers)

@@ -1,0 +1,174 @@
+"""What the database keeps of requests: a row each, and sums by day, key and model. Pure.
+
+A batch is what is written in one transaction. Its number and the gateway's own random name make the
+ids of its rows, so every row has the same id however often the batch is tried:
+
+    gateway, 16 hex digits │ batch, 12 │ place in the batch, 4
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from app.settings import PriceSettings
+from app.usage.reading import Usage
+
+# A record and the moment it ended, in seconds since 1970.
+Stamped = tuple[float, "UsageRecord"]
+Row = dict[str, Any]
+
+# The columns hold 64 bits. A sum that gets here is an engine's nonsense; it stays here.
+MAX_TOKENS = 2**53 - 1
+MAX_COST = 2**60
+MOST = {
+    "requests": MAX_TOKENS,
+    "estimated_requests": MAX_TOKENS,
+    "prompt_tokens": MAX_TOKENS,
+    "cached_tokens": MAX_TOKENS,
+    "completion_tokens": MAX_TOKENS,
+    "reasoning_tokens": MAX_TOKENS,
+    "cost_nano": MAX_COST,
+}
+_DAY_MS = 86_400_000
+_EPOCH = date(1970, 1, 1).toordinal()
+_NOTHING = Usage(0, 0)
+
+
+class UsageRecord(msgspec.Struct, frozen=True, gc=False):
+    """One request that reached an engine. A struct, since it is made for every request."""
+
+    request_id: str
+    key_id: str
+    model: str
+    engine: str
+    endpoint: str
+    status: int
+    outcome: str  # completed, refused, failed or disconnected
+    usage: Usage | None  # None: the engine told nothing, which counts as no tokens
+    queue_s: float | None
+    ttft_s: float | None
+    total_s: float
+
+
+class Price(msgspec.Struct, frozen=True):
+    """What one token costs, in 1/1,000,000,000 of the currency."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+    @classmethod
+    def of(cls, settings: PriceSettings) -> "Price":
+        """Return a model's price; the settings are for a million tokens."""
+        each = (settings.prompt, settings.cached, settings.completion)
+        return cls(*(round(million * 1000) for million in each))
+
+    def cost(self, usage: Usage) -> int:
+        """Return what a request costs."""
+        fresh = usage.prompt - usage.cached
+        cost = fresh * self.prompt + usage.cached * self.cached + usage.completion * self.completion
+        return min(max(cost, 0), MAX_COST)
+
+
+FREE = Price(0, 0, 0)
+
+
+def day_of(at_s: float) -> str:
+    """Return the UTC day of a moment, as the database keeps days."""
+    return _day(int(at_s * 1000) // _DAY_MS)
+
+
+def tokens_of(usage: Usage | None) -> int:
+    """Return what a request takes of budgets: prompt, cached part included, and completion."""
+    return 0 if usage is None else _count(usage.prompt) + _count(usage.completion)
+
+
+def row_id(gateway: str, batch: int, place: int = 0) -> str:
+    """Return the id of a row of `usage_records`."""
+    return f"{gateway}{batch:012x}{place:04x}"
+
+
+def batch_of(row: str) -> int:
+    """Return the batch that a row of this gateway came in."""
+    return int(row[16:28], 16)
+
+
+def rows_of(
+    gateway: str, batch: int, records: Sequence[Stamped], prices: Mapping[str, Price]
+) -> tuple[list[Row], list[Row]]:
+    """Return the rows of `usage_records`, and what they add to `usage_daily` in order of its key.
+
+    In order, so that the batches of two gateways cannot wait for each other's rows in a circle.
+    """
+    rows: list[Row] = []
+    days: dict[tuple[str, str, str], Row] = {}
+    for place, (at_s, record) in enumerate(records):
+        at_ms = int(at_s * 1000)
+        used = record.usage or _NOTHING
+        key_id, model = _text(record.key_id, 64), _text(record.model, 256)
+        sums = {
+            "prompt_tokens": _count(used.prompt),
+            "cached_tokens": _count(used.cached),
+            "completion_tokens": _count(used.completion),
+            "reasoning_tokens": _count(used.reasoning),
+            "cost_nano": prices.get(record.model, FREE).cost(used),
+        }
+        rows.append(
+            {
+                "id": row_id(gateway, batch, place),
+                "at_ms": at_ms,
+                "request_id": _text(record.request_id, 128),
+                "key_id": key_id,
+                "model": model,
+                "engine": _text(record.engine, 64),
+                "endpoint": _text(record.endpoint, 64),
+                "status": record.status,
+                "outcome": record.outcome,
+                "estimated": used.estimated,
+                "queue_ms": _ms(record.queue_s),
+                "ttft_ms": _ms(record.ttft_s),
+                "total_ms": _ms(record.total_s) or 0.0,
+                **sums,
+            }
+        )
+        place_in_days = (_day(at_ms // _DAY_MS), key_id, model)
+        day = days.get(place_in_days)
+        if day is None:
+            names = dict(zip(("day", "key_id", "model"), place_in_days, strict=True))
+            day = days[place_in_days] = {**names, **dict.fromkeys(MOST, 0)}
+        sums["requests"] = 1
+        sums["estimated_requests"] = int(used.estimated)
+        for name, value in sums.items():
+            day[name] = min(day[name] + value, MOST[name])
+    return rows, [days[place] for place in sorted(days)]
+
+
+@lru_cache(maxsize=16)
+def _day(number: int) -> str:
+    return date.fromordinal(_EPOCH + number).isoformat()
+
+
+def start_of(day: str) -> datetime:
+    """Return the first moment of a UTC day."""
+    return datetime.fromisoformat(day).replace(tzinfo=UTC)
+
+
+def _count(tokens: int) -> int:
+    return min(max(tokens, 0), MAX_TOKENS)
+
+
+def _text(value: str, longest: int) -> str:
+    """Return what both databases take: no NUL, no half of a surrogate pair, not too long."""
+    if value.isascii() and "\0" not in value:
+        return value[:longest]
+    return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:longest]
+
+
+def _ms(seconds: float | None) -> float | None:
+    if seconds is None or not math.isfinite(seconds):
+        return None
+    return round(seconds * 1000, 3)

@@ -1,0 +1,85 @@
+"""Usage records for tests, and what a database says of them."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import func, select
+
+from app.database.database import Database
+from app.database.schema import usage_daily, usage_records
+from app.settings import PriceSettings
+from app.telemetry.metrics import Metrics
+from app.usage.ledger import Ledger, UsageRecord
+from app.usage.reading import Usage
+
+PRICES = {"demo": PriceSettings(prompt=2.0, cached=0.5, completion=8.0)}
+COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano")
+
+
+def record(**fields: Any) -> UsageRecord:
+    """A record of a completed request, but for these fields."""
+    usual: dict[str, Any] = {
+        "request_id": "r-1",
+        "key_id": "key-1",
+        "model": "demo",
+        "engine": "demo-0",
+        "endpoint": "chat_completions",
+        "status": 200,
+        "outcome": "completed",
+        "usage": Usage(7, 5),
+        "queue_s": None,
+        "ttft_s": 0.01,
+        "total_s": 0.02,
+    }
+    return UsageRecord(**{**usual, **fields})
+
+
+class Clock:
+    """The wall clock of a test."""
+
+    def __init__(self, at: str = "2026-11-21T12:00:00") -> None:
+        self.now = 0.0
+        self.set(at)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def set(self, at: str) -> None:
+        """Go to a moment, UTC."""
+        self.now = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
+
+
+def ledger_for(database: Database, metrics: Metrics | None = None, **options: Any) -> Ledger:
+    """A ledger that keeps records for 90 days."""
+    return Ledger(database, metrics or Metrics(), PRICES, 90, **options)
+
+
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[Database]:
+    """A database whose tables are there."""
+    database = Database(url, **options)
+    try:
+        await database.migrate()
+        yield database
+    finally:
+        await database.close()
+
+
+async def rows(database: Database, table: Any) -> Sequence[Any]:
+    """Every row of a table, in order."""
+    async with database.read() as connection:
+        return (await connection.execute(select(table).order_by(*table.primary_key))).all()
+
+
+async def totals(database: Database) -> dict[str, int]:
+    """The number of records and the sums of their counts; asserts that the daily sums agree."""
+    recorded = [func.sum(usage_records.c[name]) for name in COUNTS]
+    daily = [func.sum(usage_daily.c[name]) for name in COUNTS]
+    async with database.read() as connection:
+        one = (await connection.execute(select(func.count(), *recorded))).one()
+        other = (await connection.execute(select(func.sum(usage_daily.c.requests), *daily))).one()
+    found = [int(value or 0) for value in one]
+    assert found == [int(value or 0) for value in other]
+    return dict(zip(("requests", *COUNTS), found, strict=True))

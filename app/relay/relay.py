@@ -29,7 +29,7 @@ from app.errors import (
     dialect_of,
 )
 from app.limits.limiter import Limiter
-from app.limits.subject import Ask
+from app.limits.terms import Ask
 from app.relay.answer import Truncated, as_gateway_error, head_of, relay_plain
 from app.relay.attempts import Attempts
 from app.relay.body import ParsedBody, parse

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from app.admission.lane import Lane, Underway
+from app.admission.lane import Busy, Lane
 from app.errors import EngineUnavailable
 from app.settings import QueueSettings
 from app.telemetry.access import UNKNOWN_MODEL
@@ -44,14 +44,14 @@ class Admission:
         self, metrics: Metrics, queues: Mapping[str, QueueSettings], ready: Callable[[str], int]
     ) -> None:
         """`queues` has the settings of every model, `ready` tells how many of its engines are."""
-        self._underway = underway = Underway()
+        self._busy = busy = Busy()
         self._draining = False
         self._lanes: dict[str | None, Lane] = {
-            model: Lane(model, settings, partial(ready, model), underway, metrics)
+            model: Lane(model, settings, partial(ready, model), busy, metrics)
             for model, settings in queues.items()
         }
         no_queue = QueueSettings()
-        self._lanes[None] = Lane(UNKNOWN_MODEL, no_queue, lambda: 1, underway, metrics)
+        self._lanes[None] = Lane(UNKNOWN_MODEL, no_queue, lambda: 1, busy, metrics)
 
     @property
     def draining(self) -> bool:
@@ -60,7 +60,7 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """How many requests hold a permit."""
-        return self._underway.count
+        return sum(lane.in_flight for lane in self._lanes.values())
 
     @property
     def waiting(self) -> int:
@@ -96,4 +96,4 @@ class Admission:
 
     async def idle(self) -> None:
         """Return when no request is under way; then none waits either."""
-        await self._underway.idle.wait()
+        await self._busy.none.wait()

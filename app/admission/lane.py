@@ -15,22 +15,22 @@ from app.telemetry.metrics import Metrics
 LOOK_S = 0.25
 
 
-class Underway:
-    """How many requests are under way, all models together."""
+class Busy:
+    """How many lanes have a request under way."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self._lanes = 0
+        self.none = asyncio.Event()
+        self.none.set()
 
     def add(self) -> None:
-        self.count += 1
-        self.idle.clear()
+        self._lanes += 1
+        self.none.clear()
 
     def remove(self) -> None:
-        self.count -= 1
-        if self.count == 0:
-            self.idle.set()
+        self._lanes -= 1
+        if self._lanes == 0:
+            self.none.set()
 
 
 class Lane:
@@ -45,7 +45,7 @@ class Lane:
         model: str,
         settings: QueueSettings,
         ready: Callable[[], int],
-        underway: Underway,
+        busy: Busy,
         metrics: Metrics,
     ) -> None:
         self._model = model
@@ -53,9 +53,9 @@ class Lane:
         self._max_waiting = settings.max_waiting
         self._timeout_s = settings.timeout_s
         self._ready = ready
-        self._underway = underway
+        self._busy = busy
         self._metrics = metrics
-        self._in_flight = 0
+        self.in_flight = 0  # slots that are held
         # Each item is what its request awaits: True, it has a slot; False, it has waited too long.
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
         self._pace = Pace()
@@ -69,10 +69,15 @@ class Lane:
         """Take a slot if there is one that nobody waits for; return whether."""
         if self._queue.size:
             self._hand_out()
-        if self._queue.size or not self._has_room():
-            return False
-        self._take()
-        return True
+            if self._queue.size:
+                return False
+        # The first condition is that of `_has_room`, without a call where there is no bound.
+        if self.in_flight < self._bound or self._has_room():
+            if self.in_flight == 0:
+                self._busy.add()
+            self._take()
+            return True
+        return False
 
     async def wait(self, key_id: str, priority: int, weight: float, tokens: int) -> float:
         """Return with a slot, and how many seconds that took. Raises EngineOverloaded.
@@ -109,21 +114,21 @@ class Lane:
 
     def leave(self) -> None:
         """Give a slot back, once; whoever is next has it when this returns."""
-        self._in_flight -= 1
-        # First, so that the gateway is not idle for a moment while requests wait.
+        self.in_flight -= 1
+        self._metrics.in_flight(self._model, -1)
         if self._queue.size:
             self._hand_out()
-        self._metrics.in_flight(self._model, -1)
-        self._underway.remove()
+        # Only now: a lane in which somebody waits is busy all along.
+        if self.in_flight == 0:
+            self._busy.remove()
 
     def _take(self) -> None:
-        self._in_flight += 1
+        self.in_flight += 1
         self._metrics.in_flight(self._model, 1)
-        self._underway.add()
 
     def _has_room(self) -> bool:
         # With no engine up there is still one's room, for requests that find out why.
-        return self._in_flight < self._bound or self._in_flight < self._bound * self._ready()
+        return self.in_flight < self._bound or self.in_flight < self._bound * self._ready()
 
     def _hand_out(self) -> None:
         """Give each slot that is free to the next who waits."""

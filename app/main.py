@@ -1,12 +1,13 @@
 """The whole gateway in one place: what a request meets, in order, and who owns it.
 
     client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ admission ─▶ routing ─▶ engine
-                            └▶ RequestId ─▶ HeadAsGet ─▶ /v1/models, /health, /ready, /metrics
+                            └▶ RequestId ─▶ HeadAsGet ─▶ AdminDoor ─▶ /v1/models, /health, …
 
 `create_app` builds everything; the lifespan starts the engines and ends them.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -15,17 +16,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from app import errors
 from app.admission import Admission
+from app.api.access import MAX_BODY_BYTES, AdminDoor, error_response
+from app.api.admin_keys import keys_router
 from app.api.dataplane import DataPlane
 from app.api.middleware import HeadAsGet, RequestId
 from app.api.models import models_router
 from app.api.ops import ops_router
+from app.api.schema import schema_router
+from app.auth.fields import faults
 from app.auth.keys import Authenticator
+from app.auth.store import KeyStore, NameTaken, UnknownKey
+from app.database.database import Database, DatabaseUnavailable
 from app.relay.attempts import Attempts
 from app.relay.relay import Relay, RelayLimits
 from app.routing.catalogue import Bounds, Catalogue, Model, Replica
@@ -57,6 +65,9 @@ class State:
     admission: Admission
     metrics: Metrics
     access: AccessLog
+    database: Database
+    key_store: KeyStore
+    authenticator: Authenticator
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
     # Set when every engine that is started at once is READY or FAILED.
@@ -71,31 +82,49 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     metrics = Metrics()
     catalogue = build_catalogue(settings, launcher)
     admission = Admission(metrics)
-    authenticator = Authenticator(settings.api_keys, enabled=settings.auth.enabled)
+    database = Database(settings.state.database_url.get_secret_value())
+    key_store = KeyStore(database)
+    authenticator = Authenticator(
+        key_store,
+        static=settings.api_keys,
+        admin=settings.admin_key,
+        enabled=settings.auth.enabled,
+        limits=settings.limits.default,
+        offline_grace_s=settings.auth.offline_grace_s,
+    )
     access = AccessLog()
     attempts = Attempts(LeastLoaded(), metrics)
     server = settings.server
     limits = RelayLimits(server.max_body_bytes, server.client_stall_s, server.sse_keepalive_s)
     relay = Relay(authenticator, admission, catalogue, attempts, metrics, access, limits)
-    state = State(settings, catalogue, admission, metrics, access)
+    state = State(
+        settings, catalogue, admission, metrics, access, database, key_store, authenticator
+    )
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
 
     app = FastAPI(
         title="vllm-gateway",
         lifespan=_lifespan,
-        openapi_url=None,
+        openapi_url=None,  # app/api/schema.py serves it, to those who have a key for it
         # A redirect to the path with a slash would be built from the client's Host header.
         redirect_slashes=False,
         exception_handlers={
             errors.GatewayError: _answer_gateway_error,
             HTTPException: _answer_http_exception,
+            RequestValidationError: _answer_invalid,
+            DatabaseUnavailable: _answer_database,
+            NameTaken: _answer_name_taken,
+            UnknownKey: _answer_unknown_key,
             Exception: _answer_unexpected,
         },
     )
     app.state.gateway = state
     app.include_router(models_router(catalogue, authenticator))
     app.include_router(ops_router(catalogue, admission, metrics))
+    app.include_router(keys_router(key_store, authenticator))
+    app.include_router(schema_router(authenticator))
     # What is added last is met first.
+    app.add_middleware(AdminDoor, authenticator=authenticator)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestId)
     state.door = DataPlane(app, relay)
@@ -145,6 +174,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the engines in the background, so that /health answers meanwhile; end them all."""
     state: State = app.state.gateway
     engines = state.catalogue.engines
+    await state.database.open()
+    polling = asyncio.create_task(state.authenticator.run(), name="poll the key store")
+    await _hint(state)
     starting = asyncio.create_task(_start_engines(state), name="start engines")
     try:
         yield
@@ -152,7 +184,19 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in engines))
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+        await state.authenticator.close()
+        await state.database.close()
         state.access.flush()
+
+
+async def _hint(state: State) -> None:
+    """Tell how to make a key where there is none that a client could use."""
+    if state.settings.auth.enabled and not state.settings.api_keys:
+        with contextlib.suppress(DatabaseUnavailable):
+            if not await state.key_store.has_client():
+                log.info("no client key yet: vllm-gateway keys create --name NAME")
 
 
 async def _start_engines(state: State) -> None:
@@ -187,9 +231,7 @@ def _engine_states(catalogue: Catalogue) -> Iterable[tuple[str, str, str]]:
 
 async def _answer_gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.GatewayError)
-    body = error.body(errors.dialect_of(request.scope["path"]))
-    headers = {name.decode(): value.decode() for name, value in error.headers()}
-    return Response(body, error.status, headers, media_type="application/json")
+    return error_response(error, request.scope["path"])
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
@@ -203,9 +245,42 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
         known = errors.MethodNotAllowed(f"{path} takes {allowed}", allowed)
     elif error.status_code == 404:
         known = errors.RouteNotFound(f"there is no {path} here")
+    elif error.status_code == 413:
+        known = errors.RequestTooLarge(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
+    elif error.status_code == 400:
+        known = errors.InvalidJson("the body is not JSON that can be read")
     else:
         known = errors.GatewayError(str(error.detail))
     return await _answer_gateway_error(request, known)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    """Tell of the first fault: which field, and what it must be; never what was sent."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = first["loc"][1:]  # without `body` or `query`
+    known: errors.GatewayError
+    if first["type"] == "json_invalid":
+        known = errors.InvalidJson("the body is not JSON")
+    elif not place:
+        known = errors.BadRequest("the body must be a JSON object, with its content type")
+    else:
+        known = errors.BadRequest(faults([{**first, "loc": place}])[0])
+    return await _answer_gateway_error(request, known)
+
+
+async def _answer_database(request: Request, error: Exception) -> Response:
+    log.warning("%s %s: %s", request.method, request.scope["path"], error)
+    known = errors.ServiceUnavailable("the key store does not answer; try again")
+    return await _answer_gateway_error(request, known)
+
+
+async def _answer_name_taken(request: Request, error: Exception) -> Response:
+    return await _answer_gateway_error(request, errors.BadRequest(str(error)))
+
+
+async def _answer_unknown_key(request: Request, error: Exception) -> Response:
+    return await _answer_gateway_error(request, errors.RouteNotFound(str(error)))
 
 
 async def _answer_unexpected(request: Request, _: Exception) -> Response:

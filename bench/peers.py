@@ -120,7 +120,8 @@ def gateway(
     port = free_port()
     server = {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")}
     config = directory / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"server": server, "models": models}))
+    state = {"database_url": f"sqlite+aiosqlite:///{directory}/gateway.db"}
+    config.write_text(yaml.safe_dump({"server": server, "state": state, "models": models}))
     command = Path(sys.executable).with_name("vllm-gateway")
     url = f"http://127.0.0.1:{port}"
     env = environment(GATEWAY_API_KEYS=KEY)

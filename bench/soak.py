@@ -164,7 +164,8 @@ def gateway(directory: Path, engines: dict[str, str]) -> Iterator[tuple[Child, i
     ]
     server = {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")}
     config = directory / "gateway.yaml"
-    config.write_text(yaml.safe_dump({"server": server, "models": models}))
+    state = {"database_url": f"sqlite+aiosqlite:///{directory}/gateway.db"}
+    config.write_text(yaml.safe_dump({"server": server, "state": state, "models": models}))
     argv = [sys.executable, "-m", "bench.soak_gateway", str(config)]
     with child("soak-gateway", argv, env=environment(GATEWAY_API_KEYS=KEY)) as running:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}", PACED), running, 30)

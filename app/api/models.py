@@ -31,18 +31,21 @@ def models_router(catalogue: Catalogue, authenticator: Authenticator) -> APIRout
     router = APIRouter(tags=["models"])
 
     async def principal(request: Request) -> Principal:
-        return authenticator.authenticate(request.scope["headers"])
+        return await authenticator.authenticate(request.scope["headers"])
 
-    @router.get("/v1/models", dependencies=[Depends(principal)])
-    async def list_models() -> JSONResponse:
-        """Every name that may be sent as `model`, aliases included."""
-        cards = [card(name, model) for name, model in catalogue.names()]
+    caller = Depends(principal)
+
+    @router.get("/v1/models")
+    async def list_models(principal: Principal = caller) -> JSONResponse:
+        """Every name that the caller may send as `model`, aliases included."""
+        names = catalogue.names()
+        cards = [card(name, model) for name, model in names if principal.allows(model.name)]
         return JSONResponse({"object": "list", "data": cards})
 
     # A name may hold slashes, as Hugging Face's do.
-    @router.get("/v1/models/{name:path}", dependencies=[Depends(principal)])
-    async def retrieve_model(name: str) -> JSONResponse:
+    @router.get("/v1/models/{name:path}")
+    async def retrieve_model(name: str, principal: Principal = caller) -> JSONResponse:
         """One model."""
-        return JSONResponse(card(name, catalogue.find(name)))
+        return JSONResponse(card(name, catalogue.find(name, principal.allows)))
 
     return router

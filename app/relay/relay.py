@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.admission import Admission
 from app.auth.keys import Authenticator
+from app.auth.principal import Principal
 from app.errors import (
     EngineUnavailable,
     GatewayError,
@@ -95,10 +96,14 @@ class Relay:
             if scope["method"] not in endpoint.methods:
                 allowed = ", ".join(endpoint.methods)
                 raise MethodNotAllowed(f"{path} takes {allowed}", allowed)  # noqa: TRY301
-            record.principal = self.authenticator.authenticate(scope["headers"]).id
+            headers = scope["headers"]
+            caller = self.authenticator.recall(headers)
+            if caller is None:
+                caller = await self.authenticator.look_up(headers)
+            record.principal = caller.id
             raw = await read_body(exchange, receive, self.limits.body_bytes)
             with DisconnectWatch(receive, exchange):
-                await serve(exchange, raw)
+                await serve(exchange, raw, caller)
         except ClientDisconnected:
             record.status = CLIENT_CLOSED_REQUEST
             self.metrics.disconnect()
@@ -120,12 +125,12 @@ class Relay:
         finally:
             self._note(endpoint, record)
 
-    async def _serve_model(self, exchange: Exchange, raw: bytes) -> None:
+    async def _serve_model(self, exchange: Exchange, raw: bytes, caller: Principal) -> None:
         """Serve a request whose body names a model."""
         arrived = perf_counter()
         record = exchange.record
         body = parse(exchange.header(b"content-type"), raw)
-        model = self.catalogue.find(body.model)
+        model = self.catalogue.find(body.model, caller.allows)
         record.model = model.name
         record.bytes_in = len(raw)
         plan = rewrite(record.endpoint, body.members, model.bounds) if body.members else NOTHING
@@ -166,11 +171,12 @@ class Relay:
             if record.ttft_s is not None:
                 self.metrics.first_token(model.name, record.ttft_s)
 
-    async def _serve_stored(self, exchange: Exchange, raw: bytes) -> None:
+    async def _serve_stored(self, exchange: Exchange, raw: bytes, caller: Principal) -> None:
         """Serve a request for something that one of the engines keeps."""
+        models = [model for model in self.catalogue.models if caller.allows(model.name)]
         with self.admission.permit(UNKNOWN_MODEL):
             request = _engine_request(exchange, raw)
-            lease = await self.attempts.first_that_knows(self.catalogue.models, request)
+            lease = await self.attempts.first_that_knows(models, request)
             with lease as answer:
                 exchange.record.engine = lease.replica.engine.name
                 await self._relay(answer, exchange, StreamMeter(), UNKNOWN_MODEL)

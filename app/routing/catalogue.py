@@ -1,7 +1,7 @@
 """What clients may name, and the replicas behind each name."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -90,13 +90,17 @@ class Catalogue:
         self.models = tuple(models)
         self._by_name = {n: model for model in models for n in (model.name, *model.aliases)}
 
-    def find(self, name: str) -> Model:
-        """Return the model of a name or alias. Raises ModelNotFound."""
-        try:
-            return self._by_name[name]
-        except KeyError:
+    def find(self, name: str, allows: Callable[[str], bool]) -> Model:
+        """Return the model of a name or alias.
+
+        Raises ModelNotFound, in the same words for one whose canonical name the caller is not
+        allowed.
+        """
+        model = self._by_name.get(name)
+        if model is None or not allows(model.name):
             shown = name if len(name) <= 100 else name[:100] + "…"
-            raise ModelNotFound(f"the model {shown!r} does not exist; see /v1/models") from None
+            raise ModelNotFound(f"the model {shown!r} does not exist; see /v1/models")
+        return model
 
     def names(self) -> Iterator[tuple[str, Model]]:
         """Return every name that clients may send, with its model."""

@@ -74,7 +74,9 @@ def write_config(directory: Path, *models: dict[str, Any], **server: Any) -> Pat
     """Write a configuration file; return its path."""
     file = directory / "gateway.yaml"
     listen = {"host": "127.0.0.1", "port": free_port(), "run_dir": str(directory / "run")}
-    file.write_text(yaml.safe_dump({"server": {**listen, **server}, "models": list(models)}))
+    state = {"database_url": f"sqlite+aiosqlite:///{directory}/gateway.db"}
+    sections = {"server": {**listen, **server}, "state": state, "models": list(models)}
+    file.write_text(yaml.safe_dump(sections))
     return file
 
 

@@ -1,12 +1,14 @@
 """The whole gateway in one place: what a request meets, in order, and who owns it.
 
-    client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ admission ─▶ routing ─▶ engine
-                            └▶ RequestId ─▶ HeadAsGet ─▶ /v1/models, /health, /ready, /metrics
+    client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ limits ─▶ admission ─▶ routing ─▶ engine
+                            │                  └▶ usage, telemetry at the end, whatever happened
+                            └▶ RequestId ─▶ HeadAsGet ─▶ AdminDoor ─▶ /v1/models, /admin, …
 
-`create_app` builds everything; the lifespan starts the engines and ends them.
+`create_app` builds everything; the lifespan starts it and ends it.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -14,25 +16,34 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from app import errors
 from app.admission.admission import Admission
+from app.api.access import AdminDoor, Right, guard
+from app.api.admin_keys import keys_router
+from app.api.answers import ANSWERS
+from app.api.caller import caller
 from app.api.dataplane import DataPlane
 from app.api.middleware import HeadAsGet, RequestId
 from app.api.models import models_router
 from app.api.ops import ops_router
+from app.api.schema import schema_router
+from app.api.usage import usage_router
 from app.auth.keys import Authenticator
+from app.auth.store import KeyStore
+from app.database.database import Database, DatabaseUnavailable
+from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
-from app.relay.relay import Relay, RelayLimits
+from app.relay.relay import Relay, RelayBounds
 from app.routing.catalogue import Bounds, Catalogue, Model, Replica
 from app.routing.policy import LeastLoaded
 from app.settings import ModelSettings, Settings
 from app.telemetry.access import AccessLog
 from app.telemetry.metrics import Metrics
+from app.usage.budgets import Budgets
+from app.usage.ledger import Ledger
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
@@ -43,7 +54,15 @@ log = logging.getLogger(__name__)
 # vLLM has nothing in flight by now, so this is only the time it takes to tear down.
 STOP_GRACE_S = 5.0
 # What a page from another origin may read beside the body.
-EXPOSED_HEADERS = ("retry-after", "x-request-id")
+EXPOSED_HEADERS = (
+    "retry-after",
+    "x-request-id",
+    *(
+        f"x-ratelimit-{what}-{unit}"
+        for what in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
+)
 # How long a remote server is waited for before the gateway says it is up without it.
 REMOTE_START_S = 10.0
 
@@ -54,6 +73,12 @@ class State:
 
     settings: Settings
     catalogue: Catalogue
+    database: Database
+    key_store: KeyStore
+    authenticator: Authenticator
+    limiter: Limiter
+    budgets: Budgets
+    ledger: Ledger
     admission: Admission
     metrics: Metrics
     access: AccessLog
@@ -69,34 +94,76 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     `launcher` runs vLLM's server, default: this interpreter's vLLM. Raises LauncherMissing.
     """
     metrics = Metrics()
-    catalogue = build_catalogue(settings, launcher)
-    queues = {model.name: model.queue for model in settings.models}
-    admission = Admission(metrics, queues, lambda name: catalogue.find(name).ready)
-    authenticator = Authenticator(settings.api_keys, enabled=settings.auth.enabled)
     access = AccessLog()
-    attempts = Attempts(LeastLoaded(), metrics)
+    catalogue = build_catalogue(settings, launcher)
+    database = Database(settings.state.database_url.get_secret_value())
+    key_store = KeyStore(database)
+    authenticator = Authenticator(
+        key_store,
+        static=settings.api_keys,
+        admin=settings.admin_key,
+        enabled=settings.auth.enabled,
+        limits=settings.limits.default,
+        offline_grace_s=settings.auth.offline_grace_s,
+    )
+    limiter = Limiter(settings.limits, settings.state, metrics)
+    prices = {model.name: model.price for model in settings.models}
+    ledger = Ledger(database, metrics, prices, settings.usage.retention_days)
+    budgets = Budgets(database, ledger)
+    queues = {model.name: model.queue for model in settings.models}
+    admission = Admission(metrics, queues, catalogue.ready_engines)
     server = settings.server
-    limits = RelayLimits(server.max_body_bytes, server.client_stall_s, server.sse_keepalive_s)
-    relay = Relay(authenticator, admission, catalogue, attempts, metrics, access, limits)
-    state = State(settings, catalogue, admission, metrics, access)
+    relay = Relay(
+        authenticator,
+        limiter,
+        budgets,
+        admission,
+        catalogue,
+        Attempts(LeastLoaded(), metrics),
+        ledger,
+        metrics,
+        access,
+        RelayBounds(
+            server.max_body_bytes,
+            server.client_stall_s,
+            server.sse_keepalive_s,
+            settings.limits.unstated_output_tokens,
+            settings.limits.cached_token_weight,
+        ),
+    )
+    state = State(
+        settings,
+        catalogue,
+        database,
+        key_store,
+        authenticator,
+        limiter,
+        budgets,
+        ledger,
+        admission,
+        metrics,
+        access,
+    )
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
 
     app = FastAPI(
         title="vllm-gateway",
         lifespan=_lifespan,
-        openapi_url=None,
+        openapi_url=None,  # app/api/schema.py serves it, to those who have a key for it
         # A redirect to the path with a slash would be built from the client's Host header.
         redirect_slashes=False,
-        exception_handlers={
-            errors.GatewayError: _answer_gateway_error,
-            HTTPException: _answer_http_exception,
-            Exception: _answer_unexpected,
-        },
+        exception_handlers=dict(ANSWERS),
     )
     app.state.gateway = state
-    app.include_router(models_router(catalogue, authenticator))
+    client = caller(authenticator, limiter, metrics)
+    auditor = guard(authenticator, Right.USAGE_READ)
+    app.include_router(models_router(catalogue, client))
+    app.include_router(usage_router(database, budgets, client, auditor))
     app.include_router(ops_router(catalogue, admission, metrics))
+    app.include_router(keys_router(key_store, authenticator))
+    app.include_router(schema_router(authenticator))
     # What is added last is met first.
+    app.add_middleware(AdminDoor, authenticator=authenticator)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestId)
     state.door = DataPlane(app, relay)
@@ -124,7 +191,7 @@ def _build_model(settings: ModelSettings, run_dir: Path, launcher: Sequence[str]
             name = f"{_slug(settings.name)}-{len(replicas)}"
             replicas.append(_build_replica(name, settings.name, spec, run_dir, launcher))
     bounds = Bounds(settings.max_choices, settings.max_output_tokens)
-    return Model(settings.name, settings.aliases, tuple(replicas), bounds)
+    return Model(settings.name, settings.aliases, tuple(replicas), bounds, settings.limits)
 
 
 def _build_replica(
@@ -146,6 +213,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the engines in the background, so that /health answers meanwhile; end them all."""
     state: State = app.state.gateway
     engines = state.catalogue.engines
+    await state.database.open()
+    background = [
+        asyncio.create_task(state.authenticator.run(), name="poll the key store"),
+        asyncio.create_task(state.limiter.run(), name="keep leases"),
+        asyncio.create_task(state.ledger.run(), name="write usage"),
+    ]
+    await _hint(state)
     starting = asyncio.create_task(_start_engines(state), name="start engines")
     try:
         yield
@@ -153,7 +227,24 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in engines))
+        # Everything has ended by now; what is known of it is written before the database closes.
+        await state.limiter.close()
+        await state.budgets.close()
+        await state.ledger.close()
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await state.authenticator.close()
+        await state.database.close()
         state.access.flush()
+
+
+async def _hint(state: State) -> None:
+    """Tell how to make a key where there is none that a client could use."""
+    if state.settings.auth.enabled and not state.settings.api_keys:
+        with contextlib.suppress(DatabaseUnavailable):
+            if not await state.key_store.has_client():
+                log.info("no client key yet: vllm-gateway keys create --name NAME")
 
 
 async def _start_engines(state: State) -> None:
@@ -181,33 +272,3 @@ def _engine_states(catalogue: Catalogue) -> Iterable[tuple[str, str, str]]:
     for model in catalogue.models:
         for replica in model.replicas:
             yield model.name, replica.engine.name, str(replica.engine.state)
-
-
-# Errors outside the relay, which answers its own
-
-
-async def _answer_gateway_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.GatewayError)
-    body = error.body(errors.dialect_of(request.scope["path"]))
-    headers = {name.decode(): value.decode() for name, value in error.headers()}
-    return Response(body, error.status, headers, media_type="application/json")
-
-
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path: str = request.scope["path"]
-    known: errors.GatewayError
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        if request.method == "OPTIONS":
-            return Response(status_code=204, headers={"allow": f"{allowed}, OPTIONS"})
-        known = errors.MethodNotAllowed(f"{path} takes {allowed}", allowed)
-    elif error.status_code == 404:
-        known = errors.RouteNotFound(f"there is no {path} here")
-    else:
-        known = errors.GatewayError(str(error.detail))
-    return await _answer_gateway_error(request, known)
-
-
-async def _answer_unexpected(request: Request, _: Exception) -> Response:
-    return await _answer_gateway_error(request, errors.GatewayError("internal error"))

@@ -18,6 +18,7 @@ import uvloop
 from fastapi import FastAPI
 
 from app.connection import ClientConnection, ConnectionBounds
+from app.database.database import Database, DatabaseUnavailable
 from app.main import State, create_app
 from app.settings import ConfigError, Settings
 
@@ -38,8 +39,10 @@ def serve(settings: Settings, *, banner_key: str | None = None) -> None:
     """Run the gateway until it is told to stop.
 
     `banner_key` is shown in the ready banner. Raises ConfigError, also when no engine could be
-    started and none may come up later, and LauncherMissing.
+    started and none may come up later or the file of the database cannot be had, and
+    LauncherMissing.
     """
+    check_database(settings)
     sock = listen(settings.server.host, settings.server.port)
     try:
         with locked(settings.server.run_dir):
@@ -50,6 +53,25 @@ def serve(settings: Settings, *, banner_key: str | None = None) -> None:
                 runner.run(_serve(app, sock, banner_key))
     finally:
         sock.close()
+
+
+def check_database(settings: Settings) -> None:
+    """Raise ConfigError when the file of the database cannot be made or is none.
+
+    A database server is not asked: it may only be down for now.
+    """
+
+    async def check() -> None:
+        database = Database(settings.state.database_url.get_secret_value())
+        try:
+            if database.dialect == "sqlite":
+                await database.migrate()
+        except DatabaseUnavailable as error:
+            raise ConfigError([f"state.database_url {database!r}: {error}"]) from None
+        finally:
+            await database.close()
+
+    asyncio.run(check())
 
 
 def listen(host: str, port: int) -> socket.socket:

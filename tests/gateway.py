@@ -48,11 +48,13 @@ class Gateway:
 
 
 def settings_for(*models: dict[str, Any], run_dir: Path, **fields: Any) -> Settings:
-    """Return settings that let KEY in; `fields` stand beside the models."""
+    """Return settings that let KEY in, with a database of their own; `fields` stand beside."""
     server = {"host": "127.0.0.1", "port": 0, "run_dir": run_dir, **fields.pop("server", {})}
+    state = {"database_url": f"sqlite+aiosqlite:///{run_dir}/gateway.db"}
     return Settings(
         models=models,
         server=server,
+        state={**state, **fields.pop("state", {})},
         api_keys=(digest(KEY.encode()),),
         **fields,
     )

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends
 
-from app.auth.keys import Authenticator
+from app.api.caller import Caller
 from app.auth.principal import Principal
 from app.routing.catalogue import Catalogue, Model
 
@@ -26,23 +25,22 @@ def card(name: str, model: Model) -> dict[str, Any]:
     return shown
 
 
-def models_router(catalogue: Catalogue, authenticator: Authenticator) -> APIRouter:
+def models_router(catalogue: Catalogue, caller: Caller) -> APIRouter:
     """Return the model list for callers with a key."""
     router = APIRouter(tags=["models"])
+    calling = Depends(caller)
 
-    async def principal(request: Request) -> Principal:
-        return authenticator.authenticate(request.scope["headers"])
-
-    @router.get("/v1/models", dependencies=[Depends(principal)])
-    async def list_models() -> JSONResponse:
-        """Every name that may be sent as `model`, aliases included."""
-        cards = [card(name, model) for name, model in catalogue.names()]
-        return JSONResponse({"object": "list", "data": cards})
+    @router.get("/v1/models")
+    async def list_models(principal: Principal = calling) -> dict[str, Any]:
+        """Every name that the caller may send as `model`, aliases included."""
+        names = catalogue.names()
+        cards = [card(name, model) for name, model in names if principal.allows(model.name)]
+        return {"object": "list", "data": cards}
 
     # A name may hold slashes, as Hugging Face's do.
-    @router.get("/v1/models/{name:path}", dependencies=[Depends(principal)])
-    async def retrieve_model(name: str) -> JSONResponse:
+    @router.get("/v1/models/{name:path}")
+    async def retrieve_model(name: str, principal: Principal = calling) -> dict[str, Any]:
         """One model."""
-        return JSONResponse(card(name, catalogue.find(name)))
+        return card(name, catalogue.find(name, principal.allows))
 
     return router

@@ -1,25 +1,53 @@
-"""API keys: how they come in, how they are compared.
+"""Who may come in: how keys are presented, remembered and compared.
 
 Only SHA-256 digests of keys are kept. Keys are random and long, so a fast hash is right (a slow
 one guards guessable passwords); a look-up by whole digest tells nothing through its timing, since
 what an attacker controls is the input of the hash, not the digest.
+
+Stored keys are remembered. What makes a change known is a poll of the store's revision, one for
+every gateway: PostgreSQL could notify, SQLite cannot (and the command line changes it from another
+process), Redis may not be there, and a notification can be lost, which a poll would have to mend.
 """
 
+import asyncio
+import contextlib
 import hmac
-from collections.abc import Collection, Iterable, Sequence
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
-from app.auth.principal import ANONYMOUS, Principal
-from app.errors import InvalidApiKey
-from app.settings import digest
+from app.auth.cache import DigestCache
+from app.auth.format import id_of
+from app.auth.principal import Allowed, Principal, Role
+from app.auth.store import ApiKey, Credential, KeyStore
+from app.database.database import DatabaseUnavailable
+from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
+from app.settings import NO_LIMITS, LimitSettings, digest
+
+log = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 # Longer than any key that we accept from the configuration; not worth a hash.
 MAX_KEY_LENGTH = 1024
+# Keys that are remembered as good, and digests that are remembered as no key's.
+CACHE_SIZE = 10_000
+# How long a digest counts as no key's, should no change say so earlier.
+UNKNOWN_TTL_S = 10.0
+# Look-ups at once, so that made-up keys leave connections to the database for others.
+LOOK_UPS = 8
+# Look-ups that may wait for their turn.
+MAX_WAITING = 1000
+POLL_S = 0.5
+FLUSH_S = 60.0
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the key of a request, from Authorization: Bearer or x-api-key.
 
-    Raises InvalidApiKey when there is none, or more than one.
+    Raises InvalidApiKey when there is none, or more than one, or what cannot be one.
     """
     found: bytes | None = None
     for name, value in headers:
@@ -39,22 +67,278 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         raise InvalidApiKey(
             "no API key: send `Authorization: Bearer <key>` or `x-api-key: <key>`", "missing"
         )
+    if len(found) > MAX_KEY_LENGTH or len(found.split(None, 1)) != 1:
+        raise _not_valid()
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is remembered of a secret that belongs to a stored key."""
+
+    principal: Principal
+    disabled: bool
+    until: float  # in seconds since 1970; when the key expires or the grace of a rotation ends
+
+
 class Authenticator:
-    """Decides who may use the data plane."""
+    """Decides who comes in.
 
-    def __init__(self, digests: Collection[bytes], *, enabled: bool) -> None:
+    Static keys are those of the configuration. `now` is the wall clock, which expiry goes by;
+    `monotonic` times everything else.
+    """
+
+    def __init__(
+        self,
+        store: KeyStore,
+        *,
+        static: Collection[bytes] = (),
+        admin: bytes | None = None,
+        enabled: bool = True,
+        limits: LimitSettings,
+        offline_grace_s: float,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._limits = limits
+        self._static = {
+            one: Principal(f"key-{one.hex()[:8]}", Role.CLIENT, limits) for one in static
+        }
+        # Without keys there is nobody to limit; models still have limits of their own.
+        self._anonymous = Principal("anonymous", Role.CLIENT, NO_LIMITS)
+        self._root = Principal("root", Role.ADMIN, NO_LIMITS)
+        self._admin = admin
         self._enabled = enabled
-        self._principals = {one: Principal(f"key-{one.hex()[:8]}") for one in digests}
+        self._grace_s = offline_grace_s
+        self._now = now
+        self._monotonic = monotonic
 
-    def authenticate(self, headers: Sequence[tuple[bytes, bytes]]) -> Principal:
-        """Return who sent these headers. Raises InvalidApiKey."""
+        self._known: DigestCache[Entry] = DigestCache(CACHE_SIZE)
+        # Digests that are no key's, and until when on the monotonic clock.
+        self._unknown: DigestCache[float] = DigestCache(CACHE_SIZE)
+        # Every change up to this revision is accounted for in both; None: not heard yet.
+        self._revision: int | None = None
+        self._offline = False
+        self._heard = monotonic()  # when the last poll that succeeded began
+        self._flights: dict[bytes, asyncio.Task[Entry | None]] = {}
+        self._turns = asyncio.Semaphore(LOOK_UPS)
+        # When keys were used that the store has not been told of yet.
+        self._used: dict[str, float] = {}
+
+    def recall(self, headers: Headers) -> Principal | None:
+        """Return who sent these headers, or None where only `look_up` can tell.
+
+        Raises InvalidApiKey, and ServiceUnavailable once the store has been away for too long.
+        """
         if not self._enabled:
-            return ANONYMOUS
+            return self._anonymous
         key = presented_key(headers)
-        principal = self._principals.get(digest(key)) if len(key) <= MAX_KEY_LENGTH else None
-        if principal is None:
-            raise InvalidApiKey("the API key is not valid")
+        kept = digest(key)
+        principal = self._static.get(kept)
+        if principal is not None:
+            return principal
+        entry = self._remembered(key, kept)
+        return None if entry is None else self._let_in(entry, admin=False)
+
+    async def look_up(self, headers: Headers) -> Principal:
+        """Return who sent these headers, from the store.
+
+        Raises InvalidApiKey, and ServiceUnavailable where the store does not answer.
+        """
+        key = presented_key(headers)
+        return self._let_in(await self._fetched(key, digest(key)), admin=False)
+
+    async def authenticate(self, headers: Headers) -> Principal:
+        """Return who sent these headers. Raises InvalidApiKey and ServiceUnavailable."""
+        return self.recall(headers) or await self.look_up(headers)
+
+    async def admin(self, headers: Headers) -> Principal:
+        """Return who sent these headers to /admin, which asks for a key in any case.
+
+        Raises InvalidApiKey, ServiceUnavailable, and PermissionDenied for a client's key.
+        """
+        key = presented_key(headers)
+        kept = digest(key)
+        if self._admin is not None and hmac.compare_digest(kept, self._admin):
+            return self._root
+        if kept in self._static:
+            raise _not_for_admin()
+        entry = self._remembered(key, kept) or await self._fetched(key, kept)
+        return self._let_in(entry, admin=True)
+
+    def _let_in(self, entry: Entry, *, admin: bool) -> Principal:
+        """Return whose secret it is, if it is good now. The only place where use is noted."""
+        if self._offline and self._monotonic() - self._heard > self._grace_s:
+            raise _no_answer()
+        if entry.disabled:
+            raise InvalidApiKey("the API key is disabled")
+        now = self._now()
+        if now >= entry.until:
+            raise InvalidApiKey("the API key has expired")
+        principal = entry.principal
+        if (principal.role is not Role.CLIENT) is not admin:
+            if admin:
+                raise _not_for_admin()
+            raise InvalidApiKey("this key is for administration only")
+        self._used[principal.id] = now
         return principal
+
+    def _remembered(self, key: bytes, kept: bytes) -> Entry | None:
+        """Return what is known of a secret; None: nothing. Raises InvalidApiKey."""
+        entry = self._known.get(kept)
+        if entry is not None:
+            return entry
+        until = self._unknown.get(kept)
+        if id_of(key) is None or (until is not None and self._monotonic() < until):
+            raise _not_valid()
+        return None
+
+    # Look-ups
+
+    async def _fetched(self, key: bytes, kept: bytes) -> Entry:
+        """Return what the store knows of a secret; callers with the same one share a look-up."""
+        key_id = id_of(key)
+        if key_id is None:
+            raise _not_valid()
+        flight = self._flights.get(kept)
+        if flight is None:
+            if self._offline or len(self._flights) >= MAX_WAITING:
+                raise _no_answer()
+            flight = asyncio.create_task(self._fetch(key_id, kept), name="look up a key")
+            self._flights[kept] = flight
+            flight.add_done_callback(lambda done: self._land(kept, done))
+        try:
+            # A caller that is cancelled does not take the others with it.
+            entry = await asyncio.shield(flight)
+        except DatabaseUnavailable:
+            raise _no_answer() from None
+        if entry is None:
+            raise _not_valid()
+        return entry
+
+    def _land(self, kept: bytes, flight: asyncio.Task[Entry | None]) -> None:
+        del self._flights[kept]
+        if not flight.cancelled():
+            flight.exception()  # perhaps nobody waits for it any more
+
+    async def _fetch(self, key_id: str, kept: bytes) -> Entry | None:
+        async with self._turns:
+            entry = None
+            for _ in range(2):
+                if self._offline:
+                    raise DatabaseUnavailable("the key store is away")
+                try:
+                    revision, found = await self._store.find(key_id)
+                except DatabaseUnavailable as error:
+                    self._lost(error)
+                    raise
+                entry = self._proved(found, kept)
+                # Else a poll has passed meanwhile, and what was read may be older than that.
+                if self._revision is None or revision >= self._revision:
+                    self._remember(key_id, kept, entry)
+                    break
+            return entry
+
+    def _proved(self, found: Credential | None, kept: bytes) -> Entry | None:
+        """Return what a digest proves; None: nothing."""
+        if found is None:
+            return None
+        until = _seconds(found.key.expires_ms)
+        if not hmac.compare_digest(found.digest, kept):
+            previous = found.previous_digest
+            if previous is None or not hmac.compare_digest(previous, kept):
+                return None
+            until = min(until, _seconds(found.previous_until_ms))
+        return Entry(self._principal(found.key), found.key.disabled, until)
+
+    def _remember(self, key_id: str, kept: bytes, entry: Entry | None) -> None:
+        if entry is None:
+            self._unknown.put(kept, key_id, self._monotonic() + UNKNOWN_TTL_S)
+        else:
+            self._known.put(kept, key_id, entry)
+
+    def _principal(self, key: ApiKey) -> Principal:
+        own = {name: getattr(key, name) for name in LimitSettings.model_fields}
+        limits = self._limits.model_dump() | {k: v for k, v in own.items() if v is not None}
+        return Principal(
+            key.id,
+            key.role,
+            LimitSettings(**limits),
+            Allowed.of(key.models),
+            key.priority,
+            key.weight,
+            key.daily_tokens,
+            key.monthly_tokens,
+        )
+
+    # What goes on behind requests
+
+    async def run(self) -> None:
+        """Keep up with the store until cancelled."""
+        flush_at = self._monotonic() + FLUSH_S
+        while True:
+            await self.poll()
+            if self._monotonic() >= flush_at:
+                await self.flush()
+                flush_at = self._monotonic() + FLUSH_S
+            await asyncio.sleep(POLL_S)
+
+    async def poll(self) -> None:
+        """Forget the keys that were changed since the last time; notice whether the store is up."""
+        began = self._monotonic()
+        try:
+            revision, changed = await self._store.changed_since(self._revision)
+        except DatabaseUnavailable as error:
+            self._lost(error)
+            return
+        # Backwards: the database is not the one it was, a backup perhaps.
+        if self._revision is None or revision < self._revision:
+            self._known.clear()
+            self._unknown.clear()
+        for key_id in changed:
+            self._known.forget(key_id)
+            self._unknown.forget(key_id)
+        self._revision = revision
+        self._heard = began
+        if self._offline:
+            self._offline = False
+            log.info("the key store answers again")
+
+    def _lost(self, error: DatabaseUnavailable) -> None:
+        if not self._offline:
+            self._offline = True
+            log.error("key store: %s; known keys work for %g s", error, self._grace_s)
+
+    async def flush(self) -> None:
+        """Tell the store when keys were last used; what it does not take is kept."""
+        used = dict(self._used)
+        with contextlib.suppress(DatabaseUnavailable):
+            await self._store.touch({key_id: int(at * 1000) for key_id, at in used.items()})
+            for key_id, at in used.items():
+                if self._used[key_id] == at:
+                    del self._used[key_id]
+
+    async def close(self) -> None:
+        """End the look-ups under way and flush; `run` has ended before."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+        await self.flush()
+
+
+def _seconds(ms: int | None) -> float:
+    return math.inf if ms is None else ms / 1000
+
+
+def _not_valid() -> InvalidApiKey:
+    return InvalidApiKey("the API key is not valid")
+
+
+def _not_for_admin() -> PermissionDenied:
+    return PermissionDenied("this API key is for models only; /admin takes a key of another role")
+
+
+def _no_answer() -> ServiceUnavailable:
+    return ServiceUnavailable("API keys cannot be checked at the moment; try again")

@@ -1,6 +1,43 @@
-"""Who is asking."""
+"""Who is asking, and what he may."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from app.settings import LimitSettings
+
+DEFAULT_PRIORITY = 0
+DEFAULT_WEIGHT = 1
+
+
+class Role(StrEnum):
+    """What a key is for: `client` for models, the others for /admin."""
+
+    CLIENT = "client"
+    AUDITOR = "auditor"
+    MANAGER = "manager"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The models that a key may use, ready to be asked."""
+
+    names: frozenset[str]
+    prefixes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, patterns: Iterable[str]) -> Self:
+        """Return what a list of names and `prefix*` allows; an empty one allows nothing."""
+        patterns = tuple(patterns)
+        return cls(
+            frozenset(one for one in patterns if not one.endswith("*")),
+            tuple(one[:-1] for one in patterns if one.endswith("*")),
+        )
+
+
+ALL_MODELS = Allowed.of(["*"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -8,6 +45,19 @@ class Principal:
     """A caller that was let in. `id` is public: it stands in logs."""
 
     id: str
+    role: Role
+    limits: LimitSettings
+    models: Allowed = ALL_MODELS
+    priority: int = DEFAULT_PRIORITY  # lower goes first, as in vLLM
+    weight: int = DEFAULT_WEIGHT  # share among callers of one priority
+    # Budgets in tokens; None: no budget.
+    daily_tokens: int | None = None
+    monthly_tokens: int | None = None
 
+    def allows(self, model: str) -> bool:
+        """Return whether the caller may use a model, by its canonical name.
 
-ANONYMOUS = Principal("anonymous")
+        Never by an alias, though clients may send one: what a key may use must not change when
+        somebody gives a model another name.
+        """
+        return model in self.models.names or model.startswith(self.models.prefixes)

@@ -39,7 +39,7 @@ from app.relay.disconnect import ClientDisconnected, DisconnectWatch
 from app.relay.exchange import ClientStalled, Exchange
 from app.relay.rewrite import NOTHING, Rewrite, is_stream, rewrite
 from app.relay.stream import EventStream, KeepAlive
-from app.routing.catalogue import Catalogue, Model, Replica, unknown_model
+from app.routing.catalogue import Catalogue, Model, Replica
 from app.settings import NO_LIMITS
 from app.telemetry.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
 from app.telemetry.metrics import Metrics
@@ -99,9 +99,9 @@ class Relay:
     admission: Admission
     catalogue: Catalogue
     attempts: Attempts
+    ledger: Ledger
     metrics: Metrics
     access: AccessLog
-    ledger: Ledger
     bounds: RelayBounds
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,9 +151,7 @@ class Relay:
         arrived = perf_counter()
         record = exchange.record
         body = parse(exchange.header(b"content-type"), raw)
-        model = self.catalogue.find(body.model)
-        if not principal.allows(model.name):
-            raise unknown_model(body.model)
+        model = self.catalogue.find(body.model, principal.allows)
         record.model = model.name
         record.bytes_in = len(raw)
         plan = rewrite(record.endpoint, body.members, model.bounds) if body.members else NOTHING

@@ -1,7 +1,7 @@
 """What clients may name, and the replicas behind each name."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -86,12 +86,6 @@ class Model:
         return min((length for length in lengths if length is not None), default=None)
 
 
-def unknown_model(name: str) -> ModelNotFound:
-    """Return the error for a name that does not exist, or not for this caller."""
-    shown = name if len(name) <= 100 else name[:100] + "…"
-    return ModelNotFound(f"the model {shown!r} does not exist; see /v1/models")
-
-
 class Catalogue:
     """Every model by each of its names; fixed once built."""
 
@@ -99,16 +93,25 @@ class Catalogue:
         self.models = tuple(models)
         self._by_name = {n: model for model in models for n in (model.name, *model.aliases)}
 
-    def find(self, name: str) -> Model:
-        """Return the model of a name or alias. Raises ModelNotFound."""
-        try:
-            return self._by_name[name]
-        except KeyError:
-            raise unknown_model(name) from None
+    def find(self, name: str, allows: Callable[[str], bool]) -> Model:
+        """Return the model of a name or alias.
+
+        Raises ModelNotFound, in the same words for one whose canonical name the caller is not
+        allowed.
+        """
+        model = self._by_name.get(name)
+        if model is None or not allows(model.name):
+            shown = name if len(name) <= 100 else name[:100] + "…"
+            raise ModelNotFound(f"the model {shown!r} does not exist; see /v1/models")
+        return model
 
     def names(self) -> Iterator[tuple[str, Model]]:
         """Return every name that clients may send, with its model."""
         return iter(self._by_name.items())
+
+    def ready_engines(self, model: str) -> int:
+        """Return how many engines of a model, by its own name, are READY."""
+        return self._by_name[model].ready
 
     @property
     def ready(self) -> bool:

@@ -151,6 +151,7 @@ def test_key_file_is_made_once_private_and_accepted(fake_url: str, tmp_path: Pat
             env={
                 **environment(GATEWAY_SERVER__HOST="127.0.0.1", GATEWAY_SERVER__PORT="0"),
                 "GATEWAY_SERVER__RUN_DIR": str(tmp_path / "run"),
+                "GATEWAY_STATE__DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/gateway.db",
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,31 +1,35 @@
-"""Who gets in, and what never does."""
+"""Keys as they are presented, and those of the configuration: who gets in, and what never does."""
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.auth.keys import Authenticator, presented_key
-from app.auth.principal import ANONYMOUS
+from app.auth.principal import Principal, Role
 from app.errors import InvalidApiKey
 from app.settings import digest
+from tests.app.auth.doors import LIMITS, Headers, bearer
+from tests.app.auth.doors import door as door_for
 
 KEY = b"sk-Canary-0123456789abcdef"
 OTHER = b"sk-other-0123456789abcdef"
-Headers = list[tuple[bytes, bytes]]
 
 
 @pytest.fixture
 def door() -> Authenticator:
-    return Authenticator([digest(KEY), digest(OTHER)], enabled=True)
+    return door_for([digest(KEY), digest(OTHER)])
 
 
-def bearer(key: bytes) -> Headers:
-    return [(b"authorization", b"Bearer " + key)]
+def let_in(door: Authenticator, headers: Headers) -> Principal:
+    """Return who is let in without a look into the store."""
+    principal = door.recall(headers)
+    assert principal is not None
+    return principal
 
 
 def refused(door: Authenticator, headers: Headers) -> InvalidApiKey:
     with pytest.raises(InvalidApiKey) as caught:
-        door.authenticate(headers)
+        door.recall(headers)
     assert KEY.decode() not in str(caught.value)
     return caught.value
 
@@ -46,27 +50,27 @@ class TestAccepted:
         ],
     )
     def test_a_known_key_gets_in(self, door: Authenticator, headers: Headers) -> None:
-        assert door.authenticate(headers).id == f"key-{digest(KEY).hex()[:8]}"
+        assert let_in(door, headers).id == f"key-{digest(KEY).hex()[:8]}"
 
     def test_the_same_key_in_both_headers_gets_in(self, door: Authenticator) -> None:
         both = [*bearer(KEY), (b"x-api-key", KEY)]
-        assert door.authenticate(both) == door.authenticate(bearer(KEY))
+        assert let_in(door, both) == let_in(door, bearer(KEY))
 
     def test_each_key_is_its_own_principal(self, door: Authenticator) -> None:
-        assert door.authenticate(bearer(KEY)) != door.authenticate(bearer(OTHER))
+        assert let_in(door, bearer(KEY)) != let_in(door, bearer(OTHER))
 
     def test_a_principal_says_nothing_of_the_key(self, door: Authenticator) -> None:
-        assert KEY.decode() not in repr(door.authenticate(bearer(KEY)))
-        assert KEY.decode()[:6] not in repr(door.authenticate(bearer(KEY)))
+        assert KEY.decode() not in repr(let_in(door, bearer(KEY)))
+        assert KEY.decode()[:6] not in repr(let_in(door, bearer(KEY)))
 
     @pytest.mark.parametrize("headers", [[], bearer(KEY), bearer(b"wrong")])
     def test_everybody_is_anonymous_where_auth_is_off(self, headers: Headers) -> None:
-        door = Authenticator([digest(KEY)], enabled=False)
-        assert door.authenticate(headers) is ANONYMOUS
+        door = door_for([digest(KEY)], enabled=False)
+        assert let_in(door, headers) == Principal("anonymous", Role.CLIENT, LIMITS)
 
     def test_other_headers_of_a_client_are_no_matter_where_auth_is_off(self) -> None:
-        door = Authenticator([], enabled=False)
-        assert door.authenticate([(b"authorization", b"Basic xyz")]) is ANONYMOUS
+        door = door_for([], enabled=False)
+        assert let_in(door, [(b"authorization", b"Basic xyz")]).id == "anonymous"
 
 
 class TestRefused:
@@ -157,7 +161,7 @@ class TestRefused:
                 refused(door, headers)
 
     def test_the_public_id_of_a_key_is_not_a_key(self, door: Authenticator) -> None:
-        refused(door, bearer(door.authenticate(bearer(KEY)).id.encode()))
+        refused(door, bearer(let_in(door, bearer(KEY)).id.encode()))
 
     def test_a_key_of_a_megabyte_is_refused(self, door: Authenticator) -> None:
         assert refused(door, bearer(b"x" * 1024 * 1024)).reason == "invalid"
@@ -166,12 +170,12 @@ class TestRefused:
     def test_a_key_that_shares_a_long_prefix_is_refused(self) -> None:
         """CVE-2026-35030: a cache was keyed on a token's beginning."""
         long = b"k" * 600
-        door = Authenticator([digest(long)], enabled=True)
-        door.authenticate(bearer(long))
+        door = door_for([digest(long)])
+        let_in(door, bearer(long))
         refused(door, bearer(long[:-1] + b"x"))
 
     def test_nobody_gets_in_where_there_are_no_keys(self) -> None:
-        door = Authenticator([], enabled=True)
+        door = door_for([])
         for headers in ([], bearer(KEY), bearer(b""), bearer(digest(b"").hex().encode())):
             refused(door, headers)
 
@@ -183,7 +187,7 @@ class TestRefused:
     @settings(max_examples=200, deadline=None)
     def test_random_tokens_never_get_in(self, key: bytes) -> None:
         assume(key.strip() not in (KEY, OTHER))
-        door = Authenticator([digest(KEY), digest(OTHER)], enabled=True)
+        door = door_for([digest(KEY), digest(OTHER)])
         for headers in (
             bearer(key),
             [(b"x-api-key", key)],
@@ -197,7 +201,7 @@ class TestRefused:
     def test_one_wrong_byte_is_enough(self, at: int, byte: int) -> None:
         wrong = KEY[:at] + bytes([byte]) + KEY[at + 1 :]
         assume(wrong != KEY)
-        refused(Authenticator([digest(KEY)], enabled=True), bearer(wrong))
+        refused(door_for([digest(KEY)]), bearer(wrong))
 
 
 def test_headers_may_come_from_any_iterable() -> None:

@@ -24,41 +24,58 @@ def model(
     return Model(name, tuple(aliases), tuple(Replica(engine, name) for engine in engines))
 
 
+def anything(_: str) -> bool:
+    return True
+
+
 class TestNames:
     def test_a_model_is_found_by_its_name_and_each_alias(self) -> None:
         demo, other = model("demo", ["gpt-4o-mini", "small"]), model("other")
         catalogue = Catalogue([demo, other])
         for name in ("demo", "gpt-4o-mini", "small"):
-            assert catalogue.find(name) is demo
-        assert catalogue.find("other") is other
+            assert catalogue.find(name, anything) is demo
+        assert catalogue.find("other", anything) is other
 
     @pytest.mark.parametrize("name", ["Demo", "demo ", "", "dem", "demo\x00", "nobody"])
     def test_what_is_not_exactly_a_name_is_not_found(self, name: str) -> None:
         with pytest.raises(ModelNotFound) as caught:
-            Catalogue([model("demo")]).find(name)
+            Catalogue([model("demo")]).find(name, anything)
         assert repr(name) in caught.value.message
         assert (caught.value.status, caught.value.param) == (404, "model")
 
     @pytest.mark.parametrize("name", ["x" * 1_000_000, "\x00" * 5000, "😀" * 5000])
     def test_the_message_for_an_unknown_name_is_bounded(self, name: str) -> None:
         with pytest.raises(ModelNotFound) as caught:
-            Catalogue([]).find(name)
+            Catalogue([]).find(name, anything)
         assert len(caught.value.message) < 600
 
     def test_a_long_name_is_shown_by_its_beginning(self) -> None:
         with pytest.raises(ModelNotFound, match=r"x{100}…"):
-            Catalogue([]).find("x" * 101)
+            Catalogue([]).find("x" * 101, anything)
         with pytest.raises(ModelNotFound, match=r"'x{100}'"):
-            Catalogue([]).find("x" * 100)
+            Catalogue([]).find("x" * 100, anything)
+
+    def test_a_model_that_is_not_allowed_is_unknown_in_the_same_words(self) -> None:
+        catalogue = Catalogue([model("demo", ["small"])])
+        for name in ("demo", "small"):
+            with pytest.raises(ModelNotFound) as caught:
+                catalogue.find(name, lambda allowed: allowed != "demo")
+            with pytest.raises(ModelNotFound) as unknown:
+                Catalogue([]).find(name, anything)
+            assert caught.value.message == unknown.value.message
+
+    def test_what_is_allowed_is_asked_by_the_canonical_name(self) -> None:
+        demo = model("demo", ["small"])
+        assert Catalogue([demo]).find("small", lambda name: name == "demo") is demo
 
     def test_a_line_break_in_a_name_does_not_break_the_line(self) -> None:
         with pytest.raises(ModelNotFound) as caught:
-            Catalogue([]).find("a\nINFO forged\r\x1b[31m")
+            Catalogue([]).find("a\nINFO forged\r\x1b[31m", anything)
         assert caught.value.message.isprintable()
 
     def test_the_message_does_not_name_other_models(self) -> None:
         with pytest.raises(ModelNotFound) as caught:
-            Catalogue([model("internal-model")]).find("guess")
+            Catalogue([model("internal-model")]).find("guess", anything)
         assert "internal-model" not in caught.value.message
 
     def test_every_name_is_listed_with_its_model(self) -> None:

@@ -1,0 +1,106 @@
+"""What a key may do under /admin: one table, and what is not in it is denied."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.auth.keys import Authenticator
+from app.auth.principal import Principal, Role
+from app.errors import GatewayError, PermissionDenied, dialect_of
+
+# A key with a thousand long patterns takes a quarter of that.
+MAX_BODY_BYTES = 1_048_576
+
+
+class Right(StrEnum):
+    """Something that can be done under /admin."""
+
+    SCHEMA_READ = "schema:read"
+    KEYS_READ = "keys:read"
+    KEYS_WRITE = "keys:write"
+    USAGE_READ = "usage:read"
+    ENGINES_READ = "engines:read"
+    ENGINES_WRITE = "engines:write"
+
+
+_READS = frozenset({Right.SCHEMA_READ, Right.KEYS_READ, Right.USAGE_READ, Right.ENGINES_READ})
+
+RIGHTS: Mapping[Role, frozenset[Right]] = {
+    Role.CLIENT: frozenset(),
+    Role.AUDITOR: _READS,
+    Role.MANAGER: _READS | {Right.KEYS_WRITE},
+    Role.ADMIN: frozenset(Right),
+}
+# Whose keys a role may make and change: never one that could do more than its maker.
+HANDLES: Mapping[Role, frozenset[Role]] = {
+    Role.CLIENT: frozenset(),
+    Role.AUDITOR: frozenset(),
+    Role.MANAGER: frozenset({Role.CLIENT}),
+    Role.ADMIN: frozenset(Role),
+}
+
+
+def check_handles(principal: Principal, role: Role) -> None:
+    """Raise PermissionDenied unless the caller may make and change keys of a role."""
+    if role not in HANDLES[principal.role]:
+        raise PermissionDenied(f"the role {principal.role} may not handle keys of the role {role}")
+
+
+def guard(authenticator: Authenticator, right: Right) -> Callable[[Request], Awaitable[Principal]]:
+    """Return a dependency that lets in whoever has a right, and returns who that is.
+
+    It raises InvalidApiKey, PermissionDenied and ServiceUnavailable.
+    """
+
+    async def guarded(request: Request) -> Principal:
+        principal = await authenticator.admin(request.scope["headers"])
+        if right not in RIGHTS[principal.role]:
+            raise PermissionDenied(f"the role {principal.role} does not have the right {right}")
+        return principal
+
+    return guarded
+
+
+def error_response(error: GatewayError, path: str) -> Response:
+    """Return an error as the callers of a path read one."""
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    body = error.body(dialect_of(path))
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+class AdminDoor:
+    """Asks for a key before anything under /admin reads a body, says what is there, or is not.
+
+    FastAPI reads and checks a body before it asks the dependencies of a route. Pure ASGI;
+    `scope["path"]` never holds anything of the Host header.
+    """
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not (path == "/admin" or path.startswith("/admin/")):
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._authenticator.admin(scope["headers"])
+        except GatewayError as error:
+            await error_response(error, path)(scope, receive, send)
+            return
+        size = 0
+
+        async def bounded() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY_BYTES:
+                raise HTTPException(413)
+            return message
+
+        await self._app(scope, bounded, send)

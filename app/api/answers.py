@@ -1,0 +1,87 @@
+"""Answers to what goes wrong in FastAPI's routes; the relay answers its own."""
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from app import errors
+from app.api.access import MAX_BODY_BYTES, error_response
+from app.auth.fields import faults
+from app.auth.store import NameTaken, UnknownKey
+from app.database.database import DatabaseUnavailable
+
+log = logging.getLogger(__name__)
+
+
+async def _gateway_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.GatewayError)
+    return error_response(error, request.scope["path"])
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path: str = request.scope["path"]
+    known: errors.GatewayError
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": f"{allowed}, OPTIONS"})
+        known = errors.MethodNotAllowed(f"{path} takes {allowed}", allowed)
+    elif error.status_code == 404:
+        known = errors.RouteNotFound(f"there is no {path} here")
+    elif error.status_code == 413:
+        known = errors.RequestTooLarge(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
+    elif error.status_code == 400:
+        known = errors.InvalidJson("the body is not JSON that can be read")
+    else:
+        known = errors.GatewayError(str(error.detail))
+    return error_response(known, path)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Tell of the first fault: which field, and what it must be; never what was sent."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = first["loc"][1:]  # without `body` or `query`
+    known: errors.GatewayError
+    if first["type"] == "json_invalid":
+        known = errors.InvalidJson("the body is not JSON")
+    elif not place:
+        known = errors.BadRequest("the body must be a JSON object, with its content type")
+    else:
+        known = errors.BadRequest(faults([{**first, "loc": place}])[0])
+    return error_response(known, request.scope["path"])
+
+
+async def _database(request: Request, error: Exception) -> Response:
+    log.warning("%s %s: %s", request.method, request.scope["path"], error)
+    known = errors.ServiceUnavailable("the database does not answer; try again")
+    return error_response(known, request.scope["path"])
+
+
+async def _name_taken(request: Request, error: Exception) -> Response:
+    return error_response(errors.BadRequest(str(error)), request.scope["path"])
+
+
+async def _unknown_key(request: Request, error: Exception) -> Response:
+    return error_response(errors.RouteNotFound(str(error)), request.scope["path"])
+
+
+async def _unexpected(request: Request, _: Exception) -> Response:
+    return error_response(errors.GatewayError("internal error"), request.scope["path"])
+
+
+Answer = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
+ANSWERS: Mapping[int | type[Exception], Answer] = {
+    errors.GatewayError: _gateway_error,
+    HTTPException: _http_exception,
+    RequestValidationError: _invalid,
+    DatabaseUnavailable: _database,
+    NameTaken: _name_taken,
+    UnknownKey: _unknown_key,
+    Exception: _unexpected,
+}

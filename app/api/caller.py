@@ -1,0 +1,42 @@
+"""Who calls a route of FastAPI's, and whether he may at this moment."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request, Response
+
+from app.auth.keys import Authenticator
+from app.auth.principal import Principal
+from app.errors import InvalidApiKey
+from app.limits.limiter import Limiter
+from app.limits.terms import Ask
+from app.settings import NO_LIMITS
+from app.telemetry.access import UNKNOWN_MODEL
+from app.telemetry.metrics import Metrics
+
+Caller = Callable[[Request, Response], Awaitable[Principal]]
+
+
+def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> Caller:
+    """Return a dependency that lets in who has a client's key, and counts the request.
+
+    The answer tells of the caller's limits, as every one of the data plane does. It raises
+    InvalidApiKey, RateLimited and ServiceUnavailable.
+    """
+
+    async def limited(request: Request, response: Response) -> Principal:
+        try:
+            principal = await authenticator.authenticate(request.scope["headers"])
+        except InvalidApiKey as error:
+            metrics.auth_failure(error.reason)
+            raise
+        ask = Ask(principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, concurrent=False)
+        with_request = await limiter.decide(ask)
+        if (refusal := with_request.refusal) is not None:
+            metrics.rate_limited(refusal.limit)
+            refusal.standing = with_request.headers
+        with with_request:
+            for name, value in with_request.headers:
+                response.headers[name.decode()] = value.decode()
+        return principal
+
+    return limited

@@ -1,0 +1,173 @@
+"""What may be said of a key, checked in this one place for HTTP and the command line alike."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from app.auth.principal import DEFAULT_PRIORITY, DEFAULT_WEIGHT, Role
+
+MAX_LIMIT = 10**9
+# Sums of tokens stay far below what a 64-bit integer holds.
+MAX_BUDGET = 10**15
+MAX_PATTERNS = 1000
+MAX_GRACE_S = 30 * 86400
+DEFAULT_GRACE_S = 86400
+
+_RFC_3339 = re.compile(
+    r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+_DURATION = re.compile(r"(\d{1,6})([smhdw])", re.ASCII)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("holds a character that cannot be printed")
+    if text != text.strip():
+        raise ValueError("begins or ends with a space")
+    return text
+
+
+def _pattern(text: str) -> str:
+    if "*" in text[:-1]:
+        raise ValueError("a * may only stand at the end")
+    return _printable(text)
+
+
+def moment(value: object) -> datetime | None:
+    """Return a moment written as RFC 3339 with its zone. Raises ValueError."""
+    if value is None:
+        return None
+    if isinstance(value, str) and _RFC_3339.fullmatch(value):
+        try:
+            found = datetime.fromisoformat(value.upper())
+        except ValueError:
+            found = _LAST + timedelta(seconds=1)
+        if _EPOCH <= found <= _LAST:
+            return found
+    raise ValueError("must be a time with its zone, such as 2027-01-31T12:00:00Z (RFC 3339)")
+
+
+def duration(text: str) -> timedelta:
+    """Return a duration such as `30d`, `12h`, `90s`. Raises ValueError."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError("must be a duration, such as 30d, 12h or 90s")
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def milliseconds(time: datetime) -> int:
+    """Return a moment as milliseconds since 1970 UTC."""
+    return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+def written(ms: int | None) -> str | None:
+    """Return milliseconds since 1970 UTC as RFC 3339."""
+    if ms is None:
+        return None
+    time = _EPOCH + timedelta(milliseconds=ms)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Label = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Pattern = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_pattern)]
+Limit = Annotated[int, Field(strict=True, ge=0, le=MAX_LIMIT)]
+Budget = Annotated[int, Field(strict=True, ge=0, le=MAX_BUDGET)]
+Expiry = Annotated[
+    datetime | None,
+    BeforeValidator(moment, json_schema_input_type=str | None),
+]
+
+
+class KeyChanges(BaseModel):
+    """What may be changed of a key; what is not given stays as it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: Name = Field("", description="What people call the key; no two keys share a name.")
+    owner: Label = Field("", description="Who answers for it.")
+    models: list[Pattern] = Field(
+        ["*"],
+        max_length=MAX_PATTERNS,
+        description="Canonical names of models it may use, or `prefix*`; none: no model at all.",
+    )
+    requests_per_minute: Limit | None = Field(
+        None, description="null: the configuration's default; 0: nothing is allowed."
+    )
+    tokens_per_minute: Limit | None = Field(None, description="As requests_per_minute.")
+    concurrent_requests: Limit | None = Field(None, description="As requests_per_minute.")
+    daily_tokens: Budget | None = Field(None, description="Tokens a day (UTC); null: no budget.")
+    monthly_tokens: Budget | None = Field(
+        None, description="Tokens a month (UTC); null: no budget."
+    )
+    priority: int = Field(
+        DEFAULT_PRIORITY, strict=True, ge=-100, le=100, description="Lower goes first."
+    )
+    weight: int = Field(
+        DEFAULT_WEIGHT,
+        strict=True,
+        ge=1,
+        le=1000,
+        description="Share among waiting keys of one priority.",
+    )
+    expires: Expiry = Field(None, description="RFC 3339 with its zone; null: never.")
+
+    def columns(self) -> dict[str, Any]:
+        """Return what was given, under the names of the table's columns."""
+        return _columns(self.model_dump(include=self.model_fields_set))
+
+
+class KeyFields(KeyChanges):
+    """What a new key is made of. Its role is for life."""
+
+    name: Name = Field(description="What people call the key; no two keys share a name.")
+    role: Role = Field(Role.CLIENT, description="What it is for; all but client are for /admin.")
+
+    def columns(self) -> dict[str, Any]:
+        """Return every field, under the names of the table's columns."""
+        return _columns(self.model_dump())
+
+
+def _columns(fields: dict[str, Any]) -> dict[str, Any]:
+    if "expires" in fields:
+        expires = fields.pop("expires")
+        fields["expires_ms"] = None if expires is None else milliseconds(expires)
+    return fields
+
+
+class Rotation(BaseModel):
+    """How a secret is replaced."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    grace_s: int = Field(
+        DEFAULT_GRACE_S,
+        strict=True,
+        ge=0,
+        le=MAX_GRACE_S,
+        description="How long the secret before goes on working, in seconds.",
+    )
+
+
+def faults(errors: list[Any]) -> list[str]:
+    """Return each fault of a validation as one line that names the field and shows no value."""
+    lines = []
+    for error in errors:
+        place = ".".join(str(part) for part in error["loc"] if _plain(part))
+        message = str(error["msg"]).removeprefix("Value error, ")
+        if error["type"] == "extra_forbidden":
+            message = "there is no such field"
+        elif error["type"] == "missing":
+            message = "is required"
+        lines.append(f"{place}: {message}" if place else message)
+    return lines
+
+
+def _plain(part: object) -> bool:
+    """Whether a part of a place may be told: a client may have sent its key as a field's name."""
+    return isinstance(part, int) or re.fullmatch(r"[a-z_]{1,40}", str(part)) is not None

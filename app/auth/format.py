@@ -1,0 +1,71 @@
+"""The written form of a key: `sk-gw-<id>-<secret><checksum>`, base62 throughout.
+
+The last six characters are the CRC-32 of everything before them, as in GitHub's tokens
+(https://github.blog/engineering/platform-security/behind-githubs-new-authentication-token-formats/):
+a key that was mistyped, cut or made up is refused without a look into the database. The id is
+public; the secret has 256 random bits.
+"""
+
+import re
+import secrets
+import string
+import zlib
+from dataclasses import dataclass, field
+
+from app.settings import digest
+
+ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
+ID_LENGTH = 10
+SECRET_LENGTH = 43  # 62**43 is just over 2**256
+CHECKSUM_LENGTH = 6  # 62**6 is just over 2**35
+_DIGITS = frozenset(ALPHABET)
+_FORM = re.compile(
+    rb"sk-gw-([0-9A-Za-z]{%d})-[0-9A-Za-z]{%d}" % (ID_LENGTH, SECRET_LENGTH + CHECKSUM_LENGTH)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key that was just made; nobody can see `text` again."""
+
+    id: str
+    text: str = field(repr=False)
+
+    @property
+    def digest(self) -> bytes:
+        """What is kept of it."""
+        return digest(self.text.encode())
+
+
+def make(key_id: str | None = None) -> NewKey:
+    """Return a key that nobody has: a new one, or a new secret for the key `key_id`."""
+    key_id = key_id or _random(ID_LENGTH)
+    text = f"sk-gw-{key_id}-{_random(SECRET_LENGTH)}"
+    return NewKey(key_id, text + checksum(text.encode()).decode())
+
+
+def id_of(key: bytes) -> str | None:
+    """Return the id in a key; None where it is not of our form or the checksum is wrong."""
+    match = _FORM.fullmatch(key)
+    if match is None or checksum(key[:-CHECKSUM_LENGTH]) != key[-CHECKSUM_LENGTH:]:
+        return None
+    return match[1].decode()
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text is of the form of an id."""
+    return len(text) == ID_LENGTH and set(text) <= _DIGITS
+
+
+def checksum(text: bytes) -> bytes:
+    """Return the CRC-32 of a text as six base62 digits."""
+    rest = zlib.crc32(text)
+    digits = []
+    for _ in range(CHECKSUM_LENGTH):
+        rest, digit = divmod(rest, len(ALPHABET))
+        digits.append(ALPHABET[digit])
+    return "".join(reversed(digits)).encode()
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(ALPHABET) for _ in range(length))

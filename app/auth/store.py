@@ -1,0 +1,270 @@
+"""The key store: keys as rows, on SQLite and PostgreSQL alike.
+
+Every change raises `revision.value` first, in its own transaction. That puts changes in a row, so
+that whoever has seen a revision has seen every change up to it, and checks made inside a
+transaction (is the name free?) hold until it ends.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import and_, bindparam, insert, or_, select, tuple_, update
+from sqlalchemy.engine import Row
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.auth.fields import KeyChanges, KeyFields
+from app.auth.format import NewKey, is_id, make
+from app.auth.principal import Role
+from app.database.database import Database
+from app.database.schema import api_keys, revision
+
+
+class UnknownKey(LookupError):
+    """There is no such key, or no longer. What was asked for is not told: it may be a secret."""
+
+    def __init__(self) -> None:
+        super().__init__("there is no such key")
+
+
+class NameTaken(ValueError):
+    """Another key has the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What anybody may be shown of a key. Times are milliseconds since 1970 UTC."""
+
+    id: str
+    name: str
+    owner: str
+    role: Role
+    models: tuple[str, ...]
+    # None: the configuration's default.
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_requests: int | None
+    # None: no budget.
+    daily_tokens: int | None
+    monthly_tokens: int | None
+    priority: int
+    weight: int
+    disabled: bool
+    created_ms: int
+    expires_ms: int | None
+    last_used_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A key with the digests that prove it, for the Authenticator alone."""
+
+    key: ApiKey
+    digest: bytes = field(repr=False)
+    previous_digest: bytes | None = field(repr=False)
+    previous_until_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some keys; `more` when there are others after the last."""
+
+    keys: list[ApiKey]
+    more: bool
+
+
+def wall_ms() -> int:
+    """Return the time as milliseconds since 1970 UTC."""
+    return time.time_ns() // 1_000_000
+
+
+_SHOWN = (
+    "id", "name", "owner", "role", "models", "requests_per_minute", "tokens_per_minute",
+    "concurrent_requests", "daily_tokens", "monthly_tokens", "priority", "weight", "disabled",
+    "created_ms", "expires_ms", "last_used_ms",
+)  # fmt: skip
+_COLUMNS = [api_keys.c[name] for name in _SHOWN]
+_PROOFS = [api_keys.c.digest, api_keys.c.previous_digest, api_keys.c.previous_until_ms]
+_ALIVE = api_keys.c.deleted_ms.is_(None)
+
+
+class KeyStore:
+    """Keys in a database. Every method raises DatabaseUnavailable."""
+
+    def __init__(self, database: Database, *, now_ms: Callable[[], int] = wall_ms) -> None:
+        self._database = database
+        self._now_ms = now_ms
+
+    async def create(self, fields: KeyFields) -> tuple[ApiKey, NewKey]:
+        """Make a key; its text is returned once and kept nowhere. Raises NameTaken."""
+        made = make()
+        async with self._database.write() as connection:
+            number = await _raise_revision(connection)
+            await _check_name(connection, fields.name, made.id)
+            values = {
+                **fields.columns(),
+                "id": made.id,
+                "digest": made.digest,
+                "disabled": False,
+                "created_ms": self._now_ms(),
+                "revision": number,
+            }
+            await connection.execute(insert(api_keys).values(values))
+            return await _get(connection, made.id), made
+
+    async def get(self, key_id: str) -> ApiKey:
+        """Return a key. Raises UnknownKey."""
+        async with self._database.read() as connection:
+            return await _get(connection, key_id)
+
+    async def page(self, limit: int, after: str | None = None) -> Page:
+        """Return up to `limit` keys, the newest first, from the one that follows `after`.
+
+        Raises UnknownKey when there never was a key `after`; it may have been deleted since.
+        """
+        order = tuple_(api_keys.c.created_ms, api_keys.c.id)
+        query = select(*_COLUMNS).where(_ALIVE).limit(limit + 1)
+        async with self._database.read() as connection:
+            if after is not None:
+                _check_id(after)
+                place = select(api_keys.c.created_ms).where(api_keys.c.id == after)
+                created_ms = (await connection.execute(place)).scalar_one_or_none()
+                if created_ms is None:
+                    raise UnknownKey
+                query = query.where(order < (created_ms, after))
+            query = query.order_by(api_keys.c.created_ms.desc(), api_keys.c.id.desc())
+            found = [_key(row) for row in await connection.execute(query)]
+        return Page(found[:limit], len(found) > limit)
+
+    async def has_client(self) -> bool:
+        """Return whether there is any key for the data plane."""
+        query = select(api_keys.c.id).where(_ALIVE, api_keys.c.role == Role.CLIENT).limit(1)
+        async with self._database.read() as connection:
+            return (await connection.execute(query)).first() is not None
+
+    async def change(self, key_id: str, changes: KeyChanges) -> ApiKey:
+        """Change what is given; return the key as it is then. Raises UnknownKey, NameTaken."""
+        return await self._update(key_id, changes.columns())
+
+    async def disable(self, key_id: str) -> ApiKey:
+        """Let a key in no longer. Raises UnknownKey."""
+        return await self._update(key_id, {"disabled": True})
+
+    async def enable(self, key_id: str) -> ApiKey:
+        """Let a disabled key in again. Raises UnknownKey."""
+        return await self._update(key_id, {"disabled": False})
+
+    async def rotate(self, key_id: str, grace_s: int) -> tuple[ApiKey, NewKey]:
+        """Give a key a new secret; the one before works for `grace_s` more seconds.
+
+        Only that one: a secret from before it is gone at once. Raises UnknownKey.
+        """
+        _check_id(key_id)
+        made = make(key_id)
+        previous: dict[str, Any] = {"previous_digest": None, "previous_until_ms": None}
+        if grace_s:
+            until_ms = self._now_ms() + grace_s * 1000
+            previous = {"previous_digest": api_keys.c.digest, "previous_until_ms": until_ms}
+        return await self._update(key_id, {**previous, "digest": made.digest}), made
+
+    async def delete(self, key_id: str) -> None:
+        """Delete a key; what is left is a name for reports. Raises UnknownKey."""
+        gone = {"digest": None, "previous_digest": None, "previous_until_ms": None}
+        async with self._database.write() as connection:
+            number = await _raise_revision(connection)
+            values = {**gone, "deleted_ms": self._now_ms(), "revision": number}
+            await _write(connection, key_id, values)
+
+    async def find(self, key_id: str) -> tuple[int, Credential | None]:
+        """Return a revision and a key that is at least as new, or None if there is none."""
+        query = select(*_COLUMNS, *_PROOFS).where(api_keys.c.id == key_id, _ALIVE)
+        async with self._database.read() as connection:
+            number = await _read_revision(connection)
+            row = (await connection.execute(query)).first()
+        if row is None:
+            return number, None
+        proofs = (row.digest, row.previous_digest, row.previous_until_ms)
+        return number, Credential(_key(row), *proofs)
+
+    async def changed_since(self, seen: int | None) -> tuple[int, list[str]]:
+        """Return the revision and the ids of the keys that were changed after `seen`.
+
+        With None, no ids: whoever has seen nothing has nothing to throw away.
+        """
+        async with self._database.read() as connection:
+            number = await _read_revision(connection)
+            if seen is None or number <= seen:
+                return number, []
+            query = select(api_keys.c.id).where(api_keys.c.revision > seen)
+            return number, list((await connection.execute(query)).scalars())
+
+    async def touch(self, used_ms: Mapping[str, int]) -> None:
+        """Note when keys were last used. Not a change: it raises no revision."""
+        if not used_ms:
+            return
+        used = bindparam("used", type_=api_keys.c.last_used_ms.type)
+        earlier = or_(api_keys.c.last_used_ms.is_(None), api_keys.c.last_used_ms < used)
+        statement = (
+            update(api_keys)
+            .where(and_(api_keys.c.id == bindparam("key"), earlier))
+            .values(last_used_ms=used)
+        )
+        # In one order everywhere: gateways that write the same rows must not lock each other out.
+        rows = [{"key": key_id, "used": used_ms[key_id]} for key_id in sorted(used_ms)]
+        async with self._database.write() as connection:
+            await connection.execute(statement, rows)
+
+    async def _update(self, key_id: str, values: dict[str, Any]) -> ApiKey:
+        async with self._database.write() as connection:
+            number = await _raise_revision(connection)
+            if "name" in values:
+                await _check_name(connection, values["name"], key_id)
+            await _write(connection, key_id, {**values, "revision": number})
+            return await _get(connection, key_id)
+
+
+async def _raise_revision(connection: AsyncConnection) -> int:
+    statement = update(revision).values(value=revision.c.value + 1).returning(revision.c.value)
+    number: int = (await connection.execute(statement)).scalar_one()
+    return number
+
+
+async def _read_revision(connection: AsyncConnection) -> int:
+    number: int = (await connection.execute(select(revision.c.value))).scalar_one()
+    return number
+
+
+async def _write(connection: AsyncConnection, key_id: str, values: dict[str, Any]) -> None:
+    _check_id(key_id)
+    statement = update(api_keys).where(api_keys.c.id == key_id, _ALIVE).values(values)
+    if (await connection.execute(statement)).rowcount != 1:
+        raise UnknownKey
+
+
+async def _get(connection: AsyncConnection, key_id: str) -> ApiKey:
+    _check_id(key_id)
+    query = select(*_COLUMNS).where(api_keys.c.id == key_id, _ALIVE)
+    row = (await connection.execute(query)).first()
+    if row is None:
+        raise UnknownKey
+    return _key(row)
+
+
+async def _check_name(connection: AsyncConnection, name: str, key_id: str) -> None:
+    """Raise NameTaken when another key has the name."""
+    query = select(api_keys.c.id).where(api_keys.c.name == name, _ALIVE, api_keys.c.id != key_id)
+    other = (await connection.execute(query.limit(1))).scalar_one_or_none()
+    if other is not None:
+        raise NameTaken(f"name: the key {other} has this name already")
+
+
+def _check_id(key_id: str) -> None:
+    """Raise UnknownKey for what cannot be an id, and what a database may choke on."""
+    if not is_id(key_id):
+        raise UnknownKey
+
+
+def _key(row: Row[Any]) -> ApiKey:
+    values = {name: row._mapping[name] for name in _SHOWN}
+    return ApiKey(**{**values, "role": Role(row.role), "models": tuple(row.models)})

@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -44,6 +45,7 @@ from app.telemetry.access import AccessLog
 from app.telemetry.metrics import Metrics
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
+from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
@@ -158,7 +160,7 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     client = caller(authenticator, limiter, metrics)
     auditor = guard(authenticator, Right.USAGE_READ)
     app.include_router(models_router(catalogue, client))
-    app.include_router(usage_router(database, budgets, client, auditor))
+    app.include_router(usage_router(partial(usage_report, database), client, auditor))
     app.include_router(ops_router(catalogue, admission, metrics))
     app.include_router(keys_router(key_store, authenticator))
     app.include_router(schema_router(authenticator))

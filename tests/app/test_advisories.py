@@ -4,6 +4,7 @@ The whole gateway runs, with a key store of its own and a fake engine behind it.
 """
 
 import json
+import secrets
 import string
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def bearer(key: str) -> dict[str, str]:
 
 async def create(gateway: Gateway, maker: str = ADMIN, **fields: Any) -> dict[str, Any]:
     """Make a key; return what its maker was told."""
-    body = {"name": "n", **fields}
+    body = {"name": f"key {secrets.token_hex(4)}", **fields}
     answer = await gateway.client.post("/admin/keys", json=body, headers=bearer(maker))
     assert answer.status_code == 201, answer.text
     made: dict[str, Any] = answer.json()
@@ -128,7 +129,7 @@ async def test_cve_2026_47101_no_key_is_above_its_makers_rights(gateway: Gateway
     await create(gateway, manager)  # a client's key is within its rights
     for role in ("auditor", "manager", "admin"):
         answer = await gateway.client.post(
-            "/admin/keys", json={"name": "n", "role": role}, headers=bearer(manager)
+            "/admin/keys", json={"name": role, "role": role}, headers=bearer(manager)
         )
         assert answer.status_code == 403
     mine = (await create(gateway, role="admin"))["id"]
@@ -283,12 +284,12 @@ async def test_vllm_security_guide_its_control_routes_are_not_reachable(
 async def test_log_injection_a_request_id_cannot_write_a_line(
     gateway: Gateway, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for forged in (b"a\x1b[31mb", b"a b", b"a\tINFO forged", b'"} forged', b"x" * 129):
+    for forged in (b"a b", b"a\tINFO forged", b'"} forged', b"x" * 129, b"a\x1b[31mb"):
         request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         request += b"authorization: Bearer %s\r\nx-request-id: %s\r\n" % (KEY.encode(), forged)
         answer = await gateway.raw(request + b"content-length: 2\r\n\r\n{}")
         assert forged not in answer
     gateway.state.access.flush()
     lines = [line for line in capfd.readouterr().err.splitlines() if "access:" in line]
-    assert len(lines) == 5
+    assert len(lines) == 4  # the last was refused by the parser, without a line
     assert not any("forged" in line or "\x1b" in line for line in lines)

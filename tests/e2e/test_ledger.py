@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import secrets
 from collections import Counter
 from typing import Any
 
@@ -76,7 +77,7 @@ def ledger(gateway: Deployment, key: str) -> dict[str, int]:
     with gateway.client(ADMIN_KEY) as admin:
         answer = admin.get("/admin/usage", params={"by": "key", "key": key.split("-")[2]})
     assert answer.status_code == 200, answer.text
-    (row,) = answer.json()["rows"] or [Counter()]
+    (row,) = answer.json()["data"] or [Counter()]
     return dict(row)
 
 
@@ -84,7 +85,7 @@ def ledger(gateway: Deployment, key: str) -> dict[str, int]:
 def key(gateway: Deployment) -> str:
     """A key of the test's own, so that the ledger's sums are this test's."""
     with gateway.client(ADMIN_KEY) as admin:
-        made = admin.post("/admin/keys", json={"name": "ledger"})
+        made = admin.post("/admin/keys", json={"name": secrets.token_hex(4)})
     assert made.status_code == 201, made.text
     text: str = made.json()["key"]
     return text

@@ -1,6 +1,7 @@
 """Several gateways as processes of their own, with one Redis and one PostgreSQL between them."""
 
 import json
+import secrets
 import signal
 import subprocess
 import sys
@@ -64,7 +65,9 @@ class Fleet:
 
     def key(self, **fields: Any) -> str:
         """Make a key through the first gateway; return its text."""
-        made = self.members[0].admin("POST", "/admin/keys", json={"name": "fleet", **fields})
+        made = self.members[0].admin(
+            "POST", "/admin/keys", json={"name": secrets.token_hex(4), **fields}
+        )
         key: str = made["key"]
         return key
 

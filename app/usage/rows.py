@@ -109,7 +109,7 @@ def rows_of(
     for place, (at_s, record) in enumerate(records):
         at_ms = int(at_s * 1000)
         used = record.usage or _NOTHING
-        key_id, model = _text(record.key_id, 64), _text(record.model, 256)
+        key_id, model = kept(record.key_id, 64), kept(record.model, 256)
         sums = {
             "prompt_tokens": _count(used.prompt),
             "cached_tokens": _count(used.cached),
@@ -121,11 +121,11 @@ def rows_of(
             {
                 "id": row_id(gateway, batch, place),
                 "at_ms": at_ms,
-                "request_id": _text(record.request_id, 128),
+                "request_id": kept(record.request_id, 128),
                 "key_id": key_id,
                 "model": model,
-                "engine": _text(record.engine, 64),
-                "endpoint": _text(record.endpoint, 64),
+                "engine": kept(record.engine, 64),
+                "endpoint": kept(record.endpoint, 64),
                 "status": record.status,
                 "outcome": record.outcome,
                 "estimated": used.estimated,
@@ -161,8 +161,8 @@ def _count(tokens: int) -> int:
     return min(max(tokens, 0), MAX_TOKENS)
 
 
-def _text(value: str, longest: int) -> str:
-    """Return what both databases take: no NUL, no half of a surrogate pair, not too long."""
+def kept(value: str, longest: int) -> str:
+    """Return what both databases take of a text: no NUL, no lone surrogate, not too long."""
     if value.isascii() and "\0" not in value:
         return value[:longest]
     return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:longest]

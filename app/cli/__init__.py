@@ -1,16 +1,13 @@
 """The command line: thin, every fault one line, exit code 2 for what the user can mend."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from app.cli.faults import ConfigOption, fail, faults
+from app.cli.usage import usage
 from app.settings import ConfigError, Settings, load_settings
-
-EXIT_FAULT = 2
 
 app = typer.Typer(
     name="vllm-gateway",
@@ -21,10 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="The YAML file; default: GATEWAY_CONFIG, gateway.yaml."),
-]
+app.command()(usage)
 
 
 @app.command()
@@ -40,7 +34,7 @@ def serve(
     from app.server import serve as run
     from app.telemetry.logs import configure
 
-    with _faults():
+    with faults():
         key = read_or_make(key_file) if key_file else None
         settings = load_settings(config, extra_keys=[key] if key else [])
         configure()
@@ -53,7 +47,7 @@ def check(config: ConfigOption = None) -> None:
     from app.main import build_catalogue
     from engines.spec import ProcessSpec
 
-    with _faults():
+    with faults():
         settings = load_settings(config)
         missing = [
             f"model {model.name}: {fault}"
@@ -93,7 +87,7 @@ def demo_model(directory: Annotated[Path, typer.Argument(help="Where to put it."
                 lambda step, total: bar.update(task, completed=step, total=total, visible=True),
             )
     except (DemoModelError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     if built:
         print(f"demo model written to {directory}")
 
@@ -102,27 +96,6 @@ def _print_plan(settings: Settings) -> None:
     server = settings.server
     keys = f"{len(settings.api_keys)} keys" if settings.auth.enabled else "no keys: open to all"
     print(f"listen on {server.host}:{server.port}, {keys}, run directory {server.run_dir}")
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """Turn what the user can mend into one line each and exit code 2."""
-    from engines.process import LauncherMissing
-
-    try:
-        yield
-    except ConfigError as error:
-        _fail(*error.faults)
-    except (LauncherMissing, OSError) as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-
-
-def _fail(*lines: str) -> NoReturn:
-    for line in lines:
-        print(f"vllm-gateway: {line}", file=sys.stderr)
-    raise SystemExit(EXIT_FAULT)
 
 
 def main() -> None:

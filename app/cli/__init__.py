@@ -7,6 +7,7 @@ import typer
 
 from app.cli.faults import ConfigOption, fail, faults
 from app.cli.keys import keys
+from app.cli.usage import usage
 from app.settings import ConfigError, Settings, load_settings
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 
 app.add_typer(keys, name="keys")
+app.command()(usage)
 
 
 @app.command()

@@ -94,21 +94,21 @@ class Ledger:
 
     def add(self, record: UsageRecord) -> None:
         """Take in a record, stamped with the present. Raises nothing."""
-        batch = self._open
-        if len(batch.records) >= BATCH or self._ended:
-            # The open batch is one of those that may wait.
-            if self._ended or (len(self._closed) + 2) * BATCH > self._max_waiting:
-                self._lose(1)
-                return
-            self._turn()
-            self._full.set()
-            batch = self._open
         at_s = self._clock()
+        if len(self._open.records) >= BATCH:
+            self._full.set()
+            # The open batch is one of those that may wait.
+            if (len(self._closed) + 2) * BATCH <= self._max_waiting:
+                self._turn()
+        batch = self._open
+        if self._watch is not None:
+            self._watch(batch.number, at_s, record)
+        if len(batch.records) >= BATCH or self._ended:
+            self._lose(1)
+            return
         batch.records.append((at_s, record))
         if len(batch.records) == 1:
             self._begun.set()
-        if self._watch is not None:
-            self._watch(batch.number, at_s, record)
 
     async def run(self) -> None:
         """Write what is added and delete what is old, until `close` or a cancellation."""
@@ -142,7 +142,7 @@ class Ledger:
         return self._written
 
     def watch(self, watch: Watch) -> None:
-        """Have a function told of every record: its batch, the moment and the record."""
+        """Have a function told of every record, lost ones too: batch, moment, record."""
         self._watch = watch
 
     def unwritten(self) -> Iterator[tuple[int, float, UsageRecord]]:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from app.settings import PriceSettings
+from app.telemetry.access import Tokens
 from app.usage.reading import Usage
 
 # A record and the moment it ended, in seconds since 1970.
@@ -48,7 +49,7 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     endpoint: str
     status: int
     outcome: str  # completed, refused, failed or disconnected
-    usage: Usage | None  # None: the engine told nothing, which counts as no tokens
+    usage: Tokens | None  # None: the engine told nothing, which counts as no tokens
     queue_s: float | None
     ttft_s: float | None
     total_s: float
@@ -67,7 +68,7 @@ class Price(msgspec.Struct, frozen=True):
         each = (settings.prompt, settings.cached, settings.completion)
         return cls(*(round(million * 1000) for million in each))
 
-    def cost(self, usage: Usage) -> int:
+    def cost(self, usage: Tokens) -> int:
         """Return what a request costs."""
         fresh = usage.prompt - usage.cached
         cost = fresh * self.prompt + usage.cached * self.cached + usage.completion * self.completion
@@ -82,7 +83,7 @@ def day_of(at_s: float) -> str:
     return _day(int(at_s * 1000) // _DAY_MS)
 
 
-def tokens_of(usage: Usage | None) -> int:
+def tokens_of(usage: Tokens | None) -> int:
     """Return what a request takes of budgets: prompt, cached part included, and completion."""
     return 0 if usage is None else _count(usage.prompt) + _count(usage.completion)
 
@@ -109,7 +110,7 @@ def rows_of(
     for place, (at_s, record) in enumerate(records):
         at_ms = int(at_s * 1000)
         used = record.usage or _NOTHING
-        key_id, model = _text(record.key_id, 64), _text(record.model, 256)
+        key_id, model = kept(record.key_id, 64), kept(record.model, 256)
         sums = {
             "prompt_tokens": _count(used.prompt),
             "cached_tokens": _count(used.cached),
@@ -121,11 +122,11 @@ def rows_of(
             {
                 "id": row_id(gateway, batch, place),
                 "at_ms": at_ms,
-                "request_id": _text(record.request_id, 128),
+                "request_id": kept(record.request_id, 128),
                 "key_id": key_id,
                 "model": model,
-                "engine": _text(record.engine, 64),
-                "endpoint": _text(record.endpoint, 64),
+                "engine": kept(record.engine, 64),
+                "endpoint": kept(record.endpoint, 64),
                 "status": record.status,
                 "outcome": record.outcome,
                 "estimated": used.estimated,
@@ -161,8 +162,8 @@ def _count(tokens: int) -> int:
     return min(max(tokens, 0), MAX_TOKENS)
 
 
-def _text(value: str, longest: int) -> str:
-    """Return what both databases take: no NUL, no half of a surrogate pair, not too long."""
+def kept(value: str, longest: int) -> str:
+    """Return what both databases take of a text: no NUL, no lone surrogate, not too long."""
     if value.isascii() and "\0" not in value:
         return value[:longest]
     return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:longest]

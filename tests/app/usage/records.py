@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.database.database import Database
+from app.database.database import Database, DatabaseUnavailable
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
@@ -49,6 +50,33 @@ class Clock:
     def set(self, at: str) -> None:
         """Go to a moment, UTC."""
         self.now = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
+
+
+class Faulty(Database):
+    """The real database, counted, and with the faults that a test orders."""
+
+    reads = 0
+    down = False
+    # How many commits will be done and then not heard of.
+    unheard = 0
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        self.reads += 1
+        if self.down:
+            raise DatabaseUnavailable("the database does not answer: it is down")
+        async with super().read() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        if self.down:
+            raise DatabaseUnavailable("the database does not answer: it is down")
+        async with super().write() as connection:
+            yield connection
+        if self.unheard:
+            self.unheard -= 1
+            raise DatabaseUnavailable("the database does not answer: connection lost")
 
 
 def ledger_for(database: Database, metrics: Metrics | None = None, **options: Any) -> Ledger:

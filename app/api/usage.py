@@ -1,0 +1,235 @@
+"""What was used: GET /v1/usage for the caller's own, GET /admin/usage for those who may see all."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
+
+from app.database.database import DatabaseUnavailable
+from app.errors import BadRequest, ServiceUnavailable
+from app.usage.report import GROUPS, UsageRow
+
+# The sums by day stay for ever; a year of them, leap day included, is enough for one answer.
+MAX_DAYS = 366
+MAX_ROWS = 10_000
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DAYS = re.compile(r"[0-9]{1,3}")
+_KEY_ID = re.compile(r"[!-~]{1,64}")
+
+
+class Caller(Protocol):
+    """What is asked of a principal."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def daily_tokens(self) -> int | None: ...
+    @property
+    def monthly_tokens(self) -> int | None: ...
+
+
+class Report(Protocol):
+    """`usage_report` on a database."""
+
+    async def __call__(
+        self,
+        by: Sequence[str],
+        since: date,
+        until: date,
+        key_id: str | None = None,
+        limit: int | None = None,
+    ) -> list[UsageRow]: ...
+
+
+class Sums(BaseModel):
+    """Tokens of requests that reached an engine. Cached tokens are part of the prompt's."""
+
+    requests: int = 0
+    estimated_requests: int = Field(0, description="Those whose tokens the gateway estimated.")
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    total_tokens: int = Field(0, description="Prompt and completion: what budgets count.")
+    cost: float = Field(0.0, description="By the prices of the configuration, in their currency.")
+
+
+class ModelDay(Sums):
+    day: str = Field(description="UTC.")
+    model: str
+
+
+class Budget(BaseModel):
+    """Tokens of a day or a month, UTC."""
+
+    tokens: int
+    used: int
+    left: int
+    resets_at: str = Field(description="When it begins anew.")
+
+
+class OwnUsage(BaseModel):
+    object: str = "usage"
+    key_id: str
+    today: Sums
+    month: Sums
+    daily_budget: Budget | None = Field(description="null: no budget.")
+    monthly_budget: Budget | None = Field(description="null: no budget.")
+    days: list[ModelDay] = Field(description="By day and model, the oldest first.")
+
+
+class Group(Sums):
+    """What it is not grouped by is null."""
+
+    day: str | None
+    key_id: str | None
+    key_name: str | None = Field(description="null also where no key of that id is known.")
+    model: str | None
+
+
+class AllUsage(BaseModel):
+    object: str = "list"
+    by: list[str]
+    since: str = Field(serialization_alias="from")
+    until: str = Field(serialization_alias="to")
+    data: list[Group]
+
+
+def usage_router(
+    report: Report,
+    client: Callable[..., Any],
+    auditor: Callable[..., Any],
+    clock: Callable[[], float] = time.time,
+) -> APIRouter:
+    """Return the routes; `client` and `auditor` are dependencies that let a Caller in."""
+    router = APIRouter(tags=["usage"])
+
+    @router.get("/v1/usage")
+    async def own_usage(
+        caller: Annotated[Caller, Depends(client)],
+        days: Annotated[str, Query(description=f"How many days back, 1 to {MAX_DAYS}.")] = "30",
+    ) -> OwnUsage:
+        """The usage of the key that asks: today, this month, by day and model, and its budgets."""
+        today = _today(clock)
+        first = today - timedelta(days=_days(days) - 1)
+        month = today.replace(day=1)
+        rows = await _reported(report, ("day", "model"), min(first, month), today, caller.id)
+        of_today = _sum(row for row in rows if row.day == today.isoformat())
+        of_month = _sum(row for row in rows if (row.day or "") >= month.isoformat())
+        next_month = (month + timedelta(days=32)).replace(day=1)
+        used = of_today.total_tokens
+        return OwnUsage(
+            key_id=caller.id,
+            today=of_today,
+            month=of_month,
+            daily_budget=_budget(caller.daily_tokens, used, today + timedelta(days=1)),
+            monthly_budget=_budget(caller.monthly_tokens, of_month.total_tokens, next_month),
+            days=[
+                ModelDay(day=row.day or "", model=row.model or "", **_sum([row]).model_dump())
+                for row in rows
+                if (row.day or "") >= first.isoformat()
+            ],
+        )
+
+    @router.get("/admin/usage", dependencies=[Depends(auditor)])
+    async def all_usage(
+        by: Annotated[str, Query(description="Some of key, model, day; a comma between.")] = "key",
+        since: Annotated[
+            str | None, Query(alias="from", description="UTC day; default: the month's first.")
+        ] = None,
+        until: Annotated[
+            str | None, Query(alias="to", description="UTC day; default: now.")
+        ] = None,
+        key: Annotated[str | None, Query(description="Of this key id alone.")] = None,
+    ) -> AllUsage:
+        """The usage of every key, from one UTC day to another, both included."""
+        groups = _groups(by)
+        last = _today(clock) if until is None else _date("to", until)
+        first = last.replace(day=1) if since is None else _date("from", since)
+        if first > last:
+            raise BadRequest(f"from ({first}) must not be after to ({last})")
+        if key is not None and not _KEY_ID.fullmatch(key):
+            raise BadRequest("key must be the id of a key, as /admin/keys shows it")
+        rows = await _reported(report, groups, first, last, key)
+        return AllUsage(
+            by=groups,
+            since=first.isoformat(),
+            until=last.isoformat(),
+            data=[
+                Group(
+                    day=row.day,
+                    key_id=row.key_id,
+                    key_name=row.key_name,
+                    model=row.model,
+                    **_sum([row]).model_dump(),
+                )
+                for row in rows
+            ],
+        )
+
+    return router
+
+
+async def _reported(
+    report: Report, by: Sequence[str], since: date, until: date, key_id: str | None
+) -> list[UsageRow]:
+    try:
+        rows = await report(by, since, until, key_id, MAX_ROWS + 1)
+    except DatabaseUnavailable:
+        raise ServiceUnavailable("usage cannot be read now; try again") from None
+    if len(rows) > MAX_ROWS:
+        raise BadRequest(f"more than {MAX_ROWS} rows: ask for fewer days or group by less")
+    return rows
+
+
+def _today(clock: Callable[[], float]) -> date:
+    return datetime.fromtimestamp(clock(), UTC).date()
+
+
+def _days(text: str) -> int:
+    if _DAYS.fullmatch(text) and 1 <= (days := int(text)) <= MAX_DAYS:
+        return days
+    raise BadRequest(f"days must be a whole number from 1 to {MAX_DAYS}")
+
+
+def _date(name: str, text: str) -> date:
+    try:
+        if _DATE.fullmatch(text):
+            return date.fromisoformat(text)
+    except ValueError:
+        pass
+    raise BadRequest(f"{name} must be a day such as 2026-11-21")
+
+
+def _groups(text: str) -> list[str]:
+    named = text.split(",")
+    if len(set(named)) != len(named) or not set(named) <= set(GROUPS):
+        raise BadRequest("by must be some of key, model, day, each once, with a comma between")
+    return named
+
+
+def _sum(rows: Iterable[UsageRow]) -> Sums:
+    total = Sums()
+    nano = 0
+    for row in rows:
+        total.requests += row.requests
+        total.estimated_requests += row.estimated_requests
+        total.prompt_tokens += row.prompt_tokens
+        total.cached_tokens += row.cached_tokens
+        total.completion_tokens += row.completion_tokens
+        total.reasoning_tokens += row.reasoning_tokens
+        nano += row.cost_nano
+    total.total_tokens = total.prompt_tokens + total.completion_tokens
+    total.cost = nano / 1e9
+    return total
+
+
+def _budget(tokens: int | None, used: int, resets: date) -> Budget | None:
+    if tokens is None:
+        return None
+    left = max(tokens - used, 0)
+    return Budget(tokens=tokens, used=used, left=left, resets_at=f"{resets}T00:00:00Z")

@@ -1,0 +1,292 @@
+"""Budgets over a real database, with the ledger that writes to it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.database.database import Database
+from app.errors import QuotaUsedUp, ServiceUnavailable
+from app.usage.budgets import FORGET_S, REFRESH_S, STALE_S, Budgets
+from app.usage.ledger import Ledger
+from app.usage.reading import Usage
+from tests.app.usage.records import Clock, Faulty, ledger_for, record
+
+
+class Gateway:
+    """What one gateway has of usage."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.ledger: Ledger = ledger_for(database, clock=clock)
+        self.budgets = Budgets(database, self.ledger, clock)
+
+    async def close(self) -> None:
+        await self.ledger.close()
+        await self.budgets.close()
+
+    def spend(self, tokens: int, key_id: str = "key-1") -> None:
+        self.ledger.add(record(key_id=key_id, usage=Usage(tokens - tokens // 3, tokens // 3)))
+
+    async def has_spent(self, today: int, month: int | None = None, key_id: str = "key-1") -> bool:
+        """Whether exactly so many tokens count: where seven more are left, eight are not."""
+        month = today if month is None else month
+        return (
+            await self.lets(key_id, today + 7, None, 7)
+            and not await self.lets(key_id, today + 7, None, 8)
+            and await self.lets(key_id, None, month + 7, 7)
+            and not await self.lets(key_id, None, month + 7, 8)
+        )
+
+    async def lets(self, key_id: str, daily: int | None, monthly: int | None, tokens: int) -> bool:
+        try:
+            with await self.budgets.reserve(key_id, daily, monthly, tokens):
+                return True
+        except QuotaUsedUp:
+            return False
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Faulty]:
+    database = Faulty(database_url)
+    await database.migrate()
+    yield database
+    await database.close()
+
+
+@asynccontextmanager
+async def running(database: Database, clock: Clock) -> AsyncIterator[Gateway]:
+    gateway = Gateway(database, clock)
+    try:
+        yield gateway
+    finally:
+        await gateway.close()
+
+
+async def read_again(gateway: Gateway, clock: Clock, key_id: str = "key-1") -> None:
+    """Let so much time pass that the next request waits for the database."""
+    clock.now += STALE_S
+    with await gateway.budgets.reserve(key_id, None, None, 1):
+        pass
+
+
+class TestOneGateway:
+    async def test_a_record_counts_before_and_after_it_is_written(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            assert await gateway.has_spent(0)
+            gateway.spend(100)
+            assert await gateway.has_spent(100)
+            await read_again(gateway, clock)
+            assert await gateway.has_spent(100)
+            await gateway.ledger.close()
+            assert await gateway.has_spent(100)
+            await read_again(gateway, clock)
+            assert await gateway.has_spent(100)
+
+    async def test_what_was_added_before_a_keys_first_use_counts(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            gateway.spend(100)
+            gateway.spend(11, "key-2")
+            assert await gateway.has_spent(100)
+            assert await gateway.has_spent(11, key_id="key-2")
+
+    @pytest.mark.slow
+    async def test_while_batches_are_written_nothing_counts_twice_or_not_at_all(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            task = asyncio.create_task(gateway.ledger.run())
+            spent = 0
+            for tokens in range(1, 1500):
+                gateway.spend(tokens)
+                spent += tokens
+                if tokens % 50 == 0:
+                    await asyncio.sleep(0.02)
+                clock.now += REFRESH_S / 3
+                assert await gateway.has_spent(spent)
+            assert gateway.ledger.written > 2  # it was written meanwhile, not at the end
+            await gateway.close()
+            assert task.done()
+            await read_again(gateway, clock)
+            assert await gateway.has_spent(spent)
+
+    async def test_a_reservation_holds_what_the_request_may_take(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            with await gateway.budgets.reserve("key-1", 100, None, 60) as reservation:
+                assert await gateway.has_spent(60)
+                reservation.settle(25)
+                assert await gateway.has_spent(25)
+                gateway.spend(25)
+            assert await gateway.has_spent(25)
+
+    async def test_without_settle_all_is_given_back(self, database: Faulty, clock: Clock) -> None:
+        async with running(database, clock) as gateway:
+            reservation = await gateway.budgets.reserve("key-1", 100, None, 60)
+            with contextlib.suppress(ZeroDivisionError), reservation:
+                raise ZeroDivisionError
+            assert await gateway.has_spent(0)
+
+    async def test_who_settles_late_holds_nothing_for_ever(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            with await gateway.budgets.reserve("key-1", 100, None, 60) as reservation:
+                pass
+            reservation.settle(30)
+            assert await gateway.has_spent(0)
+
+    async def test_requests_that_come_together_do_not_overshoot(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            asked = [gateway.budgets.reserve("key-1", 1000, None, 30) for _ in range(50)]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            assert sum(not isinstance(answer, QuotaUsedUp) for answer in answers) == 33
+
+    async def test_first_requests_that_come_together_read_once(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            asked = [gateway.budgets.reserve("key-1", None, None, 1) for _ in range(50)]
+            await asyncio.gather(*asked)
+            assert database.reads == 1
+
+    async def test_many_keys_are_read_in_few_statements(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            for number in range(30):
+                gateway.spend(number + 1, f"key-{number}")
+            await gateway.ledger.close()
+            keys = [f"key-{number}" for number in range(600)]
+            await asyncio.gather(*(gateway.budgets.reserve(key, 99, 99, 1) for key in keys))
+            assert database.reads == 2
+            assert await gateway.has_spent(21, key_id="key-20") is False  # one more is held
+            assert await gateway.has_spent(22, key_id="key-20")
+
+    async def test_midnight_begins_a_day_and_the_first_a_month(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        clock.set("2026-11-29T23:59:59")
+        async with running(database, clock) as gateway:
+            gateway.spend(100)
+            assert await gateway.has_spent(100)
+            clock.set("2026-11-30T00:00:00")
+            assert await gateway.has_spent(0, 100)
+            gateway.spend(20)
+            await gateway.ledger.close()
+            await read_again(gateway, clock)
+            assert await gateway.has_spent(20, 120)
+            clock.set("2026-12-01T00:00:00")
+            assert await gateway.has_spent(0, 0)
+
+    async def test_a_request_that_is_under_way_at_midnight_counts_for_the_new_day(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        clock.set("2026-11-30T23:59:59.9")
+        async with running(database, clock) as gateway:
+            with await gateway.budgets.reserve("key-1", 100, None, 60):
+                clock.set("2026-12-01T00:00:00")
+                assert await gateway.has_spent(60, 60)
+
+    @pytest.mark.parametrize(
+        "key_id", ["'; DROP TABLE usage_daily; --", "%_*", "\0", "\ud800x", "ключ", "k" * 70, ""]
+    )
+    async def test_any_text_may_be_the_id_of_a_key(
+        self, database: Faulty, clock: Clock, key_id: str
+    ) -> None:
+        async with running(database, clock) as gateway:
+            gateway.spend(100, key_id)
+            await gateway.ledger.close()
+            assert await gateway.has_spent(100, key_id=key_id)
+            assert await gateway.has_spent(0)
+
+
+class TestSeveralGateways:
+    async def test_what_others_spend_shows_when_the_database_is_read_again(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as one, running(database, clock) as other:
+            one.spend(100)
+            assert await one.has_spent(100)
+            other.spend(20)
+            await other.ledger.close()
+            await read_again(one, clock)
+            assert await one.has_spent(120)
+            await one.ledger.close()
+            await read_again(one, clock)
+            assert await one.has_spent(120)
+            assert await other.has_spent(120)
+
+    async def test_a_key_in_steady_use_is_read_behind_its_requests(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as one, running(database, clock) as other:
+            assert await one.has_spent(0)
+            other.spend(20)
+            await other.ledger.close()
+            clock.now += REFRESH_S
+            assert await one.has_spent(0)  # nobody waits
+            while database.reads < 2 or not await one.has_spent(20):
+                await asyncio.sleep(0)
+
+
+class TestDatabaseDown:
+    async def test_a_known_key_goes_on_with_what_is_known(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            gateway.spend(100)
+            assert await gateway.has_spent(100)
+            database.down = True
+            await read_again(gateway, clock)
+            gateway.spend(5)
+            assert await gateway.has_spent(105)
+            database.down = False
+            await gateway.ledger.close()
+            await read_again(gateway, clock)
+            assert await gateway.has_spent(105)
+
+    async def test_a_key_that_was_never_read_is_refused_and_served_afterwards(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            gateway.spend(100)
+            database.down = True
+            with pytest.raises(ServiceUnavailable, match="try again"):
+                await gateway.budgets.reserve("key-1", 1000, None, 1)
+            database.down = False
+            clock.now += REFRESH_S
+            assert await gateway.has_spent(100)
+
+    async def test_a_database_that_is_down_is_not_asked_by_every_request(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            database.down = True
+            for _ in range(20):
+                with pytest.raises(ServiceUnavailable):
+                    await gateway.budgets.reserve("key-1", 1000, None, 1)
+            assert database.reads == 1
+
+    async def test_a_key_nobody_uses_is_forgotten(self, database: Faulty, clock: Clock) -> None:
+        async with running(database, clock) as gateway:
+            assert await gateway.has_spent(0)
+            clock.now += FORGET_S
+            assert await gateway.has_spent(0, key_id="key-2")
+            database.down = True
+            assert await gateway.has_spent(0, key_id="key-2")
+            with pytest.raises(ServiceUnavailable):
+                await gateway.has_spent(0)

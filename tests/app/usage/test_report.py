@@ -1,0 +1,118 @@
+"""Sums of what was used, on both databases."""
+
+from collections.abc import AsyncIterator
+from datetime import date
+
+import pytest
+from sqlalchemy import insert
+
+from app.database.database import Database
+from app.database.schema import api_keys
+from app.usage.reading import Usage
+from app.usage.report import GROUPS, usage_report
+from app.usage.rows import MAX_TOKENS
+from tests.app.usage.records import Clock, ledger_for, opened, record
+
+FIRST, LAST = date(2026, 11, 20), date(2026, 11, 21)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    async with opened(database_url) as database:
+        yield database
+
+
+async def spend(database: Database, at: str, *usages: Usage, **fields: str) -> None:
+    ledger = ledger_for(database, clock=Clock(at))
+    for usage in usages:
+        ledger.add(record(usage=usage, **fields))
+    await ledger.close()
+
+
+async def name(database: Database, key_id: str, called: str, deleted_ms: int | None = None) -> None:
+    row = {
+        "id": key_id,
+        "name": called,
+        "owner": "",
+        "role": "client",
+        "models": ["*"],
+        "priority": 0,
+        "weight": 1,
+        "disabled": False,
+        "created_ms": 0,
+        "deleted_ms": deleted_ms,
+        "revision": 1,
+    }
+    async with database.write() as connection:
+        await connection.execute(insert(api_keys), [row])
+
+
+@pytest.fixture
+async def spent(database: Database) -> Database:
+    await spend(database, "2026-11-20T10:00:00", Usage(100, 10, 40, 4), Usage(1, 1))
+    await spend(database, "2026-11-21T10:00:00", Usage(7, 3, estimated=True))
+    await spend(database, "2026-11-21T10:00:00", Usage(50, 5), key_id="key-2", model="other")
+    await spend(database, "2026-11-19T23:59:59.999", Usage(1000, 1000))
+    await spend(database, "2026-11-22T00:00:00", Usage(1000, 1000))
+    return database
+
+
+async def test_every_group_has_its_sums_in_order(spent: Database) -> None:
+    rows = await usage_report(spent, GROUPS, FIRST, LAST)
+    assert [(row.day, row.key_id, row.model, row.requests) for row in rows] == [
+        ("2026-11-20", "key-1", "demo", 2),
+        ("2026-11-21", "key-1", "demo", 1),
+        ("2026-11-21", "key-2", "other", 1),
+    ]
+    first = rows[0]
+    assert (first.prompt_tokens, first.cached_tokens) == (101, 40)
+    assert (first.completion_tokens, first.reasoning_tokens) == (11, 4)
+    assert first.cost_nano == 61 * 2000 + 40 * 500 + 11 * 8000
+    assert [row.estimated_requests for row in rows] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ({"key"}, [(None, "key-1", None, 122), (None, "key-2", None, 55)]),
+        ({"model"}, [(None, None, "demo", 122), (None, None, "other", 55)]),
+        ({"day"}, [("2026-11-20", None, None, 112), ("2026-11-21", None, None, 65)]),
+        (set(), [(None, None, None, 177)]),
+    ],
+)
+async def test_what_it_is_not_grouped_by_is_summed(
+    spent: Database, by: set[str], expected: list[object]
+) -> None:
+    rows = await usage_report(spent, by, FIRST, LAST)
+    found = [
+        (row.day, row.key_id, row.model, row.prompt_tokens + row.completion_tokens) for row in rows
+    ]
+    assert found == expected
+    assert sum(row.cost_nano for row in rows) == (61 + 7) * 2000 + 40 * 500 + (11 + 3) * 8000
+
+
+async def test_one_key_alone(spent: Database) -> None:
+    (row,) = await usage_report(spent, {"model"}, FIRST, LAST, "key-2")
+    assert (row.model, row.prompt_tokens) == ("other", 50)
+    assert await usage_report(spent, {"model"}, FIRST, LAST, "' OR 1=1 --") == []
+    assert await usage_report(spent, set(), FIRST, LAST, "nobody") == []
+
+
+async def test_the_first_rows_alone(spent: Database) -> None:
+    assert len(await usage_report(spent, GROUPS, FIRST, LAST, None, 2)) == 2
+
+
+async def test_keys_are_named_deleted_ones_too(spent: Database) -> None:
+    await name(spent, "key-1", "ci", deleted_ms=1)
+    rows = await usage_report(spent, {"key"}, FIRST, LAST)
+    assert [(row.key_id, row.key_name) for row in rows] == [("key-1", "ci"), ("key-2", None)]
+
+
+async def test_sums_beyond_64_bits_of_cost_are_exact(database: Database) -> None:
+    """An engine that tells nonsense must not break the report of everybody else."""
+    for number in range(20):
+        nonsense = Usage(MAX_TOKENS, MAX_TOKENS)
+        await spend(database, "2026-11-20T10:00:00", *[nonsense] * 3, key_id=f"key-{number}")
+    (row,) = await usage_report(database, set(), FIRST, LAST)
+    assert row.cost_nano == 20 * 2**60
+    assert row.prompt_tokens == 20 * MAX_TOKENS

@@ -66,7 +66,7 @@ class TestAccepted:
     @pytest.mark.parametrize("headers", [[], bearer(KEY), bearer(b"wrong")])
     def test_everybody_is_anonymous_where_auth_is_off(self, headers: Headers) -> None:
         door = door_for([digest(KEY)], enabled=False)
-        assert let_in(door, headers) == Principal("anonymous", Role.CLIENT, LIMITS)
+        assert let_in(door, headers) == Principal("anonymous", Role.CLIENT, NO_LIMITS)
 
     def test_other_headers_of_a_client_are_no_matter_where_auth_is_off(self) -> None:
         door = door_for([], enabled=False)

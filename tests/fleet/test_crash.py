@@ -50,7 +50,7 @@ async def test_slots_of_a_killed_gateway_come_back(
         refused = await client.post(f"{second.url}/v1/chat/completions", json=chat(1))
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
-        assert "concurrent" in refused.json()["error"]["message"]
+        assert "at once" in refused.json()["error"]["message"]
 
         first.kill()
         killed = time.monotonic()

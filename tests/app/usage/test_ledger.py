@@ -16,7 +16,7 @@ from app.telemetry.metrics import Metrics
 from app.usage import ledger as ledger_module
 from app.usage.ledger import BATCH, RETENTION_CHUNK, Ledger, UsageRecord
 from app.usage.reading import Usage
-from app.usage.rows import MAX_COST, MAX_TOKENS, Price, rows_of
+from app.usage.rows import MAX_COST, MAX_TOKENS, DailySums, Price, Row, rows_of
 from tests.app.usage.records import PRICES, Clock, Faulty, ledger_for, record, rows, totals
 
 DAY_S = 86_400
@@ -383,7 +383,13 @@ RECORDS = st.lists(
 @given(records=RECORDS)
 def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRecord]]) -> None:
     prices = {name: Price.of(price) for name, price in PRICES.items()}
-    each, days = rows_of("0123456789abcdef", 7, records, prices)
+    each: list[Row] = []
+    daily = DailySums()
+    for place in range(0, len(records), 3):
+        some = rows_of("0123456789abcdef", 7, records[place : place + 3], prices, place)
+        daily.add(some)
+        each += some
+    days = daily.rows()
     assert len({row["id"] for row in each}) == len(records)
     assert all(len(row["id"]) == 32 for row in each)
     assert [row["id"] for row in each] == sorted(row["id"] for row in each)

@@ -96,11 +96,12 @@ class Ledger:
     def add(self, record: UsageRecord) -> None:
         """Take in a record, stamped with the present. Raises nothing."""
         at_s = self._clock()
-        if len(self._open.records) >= BATCH:
-            self._full.set()
-            # The open batch is one of those that may wait.
-            if (len(self._closed) + 2) * BATCH <= self._max_waiting:
-                self._turn()
+        # The open batch is one of those that may wait.
+        if (
+            len(self._open.records) >= BATCH
+            and (len(self._closed) + 2) * BATCH <= self._max_waiting
+        ):
+            self._turn()
         batch = self._open
         if self._watch is not None:
             self._watch(batch.number, at_s, record)
@@ -110,6 +111,8 @@ class Ledger:
         batch.records.append((at_s, record))
         if len(batch.records) == 1:
             self._begun.set()
+        elif len(batch.records) == BATCH:
+            self._full.set()
 
     async def run(self) -> None:
         """Write what is added and delete what is old, until `close` or a cancellation."""

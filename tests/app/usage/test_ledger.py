@@ -111,10 +111,11 @@ class TestWriting:
         ledger = ledger_for(database)
         running = asyncio.create_task(ledger.run())
         await asyncio.sleep(0)
-        for _ in range(BATCH + 1):
-            ledger.add(record())
-        await until(lambda: ledger.written == 2)
-        assert (await totals(database))["requests"] == BATCH + 1
+        for batch in (1, 2):
+            for _ in range(BATCH):
+                ledger.add(record())
+            await until(partial(all_have_written, [ledger], batch))
+        assert (await totals(database))["requests"] == 2 * BATCH
         await ledger.close()
         assert running.cancelled()
 

@@ -12,6 +12,7 @@ from app.database.database import Database
 from app.database.schema import usage_records
 from app.errors import ServiceUnavailable
 from app.telemetry.metrics import Metrics
+from app.usage import ledger as ledger_module
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.reading import Usage
@@ -127,6 +128,22 @@ class TestPostgres:
         added = await self.load_through(ledger, faults)
         await self.check(database, ledger, metrics, added)
         assert running.cancelled()
+
+    async def test_a_server_that_hangs_does_not_hold_up_the_end(
+        self, database: Database, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledger_module, "CLOSE_S", 0.5)
+        metrics = Metrics()
+        ledger = ledger_for(database, metrics)
+        running = asyncio.create_task(ledger.run())
+        await asyncio.sleep(0)
+        server.pause()
+        for _ in range(7):
+            ledger.add(record())
+        async with asyncio.timeout(20):
+            await ledger.close()
+        assert running.cancelled()
+        assert metrics.registry.get_sample_value("gateway_usage_records_lost_total") == 7
 
     async def test_budgets_of_known_keys_go_on_and_those_of_others_do_not(
         self, database: Database, server: PostgresServer

@@ -27,7 +27,7 @@ from app.database.database import Database, DatabaseUnavailable
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
-from app.usage.rows import MOST, Price, Stamped, UsageRecord, row_id, rows_of
+from app.usage.rows import MOST, DailySums, Price, Stamped, UsageRecord, row_id, rows_of
 
 __all__ = ("Ledger", "UsageRecord")
 
@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 
 # How long a record waits for others.
 FLUSH_S = 0.25
-# Records of one transaction: a few milliseconds of work.
+# Records of one transaction, and of one statement: 15 µs each, during which no token is relayed.
 BATCH = 1_000
+AT_ONCE = 100
 MAX_WAITING = 100_000
 RETRY_S = (0.25, 5.0)  # after the first failure, and at most; doubled in between
 # How long the end of the gateway may wait for the database.
@@ -95,11 +96,12 @@ class Ledger:
     def add(self, record: UsageRecord) -> None:
         """Take in a record, stamped with the present. Raises nothing."""
         at_s = self._clock()
-        if len(self._open.records) >= BATCH:
-            self._full.set()
-            # The open batch is one of those that may wait.
-            if (len(self._closed) + 2) * BATCH <= self._max_waiting:
-                self._turn()
+        # The open batch is one of those that may wait.
+        if (
+            len(self._open.records) >= BATCH
+            and (len(self._closed) + 2) * BATCH <= self._max_waiting
+        ):
+            self._turn()
         batch = self._open
         if self._watch is not None:
             self._watch(batch.number, at_s, record)
@@ -109,6 +111,8 @@ class Ledger:
         batch.records.append((at_s, record))
         if len(batch.records) == 1:
             self._begun.set()
+        elif len(batch.records) == BATCH:
+            self._full.set()
 
     async def run(self) -> None:
         """Write what is added and delete what is old, until `close` or a cancellation."""
@@ -203,13 +207,17 @@ class Ledger:
 
     async def _write(self, batch: _Batch) -> None:
         """Write a batch unless it is there. Raises DatabaseUnavailable."""
-        rows, days = rows_of(self._gateway, batch.number, batch.records, self._prices)
+        sums = DailySums()
         async with self._database.write() as connection:
             if batch.tried and await self._is_there(connection, batch):
                 return
             batch.tried = True
-            await connection.execute(usage_records.insert(), rows)
-            await connection.execute(_add_to_daily(self._database.dialect), days)
+            for place in range(0, len(batch.records), AT_ONCE):
+                records = batch.records[place : place + AT_ONCE]
+                rows = rows_of(self._gateway, batch.number, records, self._prices, place)
+                sums.add(rows)
+                await connection.execute(usage_records.insert(), rows)
+            await connection.execute(_add_to_daily(self._database.dialect), sums.rows())
 
     async def _is_there(self, connection: AsyncConnection, batch: _Batch) -> bool:
         first = usage_records.c.id == row_id(self._gateway, batch.number)

@@ -7,7 +7,7 @@ ids of its rows, so every row has the same id however often the batch is tried:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import lru_cache
 from typing import Any
@@ -34,6 +34,7 @@ MOST = {
     "reasoning_tokens": MAX_TOKENS,
     "cost_nano": MAX_COST,
 }
+_ADDED = tuple(MOST)[2:]  # what a row has, too
 _DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1).toordinal()
 _NOTHING = Usage(0, 0)
@@ -99,53 +100,69 @@ def batch_of(row: str) -> int:
 
 
 def rows_of(
-    gateway: str, batch: int, records: Sequence[Stamped], prices: Mapping[str, Price]
-) -> tuple[list[Row], list[Row]]:
-    """Return the rows of `usage_records`, and what they add to `usage_daily` in order of its key.
-
-    In order, so that the batches of two gateways cannot wait for each other's rows in a circle.
-    """
+    gateway: str,
+    batch: int,
+    records: Sequence[Stamped],
+    prices: Mapping[str, Price],
+    place: int = 0,
+) -> list[Row]:
+    """Return the rows of `usage_records`; `place` is that of the first record in its batch."""
     rows: list[Row] = []
-    days: dict[tuple[str, str, str], Row] = {}
-    for place, (at_s, record) in enumerate(records):
-        at_ms = int(at_s * 1000)
+    for at_s, record in records:
         used = record.usage or _NOTHING
-        key_id, model = kept(record.key_id, 64), kept(record.model, 256)
-        sums = {
-            "prompt_tokens": _count(used.prompt),
-            "cached_tokens": _count(used.cached),
-            "completion_tokens": _count(used.completion),
-            "reasoning_tokens": _count(used.reasoning),
-            "cost_nano": prices.get(record.model, FREE).cost(used),
-        }
         rows.append(
             {
                 "id": row_id(gateway, batch, place),
-                "at_ms": at_ms,
+                "at_ms": int(at_s * 1000),
                 "request_id": kept(record.request_id, 128),
-                "key_id": key_id,
-                "model": model,
+                "key_id": kept(record.key_id, 64),
+                "model": kept(record.model, 256),
                 "engine": kept(record.engine, 64),
                 "endpoint": kept(record.endpoint, 64),
                 "status": record.status,
                 "outcome": record.outcome,
+                "prompt_tokens": _count(used.prompt),
+                "cached_tokens": _count(used.cached),
+                "completion_tokens": _count(used.completion),
+                "reasoning_tokens": _count(used.reasoning),
                 "estimated": used.estimated,
                 "queue_ms": _ms(record.queue_s),
                 "ttft_ms": _ms(record.ttft_s),
                 "total_ms": _ms(record.total_s) or 0.0,
-                **sums,
+                "cost_nano": prices.get(record.model, FREE).cost(used),
             }
         )
-        place_in_days = (_day(at_ms // _DAY_MS), key_id, model)
-        day = days.get(place_in_days)
-        if day is None:
-            names = dict(zip(("day", "key_id", "model"), place_in_days, strict=True))
-            day = days[place_in_days] = {**names, **dict.fromkeys(MOST, 0)}
-        sums["requests"] = 1
-        sums["estimated_requests"] = int(used.estimated)
-        for name, value in sums.items():
-            day[name] = min(day[name] + value, MOST[name])
-    return rows, [days[place] for place in sorted(days)]
+        place += 1
+    return rows
+
+
+class DailySums:
+    """What rows of `usage_records` add to `usage_daily`."""
+
+    def __init__(self) -> None:
+        self._days: dict[tuple[str, str, str], Row] = {}
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows up."""
+        for row in rows:
+            place = (_day(row["at_ms"] // _DAY_MS), row["key_id"], row["model"])
+            if (sums := self._days.get(place)) is None:
+                names = dict(zip(("day", "key_id", "model"), place, strict=True))
+                sums = self._days[place] = {**names, **dict.fromkeys(MOST, 0)}
+            sums["requests"] += 1
+            sums["estimated_requests"] += row["estimated"]
+            for name in _ADDED:
+                sums[name] += row[name]
+
+    def rows(self) -> list[Row]:
+        """Return the rows, in order of their key.
+
+        In order, so that the batches of two gateways cannot wait for each other in a circle.
+        """
+        for sums in self._days.values():
+            for name, most in MOST.items():
+                sums[name] = min(sums[name], most)
+        return [self._days[place] for place in sorted(self._days)]
 
 
 @lru_cache(maxsize=16)

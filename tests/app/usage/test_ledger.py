@@ -1,32 +1,64 @@
 """What is added is in the database once, with its sums, whatever the database does meanwhile."""
 
-from collections.abc import AsyncIterator
-from typing import Any
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import event
 
-from app.database.database import Database
 from app.database.schema import usage_daily, usage_records
-from app.usage.ledger import Ledger
+from app.telemetry.metrics import Metrics
+from app.usage import ledger as ledger_module
+from app.usage.ledger import BATCH, RETENTION_CHUNK, Ledger, UsageRecord
 from app.usage.reading import Usage
-from tests.app.usage.records import Clock, ledger_for, opened, record, rows, totals
+from app.usage.rows import MAX_COST, MAX_TOKENS, DailySums, Price, Row, rows_of
+from tests.app.usage.records import PRICES, Clock, Faulty, ledger_for, record, rows, totals
+
+DAY_S = 86_400
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "RETRY_S", (0.005, 0.01))
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    async with opened(database_url) as database:
-        yield database
+async def database(database_url: str) -> AsyncIterator[Faulty]:
+    database = Faulty(database_url)
+    await database.migrate()
+    yield database
+    await database.close()
 
 
-async def flushed(ledger: Ledger, *records: Any) -> None:
+async def flushed(ledger: Ledger, *records: UsageRecord) -> None:
     """Add records and have them written."""
     for one in records:
         ledger.add(one)
     await ledger.close()
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what the loop brings about."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def all_have_written(ledgers: Sequence[Ledger], batches: int) -> bool:
+    return all(ledger.written >= batches for ledger in ledgers)
+
+
+def lost(metrics: Metrics) -> float:
+    return metrics.registry.get_sample_value("gateway_usage_records_lost_total") or 0.0
+
+
 class TestWriting:
-    async def test_a_record_becomes_a_row(self, database: Database) -> None:
+    async def test_a_record_becomes_a_row(self, database: Faulty) -> None:
         clock = Clock("2026-11-21T23:59:59.999")
         usage = Usage(100, 10, cached=60, reasoning=4)
         await flushed(ledger_for(database, clock=clock), record(usage=usage, queue_s=1.5))
@@ -43,7 +75,7 @@ class TestWriting:
         (day,) = await rows(database, usage_daily)
         assert tuple(day) == ("2026-11-21", "key-1", "demo", 1, 0, 100, 60, 10, 4, row.cost_nano)
 
-    async def test_batches_add_up_by_day_key_and_model(self, database: Database) -> None:
+    async def test_batches_add_up_by_day_key_and_model(self, database: Faulty) -> None:
         clock = Clock("2026-11-21T23:59:59.9")
         for _ in range(2):
             ledger = ledger_for(database, clock=clock)
@@ -59,3 +91,312 @@ class TestWriting:
             ("2026-11-22", "key-1", "demo", 1, 1, 1, 2),
         ]
         assert (await totals(database))["requests"] == 7
+
+    @pytest.mark.slow
+    async def test_what_waits_is_written_by_itself(self, database: Faulty) -> None:
+        ledger = ledger_for(database)
+        running = asyncio.create_task(ledger.run())
+        ledger.add(record())
+        await until(lambda: ledger.written == 1)
+        ledger.add(record())
+        await until(lambda: ledger.written == 2)
+        assert (await totals(database))["requests"] == 2
+        await ledger.close()
+        assert running.cancelled()
+
+    async def test_a_full_batch_does_not_wait_for_more(
+        self, database: Faulty, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledger_module, "FLUSH_S", 3600.0)
+        ledger = ledger_for(database)
+        running = asyncio.create_task(ledger.run())
+        await asyncio.sleep(0)
+        for batch in (1, 2):
+            for _ in range(BATCH):
+                ledger.add(record())
+            await until(partial(all_have_written, [ledger], batch))
+        assert (await totals(database))["requests"] == 2 * BATCH
+        await ledger.close()
+        assert running.cancelled()
+
+    async def test_who_cancels_run_and_then_closes_loses_nothing(self, database: Faulty) -> None:
+        ledger = ledger_for(database)
+        running = asyncio.create_task(ledger.run())
+        await asyncio.sleep(0)
+        ledger.add(record())
+        running.cancel()
+        await ledger.close()
+        await ledger.close()
+        assert (await totals(database))["requests"] == 1
+
+    @pytest.mark.slow
+    async def test_gateways_that_write_the_same_sums_do_not_stand_in_each_others_way(
+        self, database: Faulty, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        ledgers = [ledger_for(database) for _ in range(4)]
+        tasks = [asyncio.create_task(ledger.run()) for ledger in ledgers]
+        for round_ in range(5):
+            for number, ledger in enumerate(ledgers):
+                keys = [f"key-{n}" for n in range(60)]
+                for key in keys if (number + round_) % 2 else reversed(keys):
+                    ledger.add(record(key_id=key))
+            await until(partial(all_have_written, ledgers, round_ + 1))
+        await asyncio.gather(*(ledger.close() for ledger in ledgers))
+        await asyncio.wait(tasks)
+        found = await rows(database, usage_daily)
+        assert [row.requests for row in found] == [20] * 60
+        assert (await totals(database))["requests"] == 1200
+        assert [each.message for each in caplog.records] == []
+
+
+class TestUnheardCommit:
+    async def test_a_batch_whose_commit_nobody_heard_of_is_not_written_twice(
+        self, database: Faulty
+    ) -> None:
+        database.unheard = 1
+        ledger = ledger_for(database)
+        await flushed(ledger, record(), record())
+        found = await totals(database)
+        assert (found["requests"], found["prompt_tokens"]) == (2, 14)
+        assert ledger.written == 1
+
+    async def test_a_batch_that_was_rolled_back_is_written(self, database: Faulty) -> None:
+        ledger = ledger_for(database)
+        failing = 1
+
+        def fail(*_: object) -> None:
+            nonlocal failing
+            if failing:
+                failing -= 1
+                raise OSError("connection lost")
+
+        event.listen(database._engine.sync_engine, "commit", fail)
+        await flushed(ledger, record(), record())
+        assert failing == 0
+        assert (await totals(database))["requests"] == 2
+
+
+class TestDatabaseDown:
+    async def test_an_outage_is_told_at_its_beginning_and_its_end(
+        self,
+        database: Faulty,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(ledger_module, "FLUSH_S", 0.001)
+        database.down = True
+        ledger = ledger_for(database)
+        running = asyncio.create_task(ledger.run())
+        for _ in range(10):
+            ledger.add(record())
+            await asyncio.sleep(0.002)
+        database.down = False
+        await until(lambda: ledger.written and caplog.records[1:])
+        assert [(each.levelno, each.message) for each in caplog.records] == [
+            (
+                logging.ERROR,
+                "usage waits in memory, 100000 records at most: the database does not answer: "
+                "it is down",
+            ),
+            (logging.WARNING, "usage is written again; 0 records were lost"),
+        ]
+        await ledger.close()
+        assert running.cancelled()
+        assert (await totals(database))["requests"] == 10
+
+    async def test_when_memory_is_full_the_new_ones_are_lost_and_counted(
+        self, database: Faulty, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        metrics = Metrics()
+        ledger = ledger_for(database, metrics, max_waiting=3 * BATCH)
+        for number in range(3 * BATCH + 50):
+            ledger.add(record(request_id=str(number)))
+        assert lost(metrics) == 50
+        await ledger.close()
+        kept = {int(row.request_id) for row in await rows(database, usage_records)}
+        assert kept == set(range(3 * BATCH))
+        assert [each.message for each in caplog.records] == [
+            "usage records are being lost",
+            "usage is written again; 50 records were lost",
+        ]
+
+    async def test_what_cannot_be_written_at_the_end_is_counted_and_told(
+        self,
+        database: Faulty,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(ledger_module, "CLOSE_S", 0.05)
+        metrics = Metrics()
+        database.down = True
+        ledger = ledger_for(database, metrics)
+        await flushed(ledger, *[record()] * (BATCH + 7))
+        assert lost(metrics) == BATCH + 7
+        assert caplog.messages[-1] == (
+            f"{BATCH + 7} usage records are lost: the database does not answer"
+        )
+        ledger.add(record())
+        assert lost(metrics) == BATCH + 8
+
+    async def test_a_batch_that_nobody_can_write_keeps_no_other_out(
+        self, database: Faulty, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        metrics = Metrics()
+        ledger = ledger_for(database, metrics)
+        bad = record(usage="7")  # what no checker lets through
+        await flushed(ledger, *[bad] * BATCH, record())
+        assert lost(metrics) == BATCH
+        assert (await totals(database))["requests"] == 1
+        caplog.clear()
+
+
+@pytest.mark.slow
+async def test_a_full_disk_is_an_outage_like_any_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Faulty(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+    await database.migrate()
+    pages = 1
+
+    def limit(connection: object) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")  # type: ignore[attr-defined]
+
+    event.listen(database._engine.sync_engine, "begin", limit)
+    ledger = ledger_for(database)
+    running = asyncio.create_task(ledger.run())
+    for _ in range(BATCH):
+        ledger.add(record())
+    await until(lambda: caplog.messages)
+    assert "disk is full" in caplog.messages[0]
+    pages = 1_000_000
+    await until(lambda: ledger.written)
+    await ledger.close()
+    assert running.cancelled()
+    assert (await totals(database))["requests"] == BATCH
+    await database.close()
+
+
+class TestRetention:
+    async def test_old_records_go_and_their_sums_stay(self, database: Faulty) -> None:
+        clock = Clock()
+        old, kept = RETENTION_CHUNK + 3, 5
+        ledger = ledger_for(database, clock=clock)
+        for _ in range(old):
+            ledger.add(record())
+        clock.now += 1
+        for _ in range(kept):
+            ledger.add(record())
+        await ledger.close()
+        clock.now += 90 * DAY_S - 1
+        assert await ledger.delete_old() == 0
+        clock.now += 0.5
+        assert await ledger.delete_old() == old
+        assert len(await rows(database, usage_records)) == kept
+        (day,) = await rows(database, usage_daily)
+        assert day.requests == old + kept
+
+    async def test_gateways_may_delete_at_the_same_time(self, database: Faulty) -> None:
+        clock = Clock()
+        ledgers = [ledger_for(database, clock=clock) for _ in range(3)]
+        await flushed(ledgers[0], *[record()] * (3 * RETENTION_CHUNK))
+        clock.now += 91 * DAY_S
+        gone = await asyncio.gather(*(ledger.delete_old() for ledger in ledgers))
+        assert await rows(database, usage_records) == []
+        assert sum(gone) == 3 * RETENTION_CHUNK
+
+    async def test_it_runs_by_itself_and_a_database_that_is_down_does_not_end_it(
+        self, database: Faulty, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledger_module, "RETENTION_EVERY_S", 0.01)
+        clock = Clock()
+        ledger = ledger_for(database, clock=clock)
+        await flushed(ledger, record())
+        clock.now += 91 * DAY_S
+        ledger = ledger_for(database, clock=clock)
+        database.down = True
+        running = asyncio.create_task(ledger.run())
+        await asyncio.sleep(0.03)
+        database.down = False
+        async with asyncio.timeout(20):
+            while await rows(database, usage_records):
+                await asyncio.sleep(0.01)
+        await ledger.close()
+        assert running.cancelled()
+
+
+class TestBadInput:
+    NAMES = (
+        "o'brien\"; DROP TABLE usage_records; --", "%s{}%(a)s:a?", "模型 🙂", "a\x00b\x1b[0m\r\n",
+        "\ud800", "x" * 1000, "",
+    )  # fmt: skip
+
+    @pytest.mark.parametrize("name", NAMES)
+    async def test_any_text_may_stand_in_a_record(self, database: Faulty, name: str) -> None:
+        fields = dict.fromkeys(("request_id", "key_id", "model", "engine", "endpoint"), name)
+        for _ in range(2):
+            await flushed(ledger_for(database), record(**fields))
+        first, second = await rows(database, usage_records)
+        assert first.model == second.model
+        clean = name.replace("\0", "\ufffd").replace("\ud800", "?")
+        assert (first.request_id, first.key_id) == (clean[:128], clean[:64])
+        assert (first.model, first.engine) == (clean[:256], clean[:64])
+        (day,) = await rows(database, usage_daily)
+        assert (day.key_id, day.model, day.requests) == (clean[:64], clean[:256], 2)
+
+    @pytest.mark.parametrize("tokens", [2**53 - 1, 2**53, 2**64, 10**40])
+    async def test_huge_counts_stop_at_what_the_columns_hold(
+        self, database: Faulty, tokens: int
+    ) -> None:
+        usage = Usage(tokens, tokens, cached=0, reasoning=tokens)
+        for _ in range(3):
+            await flushed(ledger_for(database), *[record(usage=usage)] * 2)
+        for row in await rows(database, usage_records):
+            assert (row.prompt_tokens, row.completion_tokens) == (MAX_TOKENS, MAX_TOKENS)
+        (day,) = await rows(database, usage_daily)
+        assert (day.prompt_tokens, day.cost_nano, day.requests) == (MAX_TOKENS, MAX_COST, 6)
+
+    async def test_negative_counts_and_times_that_are_none(self, database: Faulty) -> None:
+        nan, inf = float("nan"), float("inf")
+        usage = Usage(-1, -5, -7, -9)
+        await flushed(
+            ledger_for(database), record(usage=usage, queue_s=nan, ttft_s=inf, total_s=nan)
+        )
+        (row,) = await rows(database, usage_records)
+        assert (row.prompt_tokens, row.completion_tokens, row.cost_nano) == (0, 0, 0)
+        assert (row.queue_ms, row.ttft_ms, row.total_ms) == (None, None, 0.0)
+
+
+COUNT = st.integers(0, 2**40)
+RECORDS = st.lists(
+    st.tuples(
+        st.floats(0, 4e9),
+        st.builds(
+            record,
+            key_id=st.sampled_from(["a", "b"]),
+            model=st.sampled_from(["demo", "other"]),
+            usage=st.none() | st.builds(Usage, COUNT, COUNT, COUNT, COUNT, st.booleans()),
+        ),
+    ),
+    max_size=20,
+)
+
+
+@given(records=RECORDS)
+def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRecord]]) -> None:
+    prices = {name: Price.of(price) for name, price in PRICES.items()}
+    each: list[Row] = []
+    daily = DailySums()
+    for place in range(0, len(records), 3):
+        some = rows_of("0123456789abcdef", 7, records[place : place + 3], prices, place)
+        daily.add(some)
+        each += some
+    days = daily.rows()
+    assert len({row["id"] for row in each}) == len(records)
+    assert all(len(row["id"]) == 32 for row in each)
+    assert [row["id"] for row in each] == sorted(row["id"] for row in each)
+    names = [(day["day"], day["key_id"], day["model"]) for day in days]
+    assert names == sorted(set(names))
+    for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_nano"):
+        assert sum(row[name] for row in each) == sum(day[name] for day in days)
+    assert sum(day["requests"] for day in days) == len(records)
+    assert sum(day["estimated_requests"] for day in days) == sum(r["estimated"] for r in each)

@@ -1,0 +1,167 @@
+"""The ledger and the budgets while real processes are killed, stopped and frozen."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from app.database.database import Database
+from app.database.schema import usage_records
+from app.errors import ServiceUnavailable
+from app.telemetry.metrics import Metrics
+from app.usage import ledger as ledger_module
+from app.usage.budgets import Budgets
+from app.usage.ledger import Ledger
+from app.usage.reading import Usage
+from tests.app.usage.records import ledger_for, opened, record, rows, totals
+from tests.services import PostgresServer
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
+
+
+async def test_a_sigkill_loses_at_most_the_last_second(database_url: str) -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.app.usage.steady", database_url,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdout is not None
+    printed: list[tuple[float, str]] = []
+
+    def note(line: bytes) -> None:
+        if line.endswith(b"\n"):
+            at, number = line.decode().split()
+            printed.append((float(at), number))
+
+    while not printed or printed[-1][0] - printed[0][0] < 2.5:
+        line = await child.stdout.readline()
+        assert line, "the child ended by itself"
+        note(line)
+    child.send_signal(signal.SIGKILL)
+    async for line in child.stdout:
+        note(line)
+    await child.wait()
+    end = printed[-1][0]
+    async with opened(database_url) as database:
+        kept = [row.request_id for row in await rows(database, usage_records)]
+        found = await totals(database)
+    assert {number for at, number in printed if at < end - 1.0} <= set(kept)
+    assert len(kept) == len(set(kept)) == found["requests"]
+
+
+@pytest.mark.services
+class TestPostgres:
+    @pytest.fixture
+    async def server(self) -> AsyncIterator[PostgresServer]:
+        server = PostgresServer()
+        try:
+            await asyncio.to_thread(server.start)
+            yield server
+        finally:
+            await asyncio.to_thread(server.remove)
+
+    @pytest.fixture
+    async def database(self, server: PostgresServer) -> AsyncIterator[Database]:
+        async with opened(server.url("postgres"), deadline_s=0.3) as database:
+            yield database
+
+    async def load_through(
+        self, ledger: Ledger, faults: Callable[[], Awaitable[None]]
+    ) -> tuple[int, int]:
+        """Add records all the while; return how many, and their tokens."""
+        added = tokens = 0
+        faulting = asyncio.ensure_future(faults())
+        while not faulting.done():
+            for _ in range(10):
+                ledger.add(record(request_id=str(added), usage=Usage(added % 97, added % 89)))
+                tokens += added % 97 + added % 89
+                added += 1
+            await asyncio.sleep(0.01)
+        await faulting
+        return added, tokens
+
+    async def check(
+        self, database: Database, ledger: Ledger, metrics: Metrics, added: tuple[int, int]
+    ) -> None:
+        """Nothing is lost, and nothing is there twice."""
+        await ledger.close()
+        found = await totals(database)
+        assert (found["requests"], found["prompt_tokens"] + found["completion_tokens"]) == added
+        lost = metrics.registry.get_sample_value("gateway_usage_records_lost_total")
+        assert not lost
+
+    async def test_a_server_that_stops_and_comes_back(
+        self, database: Database, server: PostgresServer
+    ) -> None:
+        metrics = Metrics()
+        ledger = ledger_for(database, metrics)
+        running = asyncio.create_task(ledger.run())
+
+        async def faults() -> None:
+            for _ in range(3):
+                await asyncio.sleep(0.6)
+                await asyncio.to_thread(server.stop)
+                await asyncio.sleep(0.3)
+                await asyncio.to_thread(server.start)
+
+        added = await self.load_through(ledger, faults)
+        await self.check(database, ledger, metrics, added)
+        assert running.cancelled()
+
+    async def test_a_server_that_hangs_and_goes_on(
+        self, database: Database, server: PostgresServer
+    ) -> None:
+        metrics = Metrics()
+        ledger = ledger_for(database, metrics)
+        running = asyncio.create_task(ledger.run())
+
+        async def faults() -> None:
+            for hang_s in (0.1, 0.7, 0.4, 1.0):
+                await asyncio.sleep(0.37)
+                server.pause()
+                await asyncio.sleep(hang_s)
+                server.resume()
+
+        added = await self.load_through(ledger, faults)
+        await self.check(database, ledger, metrics, added)
+        assert running.cancelled()
+
+    async def test_a_server_that_hangs_does_not_hold_up_the_end(
+        self, database: Database, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledger_module, "CLOSE_S", 0.5)
+        metrics = Metrics()
+        ledger = ledger_for(database, metrics)
+        running = asyncio.create_task(ledger.run())
+        await asyncio.sleep(0)
+        server.pause()
+        for _ in range(7):
+            ledger.add(record())
+        async with asyncio.timeout(20):
+            await ledger.close()
+        assert running.cancelled()
+        assert metrics.registry.get_sample_value("gateway_usage_records_lost_total") == 7
+
+    async def test_budgets_of_known_keys_go_on_and_those_of_others_do_not(
+        self, database: Database, server: PostgresServer
+    ) -> None:
+        ledger = ledger_for(database)
+        budgets = Budgets(database, ledger)
+        try:
+            with await budgets.reserve("key-1", 100, None, 10):
+                pass
+            server.pause()
+            for _ in range(3):
+                ledger.add(record(usage=Usage(10, 0)))
+                with await budgets.reserve("key-1", 100, None, 10):
+                    pass
+            with pytest.raises(ServiceUnavailable):
+                await budgets.reserve("key-2", 100, None, 10)
+            server.resume()
+            await ledger.close()
+            assert (await totals(database))["requests"] == 3
+        finally:
+            await budgets.close()

@@ -76,7 +76,10 @@ def prompts(fake: Fake) -> list[str]:
     return [body["user"] for body in posts if "user" in body]
 
 
-async def test_request_waits_until_an_engine_has_room(gateway: Gateway, fake: Fake) -> None:
+async def test_request_waits_until_an_engine_has_room(
+    gateway: Gateway, fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (await gateway.chat()).status_code == 200
     async with engine_busy(gateway, fake):
         task = asyncio.create_task(gateway.chat(user="waits"))
         await until_waiting(gateway, 1)
@@ -85,6 +88,9 @@ async def test_request_waits_until_an_engine_has_room(gateway: Gateway, fake: Fa
         assert prompts(fake) == []
     assert (await task).status_code == 200
     assert await gateway.metric("gateway_queue_wait_seconds_count", model="demo") == 1
+    gateway.state.access.flush()
+    lines = [line for line in capsys.readouterr().err.splitlines() if ": 200 " in line]
+    assert [" queue_ms=- " in line for line in lines] == [True, False]
 
 
 async def test_without_a_bound_all_go_to_the_engine(fake: Fake, tmp_path: Path) -> None:

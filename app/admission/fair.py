@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 # Of the tokens served while several classes wait, the part of those behind the first.
 SHARE_BEHIND = 0.1
-# Keys that do not wait and were served ahead of their share: so many debts are remembered, the
-# largest, beside one for each key that waits.
+# Of the keys that do not wait, so many are remembered: those that were served furthest ahead.
 REMEMBERED = 256
 # A request's cost is kept within these. A free one would let its key be served for ever, and beside
 # a larger one than this the others' costs would be lost in rounding.
@@ -115,20 +114,16 @@ class _Class(Generic[T]):
         return start, self._tags, flow
 
     def _sweep(self) -> None:
-        """Forget the keys that neither wait nor were served ahead of their share."""
-        waiting = {key: flow for key, flow in self._flows.items() if flow.waiting}
-        ahead = [
-            (flow.finish, key, flow)
-            for key, flow in self._flows.items()
-            if not flow.waiting and flow.finish > self._now
-        ]
-        for _, key, flow in heapq.nlargest(REMEMBERED, ahead):
+        """Forget the keys that do not wait, but for those that were served furthest ahead."""
+        flows = {key: flow for key, flow in self._flows.items() if flow.waiting}
+        away = [(f.finish, key, f) for key, f in self._flows.items() if not f.waiting]
+        for _, key, flow in heapq.nlargest(REMEMBERED, away):
             flow.tagged = False
-            waiting[key] = flow
-        self._flows = waiting
+            flows[key] = flow
+        self._flows = flows
         self._heap = [entry for entry in self._heap if entry[2].waiting]
         heapq.heapify(self._heap)
-        self._sweep_at = 2 * len(waiting) + REMEMBERED
+        self._sweep_at = 2 * len(flows) + REMEMBERED
 
 
 class FairQueue(Generic[T]):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from math import inf
 from time import perf_counter
 
-from app.admission.fair import FairQueue, Place
+from app.admission.fair import FairQueue
 from app.admission.pace import Pace
 from app.errors import EngineOverloaded
 from app.settings import QueueSettings
@@ -68,9 +68,7 @@ class Lane:
     def enter(self) -> bool:
         """Take a slot if there is one that nobody waits for; return whether."""
         if self._queue.size:
-            self._hand_out()
-            if self._queue.size:
-                return False
+            self._hand_out()  # so that there is no room left if somebody still waits
         # The first condition is that of `_has_room`, without a call where there is no bound.
         if self.in_flight < self._bound or self._has_room():
             if self.in_flight == 0:
@@ -92,7 +90,7 @@ class Lane:
         loop = asyncio.get_running_loop()
         given: asyncio.Future[bool] = loop.create_future()
         place = self._queue.push(given, key_id, priority, weight, tokens)
-        timeout = loop.call_later(self._timeout_s, self._give_up, place)
+        timeout = loop.call_later(self._timeout_s, _give_up, given)
         self._look_later()
         self._metrics.queue_depth(self._model, 1)
         try:
@@ -133,7 +131,7 @@ class Lane:
     def _hand_out(self) -> None:
         """Give each slot that is free to the next who waits."""
         while (place := self._queue.head()) is not None:
-            if place.item.done():  # cancelled, and its task has not run yet
+            if place.item.done():  # cancelled or too late, and its task has not run yet
                 self._queue.remove(place)
             elif self._has_room():
                 self._queue.pop()
@@ -142,11 +140,6 @@ class Lane:
                 place.item.set_result(True)
             else:
                 return
-
-    def _give_up(self, place: Place[asyncio.Future[bool]]) -> None:
-        if not place.item.done():
-            self._queue.remove(place)
-            place.item.set_result(False)
 
     def _look_later(self) -> None:
         if self._look_again is None:
@@ -167,3 +160,8 @@ class Lane:
         )
         error.retry_after_s = retry_after_s
         return error
+
+
+def _give_up(given: asyncio.Future[bool]) -> None:
+    if not given.done():
+        given.set_result(False)

@@ -47,9 +47,18 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def in_flight(deployment: Deployment) -> int:
-    metrics = httpx.get(f"{deployment.url}/metrics").text
-    name = 'gateway_requests_in_flight{model="demo"}'
-    return int(float(next(x for x in metrics.splitlines() if x.startswith(name)).split()[-1]))
+    return gauge(deployment, "gateway_requests_in_flight")
+
+
+def waiting(deployment: Deployment) -> int:
+    return gauge(deployment, "gateway_queue_depth")
+
+
+def gauge(deployment: Deployment, name: str) -> int:
+    """Return what a gauge says of the model, 0 if it says nothing yet."""
+    lines = httpx.get(f"{deployment.url}/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith(f'{name}{{model="demo"}}')]
+    return int(float(found[0].split()[-1])) if found else 0
 
 
 @pytest.fixture
@@ -111,6 +120,39 @@ def test_requests_that_do_not_end_are_cut_after_the_drain_timeout_and_told(
     assert "2 requests did not end in 0.5 s" in said
     assert "Traceback" not in said
     assert said.count("fault='cut by the shutdown'") == 2
+
+
+def test_sigterm_lets_those_who_wait_be_served(fake_url: str, tmp_path: Path) -> None:
+    model = {"name": "demo", "engines": [remote(fake_url)], "queue": {"max_in_flight": 1}}
+    with deployed(tmp_path, model) as deployment:
+        until_ready(deployment)
+        stream = start_stream(deployment)
+        with send(deployment) as first, send(deployment) as second:
+            until(lambda: waiting(deployment) == 2, 5)
+            deployment.process.send_signal(signal.SIGTERM)
+            until(lambda: "draining" in deployment.said(), 5)
+            stream.close()
+            assert deployment.process.wait(10) == 0
+            for connection in (first, second):
+                assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_those_who_wait_longer_than_the_drain_may_take_are_told(
+    fake_url: str, tmp_path: Path
+) -> None:
+    model = {"name": "demo", "engines": [remote(fake_url)], "queue": {"max_in_flight": 1}}
+    with deployed(tmp_path, model, drain_timeout_s=0.2) as deployment:
+        until_ready(deployment)
+        with start_stream(deployment), send(deployment) as first, send(deployment) as second:
+            until(lambda: waiting(deployment) == 2, 5)
+            deployment.process.send_signal(signal.SIGTERM)
+            assert deployment.process.wait(10) == 0
+            for connection in (first, second):
+                answer = read_all(connection)
+                assert answer.startswith(b"HTTP/1.1 503")
+                assert b'"code":"engine_unavailable"' in answer
+        assert "Traceback" not in deployment.said()
+        assert deployment.said().count("fault='cut by the shutdown'") == 3
 
 
 def test_second_signal_does_not_wait(fake_url: str, tmp_path: Path) -> None:

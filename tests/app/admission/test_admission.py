@@ -4,8 +4,9 @@ What must have happened has, once every task that can run has run: no test waits
 """
 
 import asyncio
+import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from app.admission import lane as lane_module
 from app.admission.admission import Admission, Permit
+from app.admission.fair import Place
 from app.errors import EngineOverloaded, EngineUnavailable
 from app.settings import QueueSettings
 from app.telemetry.metrics import Metrics
@@ -23,6 +25,15 @@ from app.telemetry.metrics import Metrics
 PATIENCE_S = 20.0
 # More turns of the loop than anything here takes to come to rest.
 TURNS = 12
+
+
+@pytest.fixture(autouse=True)
+async def calm() -> AsyncIterator[None]:
+    """No callback on the loop may fail."""
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    yield
+    assert faults == []
 
 
 async def turns(count: int = TURNS) -> None:
@@ -68,7 +79,8 @@ class Room:
         """End what runs and waits; nothing may be left."""
         for end in self._ends.values():
             end.set()
-        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        if self.tasks:
+            await asyncio.wait(self.tasks.values())
         assert self.admission.in_flight == 0
         assert self.admission.waiting == 0
         assert self.gauge("gateway_queue_depth") == 0
@@ -216,6 +228,37 @@ class TestRefusal:
         one.ask("finds a place")
         await turns()
         assert one.admission.waiting == 2
+        await one.close()
+
+    async def test_when_to_come_back_follows_from_how_fast_the_queue_moves(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 1000.0
+        monkeypatch.setattr(lane_module, "perf_counter", lambda: now)
+        one = room(max_in_flight=1, max_waiting=4)
+
+        async def told() -> int | None:
+            await turns()
+            with pytest.raises(EngineOverloaded) as caught:
+                await one.admission.permit("demo", "a")
+            return caught.value.retry_after_s
+
+        for name in "abcde":
+            one.ask(name)
+        assert await told() == 1
+        now += 10
+        for ends, comes in ("af", "bg"):
+            await one.over(ends)
+            one.ask(comes)
+        assert await told() == 20  # four wait, and two went in ten seconds
+        for name in "cdefg":
+            await one.over(name)
+        now += 1000
+        for name in "hijkl":
+            one.ask(name)
+        await turns()
+        now += 5
+        assert await told() == 20  # as if the first went now; when nobody waited says nothing
         await one.close()
 
     async def test_without_places_to_wait_the_bound_refuses(self) -> None:
@@ -372,6 +415,23 @@ class TestCancellation:
         await turns()
         assert one.begun == ["runs", "next"]
         await one.close()
+
+    async def test_nothing_is_kept_of_who_waited(self) -> None:
+        def kept() -> int:
+            gc.collect()
+            kinds = Place, asyncio.Future
+            return sum(type(one) in kinds for one in gc.get_objects())
+
+        before = kept()
+        one = room(max_in_flight=1, timeout_s=3600)
+        for name in "abc":
+            one.ask(name)
+        await turns()
+        one.tasks["b"].cancel()
+        await one.close()
+        one.tasks.clear()  # a cancelled one holds on to its stack
+        await turns()
+        assert kept() <= before
 
     async def test_a_loop_that_is_closed_on_those_who_wait_is_told_nothing_bad(self) -> None:
         one = room(max_in_flight=1)

@@ -166,6 +166,26 @@ class TestLeaving:
         # "b" has had its share up to the virtual time and stands there too.
         assert Counter(served(queue, 4)) == {"a": 2, "b": 2}
 
+    def test_a_key_whose_only_request_left_comes_again(self) -> None:
+        queue = filled("bbb")
+        queue.remove(push(queue, "a"))
+        queue.remove(push(queue, "c"))
+        assert served(queue, 2) == "bb"
+        push(queue, "a")
+        push(queue, "c")
+        assert served(queue) == "acb"
+
+    def test_a_key_that_is_remembered_comes_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fair, "REMEMBERED", 1)
+        queue = filled("Hb" + "b" * 20)
+        push(queue, "H", 1000)
+        served(queue, 3)
+        queue.remove(push(queue, "H"))
+        for key in "xyz":  # so many new ones that the others are gone through
+            queue.remove(push(queue, key))
+        push(queue, "H")
+        assert served(queue, 11) == "b" * 10 + "H"
+
     def test_keys_that_came_and_left_are_forgotten(self) -> None:
         queue = Queue()
         push(queue, "stays")
@@ -314,17 +334,22 @@ def test_waiting_keys_are_served_by_weight_up_to_one_largest_request_of_each(
                     ahead[pair] = [0.0]
 
 
-@given(
-    steps=st.lists(
-        st.one_of(
-            st.tuples(st.just("push"), st.sampled_from(KEYS), st.integers(-2, 2)), POP, LEAVE
-        ),
-        max_size=150,
-    )
+PUSH_IN_CLASS = st.tuples(
+    st.just("push"), st.sampled_from(KEYS), st.sampled_from([0, 0, 0, 0, 1, -1])
 )
+
+
+@pytest.mark.parametrize("remembered", [0, 2, 256])
+@given(steps=st.lists(st.one_of(PUSH_IN_CLASS, PUSH_IN_CLASS, POP, LEAVE), max_size=100))
 def test_each_request_is_served_once_or_leaves_and_keys_keep_their_order(
-    steps: list[tuple[str, str, int]],
+    steps: list[tuple[str, str, int]], remembered: int
 ) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fair, "REMEMBERED", remembered)
+        _check_that_each_is_served_once(steps)
+
+
+def _check_that_each_is_served_once(steps: list[tuple[str, str, int]]) -> None:
     queue: FairQueue[int] = FairQueue()
     places: dict[int, Place[int]] = {}
     lines: dict[tuple[str, int], deque[int]] = {}

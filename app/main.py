@@ -124,7 +124,7 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     app.include_router(keys_router(key_store, authenticator))
     app.include_router(schema_router(authenticator))
     # What is added last is met first.
-    app.add_middleware(AdminDoor, authenticator=authenticator)
+    app.add_middleware(AdminDoor, authenticator=authenticator, metrics=metrics)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestId)
     state.door = DataPlane(app, relay)
@@ -231,6 +231,9 @@ def _engine_states(catalogue: Catalogue) -> Iterable[tuple[str, str, str]]:
 
 async def _answer_gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.GatewayError)
+    if isinstance(error, errors.InvalidApiKey):
+        state: State = request.app.state.gateway
+        state.metrics.auth_failure(error.reason)
     return error_response(error, request.scope["path"])
 
 

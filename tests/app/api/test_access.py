@@ -186,6 +186,15 @@ async def test_a_stranger_is_refused_before_his_body_is_read(gateway: Gateway) -
         assert (await client.answer()).status == 401
 
 
+async def test_refusals_are_counted_once(gateway: Gateway) -> None:
+    name = "gateway_auth_failures_total"
+    for path in ("/admin/keys", "/admin/nope", "/v1/models"):
+        await gateway.client.get(path)
+        await gateway.client.get(path, headers=headers_of("x" * 40))
+    assert await gateway.metric(name, reason="missing") == 3
+    assert await gateway.metric(name, reason="invalid") == 3
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_413(gateway: Gateway, chunked: bool) -> None:
     body = b'{"name":"' + b"x" * 1_048_576 + b'"}'

@@ -32,6 +32,7 @@ class Watched(KeyStore):
         self.at_once = 0
         self.most_at_once = 0
         self.down = False
+        self.broken = False
         self.read = asyncio.Event()  # a look-up has read what it will come back with
         # Set: look-ups come back at once; cleared: when it is set.
         self.released = asyncio.Event()
@@ -59,6 +60,8 @@ class Watched(KeyStore):
         await super().touch(used_ms)
 
     def _check_up(self) -> None:
+        if self.broken:
+            raise ZeroDivisionError
         if self.down:
             raise DatabaseUnavailable("the database does not answer: it is a test")
 
@@ -572,3 +575,26 @@ async def test_the_task_polls_and_flushes_until_it_is_cancelled(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
+
+
+async def test_a_fault_nobody_thought_of_is_a_store_that_does_not_answer(
+    auth: Authenticator,
+    store: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(keys, "POLL_S", 0)
+    _, key = await made(store)
+    store.broken = True
+    running = asyncio.create_task(auth.run())
+    await settle()
+    with pytest.raises(ServiceUnavailable):
+        await auth.authenticate(bearer(key))
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+    store.broken = False
+    async with asyncio.timeout(10):
+        while auth._offline:
+            await asyncio.sleep(0.001)
+    await auth.authenticate(bearer(key))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

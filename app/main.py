@@ -165,7 +165,7 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     app.include_router(keys_router(key_store, authenticator))
     app.include_router(schema_router(authenticator))
     # What is added last is met first.
-    app.add_middleware(AdminDoor, authenticator=authenticator)
+    app.add_middleware(AdminDoor, authenticator=authenticator, metrics=metrics)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestId)
     state.door = DataPlane(app, relay)

@@ -215,6 +215,12 @@ def _failures(state: State) -> Iterator[str]:
             yield f"engine {engine.name}: {engine.last_error}"
 
 
+def _where_keys_are(settings: Settings) -> str:
+    if settings.api_keys:
+        return "one of GATEWAY_API_KEYS"
+    return "one that `vllm-gateway keys create --name NAME` makes"
+
+
 def banner(state: State, port: int, key: str | None) -> str:
     """Return what a person reads once the gateway serves: where, what, and a line to paste."""
     host = state.settings.server.host
@@ -229,7 +235,7 @@ def banner(state: State, port: int, key: str | None) -> str:
     lines += [f"         {failure}" for failure in _failures(state)]
     header = ""
     if state.settings.auth.enabled:
-        lines.append(f"  key    {key or 'one of GATEWAY_API_KEYS'}")
+        lines.append(f"  key    {key or _where_keys_are(state.settings)}")
         header = f' -H "Authorization: Bearer {key or "$KEY"}"'
     first = next((m for m in state.catalogue.models if m.ready), state.catalogue.models[0])
     question = {"model": first.name, "messages": [{"role": "user", "content": "Hello!"}]}

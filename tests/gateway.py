@@ -16,6 +16,8 @@ from app.settings import Settings, digest
 
 KEY = "sk-test-0123456789abcdef"
 AUTH = {"authorization": f"Bearer {KEY}"}
+ROOT_KEY = "sk-root-0123456789abcdef"
+ROOT = {"authorization": f"Bearer {ROOT_KEY}"}
 
 
 @dataclass
@@ -48,7 +50,10 @@ class Gateway:
 
 
 def settings_for(*models: dict[str, Any], run_dir: Path, **fields: Any) -> Settings:
-    """Return settings that let KEY in, with a database of their own; `fields` stand beside."""
+    """Return settings with a database of their own that let KEY in, and ROOT_KEY to /admin.
+
+    `fields` stand beside the models.
+    """
     server = {"host": "127.0.0.1", "port": 0, "run_dir": run_dir, **fields.pop("server", {})}
     state = {"database_url": f"sqlite+aiosqlite:///{run_dir}/gateway.db"}
     return Settings(
@@ -56,6 +61,7 @@ def settings_for(*models: dict[str, Any], run_dir: Path, **fields: Any) -> Setti
         server=server,
         state={**state, **fields.pop("state", {})},
         api_keys=(digest(KEY.encode()),),
+        admin_key=digest(ROOT_KEY.encode()),
         **fields,
     )
 

@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.auth.keys import Authenticator
 from app.auth.principal import Principal, Role
-from app.errors import GatewayError, PermissionDenied, dialect_of
+from app.errors import GatewayError, InvalidApiKey, PermissionDenied, dialect_of
+from app.telemetry.metrics import Metrics
 
 # A key with a thousand long patterns takes a quarter of that.
 MAX_BODY_BYTES = 1_048_576
@@ -79,9 +80,10 @@ class AdminDoor:
     `scope["path"]` never holds anything of the Host header.
     """
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, metrics: Metrics) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -91,6 +93,8 @@ class AdminDoor:
         try:
             await self._authenticator.admin(scope["headers"])
         except GatewayError as error:
+            if isinstance(error, InvalidApiKey):
+                self._metrics.auth_failure(error.reason)
             await error_response(error, path)(scope, receive, send)
             return
         size = 0

@@ -278,10 +278,13 @@ class Authenticator:
         """Keep up with the store until cancelled."""
         flush_at = self._monotonic() + FLUSH_S
         while True:
-            await self.poll()
-            if self._monotonic() >= flush_at:
-                await self.flush()
-                flush_at = self._monotonic() + FLUSH_S
+            try:
+                await self.poll()
+                if self._monotonic() >= flush_at:
+                    flush_at = self._monotonic() + FLUSH_S
+                    await self.flush()
+            except Exception as error:  # noqa: BLE001 - keys must not go stale without a word
+                self._lost(error)
             await asyncio.sleep(POLL_S)
 
     async def poll(self) -> None:
@@ -305,10 +308,12 @@ class Authenticator:
             self._offline = False
             log.info("the key store answers again")
 
-    def _lost(self, error: DatabaseUnavailable) -> None:
+    def _lost(self, error: Exception) -> None:
         if not self._offline:
             self._offline = True
-            log.error("key store: %s; known keys work for %g s", error, self._grace_s)
+            trace = None if isinstance(error, DatabaseUnavailable) else error
+            told = ("key store: %s; known keys work for %g s", error, self._grace_s)
+            log.error(*told, exc_info=trace)
 
     async def flush(self) -> None:
         """Tell the store when keys were last used; what it does not take is kept."""

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -150,7 +151,7 @@ def delete(key_id: KeyId, config: ConfigOption = None) -> None:
         print(f"deleted {key_id}")
 
 
-def _with_store(config: Any, work: "Callable[[KeyStore], Awaitable[T]]") -> T:
+def _with_store(config: Path | None, work: "Callable[[KeyStore], Awaitable[T]]") -> T:
     """Return what some work on the key store of a configuration returns."""
     from app.auth.store import KeyStore
     from app.database.database import Database
@@ -168,7 +169,7 @@ def _with_store(config: Any, work: "Callable[[KeyStore], Awaitable[T]]") -> T:
     return asyncio.run(run())
 
 
-def _one(config: Any, json: bool, work: "Callable[[KeyStore], Awaitable[Any]]") -> None:
+def _one(config: Path | None, json: bool, work: "Callable[[KeyStore], Awaitable[Any]]") -> None:
     with _faults():
         from app.auth.shown import ShownKey
 

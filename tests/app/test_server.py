@@ -12,10 +12,21 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
+from app.auth.format import make
 from app.server import listen, locked
 from app.settings import ConfigError
-from tests.e2e.deployment import COMMAND, KEY, Deployment, deployed, environment, until, until_ready
+from tests.e2e.deployment import (
+    COMMAND,
+    KEY,
+    Deployment,
+    deployed,
+    environment,
+    until,
+    until_ready,
+    write_config,
+)
 from tests.gateway import free_port, remote
 
 pytestmark = pytest.mark.slow
@@ -236,6 +247,61 @@ def test_port_in_use_is_told() -> None:
 def test_host_that_is_not_ours_is_told() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("kind", ["garbage", "directory", "unreachable"])
+def test_a_database_that_cannot_be_had_is_one_line_before_anything_listens(
+    tmp_path: Path, kind: str
+) -> None:
+    file = tmp_path / "gateway.db"
+    if kind == "garbage":
+        file.write_bytes(b"not a database" * 100)
+    elif kind == "directory":
+        file.mkdir()
+    else:
+        file = Path("/proc/nowhere/gateway.db")
+    config = write_config(tmp_path, {"name": "demo", "engines": [remote("http://127.0.0.1:1")]})
+    ended = subprocess.run(
+        [*COMMAND, "serve", "--config", str(config)],
+        env=environment(GATEWAY_STATE__DATABASE_URL=f"sqlite+aiosqlite:///{file}"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    [line] = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert line.startswith("vllm-gateway: state.database_url ")
+    assert str(file) in line
+
+
+def test_a_database_server_that_is_down_does_not_keep_the_gateway_from_serving(
+    fake_url: str, tmp_path: Path
+) -> None:
+    url = f"postgresql+asyncpg://me:canary-password@127.0.0.1:{free_port()}/gateway"
+    config = write_config(tmp_path, {"name": "demo", "engines": [remote(fake_url)]})
+    output = tmp_path / "said"
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--config", str(config)],
+            env=environment(GATEWAY_STATE__DATABASE_URL=url),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until(lambda: "serves on" in output.read_text(), 30)
+        port = yaml.safe_load(config.read_text())["server"]["port"]
+        base = f"http://127.0.0.1:{port}/v1/models"
+        known = httpx.get(base, headers={"authorization": f"Bearer {KEY}"})
+        unknown = httpx.get(base, headers={"authorization": f"Bearer {make().text}"})
+        assert (known.status_code, unknown.status_code) == (200, 503)
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+    said = output.read_text()
+    assert "trying again every" in said
+    assert "canary-password" not in said
+    assert "Traceback" not in said
 
 
 def test_run_directory_serves_one_gateway_at_a_time(tmp_path: Path) -> None:

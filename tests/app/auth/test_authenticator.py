@@ -1,0 +1,600 @@
+"""Stored keys: looked up once, remembered, forgotten when they change, and when nobody answers."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from app.auth import keys
+from app.auth.fields import KeyChanges, KeyFields
+from app.auth.format import make
+from app.auth.keys import Authenticator
+from app.auth.principal import Allowed, Role
+from app.auth.store import Credential, KeyStore
+from app.database.database import Database, DatabaseUnavailable
+from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
+from app.settings import digest
+from tests.app.auth.doors import LIMITS, Clock, bearer, door
+
+GRACE_S = 3600.0
+ROOT = "root-0123456789abcdef0123"
+
+
+class Watched(KeyStore):
+    """The real store, whose look-ups are counted and may be held or made to fail."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        super().__init__(database, now_ms=clock.wall_ms)
+        self.finds = 0
+        self.at_once = 0
+        self.most_at_once = 0
+        self.down = False
+        self.broken = False
+        self.read = asyncio.Event()  # a look-up has read what it will come back with
+        # Set: look-ups come back at once; cleared: when it is set.
+        self.released = asyncio.Event()
+        self.released.set()
+
+    async def find(self, key_id: str) -> tuple[int, Credential | None]:
+        self._check_up()
+        self.finds += 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            found = await super().find(key_id)
+            self.read.set()
+            await self.released.wait()
+        finally:
+            self.at_once -= 1
+        return found
+
+    async def changed_since(self, seen: int | None) -> tuple[int, list[str]]:
+        self._check_up()
+        return await super().changed_since(seen)
+
+    async def touch(self, used_ms: Mapping[str, int]) -> None:
+        self._check_up()
+        await super().touch(used_ms)
+
+    def _check_up(self) -> None:
+        if self.broken:
+            raise ZeroDivisionError
+        if self.down:
+            raise DatabaseUnavailable("the database does not answer: it is a test")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+    await database.migrate()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def store(database: Database, clock: Clock) -> Watched:
+    return Watched(database, clock)
+
+
+@pytest.fixture
+async def auth(store: Watched, clock: Clock) -> AsyncIterator[Authenticator]:
+    static = [digest(b"sk-static-0123456789abcdef")]
+    root = digest(ROOT.encode())
+    one = door(static, store=store, clock=clock, admin=root, offline_grace_s=GRACE_S)
+    await one.poll()
+    yield one
+    await one.close()
+
+
+async def made(store: KeyStore, **fields: object) -> tuple[str, str]:
+    """Make a key; return its id and its text."""
+    made = await store.create(KeyFields.model_validate({"name": make().id, **fields}))
+    return made[1].id, made[1].text
+
+
+async def refused(auth: Authenticator, key: str) -> str:
+    with pytest.raises(InvalidApiKey) as caught:
+        await auth.authenticate(bearer(key))
+    assert caught.value.reason == "invalid"
+    assert key not in caught.value.message
+    return caught.value.message
+
+
+async def settle() -> None:
+    """Let every task run that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+# Let in
+
+
+async def test_a_stored_key_comes_with_what_is_its_own(auth: Authenticator, store: Watched) -> None:
+    key_id, key = await made(
+        store, models=["demo*"], tokens_per_minute=0, priority=3, weight=7, daily_tokens=5
+    )
+    principal = await auth.authenticate(bearer(key))
+    assert (principal.id, principal.role) == (key_id, Role.CLIENT)
+    assert principal.models == Allowed.of(["demo*"])
+    assert (principal.priority, principal.weight) == (3, 7)
+    assert (principal.daily_tokens, principal.monthly_tokens) == (5, None)
+    # What it has no limit of its own for is the configuration's.
+    assert principal.limits == LIMITS.model_copy(update={"tokens_per_minute": 0})
+
+
+async def test_a_key_is_looked_up_once(auth: Authenticator, store: Watched) -> None:
+    _, key = await made(store)
+    assert auth.recall(bearer(key)) is None
+    first = await auth.look_up(bearer(key))
+    assert auth.recall(bearer(key)) == first
+    assert store.finds == 1
+
+
+async def test_static_keys_and_root_never_reach_the_store(
+    auth: Authenticator, store: Watched
+) -> None:
+    store.down = True
+    assert (await auth.authenticate(bearer("sk-static-0123456789abcdef"))).id.startswith("key-")
+    assert (await auth.admin(bearer(ROOT))).id == "root"
+
+
+# Refused
+
+
+async def test_a_key_with_the_id_of_another_is_refused(auth: Authenticator, store: Watched) -> None:
+    """CVE-2025-59425: what is compared is a digest, in constant time."""
+    key_id, key = await made(store)
+    assert await refused(auth, make(key_id).text) == "the API key is not valid"
+    await auth.authenticate(bearer(key))
+
+
+async def test_a_good_key_that_is_remembered_lets_no_other_in(
+    auth: Authenticator, store: Watched
+) -> None:
+    """CVE-2026-35030: a cache was keyed on a token's beginning."""
+    key_id, key = await made(store)
+    await auth.authenticate(bearer(key))
+    other = make(key_id).text
+    assert other[:17] == key[:17]
+    await refused(auth, other)
+    assert auth.recall(bearer(key)) is not None
+
+
+async def test_a_form_that_is_wrong_is_refused_without_a_look_up(
+    auth: Authenticator, store: Watched
+) -> None:
+    _, key = await made(store)
+    wrong = "a" if key[-1] != "a" else "b"
+    for bad in (key[:-1], key[:-1] + wrong, key.swapcase(), key + "x", "' OR 1=1 --", "x" * 2000):
+        with pytest.raises(InvalidApiKey):
+            auth.recall(bearer(bad))
+        with pytest.raises(InvalidApiKey):
+            await auth.look_up(bearer(bad))
+    assert store.finds == 0
+
+
+async def test_a_key_nobody_made_is_looked_up_once_in_a_while(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    key = make().text
+    for _ in range(5):
+        await refused(auth, key)
+    assert store.finds == 1
+    clock.advance(keys.UNKNOWN_TTL_S)
+    await refused(auth, key)
+    assert store.finds == 2
+
+
+async def test_a_key_expires_to_the_millisecond(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    _, key = await made(store, expires="2027-01-15T08:00:01.000Z")
+    clock.wall = 1_800_000_000.999
+    await auth.authenticate(bearer(key))
+    clock.wall = 1_800_000_001.0
+    assert "expired" in await refused(auth, key)
+
+
+async def test_a_key_that_expired_a_millisecond_ago_is_refused_when_first_seen(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    _, key = await made(store, expires="2027-01-15T08:00:01.000Z")
+    clock.wall = 1_800_000_001.001
+    assert "expired" in await refused(auth, key)
+    assert "expired" in await refused(auth, key)
+    assert store.finds == 1
+
+
+async def test_the_secret_before_a_rotation_works_for_its_grace_and_no_longer(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    key_id, first = await made(store)
+    _, second = await store.rotate(key_id, 60)
+    before, after = [await auth.authenticate(bearer(one)) for one in (first, second.text)]
+    assert before == after
+    clock.advance(60)
+    assert "expired" in await refused(auth, first)
+    await auth.authenticate(bearer(second.text))
+
+
+async def test_a_key_expires_in_the_grace_of_its_rotation_too(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    key_id, first = await made(store, expires="2027-01-15T08:00:01Z")
+    _, second = await store.rotate(key_id, 60)
+    clock.advance(1)
+    for key in (first, second.text):
+        assert "expired" in await refused(auth, key)
+
+
+@pytest.mark.parametrize("role", [Role.AUDITOR, Role.MANAGER, Role.ADMIN])
+async def test_a_key_for_administration_opens_no_model(
+    auth: Authenticator, store: Watched, role: Role
+) -> None:
+    key_id, key = await made(store, role=role)
+    for _ in range(2):  # looked up, and remembered
+        assert "administration" in await refused(auth, key)
+    assert (await auth.admin(bearer(key))).id == key_id
+
+
+async def test_a_clients_key_does_not_open_admin(auth: Authenticator, store: Watched) -> None:
+    _, key = await made(store)
+    for one in (key, key, "sk-static-0123456789abcdef"):
+        with pytest.raises(PermissionDenied):
+            await auth.admin(bearer(one))
+
+
+async def test_the_root_key_opens_no_model(auth: Authenticator) -> None:
+    await refused(auth, ROOT)
+
+
+async def test_without_a_root_key_nothing_takes_its_place(store: Watched) -> None:
+    auth = door(store=store)
+    for headers in ([], bearer(""), bearer("None"), bearer(ROOT)):
+        with pytest.raises(InvalidApiKey):
+            await auth.admin(headers)
+
+
+async def test_admin_asks_for_a_key_where_models_do_not(store: Watched) -> None:
+    auth = door(store=store, enabled=False)
+    assert (await auth.authenticate([])).id == "anonymous"
+    with pytest.raises(InvalidApiKey):
+        await auth.admin([])
+
+
+# Changes
+
+
+async def test_a_change_is_found_by_the_next_poll(auth: Authenticator, store: Watched) -> None:
+    key_id, key = await made(store)
+    await auth.authenticate(bearer(key))
+    await store.disable(key_id)
+    assert auth.recall(bearer(key)) is not None
+    await auth.poll()
+    assert auth.recall(bearer(key)) is None
+    assert "disabled" in await refused(auth, key)
+    await store.enable(key_id)
+    await auth.poll()
+    await store.change(key_id, KeyChanges(weight=9))
+    assert (await auth.authenticate(bearer(key))).weight == 9
+
+
+async def test_a_poll_forgets_no_key_that_was_not_changed(
+    auth: Authenticator, store: Watched
+) -> None:
+    changed, first = await made(store)
+    _, second = await made(store)
+    for key in (first, second):
+        await auth.authenticate(bearer(key))
+    await auth.poll()
+    for key in (first, second):
+        await auth.authenticate(bearer(key))
+    await store.disable(changed)
+    await auth.poll()
+    assert auth.recall(bearer(first)) is None
+    assert auth.recall(bearer(second)) is not None
+
+
+async def test_a_rotation_without_grace_forgets_both_secrets_before(
+    auth: Authenticator, store: Watched
+) -> None:
+    key_id, first = await made(store)
+    _, second = await store.rotate(key_id, 60)
+    for key in (first, second.text):
+        await auth.authenticate(bearer(key))
+    await store.rotate(key_id, 0)
+    await auth.poll()
+    for key in (first, second.text):
+        assert await refused(auth, key) == "the API key is not valid"
+
+
+async def test_a_deleted_key_is_no_key(auth: Authenticator, store: Watched) -> None:
+    key_id, key = await made(store)
+    await auth.authenticate(bearer(key))
+    await store.delete(key_id)
+    await auth.poll()
+    assert await refused(auth, key) == "the API key is not valid"
+
+
+async def test_what_was_refused_is_forgotten_when_it_changes(
+    auth: Authenticator, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = make()
+    await refused(auth, new.text)
+    monkeypatch.setattr("app.auth.store.make", lambda: new)  # the id that somebody guessed
+    await made(store)
+    await auth.poll()
+    assert (await auth.authenticate(bearer(new.text))).id == new.id
+
+
+async def test_a_look_up_that_raced_with_a_change_is_made_again(
+    auth: Authenticator, store: Watched
+) -> None:
+    key_id, key = await made(store)
+    store.released.clear()
+    waiting = asyncio.create_task(auth.authenticate(bearer(key)))
+    await store.read.wait()
+    await store.disable(key_id)
+    await auth.poll()
+    store.released.set()
+    with pytest.raises(InvalidApiKey, match="disabled"):
+        await waiting
+    assert store.finds == 2
+    assert "disabled" in await refused(auth, key)
+
+
+async def test_a_database_that_went_back_in_time_is_believed(
+    auth: Authenticator, store: Watched, database: Database
+) -> None:
+    key_id, key = await made(store)
+    await auth.poll()
+    await auth.authenticate(bearer(key))
+    async with database.write() as connection:  # as a backup that was put back
+        await connection.execute(text("UPDATE revision SET value = 0"))
+        await connection.execute(text("DELETE FROM api_keys"))
+    await auth.poll()
+    assert await refused(auth, key) == "the API key is not valid"
+    assert key_id
+
+
+# Many at once
+
+
+async def test_callers_with_one_key_share_a_look_up(auth: Authenticator, store: Watched) -> None:
+    _, key = await made(store)
+    store.released.clear()
+    waiting = [asyncio.create_task(auth.authenticate(bearer(key))) for _ in range(20)]
+    await settle()
+    waiting[0].cancel()  # the one that began it
+    await settle()
+    store.released.set()
+    first, *others = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(first, asyncio.CancelledError)
+    assert len({repr(one) for one in others}) == 1
+    assert store.finds == 1
+
+
+async def test_no_more_than_eight_look_ups_at_once(auth: Authenticator, store: Watched) -> None:
+    made_up = [make().text for _ in range(40)]
+    store.released.clear()
+    waiting = [asyncio.create_task(auth.authenticate(bearer(key))) for key in made_up]
+    while store.at_once < keys.LOOK_UPS:
+        await asyncio.sleep(0.001)
+    await settle()
+    store.released.set()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, InvalidApiKey) for one in outcomes)
+    assert (store.finds, store.most_at_once) == (40, keys.LOOK_UPS)
+
+
+async def test_look_ups_that_wait_are_bounded(
+    auth: Authenticator, store: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "MAX_WAITING", 10)
+    store.released.clear()
+    waiting = [asyncio.create_task(auth.authenticate(bearer(make().text))) for _ in range(10)]
+    await settle()
+    with pytest.raises(ServiceUnavailable):
+        await auth.authenticate(bearer(make().text))
+    store.released.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_made_up_keys_write_nothing_and_grow_nothing(
+    auth: Authenticator, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unauthenticated scanner wrote 91,000 rows in a peer's database."""
+    monkeypatch.setattr(auth._unknown, "_size", 100)  # reached without 10,000 look-ups
+    key_id, key = await made(store)
+    await auth.authenticate(bearer(key))
+    await auth.flush()
+    kept = {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".db-shm"}
+    for _ in range(20):
+        batch = [make().text for _ in range(50)]
+        outcomes = await asyncio.gather(
+            *(auth.authenticate(bearer(one)) for one in batch), return_exceptions=True
+        )
+        assert all(isinstance(one, InvalidApiKey) for one in outcomes)
+    await auth.flush()
+    assert kept == {path: path.read_bytes() for path in kept}
+    assert (len(auth._known), len(auth._unknown)) == (1, 100)
+    assert (auth._used, auth._flights) == ({}, {})
+    assert auth.recall(bearer(key)) is not None, "a scanner drives no good key out"
+    assert [one.id for one in (await store.page(10)).keys] == [key_id]
+
+
+# The store does not answer
+
+
+async def test_an_unknown_key_is_503_while_the_store_is_away(
+    auth: Authenticator, store: Watched
+) -> None:
+    """litellm#34479: a peer answered 401 to good keys when its database was exhausted."""
+    _, key = await made(store)
+    store.down = True
+    for _ in range(2):
+        with pytest.raises(ServiceUnavailable) as caught:
+            await auth.authenticate(bearer(key))
+        assert caught.value.retry_after_s
+        with pytest.raises(ServiceUnavailable):
+            await auth.admin(bearer(key))
+
+
+async def test_a_known_key_works_for_the_grace_and_is_503_after(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    _, key = await made(store)
+    await auth.authenticate(bearer(key))
+    await auth.poll()
+    await auth.authenticate(bearer(key))
+    store.down = True
+    clock.advance(GRACE_S)
+    await auth.poll()
+    assert auth.recall(bearer(key)) is not None
+    clock.advance(1)
+    with pytest.raises(ServiceUnavailable):
+        auth.recall(bearer(key))
+    store.down = False
+    await auth.poll()
+    assert auth.recall(bearer(key)) is not None
+
+
+async def test_what_changed_while_the_store_was_away_is_forgotten(
+    auth: Authenticator, store: Watched
+) -> None:
+    key_id, key = await made(store)
+    await auth.poll()
+    await auth.authenticate(bearer(key))
+    store.down = True
+    await auth.poll()
+    await store.disable(key_id)
+    await auth.poll()
+    assert auth.recall(bearer(key)) is not None
+    store.down = False
+    await auth.poll()
+    assert "disabled" in await refused(auth, key)
+
+
+async def test_look_ups_begin_again_when_the_store_is_back(
+    auth: Authenticator, store: Watched
+) -> None:
+    _, key = await made(store)
+    store.down = True
+    with pytest.raises(ServiceUnavailable):
+        await auth.authenticate(bearer(key))
+    store.down = False
+    await auth.poll()
+    await auth.authenticate(bearer(key))
+
+
+async def test_an_expired_key_expires_while_the_store_is_away(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    _, key = await made(store, expires="2027-01-15T08:00:01Z")
+    await auth.authenticate(bearer(key))
+    store.down = True
+    await auth.poll()
+    clock.advance(1)
+    assert "expired" in await refused(auth, key)
+
+
+async def test_each_change_of_that_is_one_line_of_the_log(
+    auth: Authenticator, store: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for down in (True, True, True, False, False, True):
+        store.down = down
+        await auth.poll()
+    said = [record.levelname for record in caplog.records if record.name == "app.auth.keys"]
+    assert said == ["ERROR", "INFO", "ERROR"]
+
+
+# When a key was last used
+
+
+async def test_use_is_written_by_the_flush(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    key_id, key = await made(store)
+    await auth.authenticate(bearer(key))
+    clock.advance(1.5)
+    auth.recall(bearer(key))
+    assert (await store.get(key_id)).last_used_ms is None
+    await auth.flush()
+    assert (await store.get(key_id)).last_used_ms == clock.wall_ms()
+
+
+async def test_use_that_the_store_did_not_take_is_written_later(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
+    key_id, key = await made(store)
+    await auth.authenticate(bearer(key))
+    store.down = True
+    await auth.flush()
+    store.down = False
+    await auth.close()
+    assert (await store.get(key_id)).last_used_ms == clock.wall_ms()
+
+
+async def test_a_refused_use_is_no_use(auth: Authenticator, store: Watched, clock: Clock) -> None:
+    ids = []
+    for fields in ({"expires": "2027-01-15T08:00:00Z"}, {"role": "admin"}, {}):
+        key_id, key = await made(store, **fields)
+        ids.append(key_id)
+        if not fields:
+            await store.disable(key_id)
+        await refused(auth, key)
+    await auth.flush()
+    assert [(await store.get(key_id)).last_used_ms for key_id in ids] == [None] * 3
+
+
+@pytest.mark.slow
+async def test_the_task_polls_and_flushes_until_it_is_cancelled(
+    auth: Authenticator, store: Watched, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "POLL_S", 0.001)
+    running = asyncio.create_task(auth.run())
+    key_id, key = await made(store)
+    await auth.authenticate(bearer(key))
+    clock.advance(keys.FLUSH_S)
+    async with asyncio.timeout(10):
+        while (await store.get(key_id)).last_used_ms is None:
+            await asyncio.sleep(0.001)
+        await store.disable(key_id)
+        while auth.recall(bearer(key)) is not None:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled()
+
+
+async def test_a_fault_nobody_thought_of_is_a_store_that_does_not_answer(
+    auth: Authenticator,
+    store: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(keys, "POLL_S", 0)
+    _, key = await made(store)
+    store.broken = True
+    running = asyncio.create_task(auth.run())
+    await settle()
+    with pytest.raises(ServiceUnavailable):
+        await auth.authenticate(bearer(key))
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+    store.broken = False
+    async with asyncio.timeout(10):
+        while auth._offline:
+            await asyncio.sleep(0.001)
+    await auth.authenticate(bearer(key))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

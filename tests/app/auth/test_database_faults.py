@@ -1,0 +1,86 @@
+"""Keys while a real PostgreSQL goes and comes back under a gateway that runs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from app.auth.fields import KeyFields
+from app.auth.format import make
+from tests.app.raw import PATIENCE_S
+from tests.fakes.vllm import Fake
+from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.services import PostgresServer
+
+pytestmark = [pytest.mark.services, pytest.mark.slow]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[PostgresServer]:
+    """A server of the test's own: it does not leave it running."""
+    server = await asyncio.to_thread(PostgresServer)
+    try:
+        await asyncio.to_thread(server.start)
+        yield server
+    finally:
+        await asyncio.to_thread(server.remove)
+
+
+@pytest.fixture
+async def gateway(server: PostgresServer, tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with Fake() as fake:
+        model = {"name": "demo", "engines": [remote(fake.url)]}
+        state = {"database_url": server.url("postgres")}
+        async with running(settings_for(model, run_dir=tmp_path, state=state)) as one:
+            yield one
+
+
+async def status(gateway: Gateway, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}"}
+    body = {"model": "demo"}
+    return (await gateway.client.post("/v1/completions", json=body, headers=headers)).status_code
+
+
+async def until_status(gateway: Gateway, key: str, wanted: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while await status(gateway, key) != wanted:
+            await asyncio.sleep(0.05)
+
+
+async def new_key(gateway: Gateway, name: str) -> tuple[str, str]:
+    _, made = await gateway.state.key_store.create(KeyFields(name=name))
+    return made.id, made.text
+
+
+FAULTS: list[tuple[Callable[[PostgresServer], None], Callable[[PostgresServer], None]]] = [
+    (PostgresServer.stop, PostgresServer.start),
+    (PostgresServer.pause, PostgresServer.resume),
+]
+
+
+@pytest.mark.parametrize(("go", "come"), FAULTS, ids=["stopped", "hanging"])
+async def test_known_keys_work_unknown_ones_are_503_and_all_is_well_after(
+    gateway: Gateway,
+    server: PostgresServer,
+    go: Callable[[PostgresServer], None],
+    come: Callable[[PostgresServer], None],
+) -> None:
+    known_id, known = await new_key(gateway, "known")
+    _, unseen = await new_key(gateway, "unseen")
+    assert await status(gateway, known) == 200
+
+    await asyncio.to_thread(go, server)
+    assert await status(gateway, unseen) == 503
+    assert await status(gateway, make().text) == 503
+    assert await status(gateway, known) == 200
+    assert await status(gateway, "x" * 40) == 401, "what cannot be a key needs no database"
+    listed = await gateway.client.get("/admin/keys", headers=ROOT)
+    assert (listed.status_code, listed.json()["error"]["code"]) == (503, "service_unavailable")
+    assert (await gateway.client.get("/health")).status_code == 200
+
+    await asyncio.to_thread(come, server)
+    await until_status(gateway, unseen, 200)
+    await until_status(gateway, make().text, 401)
+    await gateway.state.key_store.disable(known_id)
+    await until_status(gateway, known, 401)

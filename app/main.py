@@ -231,8 +231,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in engines))
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()
-        await state.budgets.close()
         await state.ledger.close()
+        await state.budgets.close()
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import asyncpg
@@ -125,7 +126,7 @@ class PostgresServer(Server):
 
     def _answers(self) -> bool:
         try:
-            asyncio.run(self._execute("SELECT 1"))
+            self._run("SELECT 1")
         except (OSError, asyncpg.PostgresError):
             return False
         return True
@@ -136,8 +137,13 @@ class PostgresServer(Server):
 
     def create(self, database: str) -> str:
         """Make an empty database and return its URL."""
-        asyncio.run(self._execute(f"CREATE DATABASE {database}"))
+        self._run(f"CREATE DATABASE {database}")
         return self.url(database)
+
+    def _run(self, statement: str) -> None:
+        # In a thread: the caller may be on a loop.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: asyncio.run(self._execute(statement))).result()
 
     async def _execute(self, statement: str) -> None:
         connection = await asyncpg.connect(

@@ -133,7 +133,12 @@ def _engine(url: str, deadline_s: float) -> AsyncEngine:
             "max_overflow": 5,
             "pool_timeout": deadline_s,
             "pool_pre_ping": True,  # a connection may have died with its server
-            "connect_args": {"timeout": deadline_s, "command_timeout": MIGRATION_DEADLINE_S},
+            "connect_args": {
+                "timeout": deadline_s,
+                "command_timeout": MIGRATION_DEADLINE_S,
+                # A gateway that vanished must not hold rows that the others want.
+                "server_settings": {"idle_in_transaction_session_timeout": "10s"},
+            },
         }
     # hide_parameters: an error must not show a digest.
     engine = create_async_engine(url, hide_parameters=True, **options)

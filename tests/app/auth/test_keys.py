@@ -8,7 +8,7 @@ from app.auth.keys import Authenticator, presented_key
 from app.auth.principal import Principal, Role
 from app.errors import InvalidApiKey
 from app.settings import NO_LIMITS, digest
-from tests.app.auth.doors import LIMITS, Headers, bearer
+from tests.app.auth.doors import Headers, bearer
 from tests.app.auth.doors import door as door_for
 
 KEY = b"sk-Canary-0123456789abcdef"

@@ -7,6 +7,7 @@ deadline, so a database that hangs costs a bounded wait and never the gateway.
 import asyncio
 import contextlib
 import logging
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,12 @@ class Database:
         if self.dialect == "sqlite" and (file := self._url.database) and file != ":memory:":
             try:
                 Path(file).parent.mkdir(parents=True, exist_ok=True)
+                # Where aiosqlite cannot open a file, its thread outlives the loop, and says so.
+                sqlite3.connect(file).close()
             except OSError as error:
                 raise DatabaseUnavailable(f"{file}: {error.strerror}") from None
+            except sqlite3.Error as error:
+                raise DatabaseUnavailable(f"{file}: {error}") from None
         async with self._translated(self._deadline_s):
             if await is_current(self._engine):
                 self._migrated = True

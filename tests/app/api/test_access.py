@@ -4,11 +4,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from fastapi import Request
 from fastapi.routing import APIRoute
 
-from app.api.access import HANDLES, RIGHTS, Right
+from app.api.access import HANDLES, RIGHTS, Right, guard
 from app.auth.fields import KeyFields
 from app.auth.principal import Role
+from app.errors import PermissionDenied
 from app.main import State, create_app
 from tests.app.raw import connected, request
 from tests.gateway import KEY, ROOT, ROOT_KEY, Gateway, free_port, remote, running, settings_for
@@ -207,6 +209,20 @@ async def test_a_body_over_the_limit_is_413(gateway: Gateway, chunked: bool) -> 
     headers = {**ROOT, "content-type": "application/json"}
     response = await gateway.client.post("/admin/keys", content=content, headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_a_guard_goes_by_the_table(gateway: Gateway, role: Role) -> None:
+    headers = headers_of(await key_of(gateway.state, role))
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    asked = Request({"type": "http", "headers": raw})
+    for right in Right:
+        guarded = guard(gateway.state.authenticator, right)
+        if right in RIGHTS[role]:
+            assert (await guarded(asked)).role is role
+        else:
+            with pytest.raises(PermissionDenied):
+                await guarded(asked)
 
 
 def test_the_table_denies_by_default() -> None:

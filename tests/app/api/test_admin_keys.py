@@ -144,6 +144,7 @@ async def test_a_change_leaves_what_is_not_given(gateway: Gateway) -> None:
     assert changed == {**made, "tokens_per_minute": None}
 
 
+@pytest.mark.slow
 async def test_a_disabled_key_ends_no_stream_that_runs(gateway: Gateway, fake: Fake) -> None:
     made = await create(gateway)
     line = b"authorization: Bearer " + made["key"].encode()

@@ -299,13 +299,20 @@ async def test_use_is_noted_and_is_no_change(store: KeyStore, database: Database
 
 
 async def test_gateways_that_note_the_same_keys_do_not_lock_each_other_out(
-    store: KeyStore,
+    store: KeyStore, database: Database
 ) -> None:
-    keys = [await made(store) for _ in range(20)]
-    one = {key.id: 1000 for key in keys}
-    other = {key.id: 2000 for key in reversed(keys)}
-    await asyncio.gather(store.touch(one), store.touch(other))
-    assert {key.last_used_ms for key in (await store.page(20)).keys} == {2000}
+    first, second = sorted([(await made(store)).id, (await made(store)).id])
+    statement = text("UPDATE api_keys SET last_used_ms = 1 WHERE id = :id")
+    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    async with database.write() as connection:  # another gateway, in mid-flush
+        await connection.execute(statement, {"id": first})
+        touching = asyncio.create_task(store.touch({second: 2, first: 2}))
+        if database.dialect == "postgresql":
+            while not (await connection.execute(waiting)).scalar_one():
+                await asyncio.sleep(0)
+        await connection.execute(statement, {"id": second})
+    await touching
+    assert {key.last_used_ms for key in (await store.page(2)).keys} == {2}
 
 
 async def test_only_a_key_for_models_is_a_clients(store: KeyStore) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -81,6 +82,15 @@ async def test_a_file_that_cannot_be_made_is_unavailable() -> None:
     database = Database("sqlite+aiosqlite:////proc/nowhere/gateway.db")
     with pytest.raises(DatabaseUnavailable, match="/proc/nowhere"):
         await database.migrate()
+    await database.close()
+
+
+async def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    before = threading.active_count()
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}")
+    with pytest.raises(DatabaseUnavailable, match=f"{tmp_path}: unable to open"):
+        await database.migrate()
+    assert threading.active_count() == before
     await database.close()
 
 

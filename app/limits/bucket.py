@@ -34,7 +34,7 @@ def wait(debt_s: float, cost_s: float, burst_s: float) -> float:
         return 0.0
     if cost_s == inf:
         return inf
-    missing = debt_s + min(cost_s, burst_s) - burst_s
+    missing = debt_s - max(0.0, burst_s - cost_s)
     return missing if missing > EPSILON_S else 0.0
 
 

@@ -10,6 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from hiredis import pack_command
 from redis.asyncio.connection import Connection, parse_url
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import NoScriptError, RedisError
@@ -34,8 +35,7 @@ class Wire(Protocol):
     is_connected: bool
 
     async def connect(self) -> None: ...
-    def pack_command(self, *words: bytes | str | int) -> list[bytes]: ...
-    async def send_packed_command(self, command: list[bytes], check_health: bool) -> None: ...
+    async def send_packed_command(self, command: bytes, check_health: bool) -> None: ...
     async def read_response(self, disable_decoding: bool) -> Any: ...
     async def disconnect(self, nowait: bool = False) -> None: ...
 
@@ -116,9 +116,9 @@ class Link:
         return str(error).partition("\n")[0] or type(error).__name__
 
 
-async def _exchange(wire: Wire, words: tuple[bytes | str | int, ...]) -> Any:
+async def _exchange(wire: Wire, words: Any) -> Any:
     try:
-        await wire.send_packed_command(wire.pack_command(*words), check_health=False)
+        await wire.send_packed_command(pack_command(words), check_health=False)
     except RuntimeError as error:  # what uvloop says of a connection that was reset
         raise LostConnection(str(error)) from None
     return await wire.read_response(disable_decoding=True)

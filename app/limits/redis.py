@@ -10,11 +10,10 @@ it did to buckets stays, since a refund of what was never charged would let too 
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-import msgspec
-
+from app.limits.batch import Release, Renewal, Request, is_scarce, pack, readings
 from app.limits.breaker import Event, State, after
 from app.limits.link import Link, RedisUnavailable
 from app.limits.terms import Reading, Terms, undoing
@@ -24,25 +23,16 @@ LEASE_S = 25.0
 # Redis does nothing else meanwhile: 5 ms or so.
 MOST_AT_ONCE = 256
 PROBE_S = 1.0
+# How long a release may wait to share a call: one request at a time then costs one, not two.
+RELEASE_S = 0.002
 
-_encode = msgspec.msgpack.Encoder().encode
 
-
-class _Asked(NamedTuple):
+class _Waiting(NamedTuple):
     """A request that waits for its answer."""
 
-    lease: str
-    terms: Terms
+    request: Request
     answer: asyncio.Future[Reading]
     deadline: float
-
-
-class _Released(NamedTuple):
-    """A lease that has ended, and what its buckets are still to be charged."""
-
-    lease: str
-    terms: Terms
-    costs: list[float]
 
 
 class Grant(NamedTuple):
@@ -71,8 +61,7 @@ class RedisStore:
         lease_s: float = LEASE_S,
     ) -> None:
         self._link = link
-        # In a cluster all keys with one hash tag are in one place.
-        self._prefix = f"{{{prefix}}}:"
+        self._prefix = prefix
         self._burst_s = burst_s
         self._timeout_s = timeout_s
         self._changed = changed
@@ -83,8 +72,9 @@ class RedisStore:
         self._state = State.CLOSED
         self._opened = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
-        self._asked: list[_Asked] = []
-        self._released: list[_Released] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: list[_Waiting] = []
+        self._ended: list[Release] = []
         self._due: list[str] = []  # leases to be renewed
         self._held: dict[str, Terms] = {}
 
@@ -99,7 +89,8 @@ class RedisStore:
         self._leases_made += 1
         lease = f"{self._gateway}{self._leases_made:x}"
         answer: asyncio.Future[Reading] = loop.create_future()
-        self._asked.append(_Asked(lease, terms, answer, loop.time() + self._timeout_s))
+        deadline = loop.time() + self._timeout_s
+        self._waiting.append(_Waiting(Request(lease, terms), answer, deadline))
         self._wake()
         try:
             return Grant(lease, await answer)
@@ -111,9 +102,13 @@ class RedisStore:
     def release(self, grant: Grant, terms: Terms, costs: list[float]) -> None:
         """Give the slots of a decision back and charge its buckets what is still due, soon."""
         self._held.pop(grant.lease, None)
-        if terms.slots or any(costs):
-            self._released.append(_Released(grant.lease, terms, costs))
+        if not (terms.slots or any(costs)):
+            return
+        self._ended.append(Release(grant.lease, terms, costs))
+        if is_scarce(terms, grant.reading, self._burst_s):
             self._wake()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(RELEASE_S, self._wake)
 
     async def run(self) -> None:
         """Renew leases and probe, until cancelled."""
@@ -123,6 +118,7 @@ class RedisStore:
 
     async def close(self) -> None:
         """Send what is left to be sent, if Redis answers, and end the connection."""
+        self._wake()
         if self._pump is not None:
             await self._pump
         await self._link.close()
@@ -134,94 +130,63 @@ class RedisStore:
     # Calls
 
     def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._pump is None and self._state is State.CLOSED:
             self._pump = asyncio.get_running_loop().create_task(self._work_off())
 
     async def _work_off(self) -> None:
         """Make calls until nothing is left to be sent."""
         try:
-            while self._state is State.CLOSED and (self._asked or self._released or self._due):
+            while self._state is State.CLOSED and (self._waiting or self._ended or self._due):
                 await self._call()
         finally:
             self._pump = None
 
     async def _call(self) -> None:
         """Make one call for all, or for as many as one may hold."""
-        asked, self._asked = self._asked[:MOST_AT_ONCE], self._asked[MOST_AT_ONCE:]
-        released, self._released = self._released[:MOST_AT_ONCE], self._released[MOST_AT_ONCE:]
+        ended, self._ended = self._ended[:MOST_AT_ONCE], self._ended[MOST_AT_ONCE:]
+        waiting, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
         due, self._due = self._due[:MOST_AT_ONCE], self._due[MOST_AT_ONCE:]
-        asked = [one for one in asked if not one.answer.done()]  # the others were cancelled
-        renewed = [(lease, self._held[lease]) for lease in due if lease in self._held]
-        if not (asked or released or renewed):
+        waiting = [one for one in waiting if not one.answer.done()]  # the others were cancelled
+        requests = [one.request for one in waiting]
+        renewals = [Renewal(lease, self._held[lease]) for lease in due if lease in self._held]
+        if not (ended or requests or renewals):
             return
-        keys, argument = self._pack(released, asked, renewed)
+        keys, argument = pack(self._prefix, self._burst_s, self._lease_s, ended, requests, renewals)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        if asked:
-            deadline = asked[0].deadline  # the one that has waited longest
+        if waiting:
+            deadline = waiting[0].deadline  # of the one that has waited longest
         try:
-            answers = msgspec.msgpack.decode(await self._link.run(keys, argument, deadline))
-        except (RedisUnavailable, msgspec.DecodeError) as error:
-            self._give_up(str(error), asked, released)
+            answers = readings(await self._link.run(keys, argument, deadline), requests)
+        except (RedisUnavailable, ValueError) as error:
+            self._give_up(str(error), waiting, ended)
             return
-        # Lua has one kind of table: where there are no answers, this is not a list.
-        for one, answer in zip(asked, answers or (), strict=True):
-            self._answer(one, answer)
+        for (request, answer, _), reading in zip(waiting, answers, strict=True):
+            if answer.done():  # cancelled meanwhile
+                self._take_back(request.lease, request.terms, reading)
+                continue
+            if reading.admitted and request.terms.slots:
+                self._held[request.lease] = request.terms
+            answer.set_result(reading)
 
-    def _answer(self, one: _Asked, answer: list[Any]) -> None:
-        slots = len(one.terms.slots)
-        reading = Reading(answer[0], answer[1 + slots :], answer[1 : 1 + slots])
-        if one.answer.done():  # cancelled meanwhile
-            self._take_back(one.lease, one.terms, reading)
-            return
-        if reading.admitted and slots:
-            self._held[one.lease] = one.terms
-        one.answer.set_result(reading)
-
-    def _give_up(self, reason: str, asked: list[_Asked], released: list[_Released]) -> None:
+    def _give_up(self, reason: str, waiting: list[_Waiting], ended: list[Release]) -> None:
         """Open the breaker: who waits is told at once, and leases are given back later."""
-        for one in (*asked, *self._asked):
+        for one in (*waiting, *self._waiting):
             if not one.answer.done():
                 one.answer.set_exception(RedisUnavailable(reason))
-        leases = [_Released(one.lease, one.terms, [0.0] * len(one.terms.buckets)) for one in asked]
-        leases += [one._replace(costs=[0.0] * len(one.costs)) for one in released]
-        self._released = [one for one in leases if one.terms.slots] + self._released
-        self._asked.clear()
+        leases = [one.request for one in waiting] + [Request(*one[:2]) for one in ended]
+        unknown = [
+            Release(lease, terms, [0.0] * len(terms.buckets))
+            for lease, terms in leases
+            if terms.slots
+        ]
+        self._ended = unknown + self._ended
+        self._waiting.clear()
         self._due.clear()
         self._failed()
         self._move(Event.CALL_FAILED, reason)
-
-    def _pack(
-        self,
-        released: Sequence[_Released] = (),
-        asked: Sequence[_Asked] = (),
-        renewed: Sequence[tuple[str, Terms]] = (),
-    ) -> tuple[list[bytes], bytes]:
-        """Return the script's KEYS and its argument."""
-        places: list[str] = ["clock"]
-        for terms in (*(one.terms for one in released), *(one.terms for one in asked)):
-            places += [slot.place for slot in terms.slots]
-            places += [bucket.place for bucket in terms.buckets]
-        for _, terms in renewed:
-            places += [slot.place for slot in terms.slots]
-        work = (
-            self._burst_s,
-            self._lease_s,
-            [(one.lease, len(one.terms.slots), one.costs) for one in released],
-            [
-                (
-                    one.lease,
-                    [slot.limit for slot in one.terms.slots],
-                    [bucket.cost_s for bucket in one.terms.buckets],
-                )
-                for one in asked
-            ],
-            [(lease, len(terms.slots)) for lease, terms in renewed],
-        )
-        prefix = self._prefix
-        # A name from a YAML file may hold what UTF-8 does not.
-        return [(prefix + place).encode("utf-8", "surrogatepass") for place in places], _encode(
-            work
-        )
 
     # What happens by itself
 
@@ -236,7 +201,7 @@ class RedisStore:
             await self._opened.wait()
             await asyncio.sleep(PROBE_S)
             try:
-                await self._link.probe(*self._pack())
+                await self._link.probe(*pack(self._prefix, self._burst_s, self._lease_s))
             except RedisUnavailable as error:
                 self._failed()
                 self._move(Event.PROBE_FAILED, str(error))

@@ -19,16 +19,16 @@ local SPARE_MS = 1
 
 local number = function(value) return string.format('%.17g', value) end
 
--- Time goes on from where it was when the server's clock is set back, so that nobody is locked out.
+-- Where the server's clock was set back, time goes on from where it was: nobody is locked out.
 local time = redis.call('TIME')
-local wall = tonumber(time[1]) - EPOCH + tonumber(time[2]) / 1e6
-local now = wall
+local wall, ahead = tonumber(time[1]) - EPOCH + tonumber(time[2]) / 1e6, 0
 local last = redis.call('GET', KEYS[1])
 if last then
-  local last_wall, last_now = string.match(last, '^(%S+) (%S+)$')
-  now = tonumber(last_now) + math.max(0, wall - tonumber(last_wall))
+  local last_wall, last_ahead = string.match(last, '^(%S+) (%S+)$')
+  ahead = tonumber(last_ahead) + math.max(0, tonumber(last_wall) - wall)
 end
-redis.call('SET', KEYS[1], number(wall) .. ' ' .. number(now), 'PX', CLOCK_MS)
+redis.call('SET', KEYS[1], number(wall) .. ' ' .. number(ahead), 'PX', CLOCK_MS)
+local now = wall + ahead
 
 local burst_s, lease_s, releases, decisions, renewals = unpack(cmsgpack.unpack(ARGV[1]))
 local cursor = 1
@@ -55,7 +55,7 @@ end
 
 local passes = function(debt, cost)
   if cost == 0 then return true end
-  return cost < math.huge and debt + math.min(cost, burst_s) - burst_s <= EPSILON_S
+  return cost < math.huge and debt - math.max(0, burst_s - cost) <= EPSILON_S
 end
 
 local hold = function(slots, lease)

@@ -1,0 +1,85 @@
+"""What one run of script.lua is told and answers: pure, no I/O."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from app.limits.terms import Reading, Terms
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class Release(NamedTuple):
+    """A lease that has ended, and what its buckets are still to be charged, in seconds."""
+
+    lease: str
+    terms: Terms
+    costs: list[float]
+
+
+class Request(NamedTuple):
+    """A decision to be made; the lease is what holds its slots."""
+
+    lease: str
+    terms: Terms
+
+
+class Renewal(NamedTuple):
+    """A lease that goes on."""
+
+    lease: str
+    terms: Terms
+
+
+def pack(
+    prefix: str,
+    burst_s: float,
+    lease_s: float,
+    releases: Iterable[Release] = (),
+    requests: Iterable[Request] = (),
+    renewals: Iterable[Renewal] = (),
+) -> tuple[list[bytes], bytes]:
+    """Return the script's KEYS and its argument."""
+    places = ["clock"]
+    ended: list[tuple[str, int, list[float]]] = []
+    for lease, terms, costs in releases:
+        places += [term.place for term in terms.slots]
+        places += [term.place for term in terms.buckets]
+        ended.append((lease, len(terms.slots), costs))
+    asked: list[tuple[str, list[int], list[float]]] = []
+    for lease, terms in requests:
+        places += [term.place for term in terms.slots]
+        places += [term.place for term in terms.buckets]
+        limits = [term.limit for term in terms.slots]
+        asked.append((lease, limits, [term.cost_s for term in terms.buckets]))
+    renewed: list[tuple[str, int]] = []
+    for lease, terms in renewals:
+        places += [term.place for term in terms.slots]
+        renewed.append((lease, len(terms.slots)))
+    # In a cluster, keys with one tag in braces lie in one place.
+    tag = f"{{{prefix}}}:"
+    # A name from a YAML file may hold what UTF-8 does not.
+    keys = [(tag + place).encode("utf-8", "surrogatepass") for place in places]
+    return keys, _encode((burst_s, lease_s, ended, asked, renewed))
+
+
+def readings(answer: bytes, requests: Sequence[Request]) -> list[Reading]:
+    """Return the decisions, in the order of the requests. Raises ValueError."""
+    if not requests:
+        return []  # Lua has one kind of table, and an empty one is no list
+    try:
+        return [
+            Reading(row[0], row[1 + len(terms.slots) :], row[1 : 1 + len(terms.slots)])
+            for (_, terms), row in zip(requests, _decode(answer), strict=True)
+        ]
+    except (msgspec.DecodeError, TypeError, IndexError):
+        raise ValueError("the script's answer cannot be read") from None
+
+
+def is_scarce(terms: Terms, reading: Reading, burst_s: float) -> bool:
+    """Return whether somebody may soon be refused for what a request holds: half of it is taken."""
+    return any(debt_s * 2 >= burst_s for debt_s in reading.debts) or any(
+        busy * 2 >= term.limit for term, busy in zip(terms.slots, reading.busy, strict=True)
+    )

@@ -1,0 +1,26 @@
+"""Requests for the tests of limits."""
+
+from app.limits.terms import Ask
+from app.settings import LimitSettings
+
+NONE = LimitSettings()
+
+
+def limits(
+    requests: int | None = None, tokens: int | None = None, concurrent: int | None = None
+) -> LimitSettings:
+    return LimitSettings(
+        requests_per_minute=requests, tokens_per_minute=tokens, concurrent_requests=concurrent
+    )
+
+
+def ask(
+    key: LimitSettings = NONE,
+    model: LimitSettings = NONE,
+    *,
+    tokens: int = 10,
+    key_id: str = "k",
+    model_name: str = "demo",
+    concurrent: bool = True,
+) -> Ask:
+    return Ask(key_id, key, model_name, model, tokens, concurrent)

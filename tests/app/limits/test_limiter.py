@@ -1,30 +1,364 @@
-"""Limits as the relay meets them, counted in memory."""
+"""Limits as the relay meets them, in memory and in a Redis that several gateways share."""
+
+import asyncio
+import random
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import redis
 
 from app.errors import RateLimited
-from app.limits.limiter import Limiter
-from app.limits.terms import Ask
+from app.limits.limiter import Decision, Limiter
+from app.limits.link import Link
+from app.limits.redis import Grant, RedisStore
+from app.limits.terms import Ask, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
-
-NONE = LimitSettings()
-
-
-def ask(key: LimitSettings = NONE, model: LimitSettings = NONE, tokens: int = 10) -> Ask:
-    return Ask("k", key, "demo", model, tokens)
+from tests.app.limits.asks import NONE, ask, limits
+from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes
+from tests.services import RedisServer
 
 
 @pytest.fixture
-def limiter() -> Limiter:
-    return Limiter(LimitsSettings(), StateSettings(), Metrics())
+def prefix() -> str:
+    return secrets.token_hex(8)
 
 
-async def test_one_request_a_minute_is_one(limiter: Limiter) -> None:
-    wanted = ask(LimitSettings(requests_per_minute=1))
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.services)])
+async def limiter(request: pytest.FixtureRequest, prefix: str) -> AsyncIterator[Limiter]:
+    """A limiter, once over each store."""
+    if request.param == "memory":
+        yield Limiter(LimitsSettings(), StateSettings(), Metrics())
+        return
+    server: RedisServer = request.getfixturevalue("redis_server")
+    async with limiter_on(server.url, prefix) as limiter:
+        yield limiter
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=redis_server.port, decode_responses=True) as client:
+        yield client
+
+
+# Over either store
+
+
+async def test_entering_raises_the_refusal(limiter: Limiter) -> None:
+    wanted = ask(limits(requests=1))
     with await limiter.decide(wanted) as decision:
-        assert (b"x-ratelimit-remaining-requests", b"0") in decision.headers
-    with pytest.raises(RateLimited) as caught, await limiter.decide(wanted):
+        assert decision.refusal is None
+    refused = await limiter.decide(wanted)
+    with pytest.raises(RateLimited, match="1 request per minute") as caught, refused:
+        pytest.fail("it was refused")
+    assert (caught.value.limit, caught.value.retry_after_s) == ("requests", 60)
+
+
+async def test_passed_and_refused_requests_have_headers(limiter: Limiter) -> None:
+    wanted = ask(limits(requests=1, tokens=1000), tokens=400)
+    for _ in range(2):
+        headers = dict((await limiter.decide(wanted)).headers)
+        assert headers[b"x-ratelimit-remaining-requests"] == b"0"
+        assert headers[b"x-ratelimit-limit-tokens"] == b"1000"
+        assert headers[b"x-ratelimit-remaining-tokens"] == b"600"
+
+
+async def test_leaving_gives_the_slot_and_the_tokens_back_but_not_the_request(
+    limiter: Limiter,
+) -> None:
+    wanted = ask(limits(requests=2, tokens=100, concurrent=1), tokens=100)
+    assert [await outcome(limiter, wanted) for _ in range(3)] == [
+        "passed",
+        "passed",
+        "rate_limit_exceeded",
+    ]
+
+
+async def test_tokens_that_were_used_stay_used(limiter: Limiter) -> None:
+    wanted = ask(limits(tokens=100), tokens=60)
+    with await limiter.decide(wanted) as decision:
+        decision.settle(30)
+    assert await passes(limiter, wanted)
+    assert not await passes(limiter, wanted)
+
+
+async def test_more_tokens_than_were_reserved_are_owed(limiter: Limiter) -> None:
+    wanted = ask(limits(tokens=600), tokens=10)
+    with await limiter.decide(wanted) as decision:
+        decision.settle(1210)
+    refusal = (await limiter.decide(wanted)).refusal
+    assert refusal is not None
+    assert refusal.limit == "tokens"
+    assert refusal.retry_after_s == 62  # 610 too many and 10 to come, at ten a second
+
+
+async def test_leaving_twice_gives_back_once(limiter: Limiter) -> None:
+    wanted = ask(limits(concurrent=2))
+    with await limiter.decide(wanted) as decision:
+        assert await passes(limiter, wanted)
+    with decision:
         pass
-    assert caught.value.limit == "requests"
-    assert caught.value.retry_after_s == 60
+    assert [await passes(limiter, wanted) for _ in range(2)] == [True, False]
+
+
+async def test_a_refused_request_takes_and_gives_nothing(limiter: Limiter) -> None:
+    wanted = ask(limits(requests=5, tokens=50, concurrent=1), tokens=10)
+    with await limiter.decide(wanted):
+        for _ in range(10):
+            assert await outcome(limiter, wanted) == "rate_limit_exceeded"
+    assert await passes(limiter, wanted)
+    headers = dict((await limiter.decide(wanted)).headers)
+    assert headers[b"x-ratelimit-remaining-requests"] == b"3"
+
+
+async def test_a_request_that_is_larger_than_the_limit_passes_alone(limiter: Limiter) -> None:
+    huge, small = (ask(limits(tokens=60), tokens=tokens) for tokens in (600, 1))
+    assert await passes(limiter, huge)
+    refusal = (await limiter.decide(small)).refusal
+    assert refusal is not None
+    assert refusal.retry_after_s in (540, 541)
+
+
+async def test_a_number_of_tokens_beyond_all_measure_does_no_harm(limiter: Limiter) -> None:
+    wanted = ask(limits(tokens=1), tokens=10**400)
+    assert await outcome(limiter, wanted) == "passed"
+    assert await outcome(limiter, wanted) == "passed"
+
+
+async def test_a_limit_of_nothing_lets_nothing_through(limiter: Limiter) -> None:
+    for nothing in limits(requests=0), limits(tokens=0), limits(concurrent=0):
+        refusal = (await limiter.decide(ask(nothing))).refusal
+        assert refusal is not None
+        assert refusal.retry_after_s is None
+
+
+async def test_what_costs_no_tokens_and_takes_no_slot_passes_when_those_are_used_up(
+    limiter: Limiter,
+) -> None:
+    key = limits(requests=10, tokens=10, concurrent=1)
+    assert await passes(limiter, ask(key, tokens=1000))
+    assert await passes(limiter, ask(key, tokens=0, concurrent=False))
+
+
+async def test_without_limits_nothing_is_asked_and_nothing_told(limiter: Limiter) -> None:
+    decision = at_once(limiter, ask(NONE, NONE))
+    assert decision.headers == []
+    with decision:
+        decision.settle(5)
+
+
+async def test_the_slot_comes_back_however_the_request_ends(limiter: Limiter) -> None:
+    wanted = ask(limits(concurrent=1))
+    with pytest.raises(ZeroDivisionError), await limiter.decide(wanted):
+        raise ZeroDivisionError
+    with pytest.raises(asyncio.CancelledError), await limiter.decide(wanted):
+        raise asyncio.CancelledError
+    assert await passes(limiter, wanted)
+
+
+# Over Redis
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    "key", [limits(requests=30), limits(tokens=300), limits(concurrent=30)], ids=str
+)
+async def test_two_gateways_share_limits_exactly(
+    redis_server: RedisServer, prefix: str, key: LimitSettings
+) -> None:
+    async with limiter_on(redis_server.url, prefix) as a, limiter_on(redis_server.url, prefix) as b:
+        wanted = ask(key, tokens=10)
+        got = await asyncio.gather(*(passes(one, wanted) for _ in range(50) for one in (a, b)))
+    assert sum(got) == 30
+
+
+@pytest.mark.services
+async def test_what_one_gateway_gives_back_another_gets(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    wanted = ask(limits(concurrent=1))
+    async with limiter_on(redis_server.url, prefix) as a, limiter_on(redis_server.url, prefix) as b:
+        for one, other in ((a, b), (b, a)) * 5:
+            with await when_free(one, wanted):
+                assert not await passes(other, wanted)
+
+
+@pytest.mark.services
+@pytest.mark.slow
+async def test_the_slots_of_a_gateway_that_died_come_back(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    """One gateway renews no more, as if it were killed; the other keeps what it holds."""
+    wanted = ask(limits(concurrent=2))
+    dead = Limiter(LimitsSettings(), shared(redis_server, prefix), Metrics(), lease_s=0.5)
+    async with limiter_on(redis_server.url, prefix, lease_s=0.5) as alive:
+        assert await passes(dead, wanted)
+        with await alive.decide(wanted):
+            assert not await passes(alive, wanted)
+            with await when_free(alive, wanted):
+                assert not await passes(alive, wanted)
+    await dead.close()
+
+
+@pytest.mark.services
+async def test_one_request_costs_one_call(
+    redis_server: RedisServer, prefix: str, client: redis.Redis
+) -> None:
+    wanted = ask(limits(10, 1000, 10))
+    async with limiter_on(redis_server.url, prefix) as limiter:
+        with await limiter.decide(wanted):
+            before = calls(client)
+        # What that one gives back shares the call.
+        assert await passes(limiter, wanted)
+        assert calls(client) - before == 1
+
+
+@pytest.mark.services
+async def test_requests_that_come_together_share_calls(
+    redis_server: RedisServer, prefix: str, client: redis.Redis
+) -> None:
+    wanted = ask(limits(1000, None, 1000), limits(1000))
+    async with limiter_on(redis_server.url, prefix) as limiter:
+        before = calls(client)
+        got = await asyncio.gather(*(outcome(limiter, wanted) for _ in range(200)))
+        assert Counter(got) == {"passed": 200}
+        assert calls(client) - before <= 10
+
+
+@pytest.mark.services
+async def test_more_requests_than_one_call_holds_are_all_answered(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    async with limiter_on(redis_server.url, prefix) as limiter:
+        wanted = ask(limits(requests=700))
+        got = await asyncio.gather(*(passes(limiter, wanted) for _ in range(1000)))
+    assert sum(got) == 700
+
+
+@pytest.mark.services
+async def test_what_is_still_to_be_sent_at_the_end_is_sent(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    wanted = ask(limits(concurrent=9, tokens=100), tokens=10)
+    async with limiter_on(redis_server.url, prefix) as one:
+        held = await one.decide(wanted)
+        with held:
+            held.settle(25)
+    async with limiter_on(redis_server.url, prefix) as other:
+        headers = dict((await other.decide(wanted)).headers)
+        assert headers[b"x-ratelimit-remaining-tokens"] == b"65"
+        assert [await passes(other, wanted) for _ in range(2)] == [True, True]
+
+
+@pytest.mark.services
+@pytest.mark.slow
+async def test_redis_keeps_nothing_for_ever(
+    redis_server: RedisServer, prefix: str, client: redis.Redis
+) -> None:
+    chance = random.Random(4)
+    async with limiter_on(redis_server.url, prefix) as a, limiter_on(redis_server.url, prefix) as b:
+
+        async def some(limiter: Limiter) -> None:
+            for _ in range(20):
+                wanted = ask(
+                    limits(*(chance.randrange(1, most) for most in (99, 999, 9))),
+                    limits(chance.randrange(1, 999), None, chance.randrange(1, 99)),
+                    tokens=chance.randrange(2000),
+                    key_id=f"k{chance.randrange(9)}",
+                    model_name=f"m{chance.randrange(3)}",
+                )
+                decision = await limiter.decide(wanted)
+                if decision.refusal is None:
+                    with decision:
+                        await asyncio.sleep(0)
+                        decision.settle(chance.randrange(3000))
+
+        await asyncio.gather(*(some(one) for _ in range(10) for one in (a, b)))
+        keys = list(client.scan_iter(f"{{{prefix}}}*"))
+        assert len(keys) > 9
+        assert [key for key in keys if client.pttl(key) < 0 and client.exists(key)] == []
+    assert list(client.scan_iter(f"{{{prefix}}}:*:slots:*")) == []  # every slot was given back
+
+
+# Cancelled while it waits
+
+
+@pytest.mark.services
+async def test_requests_that_are_cancelled_while_redis_hangs_leave_nothing(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    wanted = ask(limits(1, 10, 1), limits(1, 10, 1))
+    async with limiter_on(redis_server.url, prefix) as limiter:
+        assert await passes(limiter, ask(limits(requests=1), key_id="first"))  # it connects
+        redis_server.pause()
+        try:
+            under_way = asyncio.create_task(limiter.decide(wanted))
+            await turns(5)
+            queued = asyncio.create_task(limiter.decide(wanted))
+            await turns(5)
+            for task in under_way, queued:
+                task.cancel()
+            await asyncio.gather(under_way, queued, return_exceptions=True)
+        finally:
+            redis_server.resume()
+        assert under_way.cancelled()
+        assert queued.cancelled()
+        assert await passes(limiter, wanted)
+
+
+class CancellingLink(Link):
+    """Cancels a task in the very moment in which its answer is there."""
+
+    victim: asyncio.Task[Grant] | None = None
+
+    async def run(self, keys: list[bytes], argument: bytes, deadline: float) -> bytes:
+        answer = await super().run(keys, argument, deadline)
+        if self.victim is not None:
+            asyncio.get_running_loop().call_soon(self.victim.cancel)
+            self.victim = None
+        return answer
+
+
+@pytest.mark.services
+async def test_a_request_that_is_cancelled_as_its_answer_comes_leaves_nothing(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    terms = terms_of(ask(limits(1, 10, 1), limits(1, 10, 1)))
+    link = CancellingLink(redis_server.url, PATIENT_S)
+    store = RedisStore(link, prefix, 60.0, PATIENT_S, lambda reason: None, lambda: None)
+    deciding = asyncio.create_task(store.decide(terms))
+    link.victim = deciding
+    await asyncio.gather(deciding, return_exceptions=True)
+    assert deciding.cancelled()
+    assert (await store.decide(terms)).reading.admitted
+    await store.close()
+
+
+def shared(server: RedisServer, prefix: str) -> StateSettings:
+    return StateSettings.model_validate(
+        {"redis_url": server.url, "redis_prefix": prefix, "redis_timeout_s": PATIENT_S}
+    )
+
+
+def calls(client: redis.Redis) -> int:
+    """Return how often the script has been run."""
+    stats = client.info("commandstats")
+    assert isinstance(stats, dict)
+    number: int = stats.get("cmdstat_evalsha", {"calls": 0})["calls"]
+    return number
+
+
+async def when_free(limiter: Limiter, wanted: Ask) -> Decision:
+    """Return the first decision that is not a refusal."""
+    async with asyncio.timeout(20):
+        while (decision := await limiter.decide(wanted)).refusal is not None:
+            await asyncio.sleep(0.001)
+    return decision
+
+
+async def turns(number: int) -> None:
+    """Let the loop turn."""
+    for _ in range(number):
+        await asyncio.sleep(0)

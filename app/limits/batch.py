@@ -66,16 +66,13 @@ def pack(
 
 
 def readings(answer: bytes, requests: Sequence[Request]) -> list[Reading]:
-    """Return the decisions, in the order of the requests. Raises ValueError."""
+    """Return the decisions, in the order of the requests."""
     if not requests:
         return []  # Lua has one kind of table, and an empty one is no list
-    try:
-        return [
-            Reading(row[0], row[1 + len(terms.slots) :], row[1 : 1 + len(terms.slots)])
-            for (_, terms), row in zip(requests, _decode(answer), strict=True)
-        ]
-    except (msgspec.DecodeError, TypeError, IndexError):
-        raise ValueError("the script's answer cannot be read") from None
+    return [
+        Reading(row[0], row[1 + len(terms.slots) :], row[1 : 1 + len(terms.slots)])
+        for (_, terms), row in zip(requests, _decode(answer), strict=True)
+    ]
 
 
 def is_scarce(terms: Terms, reading: Reading, burst_s: float) -> bool:

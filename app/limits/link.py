@@ -95,7 +95,11 @@ class Link:
                     await wire.disconnect()
 
     async def _ask(self, *words: bytes | str | int) -> Any:
-        """Send one command and return the answer; on a connection that had idled, try twice."""
+        """Send one command and return the answer; on a connection that had idled, try twice.
+
+        Where the first connection is lost after the command was run, it is run again: a restart
+        has forgotten what the first did, and a cut connection costs one call's charges.
+        """
         if self._wire is not None and self._wire.is_connected:
             try:
                 return await _exchange(self._wire, words)

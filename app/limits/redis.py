@@ -6,9 +6,13 @@ of an idle gateway goes at once, and those that come while it is under way share
 A slot is held by a lease that ends unless it is renewed, so those of a gateway that died come back.
 What a call that failed did to leases is unknown; they are given back when Redis answers again. What
 it did to buckets stays, since a refund of what was never charged would let too much through.
+
+A release may wait a moment for a call to share, unless half of what it gives back is taken: then
+another gateway may be about to refuse somebody for it.
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,12 +22,14 @@ from app.limits.breaker import Event, State, after
 from app.limits.link import Link, RedisUnavailable
 from app.limits.terms import Reading, Terms, undoing
 
+log = logging.getLogger(__name__)
+
 # A gateway that dies holds its slots for that long at most; three renewals fit in, so one may fail.
 LEASE_S = 25.0
 # Redis does nothing else meanwhile: 5 ms or so.
 MOST_AT_ONCE = 256
 PROBE_S = 1.0
-# How long a release may wait to share a call: one request at a time then costs one, not two.
+# Requests that come one after the other cost one call each then, not two.
 RELEASE_S = 0.002
 
 
@@ -100,7 +106,10 @@ class RedisStore:
             raise
 
     def release(self, grant: Grant, terms: Terms, costs: list[float]) -> None:
-        """Give the slots of a decision back and charge its buckets what is still due, soon."""
+        """Give the slots of a decision back and charge its buckets what is still due.
+
+        Returns at once; what Redis does not hear now, it hears when it answers again.
+        """
         self._held.pop(grant.lease, None)
         if not (terms.slots or any(costs)):
             return
@@ -160,8 +169,13 @@ class RedisStore:
             deadline = waiting[0].deadline  # of the one that has waited longest
         try:
             answers = readings(await self._link.run(keys, argument, deadline), requests)
-        except (RedisUnavailable, ValueError) as error:
+        except RedisUnavailable as error:
             self._give_up(str(error), waiting, ended)
+            return
+        except Exception:
+            # Whoever waits must be answered, whatever it was.
+            log.exception("a call to Redis failed in a way nobody thought of")
+            self._give_up("internal error", waiting, ended)
             return
         for (request, answer, _), reading in zip(waiting, answers, strict=True):
             if answer.done():  # cancelled meanwhile

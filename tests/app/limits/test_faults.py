@@ -11,10 +11,12 @@ import pytest
 import redis
 
 from app.limits.limiter import Limiter
-from app.limits.terms import Ask
+from app.limits.link import Link, RedisUnavailable
+from app.limits.redis import RedisStore
+from app.limits.terms import terms_of
 from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import ask, limits
-from tests.app.limits.limiters import at_once, limiter_on, metric, outcome, passes, until
+from tests.app.limits.limiters import at_once, limiter_on, metric, outcome, passes, turns, until
 from tests.gateway import free_port
 from tests.services import RedisServer
 
@@ -62,12 +64,11 @@ class Gateway:
         ]
 
     async def lost(self) -> None:
-        """Ask until it is known that Redis does not answer."""
-        async with asyncio.timeout(20):
-            while self.available:
-                await outcome(self.limiter, ANY)
+        """Return when it is known that Redis does not answer."""
+        await until(lambda: not self.available)
 
     async def found(self) -> None:
+        """Return when it is known that Redis answers."""
         await until(lambda: self.available)
 
 
@@ -84,6 +85,11 @@ class Load:
             self.outcomes[await outcome(self.limiter, ANY)] += 1
             await asyncio.sleep(0.001)
 
+    async def sees(self, kind: str) -> None:
+        """Return when a good number of requests from now on have ended in one way."""
+        enough = self.outcomes[kind] + 50
+        await until(lambda: self.outcomes[kind] >= enough)
+
 
 @asynccontextmanager
 async def gateway_on(
@@ -99,22 +105,301 @@ async def gateway_on(
         yield Gateway(limiter, metrics, caplog)
 
 
+@asynccontextmanager
+async def loaded(limiter: Limiter) -> AsyncIterator[Load]:
+    load = Load(limiter)
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(20):
+            clients.create_task(load.client())
+        try:
+            await load.sees("passed")
+            yield load
+        finally:
+            load.going = False
+
+
+def slots(server: RedisServer) -> dict[str, int]:
+    """Return how many slots are taken, by key."""
+    with redis.Redis(port=server.port, decode_responses=True) as client:
+        keys = list(client.scan_iter("*:slots:*"))
+        return {key: taken for key in keys if (taken := client.zcard(key))}
+
+
 # Under load
 
 
-async def test_redis_is_stopped_and_comes_back(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_redis_is_stopped_and_comes_back_empty(
+    server: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for policy in POLICIES:
-        async with gateway_on(server.url, caplog, policy=policy) as gateway, loaded(gateway) as load:
+    async with gateway_on(server.url, caplog, policy=policy) as gateway:
+        async with loaded(gateway.limiter) as load:
             server.stop()
             await gateway.lost()
-            await settled(load, MEANWHILE[policy])
+            await load.sees(MEANWHILE[policy])
             await asyncio.to_thread(server.start)
             await gateway.found()
-            await settled(load, "passed")
-            assert set(load.outcomes) <= {"passed", MEANWHILE[policy]}
-            assert [line.partition(":")[0] for line in gateway.log] == [
-                f"Redis at 127.0.0.1", f"Redis at 127.0.0.1"
-            ]
-            caplog.clear()
+            await load.sees("passed")
+        assert set(load.outcomes) == {"passed", MEANWHILE[policy]}
+        await until(lambda: not slots(server))
+    assert len(gateway.log) == 2
+    assert "does not answer" in gateway.log[0]
+    assert gateway.log[1] == f"Redis at 127.0.0.1:{server.port} answers; limits are counted there"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_redis_hangs_and_goes_on(
+    server: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it had been sent before it hung, it does when it goes on; nothing of that is left."""
+    async with gateway_on(server.url, caplog, policy=policy) as gateway:
+        async with loaded(gateway.limiter) as load:
+            server.pause()
+            await gateway.lost()
+            await load.sees(MEANWHILE[policy])
+            server.resume()
+            await gateway.found()
+            await load.sees("passed")
+        assert set(load.outcomes) == {"passed", MEANWHILE[policy]}
+        await until(lambda: not slots(server))
+    assert len(gateway.log) == 2
+    assert "no answer within 0.5 s" in gateway.log[0]
+
+
+async def test_redis_is_restarted_while_requests_come(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_on(server.url, caplog) as gateway:
+        async with loaded(gateway.limiter) as load:
+            for _ in range(3):
+                server.stop()
+                await asyncio.to_thread(server.start)
+                await gateway.found()
+                await load.sees("passed")
+        assert set(load.outcomes) <= {"passed", "service_unavailable"}
+        await until(lambda: not slots(server))
+
+
+# What the policies are
+
+
+async def test_local_means_the_same_limits_counted_here(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.stop()
+    async with gateway_on(server.url, caplog, policy="local") as gateway:
+        wanted = ask(limits(requests=2))
+        assert [await passes(gateway.limiter, wanted) for _ in range(3)] == [True, True, False]
+        headers = dict((await gateway.limiter.decide(wanted)).headers)
+        assert headers[b"x-ratelimit-limit-requests"] == b"2"
+    assert gateway.log[0].endswith("; this gateway counts limits for itself until it does")
+
+
+async def test_open_means_no_limits_and_no_headers(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.stop()
+    async with gateway_on(server.url, caplog, policy="open") as gateway:
+        for _ in range(3):
+            decision = await gateway.limiter.decide(ask(limits(requests=1, concurrent=1)))
+            assert (decision.refusal, decision.headers) == (None, [])
+    assert gateway.log[0].endswith("; nothing is limited until it does")
+
+
+async def test_closed_means_503_except_where_nothing_is_limited(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.stop()
+    async with gateway_on(server.url, caplog, policy="closed") as gateway:
+        assert await outcome(gateway.limiter, ANY) == "service_unavailable"
+        assert await outcome(gateway.limiter, ask()) == "passed"
+    assert gateway.log[0].endswith("; requests are refused until it does")
+
+
+# What a hang costs
+
+
+async def test_a_hang_costs_one_deadline_and_then_nobody_waits(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_on(server.url, caplog, policy="local") as gateway:
+        assert await passes(gateway.limiter, ANY)
+        server.pause()
+        first = asyncio.create_task(passes(gateway.limiter, ANY))
+        await turns(5)  # the call is under way
+        others = [asyncio.create_task(passes(gateway.limiter, ANY)) for _ in range(20)]
+        assert all(await asyncio.gather(first, *others))
+        assert gateway.errors == 1  # one call failed, and all were answered by that
+        assert at_once(gateway.limiter, ANY).refusal is None
+
+
+async def test_a_gateway_ends_while_redis_hangs(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_on(server.url, caplog, policy="local") as gateway:
+        with await gateway.limiter.decide(ANY):
+            server.pause()
+
+
+# What was decided before a fault is settled after it
+
+
+async def test_what_redis_granted_is_given_back_to_redis(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = ask(limits(tokens=100, concurrent=1), tokens=60)
+    async with gateway_on(server.url, caplog, policy="local") as gateway:
+        with await gateway.limiter.decide(wanted) as decision:
+            server.pause()
+            assert await passes(gateway.limiter, wanted)  # by this gateway's own count
+            decision.settle(40)
+        server.resume()
+        await gateway.found()
+        after = await gateway.limiter.decide(wanted)
+        assert after.refusal is None
+        # 100 less 40 and 60, and what a second or more has refilled.
+        assert int(dict(after.headers)[b"x-ratelimit-remaining-tokens"]) < 20
+
+
+async def test_what_was_granted_here_is_given_back_here(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = ask(limits(concurrent=1))
+    async with gateway_on(server.url, caplog, policy="local") as gateway:
+        server.pause()
+        with await gateway.limiter.decide(wanted):
+            server.resume()
+            await gateway.found()
+            assert await passes(gateway.limiter, wanted)
+        assert not await passes(gateway.limiter, wanted)  # Redis's slot is still taken
+        server.stop()
+        assert await passes(gateway.limiter, wanted)  # the one here is not
+
+
+async def test_slots_in_use_are_taken_again_in_a_redis_that_forgot_them(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = ask(limits(concurrent=1))
+    async with gateway_on(server.url, caplog) as gateway:
+        with await gateway.limiter.decide(wanted):
+            server.stop()
+            assert await outcome(gateway.limiter, wanted) == "service_unavailable"
+            await asyncio.to_thread(server.start)
+            await gateway.found()
+            assert await outcome(gateway.limiter, wanted) == "rate_limit_exceeded"
+        assert await outcome(gateway.limiter, wanted) == "passed"
+
+
+# What nobody notices
+
+
+async def test_a_restart_while_nobody_asks_fails_nobody(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_on(server.url, caplog, timeout_s=10) as gateway:
+        for _ in range(3):
+            assert await outcome(gateway.limiter, ANY) == "passed"
+            await until(lambda: not slots(server))
+            server.stop()
+            await asyncio.to_thread(server.start)
+        assert await outcome(gateway.limiter, ANY) == "passed"
+        assert (gateway.errors, gateway.log) == (0, [])
+
+
+async def test_a_connection_that_was_cut_or_a_script_that_was_flushed_fails_nobody(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_on(server.url, caplog, timeout_s=10) as gateway:
+        with redis.Redis(port=server.port) as client:
+            assert await outcome(gateway.limiter, ANY) == "passed"
+            client.script_flush()
+            assert await outcome(gateway.limiter, ANY) == "passed"
+            client.client_kill_filter(_type="normal", skipme=True)
+            assert await outcome(gateway.limiter, ANY) == "passed"
+        assert (gateway.errors, gateway.log) == (0, [])
+
+
+# What makes it unusable
+
+
+async def test_a_redis_that_takes_no_writes_is_unavailable_until_it_does(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_on(server.url, caplog) as gateway:
+        with redis.Redis(port=server.port) as client:
+            client.config_set("maxmemory", 1)
+            assert await outcome(gateway.limiter, ANY) == "service_unavailable"
+            client.config_set("maxmemory", 0)
+        await gateway.found()
+        assert await outcome(gateway.limiter, ANY) == "passed"
+    assert "used memory" in gateway.log[0]
+
+
+async def test_a_password_that_is_wrong_is_told_and_not_shown(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis.Redis(port=server.port) as client:
+        client.config_set("requirepass", "right")
+    for given, reason in ("", "Authentication required"), (":canary@", "invalid username-password"):
+        url = f"redis://{given}127.0.0.1:{server.port}/0"
+        async with gateway_on(url, caplog, timeout_s=10) as gateway:
+            assert await outcome(gateway.limiter, ANY) == "service_unavailable"
+        assert len(gateway.log) == 1
+        assert reason in gateway.log[0]
+        assert "canary" not in f"{gateway.log}{gateway.limiter!r}"
+        caplog.clear()
+    url = f"redis://:right@127.0.0.1:{server.port}/1"
+    async with gateway_on(url, caplog, timeout_s=10) as gateway:
+        assert await outcome(gateway.limiter, ANY) == "passed"
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redis://:canary@127.0.0.1:{port}/0", "Redis at 127.0.0.1:{port} does not answer"),
+        ("redis://:canary@gateway.invalid:6379/0", "Redis at gateway.invalid:6379 does not answer"),
+        ("redis://me:can/ary@127.0.0.1:6379/0", "state.redis_url cannot be read"),
+        ("redis://:canary@127.0.0.1:6379/0?nothing=1", "an option that is not known"),
+        ("unix:///nowhere/redis.sock", "Redis at /nowhere/redis.sock does not answer"),
+    ],
+)
+async def test_a_url_that_leads_nowhere_is_told_and_its_password_not_shown(
+    url: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    async with gateway_on(url.format(port=port), caplog) as gateway:
+        assert await outcome(gateway.limiter, ANY) == "service_unavailable"
+    assert len(gateway.log) == 1
+    assert reason.format(port=port) in gateway.log[0]
+    assert "ary" not in gateway.log[0]
+
+
+class _BrokenLink(Link):
+    """Fails as no Redis would."""
+
+    async def run(self, keys: list[bytes], argument: bytes, deadline: float) -> bytes:
+        raise ZeroDivisionError
+
+
+async def test_a_fault_of_our_own_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    reasons: list[str | None] = []
+    link = _BrokenLink("redis://127.0.0.1", 10)
+    store = RedisStore(link, "test", 60, 10, reasons.append, lambda: None)
+    with pytest.raises(RedisUnavailable):
+        await store.decide(terms_of(ANY))
+    assert reasons == ["internal error"]
+    assert "nobody thought of" in caplog.text
+    await store.close()
+
+
+async def test_a_server_that_is_not_redis_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    port = free_port()
+    serving = await asyncio.start_server(answer, "127.0.0.1", port)
+    async with serving, gateway_on(f"redis://127.0.0.1:{port}", caplog) as gateway:
+        assert await outcome(gateway.limiter, ANY) == "service_unavailable"
+    assert len(gateway.log) == 1

@@ -17,7 +17,7 @@ from app.limits.terms import Ask, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import NONE, ask, limits
-from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes
+from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes, turns
 from tests.services import RedisServer
 
 
@@ -356,9 +356,3 @@ async def when_free(limiter: Limiter, wanted: Ask) -> Decision:
         while (decision := await limiter.decide(wanted)).refusal is not None:
             await asyncio.sleep(0.001)
     return decision
-
-
-async def turns(number: int) -> None:
-    """Let the loop turn."""
-    for _ in range(number):
-        await asyncio.sleep(0)

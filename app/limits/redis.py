@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 # A gateway that dies holds its slots for that long at most; three renewals fit in, so one may fail.
 LEASE_S = 25.0
-# Redis does nothing else meanwhile: 5 ms or so.
+# Redis does nothing else while the script runs, so one call is bounded.
 MOST_AT_ONCE = 256
 PROBE_S = 1.0
 # Requests that come one after the other cost one call each then, not two.

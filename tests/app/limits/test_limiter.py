@@ -187,18 +187,18 @@ async def test_what_one_gateway_gives_back_another_gets(
 
 @pytest.mark.services
 @pytest.mark.slow
-async def test_the_slots_of_a_gateway_that_died_come_back(
+async def test_the_slots_of_a_gateway_that_died_come_back_and_no_others(
     redis_server: RedisServer, prefix: str
 ) -> None:
-    """One gateway renews no more, as if it were killed; the other keeps what it holds."""
-    wanted = ask(limits(concurrent=2))
+    """One gateway renews no more, as if it were killed; another keeps an older slot."""
+    ours, theirs = (ask(limits(concurrent=1), key_id=name) for name in ("ours", "theirs"))
     dead = Limiter(LimitsSettings(), shared(redis_server, prefix), Metrics(), lease_s=0.5)
     async with limiter_on(redis_server.url, prefix, lease_s=0.5) as alive:
-        assert await passes(dead, wanted)
-        with await alive.decide(wanted):
-            assert not await passes(alive, wanted)
-            with await when_free(alive, wanted):
-                assert not await passes(alive, wanted)
+        with await alive.decide(ours):
+            assert await passes(dead, theirs)
+            assert not await passes(alive, theirs)
+            with await when_free(alive, theirs):
+                assert not await passes(alive, ours)
     await dead.close()
 
 

@@ -1,7 +1,8 @@
 """Carrying an engine's answer to the client, byte for byte, and telling what broke on the way."""
 
 import logging
-from dataclasses import dataclass
+
+import msgspec
 
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.exchange import Exchange, Headers
@@ -20,8 +21,7 @@ OURS = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """What of an answer's head the client gets."""
 
     headers: Headers

@@ -7,7 +7,6 @@ repeated members the last one counts, as in Python's json, with which vLLM reads
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import msgspec
@@ -23,8 +22,7 @@ MAX_MODEL_FIELD = 1024
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedBody:
+class ParsedBody(msgspec.Struct, frozen=True):
     """A request's body: which model it asks for, and what is needed to change it."""
 
     model: str

@@ -17,6 +17,7 @@ COMPLETIONS_OUTPUT = 16
 MAX_COUNT = 2**24
 
 _list = msgspec.json.Decoder(list[msgspec.Raw])
+_number = msgspec.json.Decoder(int | float | str | None)
 
 
 def most_tokens(
@@ -36,13 +37,16 @@ def most_tokens(
     fields = OUTPUT_FIELDS.get(endpoint)
     if not fields:
         return prompt
-    stated = [n for name in fields if (n := _count(members, changes, name)) is not None]
-    output = max(stated, default=COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else unstated)
+    output = COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else unstated
+    stated = -1
+    for name in fields:
+        if (count := _count(members, changes, name)) is not None and count > stated:
+            output = stated = count
     if longest is not None:
         output = min(output, max(longest - min(prompt, longest), 1))
     answers = 1
     if endpoint in (CHAT, COMPLETIONS):
-        answers = max(_count(members, changes, "n") or 1, 1) * _prompts(members)
+        answers = (_count(members, changes, "n") or 1) * _prompts(members)
     return prompt + output * answers
 
 
@@ -55,7 +59,7 @@ def _count(members: Members, changes: Mapping[str, object], name: str) -> int | 
     if raw is None:
         return None
     try:
-        said = msgspec.json.decode(raw, type=int | float | str | None)
+        said = _number.decode(raw)
         return None if said is None else min(max(int(float(said)), 0), MAX_COUNT)
     except (msgspec.DecodeError, ValueError, OverflowError):
         return None  # the engine has the words to refuse it

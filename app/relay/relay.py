@@ -185,13 +185,13 @@ class Relay:
         """Return the charge for a request: leave it. Raises RateLimited and ServiceUnavailable."""
         decision = await self.limiter.decide(ask)
         exchange.standing = decision.headers
+        decision.__enter__()  # raises the refusal
+        daily, monthly = principal.daily_tokens, principal.monthly_tokens
+        if daily is None and monthly is None:
+            return Charge(decision, None, self.bounds.cached_weight)
         with ExitStack() as undo:
-            undo.enter_context(decision)
-            budget = None
-            if principal.daily_tokens is not None or principal.monthly_tokens is not None:
-                budget = await self.budgets.reserve(
-                    principal.id, principal.daily_tokens, principal.monthly_tokens, ask.tokens
-                )
+            undo.push(decision)
+            budget = await self.budgets.reserve(principal.id, daily, monthly, ask.tokens)
             undo.pop_all()
         return Charge(decision, budget, self.bounds.cached_weight)
 

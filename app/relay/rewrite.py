@@ -5,7 +5,6 @@ lowered to the bound. What is not understood stays as it is; the engine has the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -32,16 +31,17 @@ _PLAIN = {b"": None, b"null": None, b"true": True, b"false": False}
 # What else is true and false for pydantic, with which vLLM reads; words in any case.
 _TRUE = frozenset({1, "1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({0, "0", "off", "f", "false", "n", "no"})
+_text = msgspec.json.Decoder(str)
+_answer = msgspec.json.Decoder(str | float)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Members = Mapping[str, msgspec.Raw]
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(msgspec.Struct, frozen=True):
     """What becomes of one request."""
 
-    changes: Mapping[str, object] = field(default_factory=dict)
+    changes: Mapping[str, object] = {}
     # The usage chunk was asked for by the gateway alone, so the client does not get it.
     withhold_usage: bool = False
     one_choice: bool = True
@@ -125,7 +125,7 @@ def _truth(value: bytes) -> bool | None:
     if value in _PLAIN:
         return _PLAIN[value]
     try:
-        said = msgspec.json.decode(value, type=str | float)
+        said = _answer.decode(value)
     except msgspec.DecodeError:
         return None
     if isinstance(said, str):
@@ -136,7 +136,7 @@ def _truth(value: bytes) -> bool | None:
 def _is_over(value: bytes, bound: int) -> bool:
     """Whether a JSON value counts more than `bound` for vLLM, which reads 8, 8.0 and "8" alike."""
     try:
-        text = msgspec.json.decode(value, type=str) if value[:1] == b'"' else value.decode()
+        text = _text.decode(value) if value[:1] == b'"' else value.decode()
         return float(text) > bound
     except (ValueError, msgspec.DecodeError):
         return False

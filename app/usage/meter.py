@@ -8,7 +8,6 @@ direct call, and every chunk but these passes with one or two substring searches
 """
 
 import re
-from dataclasses import replace
 
 import msgspec
 
@@ -75,7 +74,7 @@ class StreamMeter:
         """
         told = self.usage or Usage(estimate_prompt(prompt_bytes, longest), 0)
         completion = max(told.completion, self.events - 1, 0)
-        return replace(told, completion=completion, estimated=True)
+        return msgspec.structs.replace(told, completion=completion, estimated=True)
 
     def _pass_event(self, event: bytes, out: list[bytes]) -> None:
         if _USAGE in event and HOLDS_USAGE.search(event) is not None:

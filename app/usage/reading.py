@@ -7,7 +7,6 @@ Cohere rerank                         usage.total_tokens
 """
 
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -21,8 +20,7 @@ WHOLE_BYTES = 1024 * 1024
 WINDOW_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one request. `cached` is part of `prompt`, `reasoning` part of `completion`."""
 
     prompt: int

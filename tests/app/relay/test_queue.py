@@ -145,8 +145,9 @@ async def test_small_requests_do_not_wait_for_all_of_another_keys_huge_ones(
     tasks: list[asyncio.Task[httpx.Response]] = []
     async with engine_busy(gateway, fake):
         for count, name in enumerate(["H1", "H2", "s1", "s2", "s3"], start=1):
-            content = "x" * 100_000 if name.startswith("H") else "x"
-            body = {"model": "demo", "messages": [{"role": "user", "content": content}]}
+            messages = [{"role": "user", "content": "x"}]
+            tokens = 2000 if name.startswith("H") else 20
+            body = {"model": "demo", "messages": messages, "max_tokens": tokens}
             ask = gateway.client.post(
                 "/v1/chat/completions",
                 json={**body, "user": name},

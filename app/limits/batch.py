@@ -53,7 +53,7 @@ def pack(
         places += [term.place for term in terms.slots]
         places += [term.place for term in terms.buckets]
         limits = [term.limit for term in terms.slots]
-        asked.append((lease, limits, [term.cost_s for term in terms.buckets]))
+        asked.append((lease, limits, terms.costs))
     renewed: list[tuple[str, int]] = []
     for lease, terms in renewals:
         places += [term.place for term in terms.slots]

@@ -25,7 +25,13 @@ def seconds(amount: float, limit: int) -> float:
 
 def debt(full_at: float, now: float) -> float:
     """Return how many seconds a bucket is from being full."""
-    return max(0.0, full_at - now)
+    debt_s = full_at - now
+    return debt_s if debt_s > 0.0 else 0.0
+
+
+def owing(debt_s: float, now: float) -> float:
+    """Return the bucket of a debt; a full one if it is negative."""
+    return now + debt_s if debt_s > 0.0 else now
 
 
 def wait(debt_s: float, cost_s: float, burst_s: float) -> float:
@@ -34,15 +40,16 @@ def wait(debt_s: float, cost_s: float, burst_s: float) -> float:
         return 0.0
     if cost_s == inf:
         return inf
-    missing = debt_s - max(0.0, burst_s - cost_s)
+    missing = debt_s - (burst_s - cost_s) if burst_s > cost_s else debt_s
     return missing if missing > EPSILON_S else 0.0
 
 
 def charge(full_at: float, now: float, cost_s: float) -> float:
     """Return the bucket after a cost or a refund, which is a negative cost and fills it at most."""
-    return now + max(0.0, debt(full_at, now) + cost_s)
+    return owing(debt(full_at, now) + cost_s, now)
 
 
 def remaining(debt_s: float, limit: int, burst_s: float) -> int:
     """Return how many units of a limit may be had at once."""
-    return max(0, floor((burst_s - debt_s) * limit / 60.0 + 1e-6))
+    left = floor((burst_s - debt_s) * limit / 60.0 + 1e-6)
+    return left if left > 0 else 0

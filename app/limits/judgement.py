@@ -25,7 +25,8 @@ HEADER_NAMES: dict[Kind, tuple[bytes, bytes, bytes]] = {
 def headers(terms: Terms, reading: Reading, burst_s: float) -> Headers:
     """Return the rate headers; of key and model the tighter one counts, none where none limits."""
     tightest: dict[Kind, tuple[int, float, int]] = {}
-    for term, debt_s in zip(terms.buckets, reading.debts, strict=True):
+    for i, term in enumerate(terms.buckets):
+        debt_s = reading.debts[i]
         mine = bucket.remaining(debt_s, term.limit, burst_s), -debt_s, term.limit
         known = tightest.get(term.kind)
         if known is None or mine < known:
@@ -33,9 +34,11 @@ def headers(terms: Terms, reading: Reading, burst_s: float) -> Headers:
     told: Headers = []
     for kind, (left, paid_s, limit) in tightest.items():
         limit_name, remaining_name, reset_name = HEADER_NAMES[kind]
-        told.append((limit_name, b"%d" % limit))
-        told.append((remaining_name, b"%d" % left))
-        told.append((reset_name, duration(-paid_s).encode()))
+        told += (
+            (limit_name, b"%d" % limit),
+            (remaining_name, b"%d" % left),
+            (reset_name, duration(-paid_s).encode()),
+        )
     return told
 
 
@@ -49,15 +52,15 @@ def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | Non
         slot_wait_s = SLOT_RETRY_S if slot.limit else inf
         if busy >= slot.limit and slot_wait_s > wait_s:
             worst, wait_s = slot, slot_wait_s
-    for term, debt_s in zip(terms.buckets, reading.debts, strict=True):
-        term_wait_s = bucket.wait(debt_s, term.cost_s, burst_s)
+    for term, cost_s, debt_s in zip(terms.buckets, terms.costs, reading.debts, strict=True):
+        term_wait_s = bucket.wait(debt_s, cost_s, burst_s)
         if term_wait_s > wait_s:
             worst, wait_s = term, term_wait_s
     assert worst is not None
     retry_after_s = None if wait_s == inf else ceil(wait_s - bucket.EPSILON_S)
     if isinstance(worst, SlotTerm):
         return RateLimited(_slots_words(worst), "concurrency", retry_after_s)
-    return RateLimited(_bucket_words(worst, retry_after_s), worst.kind, retry_after_s)
+    return RateLimited(_bucket_words(worst, terms.tokens, retry_after_s), worst.kind, retry_after_s)
 
 
 def _slots_words(term: SlotTerm) -> str:
@@ -72,14 +75,14 @@ def _slots_words(term: SlotTerm) -> str:
     )
 
 
-def _bucket_words(term: BucketTerm, retry_after_s: int | None) -> str:
+def _bucket_words(term: BucketTerm, tokens: int, retry_after_s: int | None) -> str:
     if retry_after_s is None:
         return _never(term)
     if term.kind == "requests":
         allowed, wanted = _count(term.limit, "request"), ""
     else:
         allowed = _count(term.limit, "token")
-        wanted = f", and this request may take up to {_count(term.amount, 'token')}"
+        wanted = f", and this request may take up to {_count(tokens, 'token')}"
     try_again = f"try again in {retry_after_s} s"
     if term.subject == "key":
         verb = "make" if term.kind == "requests" else "use"
@@ -111,10 +114,10 @@ def duration(seconds: float) -> str:
         return "0s"
     if milliseconds < 1000:
         return f"{milliseconds}ms"
-    whole, fraction = divmod(milliseconds, 1000)
-    minutes, rest = divmod(whole, 60)
+    # Below a minute they have five digits at most, and %g writes six.
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g}s"
+    minutes, rest = divmod(milliseconds, 60_000)
     hours, minutes = divmod(minutes, 60)
-    text = f"{rest}.{fraction:03d}".rstrip("0") if fraction else f"{rest}"
-    if hours:
-        return f"{hours}h{minutes}m{text}s"
-    return f"{minutes}m{text}s" if minutes else f"{text}s"
+    text = f"{minutes}m{rest / 1000:g}s"
+    return f"{hours}h{text}" if hours else text

@@ -16,7 +16,7 @@ from app.limits import judgement
 from app.limits.link import Link, RedisUnavailable
 from app.limits.memory import MemoryStore
 from app.limits.redis import LEASE_S, RedisStore
-from app.limits.terms import Ask, Reading, Terms, settlement, terms_of
+from app.limits.terms import Ask, Reading, Scopes, Terms, settlement
 from app.settings import LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 
@@ -43,7 +43,7 @@ class Decision:
         terms: Terms,
         headers: Headers,
         refusal: RateLimited | None,
-        release: Callable[[list[float]], None] | None,
+        release: Callable[[Terms, list[float]], None] | None,
     ) -> None:
         self.headers = headers
         self.refusal = refusal
@@ -68,7 +68,7 @@ class Decision:
     ) -> None:
         release, self._release = self._release, None
         if release is not None:
-            release(settlement(self._terms, self._used))
+            release(self._terms, settlement(self._terms, self._used))
 
 
 class Limiter:
@@ -85,6 +85,7 @@ class Limiter:
         self._burst_s = settings.burst_s
         self._policy = settings.redis_unavailable
         self._metrics = metrics
+        self._scopes = Scopes()
         self._memory = MemoryStore(settings.burst_s)
         self._redis: RedisStore | None = None
         if state.redis_url is not None:
@@ -105,7 +106,7 @@ class Limiter:
 
         Raises ServiceUnavailable while Redis does not answer, where the policy is `closed`.
         """
-        terms = terms_of(ask)
+        terms = self._scopes.terms(ask)
         if self._redis is None or not (terms.buckets or terms.slots):
             return self._decide_here(terms)
         try:
@@ -116,7 +117,7 @@ class Limiter:
             if self._policy == "open":
                 return Decision(terms, [], None, None)
             raise ServiceUnavailable("limits cannot be checked at the moment; try again") from None
-        return self._decision(terms, grant.reading, partial(self._redis.release, grant, terms))
+        return self._decision(terms, grant.reading, partial(self._redis.release, grant))
 
     async def run(self) -> None:
         """Do what must happen by itself while Redis is used, until cancelled."""
@@ -129,15 +130,13 @@ class Limiter:
             await self._redis.close()
 
     def _decide_here(self, terms: Terms) -> Decision:
-        return self._decision(
-            terms, self._memory.decide(terms, monotonic()), partial(self._release_here, terms)
-        )
+        return self._decision(terms, self._memory.decide(terms, monotonic()), self._release_here)
 
     def _release_here(self, terms: Terms, costs: list[float]) -> None:
         self._memory.release(terms, costs, monotonic())
 
     def _decision(
-        self, terms: Terms, reading: Reading, release: Callable[[list[float]], None]
+        self, terms: Terms, reading: Reading, release: Callable[[Terms, list[float]], None]
     ) -> Decision:
         return Decision(
             terms,

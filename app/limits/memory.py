@@ -1,9 +1,18 @@
-"""Limits counted in this process. Everything happens on one loop, so a decision is one step."""
+"""Limits counted in this process. Everything happens on one loop, so a decision is one step.
+
+What is here runs for each request, so its loops are plain ones.
+"""
 
 from collections import OrderedDict
+from itertools import islice
 
 from app.limits import bucket
 from app.limits.terms import Reading, Terms
+
+# One charge adds one bucket at most. As more are looked at than may have come, the full ones among
+# many become ever fewer.
+CHARGES_PER_LOOK = 32
+LOOKED_AT = 3 * CHARGES_PER_LOOK
 
 
 class MemoryStore:
@@ -13,25 +22,38 @@ class MemoryStore:
         self._burst_s = burst_s
         self._full_at: OrderedDict[str, float] = OrderedDict()
         self._busy: dict[str, int] = {}
+        self._charges = 0
 
     def __len__(self) -> int:
         return len(self._full_at) + len(self._busy)
 
     def decide(self, terms: Terms, now: float) -> Reading:
         """Take all that a request asks for, or nothing. `now` is in seconds of a steady clock."""
-        debts = [bucket.debt(self._full_at.get(term.place, now), now) for term in terms.buckets]
-        busy = [self._busy.get(term.place, 0) for term in terms.slots]
-        if any(count >= term.limit for term, count in zip(terms.slots, busy, strict=True)) or any(
-            bucket.wait(debt, term.cost_s, self._burst_s)
-            for term, debt in zip(terms.buckets, debts, strict=True)
-        ):
-            return Reading(False, debts, busy)
+        admitted = True
+        costs = terms.costs
+        busy: list[int] = []
+        debts: list[float] = []
         for slot in terms.slots:
-            self._busy[slot.place] = self._busy.get(slot.place, 0) + 1
-        costs = [term.cost_s for term in terms.buckets]
-        self._charge(terms, costs, now)
-        owed = [debt + cost_s for debt, cost_s in zip(debts, costs, strict=True)]
-        return Reading(True, owed, [count + 1 for count in busy])
+            count = self._busy.get(slot.place, 0)
+            if count >= slot.limit:
+                admitted = False
+            busy.append(count)
+        for i, term in enumerate(terms.buckets):
+            debt_s = bucket.debt(self._full_at.get(term.place, now), now)
+            if bucket.wait(debt_s, costs[i], self._burst_s):
+                admitted = False
+            debts.append(debt_s)
+        if not admitted:
+            return Reading(False, debts, busy)
+        for i, slot in enumerate(terms.slots):
+            busy[i] += 1
+            self._busy[slot.place] = busy[i]
+        for i, term in enumerate(terms.buckets):
+            if costs[i]:
+                debts[i] += costs[i]
+                self._full_at[term.place] = bucket.owing(debts[i], now)
+        self._forget(len(debts), now)
+        return Reading(True, debts, busy)
 
     def release(self, terms: Terms, costs: list[float], now: float) -> None:
         """Give the slots of a decision back and charge its buckets what is still due."""
@@ -41,25 +63,19 @@ class MemoryStore:
                 self._busy[slot.place] = left
             else:
                 del self._busy[slot.place]
-        self._charge(terms, costs, now)
-
-    def _charge(self, terms: Terms, costs: list[float], now: float) -> None:
-        """Charge, or refund, each bucket."""
-        for term, cost_s in zip(terms.buckets, costs, strict=True):
-            if cost_s:
+        for i, term in enumerate(terms.buckets):
+            if costs[i]:
                 full_at = self._full_at.get(term.place, now)
-                self._full_at[term.place] = bucket.charge(full_at, now, cost_s)
-                self._forget(now)
+                self._full_at[term.place] = bucket.charge(full_at, now, costs[i])
+        self._forget(len(costs), now)
 
-    def _forget(self, now: float) -> None:
-        """Look at the two buckets that were not looked at for longest.
-
-        One charge adds one bucket at most, so the full ones among many become ever fewer.
-        """
-        for _ in range(2):
-            if not self._full_at:
-                return
-            oldest = next(iter(self._full_at))
+    def _forget(self, charges: int, now: float) -> None:
+        """Look once in a while at the buckets that were not looked at for longest."""
+        self._charges += charges
+        if self._charges < CHARGES_PER_LOOK:
+            return
+        self._charges = 0
+        for oldest in list(islice(self._full_at, LOOKED_AT)):
             if self._full_at[oldest] <= now:
                 del self._full_at[oldest]
             else:

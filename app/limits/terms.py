@@ -1,7 +1,8 @@
 """What one request asks of the limits of its key and of its model."""
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from app.limits.bucket import seconds
 from app.settings import LimitSettings
@@ -11,10 +12,11 @@ Kind = Literal["requests", "tokens"]
 
 # No engine takes a longer request; a client may well name a larger number.
 MOST_TOKENS = 10**12
+# About a kilobyte each.
+MOST_SCOPES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """What one request wants, of two subjects."""
 
     key_id: str
@@ -25,7 +27,7 @@ class Ask:
     concurrent: bool = True  # False: it takes no slot
 
 
-class BucketTerm(NamedTuple):
+class BucketTerm(msgspec.Struct, frozen=True, gc=False):
     """One bucket that a request draws from."""
 
     place: str  # names the bucket in a store; no two buckets share one
@@ -33,11 +35,9 @@ class BucketTerm(NamedTuple):
     name: str
     kind: Kind
     limit: int
-    amount: int
-    cost_s: float
 
 
-class SlotTerm(NamedTuple):
+class SlotTerm(msgspec.Struct, frozen=True, gc=False):
     """One count of requests under way that a request adds to."""
 
     place: str
@@ -46,14 +46,25 @@ class SlotTerm(NamedTuple):
     limit: int
 
 
-class Terms(NamedTuple):
-    """Every limit that a request meets."""
+class Scope(msgspec.Struct, frozen=True, gc=False):
+    """Every limit that a key meets at a model, the same from request to request."""
 
-    buckets: list[BucketTerm]
-    slots: list[SlotTerm]
+    key: LimitSettings
+    model: LimitSettings
+    buckets: tuple[BucketTerm, ...]
+    slots: tuple[SlotTerm, ...]
 
 
-class Reading(NamedTuple):
+class Terms(msgspec.Struct, frozen=True, gc=False):
+    """Every limit that a request meets, and what it takes of them."""
+
+    buckets: tuple[BucketTerm, ...]
+    slots: tuple[SlotTerm, ...]
+    costs: list[float]  # of each bucket, in seconds of refill
+    tokens: int
+
+
+class Reading(msgspec.Struct, frozen=True, gc=False):
     """A store's answer: what is owed and under way after it, in the order of the terms."""
 
     admitted: bool
@@ -61,13 +72,40 @@ class Reading(NamedTuple):
     busy: list[int]
 
 
+class Scopes:
+    """The scopes that were met of late, so that a request need not make its own."""
+
+    def __init__(self, most: int = MOST_SCOPES) -> None:
+        self._most = most
+        self._known: dict[tuple[str, str, bool], Scope] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def terms(self, ask: Ask) -> Terms:
+        """Return what terms_of returns."""
+        at = (ask.key_id, ask.model, ask.concurrent)
+        scope = self._known.get(at)
+        # Settings are frozen: limits that have changed are another object.
+        if scope is None or scope.key is not ask.key or scope.model is not ask.model_limits:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            scope = self._known[at] = scope_of(ask)
+        return _terms(scope, ask.tokens)
+
+
 def terms_of(ask: Ask) -> Terms:
     """Return the limits that a request meets; none at all where nothing is limited."""
+    return _terms(scope_of(ask), ask.tokens)
+
+
+def scope_of(ask: Ask) -> Scope:
+    """Return the limits that requests meet which differ from this one in their tokens alone."""
     buckets: list[BucketTerm] = []
     slots: list[SlotTerm] = []
     _add("key", ask.key_id, ask.key, ask, buckets, slots)
     _add("model", ask.model, ask.model_limits, ask, buckets, slots)
-    return Terms(buckets, slots)
+    return Scope(ask.key, ask.model_limits, tuple(buckets), tuple(slots))
 
 
 def _add(
@@ -82,27 +120,32 @@ def _add(
     limit = limits.requests_per_minute
     if limit is not None:
         place = f"{subject}:requests:{name}"
-        cost_s = seconds(1, limit)
-        buckets.append(BucketTerm(place, subject, name, "requests", limit, 1, cost_s))
+        buckets.append(BucketTerm(place, subject, name, "requests", limit))
     limit = limits.tokens_per_minute
     if limit is not None:
         place = f"{subject}:tokens:{name}"
-        tokens = min(ask.tokens, MOST_TOKENS)
-        cost_s = seconds(tokens, limit)
-        buckets.append(BucketTerm(place, subject, name, "tokens", limit, tokens, cost_s))
+        buckets.append(BucketTerm(place, subject, name, "tokens", limit))
     limit = limits.concurrent_requests
     if limit is not None and ask.concurrent:
         slots.append(SlotTerm(f"{subject}:slots:{name}", subject, name, limit))
 
 
+def _terms(scope: Scope, tokens: int) -> Terms:
+    if tokens > MOST_TOKENS:
+        tokens = MOST_TOKENS
+    costs = [seconds(tokens if term.kind == "tokens" else 1, term.limit) for term in scope.buckets]
+    return Terms(scope.buckets, scope.slots, costs, tokens)
+
+
 def settlement(terms: Terms, tokens: float) -> list[float]:
     """Return what each bucket still has to be charged, in seconds, once `tokens` were used."""
+    unreserved = tokens - terms.tokens
     return [
-        seconds(tokens - term.amount, term.limit) if term.kind == "tokens" and term.limit else 0.0
+        seconds(unreserved, term.limit) if term.kind == "tokens" and term.limit else 0.0
         for term in terms.buckets
     ]
 
 
 def undoing(terms: Terms) -> list[float]:
     """Return what takes every charge back."""
-    return [-term.cost_s for term in terms.buckets]
+    return [-cost_s for cost_s in terms.costs]

@@ -1,0 +1,63 @@
+"""What requests ask for is the same, whether or not the like of them came before."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.limits.terms import Scopes, terms_of
+from app.settings import LimitSettings
+from tests.app.limits.asks import NONE, ask, limits
+
+every_limit = st.just(NONE) | st.builds(
+    limits,
+    st.none() | st.integers(0, 10**9),
+    st.none() | st.integers(0, 10**9),
+    st.none() | st.integers(0, 10**9),
+)
+
+
+@given(
+    st.lists(every_limit, min_size=4, max_size=4),
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),
+            st.integers(0, 3),
+            st.sampled_from("ab"),
+            st.sampled_from("ab"),
+            st.integers(0, 10**13),
+            st.booleans(),
+        ),
+        max_size=30,
+    ),
+)
+def test_terms_of_scopes_that_are_known_are_those_of_the_request(
+    every: list[LimitSettings], steps: list[tuple[int, int, str, str, int, bool]]
+) -> None:
+    """Keys and models share names, and their limits change from request to request."""
+    scopes = Scopes()
+    for key, model, key_id, model_name, tokens, concurrent in steps:
+        wanted = ask(
+            every[key],
+            every[model],
+            tokens=tokens,
+            key_id=key_id,
+            model_name=model_name,
+            concurrent=concurrent,
+        )
+        assert scopes.terms(wanted) == terms_of(wanted)
+
+
+def test_a_scope_is_made_once_until_a_limit_changes() -> None:
+    scopes, key, model = Scopes(), limits(10, 1000, 5), limits(20)
+    first = scopes.terms(ask(key, model, tokens=1))
+    assert scopes.terms(ask(key, model, tokens=2)).buckets is first.buckets
+    assert scopes.terms(ask(limits(11), model)).buckets[0].limit == 11
+    assert scopes.terms(ask(key, limits(21))).buckets[-1].limit == 21
+    assert len(scopes) == 1
+
+
+def test_no_more_scopes_are_kept_than_may_be() -> None:
+    scopes = Scopes(most=10)
+    for number in range(100):
+        wanted = ask(limits(requests=number), key_id=str(number))
+        assert scopes.terms(wanted) == terms_of(wanted)
+        assert len(scopes) <= 10

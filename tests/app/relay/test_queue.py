@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.relay.sse import COMMENT
-from app.settings import digest
+from app.settings import LimitSettings, digest
 from tests.app.raw import PATIENCE_S, answers, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, Gateway, remote, running, settings_for
@@ -32,7 +32,8 @@ def serving(
     """Run a gateway whose engines take one request each, unless told otherwise."""
     engines = [remote(url) for url in urls]
     model = {"name": "demo", "engines": engines, "queue": {"max_in_flight": 1, **queue}}
-    settings = settings_for(model, run_dir=tmp_path, server=server or {})
+    unlimited = {"default": dict.fromkeys(LimitSettings.model_fields)}
+    settings = settings_for(model, run_dir=tmp_path, server=server or {}, limits=unlimited)
     keys = tuple(digest(key.encode()) for key in (KEY, OTHER_KEY))
     return running(settings.model_copy(update={"api_keys": keys}))
 

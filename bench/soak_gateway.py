@@ -30,6 +30,7 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
     """What is still open after the load has ended. Only `engine_idle` may be more than 0."""
 
     permits: int
+    slots: int  # of keys and models with a limit of concurrent requests
     leases: int
     exchanges: int  # engine connections that carry a request
     engine_idle: int  # engine connections that wait in the pool
@@ -41,7 +42,7 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clean(self) -> bool:
         """Whether nothing leaked."""
-        counts = (self.permits, self.leases, self.exchanges, self.engine_lost)
+        counts = (self.permits, self.slots, self.leases, self.exchanges, self.engine_lost)
         return not any((*counts, self.client_connections, self.server_tasks, self.tasks))
 
 
@@ -55,6 +56,7 @@ def leftovers(state: State, server: uvicorn.Server, before: set[asyncio.Task[obj
     current = asyncio.current_task()
     return Leftovers(
         permits=state.admission.in_flight,
+        slots=sum(state.limiter._memory._busy.values()),
         leases=sum(r.in_flight for m in state.catalogue.models for r in m.replicas),
         exchanges=exchanges,
         engine_idle=idle,

@@ -10,6 +10,7 @@ from bench.soak_gateway import Leftovers
 OK = b"HTTP/1.1 200 OK\r\n"
 NOTHING = Leftovers(
     permits=0,
+    slots=0,
     leases=0,
     exchanges=0,
     engine_idle=0,

@@ -96,7 +96,9 @@ def demo_model(directory: Annotated[Path, typer.Argument(help="Where to put it."
 
 def _print_plan(settings: Settings) -> None:
     server = settings.server
-    keys = f"{len(settings.api_keys)} keys" if settings.auth.enabled else "no keys: open to all"
+    keys = f"keys: {len(settings.api_keys)} from the environment, others from the key store"
+    if not settings.auth.enabled:
+        keys = "no keys: open to all"
     print(f"listen on {server.host}:{server.port}, {keys}, run directory {server.run_dir}")
 
 

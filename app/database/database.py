@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from app.database.migrate import is_current, upgrade
+from app.deadline import deadline
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +121,12 @@ class Database:
     async def _translated(self, deadline_s: float) -> AsyncIterator[None]:
         """The seam where foreign errors become ours."""
         try:
-            async with asyncio.timeout(deadline_s):
+            async with deadline(asyncio.get_running_loop().time() + deadline_s):
                 yield
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
+        except TimeoutError:
+            told = f"the database does not answer: nothing within {deadline_s:g} s"
+            raise DatabaseUnavailable(told) from None
+        except (SQLAlchemyError, OSError) as error:
             reason: object = error
             if isinstance(error, DBAPIError):
                 reason = error.orig  # without the statement and its parameters

@@ -1,37 +1,33 @@
 """Bringing the tables to this version of the gateway, whichever gateway comes first."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+# The newest revision in migrations/versions.
+HEAD = "0001"
 # Any number that nothing else in the database uses: gateways that start together take turns.
 _ADVISORY_LOCK = 7_345_620_981
 
 
-def configuration() -> Config:
+def configuration() -> "Config":
     """Return Alembic's configuration; it has no file, for nobody runs Alembic by hand."""
+    from alembic.config import Config  # 10 MiB, and mostly there is nothing to do
+
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     return config
 
 
-def head() -> str:
-    """Return the newest revision of the tables."""
-    revision = ScriptDirectory.from_config(configuration()).get_current_head()
-    assert revision is not None
-    return revision
-
-
 async def is_current(engine: AsyncEngine) -> bool:
     """Return whether the tables are this version's."""
     async with engine.connect() as connection:
-        return await connection.run_sync(_revision) == head()
+        return await connection.run_sync(_revision) == HEAD
 
 
 async def upgrade(engine: AsyncEngine) -> None:
@@ -43,10 +39,15 @@ async def upgrade(engine: AsyncEngine) -> None:
 
 
 def _revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return revision
 
 
 def _upgrade(connection: Any) -> None:
+    from alembic import command
+
     config = configuration()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

@@ -15,6 +15,8 @@ from redis.asyncio.connection import Connection, parse_url
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import NoScriptError, RedisError
 
+from app.deadline import deadline
+
 # The deadline is the caller's, an answer is MessagePack, and nothing of RESP3 is needed.
 OPTIONS = {
     "socket_timeout": None,
@@ -60,14 +62,14 @@ class Link:
             return f"Redis at {options['path']}"
         return f"Redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
 
-    async def run(self, keys: list[bytes], argument: bytes, deadline: float) -> bytes:
-        """Return what the script returns. `deadline` is in the loop's time.
+    async def run(self, keys: list[bytes], argument: bytes, until: float) -> bytes:
+        """Return what the script returns; `until` is the deadline in the loop's time.
 
         Raises RedisUnavailable, after which nothing is known of whether the script ran.
         """
         words: tuple[bytes | int, ...] = (len(keys), *keys, argument)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with deadline(until):
                 try:
                     answer: bytes = await self._ask("EVALSHA", self._sha, *words)
                 except NoScriptError:
@@ -78,13 +80,13 @@ class Link:
 
     async def probe(self, keys: list[bytes], argument: bytes) -> None:
         """Return if Redis answers and runs the script. Raises RedisUnavailable."""
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        until = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(deadline):
+            async with deadline(until):
                 await self._ask("PING")
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(await self._fault(error)) from None
-        await self.run(keys, argument, deadline)
+        await self.run(keys, argument, until)
 
     async def close(self) -> None:
         """End the connection."""

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from app.database.database import Database, DatabaseUnavailable
+from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata
 from tests.gateway import free_port
 from tests.services import PostgresServer
@@ -33,6 +35,10 @@ async def test_the_migrations_make_the_tables_of_the_schema(database: Database) 
 
     async with database.read() as connection:
         assert await connection.run_sync(differences) == []
+
+
+def test_the_head_is_the_newest_migration() -> None:
+    assert ScriptDirectory.from_config(configuration()).get_current_head() == HEAD
 
 
 async def test_gateways_that_start_together_migrate_once(database_url: str) -> None:

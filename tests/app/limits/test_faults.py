@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -123,6 +124,20 @@ def slots(server: RedisServer) -> dict[str, int]:
     with redis.Redis(port=server.port, decode_responses=True) as client:
         keys = list(client.scan_iter("*:slots:*"))
         return {key: taken for key in keys if (taken := client.zcard(key))}
+
+
+async def test_a_loop_that_was_busy_at_the_deadline_does_not_blame_redis(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_on(server.url, caplog, timeout_s=0.2) as gateway:
+        assert await outcome(gateway.limiter, ANY) == "passed"
+        server.pause()
+        asked = asyncio.create_task(outcome(gateway.limiter, ANY))
+        await turns(5)  # it is on its way
+        server.resume()
+        time.sleep(0.3)  # Redis answers while nobody looks
+        assert await asked == "passed"
+        assert gateway.available
 
 
 # Under load

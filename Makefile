@@ -28,9 +28,9 @@ test: setup-dev check ## all tests, real vLLM included
 	@$(BIN)/python -m pytest
 
 .PHONY: test-unit
-test-unit: setup-dev ## the tests that need no engine
+test-unit: setup-dev ## the quick tests: no engine, nothing over a quarter of a second
 	@tests/install-services.sh
-	@$(BIN)/python -m pytest -m "not vllm"
+	@$(BIN)/python -m pytest -m "not vllm and not slow"
 
 .PHONY: check
 check: setup-dev ## formatting, lint, types, import rules

@@ -10,7 +10,9 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
@@ -42,6 +44,10 @@ class Database:
         self._deadline_s = deadline_s
         self._engine = _engine(url, deadline_s)
         self._writing = self._engine.execution_options(writing=True)
+        # One for each of SQLite's connections.
+        self._threads: WeakSet[Thread] = WeakSet()
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine.sync_engine, "connect", self._note_thread)
         self._migrated = False
         self._opening: asyncio.Task[None] | None = None
 
@@ -95,6 +101,14 @@ class Database:
         with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):
             async with asyncio.timeout(self._deadline_s):
                 await self._engine.dispose()
+        # A statement whose waiter was cancelled goes on in its thread, which then tells the loop;
+        # so the loop must not end before it.
+        for thread in list(self._threads):
+            if thread.is_alive():
+                await asyncio.to_thread(thread.join, self._deadline_s)
+
+    def _note_thread(self, connection: Any, _: object) -> None:
+        self._threads.add(connection.driver_connection._thread)
 
     @contextlib.asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:

@@ -30,12 +30,12 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
             metrics.auth_failure(error.reason)
             raise
         ask = Ask(principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, concurrent=False)
-        with_request = await limiter.decide(ask)
-        if (refusal := with_request.refusal) is not None:
+        decision = await limiter.decide(ask)
+        if (refusal := decision.refusal) is not None:
             metrics.rate_limited(refusal.limit)
-            refusal.standing = with_request.headers
-        with with_request:
-            for name, value in with_request.headers:
+            refusal.standing = decision.headers
+        with decision:
+            for name, value in decision.headers:
                 response.headers[name.decode()] = value.decode()
         return principal
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from app.cli.faults import ConfigOption, fail, faults
 from app.settings import load_settings
 
-if TYPE_CHECKING:  # SQLAlchemy takes a second to import, which other commands need not wait for
+if TYPE_CHECKING:  # SQLAlchemy is slow to import, and other commands need not wait
     from app.auth.shown import ShownKey, ShownNewKey
     from app.auth.store import KeyStore
 

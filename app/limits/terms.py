@@ -12,7 +12,7 @@ Kind = Literal["requests", "tokens"]
 
 # No engine takes a longer request; a client may well name a larger number.
 MOST_TOKENS = 10**12
-# About a kilobyte each.
+# More keys and models than are busy at a time; beyond it all are made anew.
 MOST_SCOPES = 4096
 
 

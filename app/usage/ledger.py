@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 # How long a record waits for others.
 FLUSH_S = 0.25
-# Records of one transaction, and of one statement: 15 µs each, during which no token is relayed.
+# Records of one transaction, and of one statement: while its rows are made, no token is relayed.
 BATCH = 1_000
 AT_ONCE = 100
 MAX_WAITING = 100_000

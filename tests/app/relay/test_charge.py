@@ -10,11 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
+from app.limits.limiter import Limiter
 from app.limits.terms import Ask
-from app.settings import NO_LIMITS, LimitSettings
+from app.relay.charge import Charge
+from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
+from app.telemetry.metrics import Metrics
+from app.usage.reading import Usage
 from tests.app.raw import connected
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, Gateway, remote, running, settings_for
+from tests.gateway import AUTH, ROOT, Gateway, remote, running, settings_for
 
 CAPACITY = 10_000
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -194,12 +198,6 @@ async def test_a_models_limit_is_for_all_keys(fake: Fake, tmp_path: Path) -> Non
 
 
 async def test_limits_weigh_cached_tokens_and_budgets_do_not(fake: Fake, tmp_path: Path) -> None:
-    from app.limits.limiter import Limiter
-    from app.relay.charge import Charge
-    from app.settings import LimitsSettings, StateSettings
-    from app.telemetry.metrics import Metrics
-    from app.usage.reading import Usage
-
     limiter = Limiter(LimitsSettings(), StateSettings(), Metrics())
     limits = LimitSettings(tokens_per_minute=CAPACITY)
 
@@ -261,8 +259,6 @@ async def test_usage_is_the_callers_own(gateway: Gateway) -> None:
 
 
 async def test_a_budget_is_never_exceeded(gateway: Gateway) -> None:
-    from tests.gateway import ROOT
-
     made = await gateway.client.post(
         "/admin/keys", json={"name": "small", "daily_tokens": 100}, headers=ROOT
     )

@@ -49,7 +49,7 @@ from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
-from engines.spec import EngineSpec, ProcessSpec
+from engines.spec import EngineSpec, InProcessSpec, ProcessSpec
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +203,8 @@ def _build_replica(
         command = launcher or vllm_launcher()
         engine = ProcessEngine(name, spec, served_name=model, run_dir=run_dir, launcher=command)
         return Replica(engine, model)
+    if isinstance(spec, InProcessSpec):
+        raise NotImplementedError("kind: in_process")
     return Replica(RemoteEngine(name, spec), spec.served_model_name or model)
 
 

@@ -11,7 +11,7 @@ EngineError                 an engine did not do what it was asked
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,15 +58,50 @@ class EngineState(enum.StrEnum):
     READY = "ready"
     DRAINING = "draining"
     STOPPING = "stopping"
+    ASLEEP = "asleep"
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine said of itself once it was up; None where it did not say."""
+    """What an engine said of itself, on its door and in its log; None where it did not say.
+
+    Seconds and GiB are the engine's own figures, of one rank where it speaks for one.
+    """
 
     version: str | None = None
+    model: str | None = None
+    architecture: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
     max_model_len: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    attention_backend: str | None = None
+    weights_load_s: float | None = None
+    weights_gib: float | None = None
+    kv_cache_gib: float | None = None
+    kv_cache_tokens: int | None = None
+    # How many requests of the longest length the KV cache holds at once.
+    max_concurrency: float | None = None
+    compile_s: float | None = None
+    graph_capture_s: float | None = None
+    graph_capture_gib: float | None = None
+    init_s: float | None = None
+    # What the model's generation_config.json changed of vLLM's sampling defaults.
+    sampling_defaults: Mapping[str, float | int | str | bool] | None = None
+    chat_template_format: str | None = None
+    supported_tasks: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a start is: a phase in words, and where the engine counts, k of n."""
+
+    phase: str
+    done: int | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +163,23 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts: ...
 
     @property
+    def progress(self) -> Progress | None:
+        """How far it is while it is STARTING, as far as it tells."""
+        ...
+
+    @property
     def last_error(self) -> str | None:
-        """Why it is FAILED, in one line."""
+        """Why it last failed, and what to do where that is known, in one line."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How many times it was started again after it had failed."""
+        ...
+
+    @property
+    def load_s(self) -> float | None:
+        """How many seconds its last start took from the first process to READY."""
         ...
 
     def describe(self) -> str:
@@ -137,9 +187,10 @@ class Engine(Protocol):
         ...
 
     async def ensure_ready(self, deadline: float) -> None:
-        """Start it if need be and return once it is READY.
+        """Start or wake it if need be and return once it is READY.
 
-        `deadline` is in the event loop's time. Raises EngineUnavailable when it fails or is late.
+        `deadline` is in the event loop's time. Raises EngineUnavailable when it is late, and when
+        it failed and will not be started again without being asked.
         """
         ...
 
@@ -152,5 +203,8 @@ class Engine(Protocol):
         ...
 
     async def stop(self, grace: float) -> None:
-        """End it, within `grace` seconds if it can, by force after that. Never raises."""
+        """End it, within `grace` seconds if it can, by force after that. Never raises.
+
+        When this returns nothing of it is left; `ensure_ready` starts it again.
+        """
         ...

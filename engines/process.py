@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable
+from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
 from engines.http1 import Address, Http1Client, Http1Response
 from engines.lifecycle import Event, after
 from engines.log import EngineLog
@@ -98,6 +98,18 @@ class ProcessEngine:
     @property
     def facts(self) -> EngineFacts:
         return self._facts
+
+    @property
+    def progress(self) -> Progress | None:
+        return None
+
+    @property
+    def restarts(self) -> int:
+        return 0
+
+    @property
+    def load_s(self) -> float | None:
+        return None
 
     @property
     def last_error(self) -> str | None:
@@ -293,7 +305,7 @@ class ProcessEngine:
 
     def _failed(self, reason: str) -> None:
         self._last_error = reason
-        self._fire(Event.EXIT)
+        self._fire(Event.FAIL)
         log.error("engine %s failed: %s", self._name, reason)
 
     def _why(self, code: int) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 
-from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable
+from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
 from engines.http1 import Address, Http1Client, Http1Response
 from engines.lifecycle import Event, after
 from engines.probe import Probe
@@ -46,6 +46,18 @@ class RemoteEngine:
     @property
     def facts(self) -> EngineFacts:
         return self._facts
+
+    @property
+    def progress(self) -> Progress | None:
+        return None
+
+    @property
+    def restarts(self) -> int:
+        return 0
+
+    @property
+    def load_s(self) -> float | None:
+        return None
 
     @property
     def last_error(self) -> str | None:
@@ -110,6 +122,6 @@ class RemoteEngine:
                 self._last_error = None
                 log.info("engine %s answers", self._name)
         elif self._state is not EngineState.FAILED:
-            self._fire(Event.EXIT)
+            self._fire(Event.FAIL)
             self._last_error = fault
             log.error("engine %s does not answer: %s", self._name, fault)

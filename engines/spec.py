@@ -36,19 +36,50 @@ class Timeouts(SpecModel):
     stall_s: float = Field(300.0, gt=0, description="Between two bytes of an answer.")
 
 
-class ProcessSpec(SpecModel):
-    """A vLLM server that the gateway runs as a child process on a Unix socket."""
+class Restart(SpecModel):
+    """When an engine that failed is started again."""
 
-    kind: Literal["process"]
+    backoff_s: float = Field(
+        1.0, gt=0, description="Before the first restart; doubled for each that follows."
+    )
+    max_backoff_s: float = Field(60.0, gt=0, description="The longest wait before a restart.")
+    budget: int = Field(
+        5, ge=0, description="Restarts within window_s before the engine is given up; 0: never."
+    )
+    window_s: float = Field(600.0, gt=0, description="How long a restart counts.")
+
+
+class LocalSpec(SpecModel):
+    """An engine on this machine: what both kinds of it have in common."""
+
     model: str = Field(min_length=1, description="A directory or a Hugging Face repository.")
-    replicas: int = Field(1, ge=1, le=64, description="How many engines of this spec to run.")
     args: dict[str, FlagValue] = Field(
         default_factory=dict, description="Any flag of `vllm serve`, without the leading dashes."
     )
     env: dict[str, str] = Field(
         default_factory=dict, description="Environment variables of the engine, added to ours."
     )
+    gpus: (
+        Literal["auto"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None
+    ) = Field(
+        None,
+        description="GPUs of one engine: auto (as many as its parallel sizes need), a number "
+        "of them, or a list of indices. Default: CUDA_VISIBLE_DEVICES is left alone.",
+    )
+    memory_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Memory that one engine takes, for server.memory_budget_gib; default: what it "
+        "took when it last ran.",
+    )
     start_timeout_s: float = Field(1800.0, gt=0, description="From the start to READY.")
+    progress_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="How long requests may run without any of the engine's counters moving, before "
+        "it is taken for dead and started again.",
+    )
+    restart: Restart = Restart()
     timeouts: Timeouts = Timeouts()
 
     @field_validator("args", mode="before")
@@ -114,6 +145,24 @@ class ProcessSpec(SpecModel):
         return None
 
 
+class ProcessSpec(LocalSpec):
+    """A vLLM server that the gateway runs as a child process on a Unix socket."""
+
+    kind: Literal["process"]
+    replicas: int = Field(1, ge=1, le=64, description="How many engines of this spec to run.")
+    sleep_level: Literal[1, 2] | None = Field(
+        None,
+        description="Put the engine to sleep instead of ending it when it is unloaded (vLLM's "
+        "sleep mode, GPU only): 1 keeps the weights in CPU memory, 2 drops them.",
+    )
+
+
+class InProcessSpec(LocalSpec):
+    """A vLLM engine inside the gateway's own process; `env` is set in the gateway's own."""
+
+    kind: Literal["in_process"]
+
+
 class RemoteSpec(SpecModel):
     """An OpenAI-compatible server that somebody else runs."""
 
@@ -149,4 +198,4 @@ class RemoteSpec(SpecModel):
         return self
 
 
-EngineSpec = Annotated[ProcessSpec | RemoteSpec, Field(discriminator="kind")]
+EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]

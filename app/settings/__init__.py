@@ -7,7 +7,7 @@ the place in the file and, for an unknown key, the nearest known one.
 import difflib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -35,7 +35,7 @@ from app.settings.sections import (
     StateSettings,
     UsageSettings,
 )
-from engines.spec import ProcessSpec, RemoteSpec
+from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
 
 __all__ = (
     "NO_LIMITS",
@@ -60,6 +60,11 @@ ENV_FILE = ".env"
 MIN_KEY_LENGTH = 20
 # Given in the environment or .env only, never in a file that is copied and committed.
 SECRETS = frozenset({"api_keys", "admin_key"})
+SPECS: Mapping[int | str, type[BaseModel]] = {
+    "process": ProcessSpec,
+    "in_process": InProcessSpec,
+    "remote": RemoteSpec,
+}
 
 
 class ConfigError(Exception):
@@ -278,8 +283,8 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
     """Return the keys that the mapping at a place in the file may have."""
     model: type[BaseModel] = Settings
     for part in path:
-        if part in ("process", "remote"):
-            model = ProcessSpec if part == "process" else RemoteSpec
+        if part in SPECS:
+            model = SPECS[part]
         elif isinstance(part, str) and part in model.model_fields:
             annotation = model.model_fields[part].annotation
             for candidate in (annotation, *get_args(annotation)):

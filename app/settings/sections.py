@@ -1,9 +1,9 @@
 """The sections of the configuration file: what may stand in each, and what it means."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from engines.spec import EngineSpec, SpecModel
 
@@ -48,6 +48,17 @@ class ServerSettings(SpecModel):
     )
     run_dir: Path = Field(
         Path("var/run"), description="Sockets and logs of the engines; one gateway per directory."
+    )
+    keep_engines: bool = Field(
+        False,
+        description="Whether engines that run as processes go on when the gateway ends, however it "
+        "does, and the next one takes them over instead of loading the models again.",
+    )
+    memory_budget_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Memory that the engines on this machine may take together; models that are "
+        "loaded on demand make room for each other. Default: no bound.",
     )
     parallel_starts: int = Field(
         1,
@@ -198,8 +209,36 @@ class ModelSettings(SpecModel):
         NO_LIMITS, description="Limits of the model for all keys together."
     )
     queue: QueueSettings = QueueSettings()
+    load: Literal["eager", "on_demand"] = Field(
+        "eager", description="Whether its engines start with the gateway or at the first request."
+    )
+    idle_unload_s: float | None = Field(
+        None,
+        gt=0,
+        description="Unload a model that is loaded on demand after so long without a request; "
+        "default: only to make room for another.",
+    )
+    load_wait_s: float = Field(
+        300.0,
+        ge=0,
+        description="How long a request may wait for its model to load. One that would have to "
+        "wait longer is refused at once, and told when to try again.",
+    )
+    keep_priority: int = Field(
+        0, description="Of models that could make room, those with a lower number go first."
+    )
     price: PriceSettings = PriceSettings()
     engines: tuple[EngineSpec, ...] = Field(min_length=1, description="What answers for it.")
+
+    @model_validator(mode="after")
+    def _loadable(self) -> Self:
+        if self.load == "on_demand":
+            for spec in self.engines:
+                if spec.kind != "process":
+                    raise ValueError(f"load: on_demand needs kind: process, not {spec.kind}")
+        elif self.idle_unload_s is not None:
+            raise ValueError("idle_unload_s needs load: on_demand")
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engines.base import EngineFacts, EngineRequest, EngineResponse, EngineState
+from engines.base import EngineFacts, EngineRequest, EngineResponse, EngineState, Progress
 
 
 @dataclass
@@ -12,7 +12,10 @@ class FakeEngine:
     name: str = "demo-0"
     state: EngineState = EngineState.READY
     facts: EngineFacts = field(default_factory=EngineFacts)
+    progress: Progress | None = None
     last_error: str | None = None
+    restarts: int = 0
+    load_s: float | None = None
 
     def describe(self) -> str:
         return self.name

@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 
 GUARDIAN = Path(__file__).with_name("guardian.py")
 RECORD = "engine.json"
-# In the environment of every process of an engine: the directory of that engine.
-MARK = "VLLM_GATEWAY_ENGINE"
+# In the environment of every process of an engine: the directory of that engine. vLLM warns of
+# unknown variables that begin with VLLM_, and those with GATEWAY_ are settings of ours.
+MARK = "ENGINE_OF_GATEWAY"
 # How long a guardian that lives may take to say who it is, and a killed process to vanish.
 HELLO_S = 5.0
 VANISH_S = 10.0
@@ -105,7 +106,7 @@ class Link:
         self._writer.close()
 
     async def _sweep(self) -> None:
-        left = self._family | _remains(self._directory, self.engine, self._family[self.engine])
+        left = self._family | _remains(self._directory, self.guardian, self._guardian_started)
         for pid, started in left.items():
             _kill(pid, started)
         await _gone(left)
@@ -157,8 +158,7 @@ async def find(directory: Path) -> Link | None:
         await _gone({guardian: started}, patience=HELLO_S)
         _kill(guardian, started)
     this_boot = record.get("boot") == processes.boot_id()
-    engine = record.get("engine", 0) if this_boot else 0
-    left = _remains(directory, engine, record.get("engine_started", 0))
+    left = _remains(directory, guardian if this_boot else 0, started)
     for pid, when in left.items():
         _kill(pid, when)
     await _gone(left)
@@ -197,22 +197,22 @@ def _read(file: Path) -> dict[str, Any]:
     return data if whole else {}
 
 
-def _remains(directory: Path, engine: int, started: int) -> dict[int, int]:
+def _remains(directory: Path, guardian: int, started: int) -> dict[int, int]:
     """Return what lives of an engine whose guardian does not: pid → start time.
 
-    It has the mark of the engine's directory; or it is in the group that the API server led, and
-    has a title of vLLM's, under which the mark is lost. Both, since a pid may be another's by now.
+    It has the mark of the engine's directory; or it is in the session that the guardian led and has
+    a title of vLLM's, under which the mark is lost. Both, since a pid may be another's by now.
     """
     everybody = processes.all_stats()
-    leader = everybody.get(engine)
-    ours = engine != 0 and (leader is None or leader.started == started)
+    leader = everybody.get(guardian)
+    ours = guardian != 0 and (leader is None or leader.started == started)
     return {
         pid: one.started
         for pid, one in everybody.items()
         if pid != os.getpid()
         and (
             processes.carries(pid, MARK, str(directory))
-            or (ours and one.group == engine and processes.title(pid).startswith("VLLM::"))
+            or (ours and one.session == guardian and processes.title(pid).startswith("VLLM::"))
         )
     }
 

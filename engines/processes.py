@@ -10,7 +10,7 @@ class Stat:
 
     state: str
     parent: int
-    group: int
+    session: int
     # Clock ticks since boot: with the pid it names one process, which a pid alone does not.
     started: int
 
@@ -22,7 +22,7 @@ def stat(pid: int) -> Stat | None:
             fields = file.read().rsplit(b")", 1)[1].split()
     except (OSError, IndexError):
         return None  # it ended meanwhile
-    return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[19]))
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def all_stats() -> dict[int, Stat]:

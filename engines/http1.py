@@ -224,7 +224,9 @@ class _Connection(asyncio.Protocol):
         self._answered = self._message_complete = self._until_close = False
         patience = self._client.timeouts.first_byte_s
         self._head_due = self._loop.time() + patience
-        self._timer = self._loop.call_later(patience, self._on_timer)
+        # The first of the two that may be over; when it fires it looks what is left of which.
+        first = min(patience, self._client.timeouts.stall_s)
+        self._timer = self._loop.call_later(first, self._on_timer)
         if body:
             transport.writelines((payload, body))
         else:

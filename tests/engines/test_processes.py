@@ -1,0 +1,69 @@
+"""What /proc tells of real processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from engines import processes
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    program = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(flush=True);"
+    program += " sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={"MARK": "this one"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    for pid in processes.descendants(process.pid):
+        os.kill(pid, 9)
+    process.kill()
+    process.communicate()
+
+
+def test_a_process_is_told_with_its_parent_and_session(child: subprocess.Popen[bytes]) -> None:
+    one = processes.stat(child.pid)
+    assert one is not None
+    assert one.parent == os.getpid()
+    assert one.session == child.pid
+    assert processes.lives(child.pid, one.started)
+    assert not processes.lives(child.pid, one.started + 1)
+
+
+def test_descendants_are_children_of_children_too(child: subprocess.Popen[bytes]) -> None:
+    below = processes.descendants(os.getpid())
+    assert child.pid in below
+    assert len(processes.descendants(child.pid)) == 1
+    assert set(processes.descendants(child.pid)) < set(below)
+
+
+def test_a_mark_is_inherited(child: subprocess.Popen[bytes]) -> None:
+    (grandchild,) = processes.descendants(child.pid)
+    assert processes.carries(grandchild, "MARK", "this one")
+    assert not processes.carries(grandchild, "MARK", "this")
+    assert not processes.carries(os.getpid(), "MARK", "this one")
+
+
+def test_a_zombie_does_not_live(child: subprocess.Popen[bytes]) -> None:
+    one = processes.stat(child.pid)
+    assert one is not None
+    for pid in processes.descendants(child.pid):
+        os.kill(pid, 9)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not processes.lives(child.pid, one.started)
+
+
+def test_nothing_is_told_of_what_is_not_there() -> None:
+    assert processes.stat(2**22 + 1) is None
+    assert processes.title(2**22 + 1) == ""
+    assert not processes.carries(2**22 + 1, "A", "b")

@@ -255,7 +255,7 @@ def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[C
         # Equal is not enough (1 and true are), nor is what is written (secrets are not).
         elif old[place] != new[place] or repr(old[place]) != repr(new[place]):
             before, after = value(place, old[place]), value(place, new[place])
-            plain = before is not None and before != after
+            plain = before is not None and after is not None and before != after
             yield Change(shown(place), f"{before} → {after}" if plain else "changed")
 
 

@@ -125,13 +125,17 @@ class Authenticator:
     def replace(
         self, static: Collection[bytes], admin: bytes | None, limits: LimitSettings
     ) -> None:
-        """Go by other keys of the configuration and other limits from the next request on."""
+        """Go by other keys of the configuration and other limits.
+
+        At once, but that the limits of stored keys that are remembered follow with the next poll:
+        while the store is away they cannot be read again.
+        """
         self._limits = limits
         self._static = {
             one: Principal(f"key-{one.hex()[:8]}", Role.CLIENT, limits) for one in static
         }
         self._admin = admin
-        self._known.clear()  # what is remembered of stored keys has the limits in it
+        self._revision = None
 
     def recall(self, headers: Headers) -> Principal | None:
         """Return who sent these headers, or None where only `look_up` can tell.

@@ -267,11 +267,12 @@ def _model_lines(change: ModelChange) -> Iterator[str]:
         yield f"! model {name}: engines (needs a restart: kind: {FIXED_KIND})"
         return
     touched: dict[str, list[str]] = {}
-    for engine, fields in change.engines.items():
-        for field in fields:
-            touched.setdefault(str(field), []).append(engine)
+    for _, slot in change.plan.replaced:
+        does = "replaces" if slot.spec.kind == "remote" else "restarts"
+        for field in change.engines[slot.name]:
+            touched.setdefault(f"{field} ({does}", []).append(slot.name)
     for told, engines in touched.items():
-        yield f"~ model {name}: {told} (restarts {', '.join(engines)})"
+        yield f"~ model {name}: {told} {', '.join(engines)})"
     if change.plan.removed:
         yield f"~ model {name}: fewer engines (stops {_names(change.plan.removed)})"
     if change.plan.added:

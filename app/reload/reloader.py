@@ -142,7 +142,8 @@ class Reloader:
 
     async def _apply(self, found: Difference) -> tuple[ModelReport, ...]:
         self._settings = applied(self._settings, found.new)
-        self._apply_sections()
+        if found.applied:
+            self._apply_sections()
         gone = [self._standing.pop(name) for name in found.removed]
         for one in gone:
             self._fleet.let_go(one)

@@ -79,7 +79,7 @@ class TestLines:
     def test_another_kind_of_engine(self) -> None:
         remote = {"kind": "remote", "url": "http://127.0.0.1:1"}
         assert lines(settings(), settings(model("demo", remote))) == [
-            "~ model demo: kind process → remote (restarts demo-0)"
+            "~ model demo: kind process → remote (replaces demo-0)"
         ]
 
     def test_what_needs_a_restart_and_what_does_not(self) -> None:

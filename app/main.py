@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -49,6 +50,7 @@ from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
+from engines.link import end_strangers
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
 from engines.spec import InProcessSpec, ProcessSpec
@@ -65,6 +67,7 @@ EXPOSED_HEADERS = (
         for unit in ("requests", "tokens")
     ),
 )
+LOOK_S = 0.2
 
 
 @dataclass(slots=True)
@@ -199,12 +202,19 @@ def create_app(
 def builder(settings: Settings, launcher: Sequence[str] | None = None) -> Build:
     """Return what makes engines that are not started. It raises LauncherMissing."""
     run_dir = settings.server.run_dir.absolute()
+    turn = asyncio.Semaphore(settings.server.parallel_starts)
+    keep = settings.server.keep_engines
 
     def build(model: str, slot: Slot) -> Replica:
         if isinstance(slot.spec, ProcessSpec):
-            command = launcher or vllm_launcher()
             engine = ProcessEngine(
-                slot.name, slot.spec, served_name=model, run_dir=run_dir, launcher=command
+                slot.name,
+                slot.spec,
+                served_name=model,
+                run_dir=run_dir,
+                launcher=launcher or vllm_launcher(),
+                turn=turn,
+                keep=keep,
             )
             return Replica(engine, model)
         if isinstance(slot.spec, InProcessSpec):
@@ -238,7 +248,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(starting, return_exceptions=True)
         await state.reloader.close()
         engines = state.catalogue.engines
-        await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in engines))
+        await asyncio.gather(*(_part(engine, state.settings) for engine in engines))
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()
         await state.ledger.close()
@@ -260,24 +270,40 @@ async def _hint(state: State) -> None:
 
 
 async def _start_engines(state: State) -> None:
-    turn = asyncio.Semaphore(state.settings.server.parallel_starts)
+    await end_strangers(
+        state.settings.server.run_dir.absolute(), {e.name for e in state.catalogue.engines}
+    )
 
     async def start(engine: Engine) -> None:
         loop = asyncio.get_running_loop()
+        # An engine of ours has its own bound, start_timeout_s, and knows why it failed.
+        patience = inf if isinstance(engine, ProcessEngine) else loop.time() + REMOTE_START_S
         try:
-            if isinstance(engine, ProcessEngine):
-                async with turn:
-                    # The engine has its own bound, start_timeout_s, and knows why it failed.
-                    await engine.ensure_ready(deadline=float("inf"))
-            else:
-                await engine.ensure_ready(loop.time() + REMOTE_START_S)
+            await engine.ensure_ready(patience)
         except EngineUnavailable as error:
             log.debug("%s did not start: %s", engine.name, error)
         else:
             log.info("engine %s is ready", engine.name)
 
     await asyncio.gather(*(start(engine) for engine in state.catalogue.engines))
+    ours = [e for e in state.catalogue.engines if isinstance(e, ProcessEngine)]
+    # One of them may come up by a restart, of which no event tells.
+    while not state.catalogue.ready and not all(e.given_up for e in ours):  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
     state.settled.set()
+
+
+def hopeless(state: State) -> bool:
+    """Whether nothing serves and nothing will: every engine is ours and was given up."""
+    return all(isinstance(e, ProcessEngine) and e.given_up for e in state.catalogue.engines)
+
+
+async def _part(engine: Engine, settings: Settings) -> None:
+    """End an engine, or leave it to the next gateway."""
+    if isinstance(engine, ProcessEngine) and settings.server.keep_engines:
+        await engine.release()
+    else:
+        await engine.stop(STOP_GRACE_S)
 
 
 def _engine_states(catalogue: Catalogue) -> Iterable[tuple[str, str, str]]:

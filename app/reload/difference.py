@@ -25,7 +25,7 @@ from engines.spec import EngineSpec
 APPLIED = frozenset(
     {
         "server.max_body_bytes", "server.sse_keepalive_s", "server.drain_timeout_s",
-        "server.parallel_starts", "limits.default.requests_per_minute",
+        "limits.default.requests_per_minute",
         "limits.default.tokens_per_minute", "limits.default.concurrent_requests",
         "limits.unstated_output_tokens", "limits.cached_token_weight", "usage.retention_days",
         "api_keys", "admin_key",

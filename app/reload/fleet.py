@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from app.routing.catalogue import Bounds, Model, Replica
@@ -123,22 +123,14 @@ class Fleet:
         """Return engines that are not started."""
         return [Running(slot, self._build(model, slot)) for slot in slots]
 
-    async def start_all(self, engines: list[Running], at_once: int) -> None:
-        """Start engines. Raises NotStarted when one of them does not, once all have settled."""
-        turn = asyncio.Semaphore(at_once)
-
-        async def begin(one: Running) -> None:
-            async with turn:
-                await _started(one)
-
-        faults = await asyncio.gather(*map(begin, engines), return_exceptions=True)
+    async def start_all(self, engines: Sequence[Running]) -> None:
+        """Start engines, which take turns. Raises NotStarted, once all have settled."""
+        faults = await asyncio.gather(*map(_started, engines), return_exceptions=True)
         for fault in faults:
             if isinstance(fault, BaseException):
                 raise fault
 
-    async def change(
-        self, standing: Standing, plan: Plan, drain_s: float, *, at_once: int, wanted: bool
-    ) -> None:
+    async def change(self, standing: Standing, plan: Plan, drain_s: float, *, wanted: bool) -> None:
         """Carry out a plan; engines that run and are kept are not touched.
 
         `wanted`: the engines shall run; else they are made and left. Raises NotStarted, with every
@@ -158,7 +150,7 @@ class Fleet:
             self._publish()
             if wanted:
                 idle = [one for one in standing.engines if one.engine.state in IDLE]
-                await self.start_all(idle, at_once)
+                await self.start_all(idle)
         except NotStarted as error:
             faults = [str(error)]
             for name in reversed(touched):

@@ -208,13 +208,11 @@ class Reloader:
         """Change a model's engines; return why it could not be, all being as before again."""
         standing = self._standing[change.new.name]
         up = any(one.engine.state not in IDLE for one in standing.engines)
-        server = self._settings.server
         try:
             await self._fleet.change(
                 standing,
                 change.plan,
-                server.drain_timeout_s,
-                at_once=server.parallel_starts,
+                self._settings.server.drain_timeout_s,
                 wanted=up or change.new.load == "eager",
             )
         except NotStarted as error:
@@ -232,7 +230,7 @@ class Reloader:
         self._publish()
         if model.load == "eager":
             try:
-                await self._fleet.start_all(standing.engines, self._settings.server.parallel_starts)
+                await self._fleet.start_all(standing.engines)
             except NotStarted as error:
                 del self._standing[model.name]
                 self._fleet.let_go(standing)

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from app.connection import ClientConnection, ConnectionBounds
 from app.database.database import Database, DatabaseUnavailable
-from app.errors import InvalidConfiguration
+from app.errors import Conflict, InvalidConfiguration
 from app.main import State, create_app, hopeless
 from app.settings import ConfigError, Settings
 
@@ -214,7 +214,7 @@ async def _reload_when(asked: asyncio.Event, state: State) -> None:
         log.info("SIGHUP: reloading the configuration")
         try:
             report = await state.reloader.reload(wait=True)
-        except InvalidConfiguration as error:
+        except (InvalidConfiguration, Conflict) as error:
             for line in error.message.splitlines():
                 log.error("reload: %s", line)
             log.error("reload: nothing was changed")

@@ -65,8 +65,12 @@ class ModelChange:
     @property
     def needs_engines(self) -> bool:
         """Whether an engine ends or starts for it."""
-        begins = self.old.load != self.new.load == "eager"
-        return not self.fixed and (bool(self.plan) or begins)
+        return not self.fixed and (bool(self.plan) or self.begins)
+
+    @property
+    def begins(self) -> bool:
+        """Whether it was loaded on demand, and runs all along from now on."""
+        return self.old.load != self.new.load == "eager"
 
     @property
     def effective(self) -> ModelSettings:

@@ -130,11 +130,13 @@ class Fleet:
             if isinstance(fault, BaseException):
                 raise fault
 
-    async def change(self, standing: Standing, plan: Plan, drain_s: float, *, wanted: bool) -> None:
-        """Carry out a plan; engines that run and are kept are not touched.
+    async def change(
+        self, standing: Standing, plan: Plan, drain_s: float, *, wanted: bool, wake: bool
+    ) -> None:
+        """Carry out a plan; engines that are kept are not touched.
 
-        `wanted`: the engines shall run; else they are made and left. Raises NotStarted, with every
-        engine of before in its place again.
+        `wanted`: those that come are started, else only made. `wake`: those that are kept and do
+        not run are started, too. Raises NotStarted, with every engine of before in its place again.
         """
         before = standing.slots
         touched: list[str] = []
@@ -146,11 +148,12 @@ class Fleet:
                 touched.append(new.name)
                 await self._replace(standing, old.name, new, drain_s, wanted=wanted)
             touched += [slot.name for slot in plan.added]
-            standing.engines += self.build(standing.name, plan.added)
+            come = self.build(standing.name, plan.added)
+            asleep = [one for one in standing.engines if wake and one.engine.state in IDLE]
+            standing.engines += come
             self._publish()
             if wanted:
-                idle = [one for one in standing.engines if one.engine.state in IDLE]
-                await self.start_all(idle)
+                await self.start_all([*come, *asleep])
         except NotStarted as error:
             faults = [str(error)]
             for name in reversed(touched):
@@ -179,9 +182,8 @@ class Fleet:
         old = standing.find(name)
         assert old is not None
         place = standing.engines.index(old)
-        [new] = self.build(standing.name, (slot,))
-        ahead = slot.spec.kind == "remote"
-        if ahead:
+        if slot.spec.kind == "remote":
+            [new] = self.build(standing.name, (slot,))
             self._loose.add(new.engine)
             try:
                 await _started(new)
@@ -191,8 +193,10 @@ class Fleet:
             self._loose.discard(new.engine)
             standing.engines[place] = new
             self._publish()
-        await self.retire(old.engine, drain_s)
-        if not ahead:
+            await self.retire(old.engine, drain_s)
+        else:
+            await self.retire(old.engine, drain_s)
+            [new] = self.build(standing.name, (slot,))
             standing.engines[place] = new
             self._publish()
             if wanted:

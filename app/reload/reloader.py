@@ -73,10 +73,12 @@ class Reloader:
         """Read the configuration and apply what differs; return what was done.
 
         A caller that is cancelled does not stop it. While another reload is under way, or the
-        gateway still starts, it waits if `wait`, else it raises Conflict. Raises
-        InvalidConfiguration, with nothing changed.
+        gateway still starts, it waits if `wait`, else it raises Conflict, as it does when the
+        gateway ends. Raises InvalidConfiguration. Nothing was changed in either case.
         """
-        if not wait and self._turn.locked():
+        if self._rooms.admission.draining:
+            raise Conflict("the gateway is shutting down")
+        if not wait and self._tasks:
             raise Conflict("a reload is under way; try again when it has ended")
         if not wait and not self._settled.is_set():
             raise Conflict("the gateway still starts its engines; try again when it has")
@@ -214,6 +216,7 @@ class Reloader:
                 change.plan,
                 self._settings.server.drain_timeout_s,
                 wanted=up or change.new.load == "eager",
+                wake=change.begins,
             )
         except NotStarted as error:
             return str(error)

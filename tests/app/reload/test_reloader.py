@@ -12,6 +12,8 @@ import httpx
 import psutil
 import pytest
 
+from app.errors import Conflict
+from app.reload.report import Report
 from app.settings import ConfigError, Settings, digest
 from engines.base import EngineState
 from engines.process import ProcessEngine
@@ -167,6 +169,15 @@ class TestWhatStays:
             assert (await reload(one))["ok"]
             assert list(pids(one)) == ["demo-0", "demo-1"]
             assert three.items() >= pids(one).items()
+
+    async def test_an_engine_that_somebody_stopped_stays_so(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", process(2)))
+        async with gateway(file) as one:
+            await engine(one, "demo-1").stop(0.0)
+            file.write(model("demo", process(3)))
+            assert (await reload(one))["ok"]
+            states = [engine.state for engine in one.state.catalogue.engines]
+            assert states == [EngineState.READY, EngineState.STOPPED, EngineState.READY]
 
     async def test_names_limits_and_bounds_change_without_an_engine(self, tmp_path: Path) -> None:
         file = File(tmp_path, model(aliases=["a"]), model("other", aliases=["b"]))
@@ -529,6 +540,23 @@ class TestWhatIsRefused:
             third = asyncio.create_task(one.state.reloader.reload(wait=True))
             assert (await first)["ok"]
             assert (await third).difference == ()
+
+    async def test_one_of_two_that_come_together(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", remote("http://127.0.0.1:1")))
+        async with running(file.settings, source=file.read) as one:
+            reloader = one.state.reloader
+            told = await asyncio.gather(
+                reloader.reload(), reloader.reload(dry_run=True), return_exceptions=True
+            )
+            assert [type(one) for one in told] == [Report, Conflict]
+
+    async def test_when_the_gateway_ends(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", remote("http://127.0.0.1:1")))
+        async with running(file.settings, source=file.read) as one:
+            one.state.admission.drain()
+            answer = await one.client.post("/admin/reload", json={}, headers=ROOT)
+            assert answer.status_code == 409
+            assert answer.json()["error"]["message"] == "the gateway is shutting down"
 
     async def test_while_the_gateway_starts(self, tmp_path: Path) -> None:
         file = File(tmp_path, model("demo", process(args={"fake-load-s": 0.5})))

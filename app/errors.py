@@ -8,8 +8,10 @@
     ├── MethodNotAllowed          405 method_not_allowed
     ├── BadRequest                400
     │   ├── InvalidJson               invalid_json
-    │   └── MissingModel              missing_model
+    │   ├── MissingModel              missing_model
+    │   └── InvalidConfiguration      invalid_configuration (reload)
     ├── RequestTimeout            408 request_timeout
+    ├── Conflict                  409 conflict (admin routes only)
     ├── RequestTooLarge           413 request_too_large
     ├── RateLimited               429 rate_limit_exceeded, Retry-After
     ├── QuotaUsedUp               429 insufficient_quota, Retry-After
@@ -146,6 +148,19 @@ class InvalidJson(BadRequest):
 class MissingModel(BadRequest):
     code = "missing_model"
     param = "model"
+
+
+class InvalidConfiguration(BadRequest):
+    """`message` has a line for each fault."""
+
+    code = "invalid_configuration"
+
+
+class Conflict(GatewayError):
+    status = 409
+    code = "conflict"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
 
 
 class RequestTooLarge(GatewayError):

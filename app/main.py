@@ -10,8 +10,7 @@
 import asyncio
 import contextlib
 import logging
-import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +29,7 @@ from app.api.dataplane import DataPlane
 from app.api.middleware import HeadAsGet, RequestId
 from app.api.models import models_router
 from app.api.ops import ops_router
+from app.api.reload import reload_router
 from app.api.schema import schema_router
 from app.api.usage import usage_router
 from app.auth.keys import Authenticator
@@ -38,9 +38,12 @@ from app.database.database import Database, DatabaseUnavailable
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
 from app.relay.relay import Relay, RelayBounds
-from app.routing.catalogue import Bounds, Catalogue, Model, Replica
+from app.reload.fleet import REMOTE_START_S, STOP_GRACE_S, Build, stand
+from app.reload.reloader import Reloader, Rooms
+from app.routing.catalogue import Catalogue, Replica
 from app.routing.policy import LeastLoaded
-from app.settings import ModelSettings, Settings
+from app.routing.slots import Slot
+from app.settings import Settings
 from app.telemetry.access import AccessLog
 from app.telemetry.metrics import Metrics
 from app.usage.budgets import Budgets
@@ -50,12 +53,10 @@ from engines.base import Engine, EngineState, EngineUnavailable
 from engines.link import end_strangers
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
-from engines.spec import EngineSpec, InProcessSpec, ProcessSpec
+from engines.spec import InProcessSpec, ProcessSpec
 
 log = logging.getLogger(__name__)
 
-# vLLM has nothing in flight by now, so this is only the time it takes to tear down.
-STOP_GRACE_S = 5.0
 # What a page from another origin may read beside the body.
 EXPOSED_HEADERS = (
     "retry-after",
@@ -66,8 +67,6 @@ EXPOSED_HEADERS = (
         for unit in ("requests", "tokens")
     ),
 )
-# How long a remote server is waited for before the gateway says it is up without it.
-REMOTE_START_S = 10.0
 LOOK_S = 0.2
 
 
@@ -75,7 +74,6 @@ LOOK_S = 0.2
 class State:
     """What the running gateway consists of; `app.state.gateway`."""
 
-    settings: Settings
     catalogue: Catalogue
     database: Database
     key_store: KeyStore
@@ -86,20 +84,34 @@ class State:
     admission: Admission
     metrics: Metrics
     access: AccessLog
+    reloader: Reloader
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
     # Set when every engine that is started at once is READY or FAILED.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self.reloader.settings
 
-def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> FastAPI:
+
+def create_app(
+    settings: Settings,
+    *,
+    launcher: Sequence[str] | None = None,
+    source: Callable[[], Settings] | None = None,
+) -> FastAPI:
     """Return the gateway's application.
 
-    `launcher` runs vLLM's server, default: this interpreter's vLLM. Raises LauncherMissing.
+    `launcher` runs vLLM's server, default: this interpreter's vLLM. `source` reads the settings
+    again for a reload, default: they are what they were. Raises LauncherMissing.
     """
     metrics = Metrics()
     access = AccessLog()
-    catalogue = build_catalogue(settings, launcher)
+    build = builder(settings, launcher)
+    standing = stand(settings, build)
+    catalogue = Catalogue([one.model() for one in standing])
     database = Database(settings.state.database_url.get_secret_value())
     key_store = KeyStore(database)
     authenticator = Authenticator(
@@ -127,16 +139,18 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
         ledger,
         metrics,
         access,
-        RelayBounds(
-            server.max_body_bytes,
-            server.client_stall_s,
-            server.sse_keepalive_s,
-            settings.limits.unstated_output_tokens,
-            settings.limits.cached_token_weight,
-        ),
+        RelayBounds.of(settings),
+    )
+    settled = asyncio.Event()
+    reloader = Reloader(
+        settings,
+        standing,
+        Rooms(catalogue, admission, authenticator, ledger, relay),
+        source=source or (lambda: settings),
+        build=build,
+        settled=settled,
     )
     state = State(
-        settings,
         catalogue,
         database,
         key_store,
@@ -147,6 +161,8 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
         admission,
         metrics,
         access,
+        reloader,
+        settled=settled,
     )
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
 
@@ -165,6 +181,7 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     app.include_router(usage_router(partial(usage_report, database), client, auditor))
     app.include_router(ops_router(catalogue, admission, metrics))
     app.include_router(keys_router(key_store, authenticator))
+    app.include_router(reload_router(reloader, authenticator))
     app.include_router(schema_router(authenticator))
     # What is added last is met first.
     app.add_middleware(AdminDoor, authenticator=authenticator, metrics=metrics)
@@ -182,51 +199,34 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     return app
 
 
-def build_catalogue(settings: Settings, launcher: Sequence[str] | None = None) -> Catalogue:
+def builder(settings: Settings, launcher: Sequence[str] | None = None) -> Build:
+    """Return what makes engines that are not started. It raises LauncherMissing."""
+    run_dir = settings.server.run_dir.absolute()
+    turn = asyncio.Semaphore(settings.server.parallel_starts)
+    keep = settings.server.keep_engines
+
+    def build(model: str, slot: Slot) -> Replica:
+        if isinstance(slot.spec, ProcessSpec):
+            engine = ProcessEngine(
+                slot.name,
+                slot.spec,
+                served_name=model,
+                run_dir=run_dir,
+                launcher=launcher or vllm_launcher(),
+                turn=turn,
+                keep=keep,
+            )
+            return Replica(engine, model)
+        if isinstance(slot.spec, InProcessSpec):
+            raise NotImplementedError("kind: in_process")
+        return Replica(RemoteEngine(slot.name, slot.spec), slot.spec.served_model_name or model)
+
+    return build
+
+
+def build_catalogue(settings: Settings) -> Catalogue:
     """Return every model with its engines, none of them started. Raises LauncherMissing."""
-    house = _House(settings, launcher)
-    return Catalogue([_build_model(model, house) for model in settings.models])
-
-
-class _House:
-    """What the engines of this machine have in common."""
-
-    def __init__(self, settings: Settings, launcher: Sequence[str] | None) -> None:
-        self.run_dir = settings.server.run_dir.absolute()
-        self.launcher = launcher
-        self.turn = asyncio.Semaphore(settings.server.parallel_starts)
-        self.keep = settings.server.keep_engines
-
-
-def _build_model(settings: ModelSettings, house: _House) -> Model:
-    replicas: list[Replica] = []
-    for spec in settings.engines:
-        for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1):
-            name = f"{_slug(settings.name)}-{len(replicas)}"
-            replicas.append(_build_replica(name, settings.name, spec, house))
-    bounds = Bounds(settings.max_choices, settings.max_output_tokens)
-    return Model(settings.name, settings.aliases, tuple(replicas), bounds, settings.limits)
-
-
-def _build_replica(name: str, model: str, spec: EngineSpec, house: _House) -> Replica:
-    if isinstance(spec, ProcessSpec):
-        engine = ProcessEngine(
-            name,
-            spec,
-            served_name=model,
-            run_dir=house.run_dir,
-            launcher=house.launcher or vllm_launcher(),
-            turn=house.turn,
-            keep=house.keep,
-        )
-        return Replica(engine, model)
-    if isinstance(spec, InProcessSpec):
-        raise NotImplementedError("kind: in_process")
-    return Replica(RemoteEngine(name, spec), spec.served_model_name or model)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".")[:40]
+    return Catalogue([one.model() for one in stand(settings, builder(settings))])
 
 
 @asynccontextmanager
@@ -246,6 +246,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        await state.reloader.close()
         await _end_engines(state)
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()

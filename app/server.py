@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -19,12 +19,14 @@ from fastapi import FastAPI
 
 from app.connection import ClientConnection, ConnectionBounds
 from app.database.database import Database, DatabaseUnavailable
+from app.errors import Conflict, InvalidConfiguration
 from app.main import State, create_app, hopeless, release_engines
 from app.settings import ConfigError, Settings
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+STDERR = 2
 
 
 class _Server(uvicorn.Server):
@@ -35,19 +37,24 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(settings: Settings, *, banner_key: str | None = None) -> None:
+def serve(
+    settings: Settings,
+    *,
+    banner_key: str | None = None,
+    source: Callable[[], Settings] | None = None,
+) -> None:
     """Run the gateway until it is told to stop.
 
-    `banner_key` is shown in the ready banner. Raises ConfigError, also when no engine could be
-    started and none may come up later or the file of the database cannot be had, and
-    LauncherMissing.
+    `banner_key` is shown in the ready banner, `source` reads the settings again for a reload.
+    Raises ConfigError, also when no engine could be started and none may come up later or the file
+    of the database cannot be had, and LauncherMissing.
     """
     check_database(settings)
     sock = listen(settings.server.host, settings.server.port)
     with contextlib.ExitStack() as ours:
         ours.callback(sock.close)
         ours.enter_context(locked(settings.server.run_dir))
-        app = create_app(settings)
+        app = create_app(settings, source=source)
         # What is there now stays: the collector need not walk it again (5 % of the CPU here).
         gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -167,6 +174,18 @@ async def _serve(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, on_signal, signal.Signals(signum).name)
 
+    asked = asyncio.Event()
+    on_terminal = os.isatty(STDERR)
+
+    def on_hangup() -> None:
+        # A terminal that closes sends the same signal; nothing can be read or written there then.
+        if on_terminal and not os.isatty(STDERR):
+            on_signal("SIGHUP")
+        else:
+            asked.set()
+
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
+    reloading = asyncio.create_task(_reload_when(asked, state), name="reload on SIGHUP")
     serving = asyncio.create_task(server.serve([sock]), name="serve")
     stop = asyncio.create_task(stopping.wait())
     settled = asyncio.create_task(state.settled.wait())
@@ -187,18 +206,37 @@ async def _serve(
         await serving
         log.info("stopped")
     finally:
-        for task in (stop, settled):
+        for task in (stop, settled, reloading):
             task.cancel()
 
 
 async def _hand_over(state: State, server: uvicorn.Server, ours: contextlib.ExitStack) -> None:
     """Let the next gateway begin at once: what is in flight here goes on beside it."""
     state.admission.drain()
+    await state.reloader.close()
     await release_engines(state)
     for listening in server.servers:
         listening.close()
     ours.close()
     log.info("the port and the engines are free for the next gateway")
+
+
+async def _reload_when(asked: asyncio.Event, state: State) -> None:
+    """Reload each time it is asked for; signals that come meanwhile are one more reload."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        log.info("SIGHUP: reloading the configuration")
+        try:
+            report = await state.reloader.reload(wait=True)
+        except (InvalidConfiguration, Conflict) as error:
+            for line in error.message.splitlines():
+                log.error("reload: %s", line)
+            log.error("reload: nothing was changed")
+        except Exception:
+            log.exception("reload: a fault of the gateway's own")
+        else:
+            log.info("reload: %s", report.summary)
 
 
 async def _drain(state: State, server: uvicorn.Server) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -96,10 +96,17 @@ def remote(url: str, **fields: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, launcher: Sequence[str] | None = None, *, settle: bool = True
+    settings: Settings,
+    launcher: Sequence[str] | None = None,
+    *,
+    settle: bool = True,
+    source: Callable[[], Settings] | None = None,
 ) -> AsyncIterator[Gateway]:
-    """Run a gateway; unless told otherwise it has settled when the body begins."""
-    app = create_app(settings, launcher=launcher)
+    """Run a gateway; unless told otherwise it has settled when the body begins.
+
+    `source` reads the settings again for a reload.
+    """
+    app = create_app(settings, launcher=launcher, source=source)
     server = uvicorn_server(app)
     sock = listen(settings.server.host, settings.server.port)
     port: int = sock.getsockname()[1]

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from app.admission.lane import Busy, Lane
-from app.errors import EngineUnavailable
+from app.errors import EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
 from app.telemetry.access import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
@@ -44,14 +44,17 @@ class Admission:
         self, metrics: Metrics, queues: Mapping[str, QueueSettings], ready: Callable[[str], int]
     ) -> None:
         """`queues` has the settings of every model, `ready` tells how many of its engines are."""
-        self._busy = busy = Busy()
+        self._busy = Busy()
+        self._ready = ready
+        self._metrics = metrics
         self._draining = False
-        self._lanes: dict[str | None, Lane] = {
-            model: Lane(model, settings, partial(ready, model), busy, metrics)
-            for model, settings in queues.items()
-        }
+        self._lanes: dict[str | None, Lane] = {}
+        # Those of models that are gone, in which requests are under way.
+        self._leaving: list[Lane] = []
+        for model, settings in queues.items():
+            self.open(model, settings)
         no_queue = QueueSettings()
-        self._lanes[None] = Lane(UNKNOWN_MODEL, no_queue, lambda: 1, busy, metrics)
+        self._lanes[None] = Lane(UNKNOWN_MODEL, no_queue, lambda: 1, self._busy, metrics)
 
     @property
     def draining(self) -> bool:
@@ -60,12 +63,30 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """How many requests hold a permit."""
-        return sum(lane.in_flight for lane in self._lanes.values())
+        return sum(lane.in_flight for lane in (*self._lanes.values(), *self._leaving))
 
     @property
     def waiting(self) -> int:
         """How many requests wait for one."""
-        return sum(lane.waiting for lane in self._lanes.values())
+        return sum(lane.waiting for lane in (*self._lanes.values(), *self._leaving))
+
+    def open(self, model: str, settings: QueueSettings) -> None:
+        """Take requests for a model, by these settings from now on; who waits keeps his place."""
+        lane = self._lanes.get(model)
+        if lane is None:
+            ready = partial(self._ready, model)
+            self._lanes[model] = Lane(model, settings, ready, self._busy, self._metrics)
+        else:
+            lane.rebound(settings)
+
+    def close(self, model: str) -> None:
+        """Take no more requests for a model that is gone; those that were accepted go on."""
+        lane = self._lanes.pop(model)
+        self._leaving = [one for one in (*self._leaving, lane) if one.in_flight]
+
+    async def quiet(self, model: str) -> None:
+        """Return when no request for a model is under way; then none waits either."""
+        await self._lanes[model].quiet()
 
     async def permit(
         self,
@@ -79,13 +100,17 @@ class Admission:
 
         `model` is one that there is, or None for a request that names none and never waits. The
         rest says when its turn is (`fair.py`): `tokens` is what it may take, prompt and answer.
-        Raises EngineUnavailable while draining, and EngineOverloaded where too many wait or the
-        wait is too long. Who waits already when the gateway begins to drain was accepted, and goes
-        on in turn as long as the drain may take.
+        Raises EngineUnavailable while draining, EngineOverloaded where too many wait or the wait
+        is too long, and ModelNotFound for a model that has gone since it was found. Who waits
+        already when the gateway begins to drain was accepted, and goes on in turn as long as the
+        drain may take.
         """
         if self._draining:
             raise EngineUnavailable("the gateway is shutting down; try again")
-        lane = self._lanes[model]
+        try:
+            lane = self._lanes[model]
+        except KeyError:
+            raise ModelNotFound(f"the model {model!r} is no longer here; see /v1/models") from None
         if lane.enter():
             return Permit(lane, None)
         return Permit(lane, await lane.wait(key_id, priority, weight, tokens))

@@ -49,9 +49,6 @@ class Lane:
         metrics: Metrics,
     ) -> None:
         self._model = model
-        self._bound = inf if settings.max_in_flight is None else settings.max_in_flight
-        self._max_waiting = settings.max_waiting
-        self._timeout_s = settings.timeout_s
         self._ready = ready
         self._busy = busy
         self._metrics = metrics
@@ -60,6 +57,20 @@ class Lane:
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
         self._pace = Pace()
         self._look_again: asyncio.TimerHandle | None = None
+        self._none = asyncio.Event()  # no slot is held
+        self._none.set()
+        self.rebound(settings)
+
+    def rebound(self, settings: QueueSettings) -> None:
+        """Go by other bounds. Who waits already stays, as long as he was told he may."""
+        self._bound = inf if settings.max_in_flight is None else settings.max_in_flight
+        self._max_waiting = settings.max_waiting
+        self._timeout_s = settings.timeout_s
+        self._hand_out()
+
+    async def quiet(self) -> None:
+        """Return when no slot is held; then nobody waits either."""
+        await self._none.wait()
 
     @property
     def waiting(self) -> int:
@@ -73,6 +84,7 @@ class Lane:
         if self.in_flight < self._bound or self._has_room():
             if self.in_flight == 0:
                 self._busy.add()
+                self._none.clear()
             self._take()
             return True
         return False
@@ -119,6 +131,7 @@ class Lane:
         # Only now: a lane in which somebody waits is busy all along.
         if self.in_flight == 0:
             self._busy.remove()
+            self._none.set()
 
     def _take(self) -> None:
         self.in_flight += 1

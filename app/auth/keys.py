@@ -101,14 +101,9 @@ class Authenticator:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._limits = limits
-        self._static = {
-            one: Principal(f"key-{one.hex()[:8]}", Role.CLIENT, limits) for one in static
-        }
         # Without keys there is nobody to limit; models still have limits of their own.
         self._anonymous = Principal("anonymous", Role.CLIENT, NO_LIMITS)
         self._root = Principal("root", Role.ADMIN, NO_LIMITS)
-        self._admin = admin
         self._enabled = enabled
         self._grace_s = offline_grace_s
         self._now = now
@@ -125,6 +120,22 @@ class Authenticator:
         self._turns = asyncio.Semaphore(LOOK_UPS)
         # When keys were used that the store has not been told of yet.
         self._used: dict[str, float] = {}
+        self.replace(static, admin, limits)
+
+    def replace(
+        self, static: Collection[bytes], admin: bytes | None, limits: LimitSettings
+    ) -> None:
+        """Go by other keys of the configuration and other limits.
+
+        At once, but that the limits of stored keys that are remembered follow with the next poll:
+        while the store is away they cannot be read again.
+        """
+        self._limits = limits
+        self._static = {
+            one: Principal(f"key-{one.hex()[:8]}", Role.CLIENT, limits) for one in static
+        }
+        self._admin = admin
+        self._revision = None
 
     def recall(self, headers: Headers) -> Principal | None:
         """Return who sent these headers, or None where only `look_up` can tell.

@@ -1,5 +1,6 @@
 """The command line: thin, every fault one line, exit code 2 for what the user can mend."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from app.cli.faults import ConfigOption, fail, faults
 from app.cli.keys import keys
+from app.cli.reload import reload
 from app.cli.usage import usage
 from app.settings import ConfigError, Settings, load_settings
 
@@ -21,6 +23,7 @@ app = typer.Typer(
 
 app.add_typer(keys, name="keys")
 app.command()(usage)
+app.command()(reload)
 
 
 @app.command()
@@ -38,9 +41,10 @@ def serve(
 
     with faults():
         key = read_or_make(key_file) if key_file else None
-        settings = load_settings(config, extra_keys=[key] if key else [])
+        source = partial(load_settings, config, extra_keys=[key] if key else [])
+        settings = source()
         configure()
-        run(settings, banner_key=key)
+        run(settings, banner_key=key, source=source)
 
 
 @app.command()

@@ -11,6 +11,7 @@ import logging
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Self
 
 from starlette.types import Receive, Scope, Send
 
@@ -40,7 +41,7 @@ from app.relay.exchange import ClientStalled, Exchange
 from app.relay.rewrite import NOTHING, Rewrite, is_stream, rewrite
 from app.relay.stream import EventStream, KeepAlive
 from app.routing.catalogue import Catalogue, Model, Replica
-from app.settings import NO_LIMITS
+from app.settings import NO_LIMITS, Settings
 from app.telemetry.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
 from app.telemetry.metrics import Metrics
 from app.usage.budgets import Budgets
@@ -88,10 +89,22 @@ class RelayBounds:
     # What a cached prompt token counts against limits.
     cached_weight: float
 
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the bounds of a configuration."""
+        server, limits = settings.server, settings.limits
+        return cls(
+            server.max_body_bytes,
+            server.client_stall_s,
+            server.sse_keepalive_s,
+            limits.unstated_output_tokens,
+            limits.cached_token_weight,
+        )
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Relay:
-    """The rooms that a request passes through."""
+    """The rooms that a request passes through. A reload replaces `bounds`, nothing else."""
 
     authenticator: Authenticator
     limiter: Limiter
@@ -167,6 +180,8 @@ class Relay:
             awake,
             await self._admit(record, principal, ask) as permit,
         ):
+            if permit.waited_s is not None:
+                model = self.catalogue.current(model)  # its engines may be others by now
             ours = perf_counter() - arrived - (permit.waited_s or 0.0)
             self.metrics.overhead(model.name, ours)
             await self._relay_model(exchange, body, model, plan, charge)

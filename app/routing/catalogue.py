@@ -87,10 +87,15 @@ class Model:
 
 
 class Catalogue:
-    """Every model by each of its names; fixed once built."""
+    """Every model by each of its names; a reload replaces them all at once."""
 
     def __init__(self, models: Sequence[Model]) -> None:
+        self.replace(models)
+
+    def replace(self, models: Sequence[Model]) -> None:
+        """Have other models from now on. Requests that found theirs keep it."""
         self.models = tuple(models)
+        self._own = {model.name: model for model in models}
         self._by_name = {n: model for model in models for n in (model.name, *model.aliases)}
 
     def find(self, name: str, allows: Callable[[str], bool]) -> Model:
@@ -105,13 +110,18 @@ class Catalogue:
             raise ModelNotFound(f"the model {shown!r} does not exist; see /v1/models")
         return model
 
+    def current(self, model: Model) -> Model:
+        """Return a model that was found before as it is now; itself if it is gone."""
+        return self._own.get(model.name, model)
+
     def names(self) -> Iterator[tuple[str, Model]]:
         """Return every name that clients may send, with its model."""
         return iter(self._by_name.items())
 
     def ready_engines(self, model: str) -> int:
-        """Return how many engines of a model, by its own name, are READY."""
-        return self._by_name[model].ready
+        """Return how many engines of a model, by its own name, are READY; 0: it is gone."""
+        found = self._own.get(model)
+        return 0 if found is None else found.ready
 
     @property
     def ready(self) -> bool:

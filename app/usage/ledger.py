@@ -93,8 +93,8 @@ class Ledger:
     ) -> None:
         self._database = database
         self._metrics = metrics
-        self._prices = {model: Price.of(price) for model, price in prices.items()}
-        self._retention_s = retention_days * _DAY_S
+        self._prices: dict[str, Price] = {}
+        self.reprice(prices, retention_days)
         self._clock = clock
         self._max_waiting = max_waiting
         self._gateway = secrets.token_hex(8)
@@ -108,6 +108,11 @@ class Ledger:
         self._ended = False
         self._down = False
         self._lost = 0  # since all was well
+
+    def reprice(self, prices: Mapping[str, PriceSettings], retention_days: int) -> None:
+        """Count what is written from now on at these prices; a model without one keeps its own."""
+        self._prices |= {model: Price.of(price) for model, price in prices.items()}
+        self._retention_s = retention_days * _DAY_S
 
     def add(self, record: UsageRecord) -> None:
         """Take in a record, stamped with the present. Raises nothing."""

@@ -6,8 +6,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -70,29 +68,6 @@ def gauge(deployment: Deployment, name: str) -> int:
     lines = httpx.get(f"{deployment.url}/metrics").text.splitlines()
     found = [line for line in lines if line.startswith(f'{name}{{model="demo"}}')]
     return int(float(found[0].split()[-1])) if found else 0
-
-
-@pytest.fixture
-def fake_url() -> Iterator[str]:
-    """The fake in a process of its own: these tests block the loop that they would share."""
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fakes.vllm",
-        f"--port={port}",
-        "--served-model-name=demo",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-    def listening() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    until(listening, 10)
-    yield f"http://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
 
 
 def test_sigterm_lets_a_stream_end_and_refuses_new_requests(fake_url: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.admission import lane as lane_module
 from app.admission.admission import Admission, Permit
 from app.admission.fair import Place
-from app.errors import EngineOverloaded, EngineUnavailable
+from app.errors import EngineOverloaded, EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
 from app.telemetry.metrics import Metrics
 
@@ -613,3 +613,73 @@ def test_whatever_happens_in_one_moment_no_slot_is_lost_or_given_twice(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(play())
+
+
+# Other models and other bounds, while it runs
+
+
+async def test_more_room_is_handed_out_at_once() -> None:
+    one = room(max_in_flight=1)
+    with at_once(one.admission.permit("demo", "a")):
+        one.ask("b")
+        one.ask("c")
+        await turns()
+        one.admission.open("demo", QueueSettings(max_in_flight=2))
+        await turns()
+        assert one.begun == ["b"]
+        one.admission.open("demo", QueueSettings())
+        await turns()
+        assert one.begun == ["b", "c"]
+    await one.close()
+
+
+async def test_who_waits_stays_when_fewer_may() -> None:
+    one = room(max_in_flight=1)
+    with at_once(one.admission.permit("demo", "a")):
+        one.ask("b")
+        await turns()
+        one.admission.open("demo", QueueSettings(max_in_flight=1, max_waiting=0))
+        with pytest.raises(EngineOverloaded):
+            await one.admission.permit("demo", "c")
+        assert one.admission.waiting == 1
+    await turns()
+    assert one.begun == ["b"]
+    await one.close()
+
+
+async def test_a_new_model_has_a_lane_of_its_own() -> None:
+    one = room()
+    one.admission.open("new", QueueSettings(max_in_flight=1))
+    with at_once(one.admission.permit("new", "a")):
+        assert one.admission.in_flight == 1
+    await one.close()
+
+
+async def test_a_model_that_is_gone_is_not_found_and_what_it_has_is_counted_to_its_end() -> None:
+    one = room()
+    with at_once(one.admission.permit("demo", "a")):
+        one.admission.close("demo")
+        with pytest.raises(ModelNotFound):
+            await one.admission.permit("demo", "b")
+        assert one.admission.in_flight == 1
+        one.admission.close("other")
+        assert one.admission.in_flight == 1
+        assert not one.admission._busy.none.is_set()
+    assert one.admission.in_flight == 0
+    await one.close()
+
+
+async def test_quiet_is_when_nobody_is_under_way_or_waits() -> None:
+    one = room(max_in_flight=1)
+    await one.admission.quiet("demo")
+    first = one.ask("a")
+    await turns()
+    quiet = asyncio.create_task(one.admission.quiet("demo"))
+    one.ask("b")
+    await turns()
+    await one.over("a")
+    assert first.done()
+    assert not quiet.done()
+    await one.over("b")
+    assert quiet.done()
+    await one.close()

@@ -27,6 +27,7 @@ ROWS: dict[tuple[str, str], set[str]] = {
     ("POST", "/admin/keys/{key_id}/disable"): {"manager"},
     ("POST", "/admin/keys/{key_id}/enable"): {"manager"},
     ("GET", "/admin/usage"): READERS,
+    ("POST", "/admin/reload"): set(),
     ("GET", "/admin/openapi.json"): READERS,
 }
 UNKNOWN = {"nobody", "garbage", "made up", "expired admin", "disabled admin", "deleted admin"}

@@ -598,3 +598,31 @@ async def test_a_fault_nobody_thought_of_is_a_store_that_does_not_answer(
     await auth.authenticate(bearer(key))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+# Another configuration
+
+
+async def test_other_keys_of_the_configuration_count_at_once(auth: Authenticator) -> None:
+    new, root = "sk-new-0123456789abcdef0", "sk-next-root-0123456789"
+    auth.replace([digest(new.encode())], digest(root.encode()), LIMITS)
+    assert (await auth.authenticate(bearer(new))).role is Role.CLIENT
+    assert (await auth.admin(bearer(root))).role is Role.ADMIN
+    await refused(auth, "sk-static-0123456789abcdef")
+    with pytest.raises(InvalidApiKey):
+        await auth.admin(bearer(ROOT))
+
+
+async def test_other_limits_reach_stored_keys_with_the_next_poll(
+    auth: Authenticator, store: Watched
+) -> None:
+    _, key = await made(store)
+    await auth.authenticate(bearer(key))
+    other = LIMITS.model_copy(update={"requests_per_minute": 1})
+    store.down = True
+    auth.replace([], None, other)
+    await auth.poll()
+    assert (await auth.authenticate(bearer(key))).limits == LIMITS, "what is known goes on"
+    store.down = False
+    await auth.poll()
+    assert (await auth.authenticate(bearer(key))).limits == other

@@ -88,6 +88,32 @@ class TestNames:
         assert abs(model().created - time.time()) <= 2
 
 
+class TestReplace:
+    def test_other_models_are_found_and_those_before_are_not(self) -> None:
+        catalogue = Catalogue([model("demo", ["a"]), model("old")])
+        demo = model("demo", ["b"])
+        catalogue.replace([demo, model("new")])
+        assert catalogue.find("b", anything) is demo
+        assert [name for name, _ in catalogue.names()] == ["demo", "b", "new"]
+        for name in ("a", "old"):
+            with pytest.raises(ModelNotFound):
+                catalogue.find(name, anything)
+
+    def test_a_model_that_was_found_before_is_as_it_is_now(self) -> None:
+        before, gone = model("demo", ["x"]), model("x")
+        catalogue = Catalogue([model("demo"), gone])
+        now = model("demo", ["x"])
+        catalogue.replace([now])
+        assert catalogue.current(before) is now
+        assert catalogue.current(gone) is gone, "not another that answers to its name"
+
+    def test_no_engine_is_ready_of_one_that_is_gone(self) -> None:
+        catalogue = Catalogue([model("demo", states=[EngineState.READY])])
+        assert catalogue.ready_engines("demo") == 1
+        catalogue.replace([])
+        assert catalogue.ready_engines("demo") == 0
+
+
 class TestReady:
     @pytest.mark.parametrize("state", EngineState)
     def test_only_ready_engines_count(self, state: EngineState) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from app.database.schema import usage_daily, usage_records
+from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
 from app.usage import ledger as ledger_module
 from app.usage.ledger import BATCH, RETENTION_CHUNK, Ledger, UsageRecord
@@ -74,6 +75,14 @@ class TestWriting:
         assert row.cost_nano == 40 * 2000 + 60 * 500 + 10 * 8000
         (day,) = await rows(database, usage_daily)
         assert tuple(day) == ("2026-11-21", "key-1", "demo", 1, 0, 100, 60, 10, 4, row.cost_nano)
+
+    async def test_another_price_counts_from_now_on_and_others_stay(self, database: Faulty) -> None:
+        ledger = ledger_for(database)
+        ledger.reprice({"new": PriceSettings(completion=3.0)}, 1)
+        usage = Usage(0, 10)
+        await flushed(ledger, record(usage=usage), record(model="new", usage=usage))
+        costs = {row.model: row.cost_nano for row in await rows(database, usage_records)}
+        assert costs == {"demo": 10 * 8000, "new": 10 * 3000}
 
     async def test_batches_add_up_by_day_key_and_model(self, database: Faulty) -> None:
         clock = Clock("2026-11-21T23:59:59.9")

@@ -1,0 +1,78 @@
+"""POST /admin/reload: read the configuration again and apply what differs."""
+
+import logging
+
+from fastapi import APIRouter, Depends
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict
+
+from app.api.access import Right, guard
+from app.auth.keys import Authenticator
+from app.auth.principal import Principal
+from app.reload.reloader import Reloader
+from app.reload.report import ModelReport, Outcome, Report
+
+log = logging.getLogger(__name__)
+
+
+class ReloadFields(BaseModel):
+    """What is asked for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    dry_run: bool = False
+
+
+class ShownModel(BaseModel):
+    """What became of one model."""
+
+    model: str
+    outcome: Outcome
+    reason: str | None
+
+    @classmethod
+    def of(cls, report: ModelReport) -> "ShownModel":
+        return cls(model=report.model, outcome=report.outcome, reason=report.reason)
+
+
+class ShownReport(BaseModel):
+    """What a reload did; `lines` is all of it for people."""
+
+    ok: bool
+    dry_run: bool
+    difference: list[str]
+    models: list[ShownModel]
+    lines: list[str]
+
+    @classmethod
+    def of(cls, report: Report) -> "ShownReport":
+        return cls(
+            ok=report.ok,
+            dry_run=report.dry_run,
+            difference=list(report.difference),
+            models=[ShownModel.of(model) for model in report.models],
+            lines=list(report.lines()),
+        )
+
+
+DO_IT = ReloadFields()
+
+
+def reload_router(reloader: Reloader, authenticator: Authenticator) -> APIRouter:
+    """Return the route of /admin/reload."""
+    # The scheme is there for the schema; the guard below does the work.
+    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
+    router = APIRouter(prefix="/admin/reload", tags=["engines"], dependencies=[scheme])
+    writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
+
+    @router.post("")
+    async def reload(fields: ReloadFields = DO_IT, principal: Principal = writing) -> ShownReport:
+        """Apply what differs in the configuration; answer when the engines that change are up.
+
+        400: a fault in it, 409: a reload is under way. Nothing was changed then.
+        """
+        if not fields.dry_run:
+            log.info("%s reloads the configuration", principal.id)
+        return ShownReport.of(await reloader.reload(dry_run=fields.dry_run))
+
+    return router

@@ -1,0 +1,287 @@
+"""What a new configuration changes, what that touches, and how it is told. Pure.
+
+Every setting that differs is in a `Difference`: what belongs to a model or stands in APPLIED takes
+effect at a reload, everything else is told as what needs a restart. No value of a secret is shown.
+
+    ~ model demo: args.max-model-len 2048 → 4096 (restarts demo-0)
+    ~ model demo: aliases [a] → [a, b]
+    + model small (starts small-0)
+    - model large (stops large-0)
+    ! server.port 8000 → 8001 (needs a restart)
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from app.reload.shown import shown, value
+from app.routing.slots import Plan, Slot, initial_slots, plan, slots_of
+from app.settings import SECRETS, ModelSettings, Settings
+from engines.spec import EngineSpec
+
+# Settings outside of models that take effect while the gateway runs.
+APPLIED = frozenset(
+    {
+        "server.max_body_bytes", "server.sse_keepalive_s", "server.drain_timeout_s",
+        "limits.default.requests_per_minute",
+        "limits.default.tokens_per_minute", "limits.default.concurrent_requests",
+        "limits.unstated_output_tokens", "limits.cached_token_weight", "usage.retention_days",
+        "api_keys", "admin_key",
+    }
+)  # fmt: skip
+# An engine in the gateway's own process shares its memory and its environment.
+FIXED_KIND = "in_process"
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting with both of its values as they may be shown."""
+
+    place: str
+    told: str
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.told}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChange:
+    """A model that stays, with other settings."""
+
+    old: ModelSettings
+    new: ModelSettings
+    plan: Plan
+    # What only the gateway itself knows: names, limits, queue, price…
+    fields: tuple[Change, ...]
+    # What differs between an engine and the one in its place, by the engine's name.
+    engines: Mapping[str, tuple[Change, ...]]
+    # Whether its engines stay as they are since one of them cannot change while the gateway runs.
+    fixed: bool = False
+
+    @property
+    def needs_engines(self) -> bool:
+        """Whether an engine ends or starts for it."""
+        return not self.fixed and (bool(self.plan) or self.begins)
+
+    @property
+    def begins(self) -> bool:
+        """Whether it was loaded on demand, and runs all along from now on."""
+        return self.old.load != self.new.load == "eager"
+
+    @property
+    def effective(self) -> ModelSettings:
+        """The settings that can come into force without a restart."""
+        return self.new.model_copy(update={"engines": self.old.engines}) if self.fixed else self.new
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A model that is new. `fixed`: it cannot come while the gateway runs."""
+
+    model: ModelSettings
+    slots: tuple[Slot, ...]
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What one configuration changes of another."""
+
+    new: Settings
+    removed: Mapping[str, tuple[Slot, ...]]
+    changed: tuple[ModelChange, ...]
+    added: tuple[Addition, ...]
+    # Outside of models: what takes effect, and what needs a restart.
+    applied: tuple[Change, ...]
+    restart: tuple[Change, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.changed or self.added or self.applied or self.restart)
+
+    def starts(self) -> Iterator[tuple[str, Slot]]:
+        """Return every engine that has to be made, with its model."""
+        for change in self.changed:
+            if change.needs_engines:
+                for slot in (*(after for _, after in change.plan.replaced), *change.plan.added):
+                    yield change.new.name, slot
+        for addition in self.added:
+            if not addition.fixed:
+                for slot in addition.slots:
+                    yield addition.model.name, slot
+
+    def lines(self) -> Iterator[str]:
+        """Return what people read, a line each."""
+        for change in self.changed:
+            yield from _model_lines(change)
+        for name, slots in self.removed.items():
+            yield f"- model {shown(name)} (stops {_names(slots)})"
+        for addition in self.added:
+            name = shown(addition.model.name)
+            if addition.fixed:
+                yield f"! model {name}: kind: {FIXED_KIND} (needs a restart)"
+            elif addition.model.load == "on_demand":
+                yield f"+ model {name} (loads at the first request)"
+            else:
+                yield f"+ model {name} (starts {_names(addition.slots)})"
+        for setting in self.applied:
+            yield f"~ {setting}"
+        for setting in self.restart:
+            yield f"! {setting} (needs a restart)"
+
+
+def difference(
+    old: Settings, new: Settings, running: Mapping[str, Sequence[Slot]] | None = None
+) -> Difference:
+    """Return what `new` changes of `old`.
+
+    `running` has the engines that there are by their model's name; default: those that a gateway
+    starts with.
+    """
+    if running is None:
+        running = initial_slots(old)
+    before = {model.name: model for model in old.models}
+    after = {model.name: model for model in new.models}
+    taken = {slot.name for slots in running.values() for slot in slots}
+    changed: list[ModelChange] = []
+    added: list[Addition] = []
+    for name, model in after.items():
+        if name not in before:
+            slots = slots_of(model, taken)
+            taken |= {slot.name for slot in slots}
+            added.append(Addition(model, slots, any(_fixed(slot) for slot in slots)))
+        elif (change := _model_change(before[name], model, running[name], taken)) is not None:
+            changed.append(change)
+            taken |= {slot.name for slot in change.plan.added}
+    sections = list(_section_changes(old, new))
+    return Difference(
+        new,
+        {name: tuple(running[name]) for name in before if name not in after},
+        tuple(changed),
+        tuple(added),
+        tuple(change for change in sections if change.place in APPLIED),
+        tuple(change for change in sections if change.place not in APPLIED),
+    )
+
+
+def applied(old: Settings, new: Settings) -> Settings:
+    """Return the settings in force once all has been taken over outside of models that can be."""
+    return _applied(old, new, "")
+
+
+def _applied(old: Section, new: Section, within: str) -> Section:
+    update: dict[str, object] = {}
+    for name in type(old).model_fields:
+        one, other = getattr(old, name), getattr(new, name)
+        if isinstance(one, BaseModel):
+            update[name] = _applied(one, other, f"{within}{name}.")
+        elif within + name in APPLIED:
+            update[name] = other
+    return old.model_copy(update=update)
+
+
+def flat(nested: object, place: str = "") -> dict[str, object]:
+    """Return what is in nested mappings by path; lists are values of their own."""
+    if not isinstance(nested, dict):
+        return {place: nested}
+    if not nested and "." in place:  # a flag whose value is {}; not a section without a member
+        return {place: nested}
+    found: dict[str, object] = {}
+    for key, member in nested.items():
+        found |= flat(member, f"{place}.{key}" if place else str(key))
+    return found
+
+
+def _model_change(
+    old: ModelSettings, new: ModelSettings, slots: Sequence[Slot], taken: set[str]
+) -> ModelChange | None:
+    """Return how a model changes, None if it does not."""
+    others = taken - {slot.name for slot in slots}
+    engines = plan(slots, new, others)
+    fixed = any(
+        _fixed(slot)
+        for slot in (
+            *engines.removed,
+            *engines.added,
+            *(s for pair in engines.replaced for s in pair),
+        )
+    )
+    fields = tuple(_changes(_gateways_own(old), _gateways_own(new)))
+    if not fields and not engines:
+        return None
+    told = {
+        before.name: _spec_changes(before.spec, after.spec) for before, after in engines.replaced
+    }
+    return ModelChange(old, new, engines, fields, told, fixed)
+
+
+def _fixed(slot: Slot) -> bool:
+    return slot.spec.kind == FIXED_KIND
+
+
+def _gateways_own(model: ModelSettings) -> dict[str, object]:
+    return flat(model.model_dump(mode="json", exclude={"engines"}))
+
+
+def _spec_changes(old: EngineSpec, new: EngineSpec) -> tuple[Change, ...]:
+    if old.kind != new.kind:
+        return (Change("kind", f"{old.kind} → {new.kind}"),)
+    hidden = {"replicas"}
+    before, after = (flat(s.model_dump(mode="json", exclude=hidden)) for s in (old, new))
+    # A name with a dot in it may hide another; what is replaced is told in any case.
+    return tuple(_changes(before, after)) or (Change("args", "changed"),)
+
+
+def _section_changes(old: Settings, new: Settings) -> Iterator[Change]:
+    for name in type(old).model_fields:
+        if name == "models":
+            continue
+        one, other = getattr(old, name), getattr(new, name)
+        if name in SECRETS:
+            if one != other:
+                yield Change(name, "changed")
+        elif isinstance(one, BaseModel):
+            # In Python's own terms, in which two secrets that differ are different.
+            yield from _changes(flat(one.model_dump(), name), flat(other.model_dump(), name))
+
+
+def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[Change]:
+    """Return what differs between two flat mappings."""
+    for place in (*old, *(place for place in new if place not in old)):
+        if place not in new:
+            yield Change(shown(place), "removed")
+        elif place not in old:
+            after = value(place, new[place])
+            yield Change(shown(place), "added" if after is None else f"added: {after}")
+        # Equal is not enough (1 and true are), nor is what is written (secrets are not).
+        elif old[place] != new[place] or repr(old[place]) != repr(new[place]):
+            before, after = value(place, old[place]), value(place, new[place])
+            plain = before is not None and after is not None and before != after
+            yield Change(shown(place), f"{before} → {after}" if plain else "changed")
+
+
+def _model_lines(change: ModelChange) -> Iterator[str]:
+    name = shown(change.new.name)
+    for field in change.fields:
+        yield f"~ model {name}: {field}"
+    if change.fixed:
+        yield f"! model {name}: engines (needs a restart: kind: {FIXED_KIND})"
+        return
+    touched: dict[str, list[str]] = {}
+    for _, slot in change.plan.replaced:
+        does = "replaces" if slot.spec.kind == "remote" else "restarts"
+        for field in change.engines[slot.name]:
+            touched.setdefault(f"{field} ({does}", []).append(slot.name)
+    for told, engines in touched.items():
+        yield f"~ model {name}: {told} {', '.join(engines)})"
+    if change.plan.removed:
+        yield f"~ model {name}: fewer engines (stops {_names(change.plan.removed)})"
+    if change.plan.added:
+        yield f"~ model {name}: more engines (starts {_names(change.plan.added)})"
+
+
+def _names(slots: Sequence[Slot]) -> str:
+    return ", ".join(slot.name for slot in slots)

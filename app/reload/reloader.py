@@ -1,0 +1,268 @@
+"""A new configuration for a gateway that runs: read, compared, applied; never half of a model.
+
+First everything is read and checked, so that a fault in the file touches nothing. Then models go,
+models change, one after the other, and models come. A model whose new engine does not start has its
+old engines and all of its old settings again when the report is made; the others are not affected.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.admission.admission import Admission
+from app.auth.keys import Authenticator
+from app.errors import Conflict, InvalidConfiguration
+from app.relay.relay import Relay, RelayBounds
+from app.reload.difference import Addition, Difference, ModelChange, applied, difference
+from app.reload.fleet import IDLE, Build, Fleet, NotStarted, Standing
+from app.reload.report import ModelReport, Outcome, Report
+from app.routing.catalogue import Catalogue
+from app.settings import ConfigError, ModelSettings, Settings
+from app.usage.ledger import Ledger
+from engines.process import LauncherMissing
+from engines.spec import LocalSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What goes by settings and can be given others."""
+
+    catalogue: Catalogue
+    admission: Admission
+    authenticator: Authenticator
+    ledger: Ledger
+    relay: Relay
+
+
+class Reloader:
+    """Owns the settings in force and the engines of every model."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        standing: Sequence[Standing],
+        rooms: Rooms,
+        *,
+        source: Callable[[], Settings],
+        build: Build,
+        settled: asyncio.Event,
+    ) -> None:
+        """`source` reads the configuration again and raises ConfigError; it may block.
+
+        `settled` is set when the engines that start with the gateway have.
+        """
+        self._settings = settings
+        self._standing = {one.name: one for one in standing}
+        self._rooms = rooms
+        self._source = source
+        self._settled = settled
+        self._fleet = Fleet(build, self._publish)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Report]] = set()
+
+    @property
+    def settings(self) -> Settings:
+        """What the gateway goes by; of a change that was undone, what was before."""
+        return self._settings
+
+    async def reload(self, *, dry_run: bool = False, wait: bool = False) -> Report:
+        """Read the configuration and apply what differs; return what was done.
+
+        A caller that is cancelled does not stop it. While another reload is under way, or the
+        gateway still starts, it waits if `wait`, else it raises Conflict, as it does when the
+        gateway ends. Raises InvalidConfiguration. Nothing was changed in either case.
+        """
+        if self._rooms.admission.draining:
+            raise Conflict("the gateway is shutting down")
+        if not wait and self._tasks:
+            raise Conflict("a reload is under way; try again when it has ended")
+        if not wait and not self._settled.is_set():
+            raise Conflict("the gateway still starts its engines; try again when it has")
+        task = asyncio.create_task(self._in_turn(dry_run), name="reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Break off what is under way, and end the engines that belong to no model."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._fleet.close()
+
+    def _ended(self, task: asyncio.Task[Report]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # perhaps nobody waits for it any more
+
+    async def _in_turn(self, dry_run: bool) -> Report:
+        async with self._turn:
+            await self._settled.wait()
+            new = await self._read()
+            running = {name: one.slots for name, one in self._standing.items()}
+            found = difference(self._settings, new, running)
+            self._check(found)
+            lines = tuple(found.lines())
+            if dry_run or not found:
+                return Report(dry_run, lines)
+            for line in lines:
+                log.info("reload: %s", line)
+            try:
+                reports = await self._apply(found)
+            finally:
+                self._note(new)
+            for report in reports:
+                log.log(logging.INFO if report.done else logging.ERROR, "reload: %s", report)
+            return Report(False, lines, reports)
+
+    async def _read(self) -> Settings:
+        """Return the new settings. Raises InvalidConfiguration."""
+        try:
+            return await asyncio.to_thread(self._source)
+        except ConfigError as error:
+            raise InvalidConfiguration("\n".join(error.faults)) from None
+
+    def _check(self, found: Difference) -> None:
+        """Raise InvalidConfiguration where what is to be started plainly cannot be."""
+        faults: list[str] = []
+        for model, slot in found.starts():
+            if isinstance(slot.spec, LocalSpec) and (fault := slot.spec.missing_model()):
+                faults.append(f"model {model}: {fault}")
+        try:
+            for model, slot in found.starts():
+                self._fleet.build(model, (slot,))
+        except LauncherMissing as error:
+            faults.append(str(error))
+        if faults:
+            raise InvalidConfiguration("\n".join(dict.fromkeys(faults)))
+
+    # Applying
+
+    async def _apply(self, found: Difference) -> tuple[ModelReport, ...]:
+        self._settings = applied(self._settings, found.new)
+        if found.applied:
+            self._apply_sections()
+        gone = [self._standing.pop(name) for name in found.removed]
+        for one in gone:
+            self._fleet.let_go(one)
+        reports = [ModelReport(one.name, Outcome.REMOVED) for one in gone]
+        moved = [change for change in found.changed if not change.needs_engines]
+        self._take_over(moved)
+        await asyncio.gather(*map(self._end, gone))
+        for change in found.changed:
+            if change.needs_engines:
+                if (fault := await self._change(change)) is not None:
+                    reports.append(ModelReport(change.new.name, Outcome.ROLLED_BACK, fault))
+                else:
+                    moved.append(change)
+                    self._take_over(moved)
+        for addition in found.added:
+            if not addition.fixed:
+                fault = await self._add(addition)
+                outcome = Outcome.ADDED if fault is None else Outcome.NOT_ADDED
+                reports.append(ModelReport(addition.model.name, outcome, fault))
+        for change in moved:
+            reason = self._withheld(change.new)
+            reports.append(ModelReport(change.new.name, Outcome.CHANGED, reason))
+        return tuple(reports)
+
+    def _apply_sections(self) -> None:
+        settings, rooms = self._settings, self._rooms
+        rooms.relay.bounds = RelayBounds.of(settings)
+        rooms.authenticator.replace(settings.api_keys, settings.admin_key, settings.limits.default)
+        rooms.ledger.reprice({}, settings.usage.retention_days)
+
+    def _take_over(self, moved: Sequence[ModelChange]) -> None:
+        """Go by the new settings of models, but for aliases that others still have.
+
+        Twice, since one may give up an alias that another one before it takes.
+        """
+        for change in (*moved, *moved):
+            standing = self._standing[change.new.name]
+            others = self._names_of_others(standing)
+            aliases = tuple(alias for alias in change.new.aliases if alias not in others)
+            standing.settings = change.effective.model_copy(update={"aliases": aliases})
+            self._open(standing.settings)
+        self._publish()
+
+    def _open(self, model: ModelSettings) -> None:
+        self._rooms.admission.open(model.name, model.queue)
+        self._rooms.ledger.reprice({model.name: model.price}, self._settings.usage.retention_days)
+
+    def _names_of_others(self, standing: Standing | None) -> dict[str, str]:
+        """Return the names that clients may send for other models, each with its model."""
+        others = (one for one in self._standing.values() if one is not standing)
+        return {name: one.name for one in others for name in one.settings.names}
+
+    def _withheld(self, model: ModelSettings) -> str | None:
+        """Return what keeps a model from its names, if anything does."""
+        others = self._names_of_others(self._standing.get(model.name))
+        told = [
+            f"{name} is still a name of {others[name]}" for name in model.names if name in others
+        ]
+        return "; ".join(told) or None
+
+    async def _change(self, change: ModelChange) -> str | None:
+        """Change a model's engines; return why it could not be, all being as before again."""
+        standing = self._standing[change.new.name]
+        up = any(one.engine.state not in IDLE for one in standing.engines)
+        try:
+            await self._fleet.change(
+                standing,
+                change.plan,
+                self._settings.server.drain_timeout_s,
+                wanted=up or change.new.load == "eager",
+                wake=change.begins,
+            )
+        except NotStarted as error:
+            return str(error)
+        return None
+
+    async def _add(self, addition: Addition) -> str | None:
+        """Add a model and start it; return why it could not be, nothing of it being left."""
+        model = addition.model
+        if (fault := self._withheld(model)) is not None:
+            return fault
+        standing = Standing(model, self._fleet.build(model.name, addition.slots))
+        self._open(model)
+        self._standing[model.name] = standing
+        self._publish()
+        if model.load == "eager":
+            try:
+                await self._fleet.start_all(standing.engines)
+            except NotStarted as error:
+                del self._standing[model.name]
+                self._fleet.let_go(standing)
+                self._publish()
+                await self._end(standing)
+                return str(error)
+        return None
+
+    async def _end(self, standing: Standing) -> None:
+        """End a model that takes no new requests, when those that it has are through."""
+        drain_s = self._settings.server.drain_timeout_s
+        admission = self._rooms.admission
+        deadline = asyncio.get_running_loop().time() + drain_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await admission.quiet(standing.name)
+        left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+        await asyncio.gather(*(self._fleet.retire(one.engine, left_s) for one in standing.engines))
+        admission.close(standing.name)
+
+    def _publish(self) -> None:
+        self._rooms.catalogue.replace([one.model() for one in self._standing.values()])
+
+    def _note(self, new: Settings) -> None:
+        """Note the settings in force, models in the order of the file."""
+        order = {model.name: place for place, model in enumerate(new.models)}
+        last = len(order)
+        ordered = sorted(self._standing.items(), key=lambda item: order.get(item[0], last))
+        self._standing = dict(ordered)
+        models = tuple(one.settings for one in self._standing.values())
+        self._settings = self._settings.model_copy(update={"models": models})
+        self._publish()

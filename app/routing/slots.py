@@ -1,0 +1,128 @@
+"""Which engine runs what under which name, and how that gets from one configuration to another.
+
+Pure. The name of an engine is that of its directory, so an engine that need not be touched keeps
+its name for as long as it runs, whatever comes and goes around it.
+"""
+
+import json
+import re
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from app.settings import ModelSettings, Settings
+from engines.spec import EngineSpec, ProcessSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One engine's name, and what shall run under it; `spec.replicas` means nothing here."""
+
+    name: str
+    spec: EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model's engines change. `after` has them all, in the order of the configuration."""
+
+    after: tuple[Slot, ...]
+    # What runs on as it is.
+    kept: tuple[Slot, ...] = ()
+    # What makes way, and what comes in its place under the same name.
+    replaced: tuple[tuple[Slot, Slot], ...] = ()
+    removed: tuple[Slot, ...] = ()
+    added: tuple[Slot, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether any engine is touched."""
+        return bool(self.replaced or self.removed or self.added)
+
+
+def initial_slots(settings: Settings) -> dict[str, tuple[Slot, ...]]:
+    """Return the engines that a gateway starts with, by model; no two have the same name."""
+    slots: dict[str, tuple[Slot, ...]] = {}
+    taken: set[str] = set()
+    for model in settings.models:
+        slots[model.name] = slots_of(model, taken)
+        taken |= {slot.name for slot in slots[model.name]}
+    return slots
+
+
+def slots_of(model: ModelSettings, taken: Container[str] = ()) -> tuple[Slot, ...]:
+    """Return the engines that a model begins with, under names that are not taken."""
+    specs = _each(model)
+    names = _free_names(model.name, len(specs), taken)
+    return tuple(Slot(name, spec) for name, spec in zip(names, specs, strict=True))
+
+
+def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()) -> Plan:
+    """Return how the engines that a model has become those that its new settings want.
+
+    Engines whose spec is the same are kept, of the others as many as possible are replaced in
+    order. `taken` has the names of all other engines.
+    """
+    wanted = _each(model)
+    left = list(slots)
+    kept: list[tuple[Slot, int]] = []
+    open_places: list[int] = []
+    for place, spec in enumerate(wanted):
+        same = next((slot for slot in left if identity(slot.spec) == identity(spec)), None)
+        if same is None:
+            open_places.append(place)
+        else:
+            left.remove(same)
+            kept.append((same, place))
+    replaced = [(old, place) for old, place in zip(left, open_places, strict=False)]
+    after = {place: slot for slot, place in kept}
+    after |= {place: Slot(old.name, wanted[place]) for old, place in replaced}
+    fresh = open_places[len(replaced) :]
+    in_use = {slot.name for slot in slots}
+    names = _free_names(model.name, len(fresh), _Either(in_use, taken))
+    added = {place: Slot(name, wanted[place]) for place, name in zip(fresh, names, strict=True)}
+    after |= added
+    return Plan(
+        tuple(after[place] for place in range(len(wanted))),
+        tuple(slot for slot, _ in kept),
+        tuple((old, after[place]) for old, place in replaced),
+        tuple(left[len(replaced) :]),
+        tuple(added.values()),
+    )
+
+
+def identity(spec: EngineSpec) -> str:
+    """Return a text that is the same for specs that run the same; it may hold secrets.
+
+    As JSON, since 1, 1.0 and true are equal in Python and three different flags for vLLM.
+    """
+    return json.dumps(spec.model_dump(mode="json", exclude={"replicas"}), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Either:
+    """What is in one of two collections."""
+
+    one: Container[str]
+    other: Container[str]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.one or name in self.other
+
+
+def _each(model: ModelSettings) -> list[EngineSpec]:
+    """Return a spec for each engine."""
+    return [
+        spec
+        for spec in model.engines
+        for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1)
+    ]
+
+
+def _free_names(model: str, number: int, taken: Container[str]) -> list[str]:
+    names: Iterable[str] = (f"{_slug(model)}-{n}" for n in count())
+    free = (name for name in names if name not in taken)
+    return [next(free) for _ in range(number)]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".")[:40]

@@ -1,0 +1,34 @@
+"""What tests of the whole command share."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.deployment import until
+from tests.gateway import free_port
+
+
+@pytest.fixture
+def fake_url() -> Iterator[str]:
+    """The fake in a process of its own: these tests block the loop that they would share."""
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fakes.vllm",
+        f"--port={port}",
+        "--served-model-name=demo",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def listening() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listening, 10)
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()

@@ -1,0 +1,301 @@
+"""What a new configuration changes, and how it is told."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from app.reload.difference import APPLIED, applied, difference
+from app.routing.slots import initial_slots, slots_of
+from app.settings import ModelSettings, Settings, digest
+from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
+
+CANARY = "canary-0123456789abcdef"
+
+
+def model(name: str = "demo", *engines: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"name": name, "engines": list(engines) or [process()], **fields}
+
+
+def process(**fields: Any) -> dict[str, Any]:
+    return {"kind": "process", "model": "m", **fields}
+
+
+def settings(*models: dict[str, Any], **sections: Any) -> Settings:
+    return Settings(models=models or (model(),), **sections)
+
+
+def lines(old: Settings, new: Settings) -> list[str]:
+    return list(difference(old, new).lines())
+
+
+class TestLines:
+    def test_nothing_differs(self) -> None:
+        assert lines(settings(), settings()) == []
+        assert not difference(settings(), settings())
+
+    def test_models_come_and_go(self) -> None:
+        new = settings(model("a", process(replicas=2)), model("b", load="on_demand"))
+        assert lines(settings(model("x")), new) == [
+            "- model x (stops x-0)",
+            "+ model a (starts a-0, a-1)",
+            "+ model b (loads at the first request)",
+        ]
+
+    def test_what_restarts_which_engine(self) -> None:
+        old = settings(model("demo", process(replicas=2, args={"max-model-len": 2048})))
+        new = settings(model("demo", process(replicas=2, args={"max-model-len": 4096})))
+        assert lines(old, new) == [
+            "~ model demo: args.max-model-len 2048 → 4096 (restarts demo-0, demo-1)"
+        ]
+
+    def test_what_only_the_gateway_knows(self) -> None:
+        new = settings(model(aliases=["a", "b"], price={"prompt": 1}, queue={"timeout_s": 5}))
+        assert lines(settings(), new) == [
+            "~ model demo: aliases [] → [a, b]",
+            "~ model demo: queue.timeout_s 60.0 → 5.0",
+            "~ model demo: price.prompt 0.0 → 1.0",
+        ]
+
+    def test_replicas(self) -> None:
+        one, three = settings(), settings(model("demo", process(replicas=3)))
+        assert lines(one, three) == ["~ model demo: more engines (starts demo-1, demo-2)"]
+        assert lines(three, one) == ["~ model demo: fewer engines (stops demo-1, demo-2)"]
+
+    def test_a_flag_comes_goes_and_is_of_another_kind(self) -> None:
+        old = settings(model("demo", process(args={"gone": "x", "kind": 1, "deep": {"a": 1}})))
+        new = settings(model("demo", process(args={"kind": True, "deep": {"a": 2}, "new": [1, 2]})))
+        assert lines(old, new) == [
+            "~ model demo: args.gone removed (restarts demo-0)",
+            "~ model demo: args.kind 1 → true (restarts demo-0)",
+            "~ model demo: args.deep.a 1 → 2 (restarts demo-0)",
+            "~ model demo: args.new added: [1, 2] (restarts demo-0)",
+        ]
+
+    def test_another_kind_of_engine(self) -> None:
+        remote = {"kind": "remote", "url": "http://127.0.0.1:1"}
+        assert lines(settings(), settings(model("demo", remote))) == [
+            "~ model demo: kind process → remote (replaces demo-0)"
+        ]
+
+    def test_what_needs_a_restart_and_what_does_not(self) -> None:
+        new = settings(server={"port": 9, "drain_timeout_s": 1})
+        assert lines(settings(), new) == [
+            "~ server.drain_timeout_s 30.0 → 1.0",
+            "! server.port 8000 → 9 (needs a restart)",
+        ]
+
+    def test_engines_in_this_process_do_not_change(self) -> None:
+        inside = {"kind": "in_process", "model": "m"}
+        old = settings(model("demo", inside))
+        new = settings(
+            model("demo", {**inside, "args": {"a": 1}}, aliases=["a"]), model("b", inside)
+        )
+        assert lines(old, new) == [
+            "~ model demo: aliases [] → [a]",
+            "! model demo: engines (needs a restart: kind: in_process)",
+            "! model b: kind: in_process (needs a restart)",
+        ]
+        found = difference(old, new)
+        assert list(found.starts()) == []
+        assert found.changed[0].effective.engines == old.models[0].engines
+
+    def test_a_line_stays_one_line(self) -> None:
+        new = settings(model(aliases=["a\nb\x1b[31m", "x" * 250]))
+        [line] = lines(settings(), new)
+        assert line.isprintable()
+        assert len(line) < 200
+
+    def test_names_of_engines_are_those_that_run(self) -> None:
+        old = settings(model("demo", process(args={"a": 1})))
+        running = {"demo": slots_of(old.models[0], {"demo-0"})}
+        found = difference(old, settings(), running)
+        assert list(found.lines()) == ["~ model demo: args.a removed (restarts demo-1)"]
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"env": {"HF_TOKEN": CANARY}},
+            {"env": {"PLAIN": CANARY}},
+            {"args": {"hf-token": CANARY}},
+            {"args": {"some-api-key": [CANARY]}},
+            {"args": {"kv-transfer-config": {"extra": {"password": CANARY}}}},
+            {"args": {"url": f"http://me:{CANARY}@host/x"}},
+        ],
+    )
+    def test_of_an_engine(self, fields: dict[str, Any]) -> None:
+        with_it, other = settings(model("demo", process(**fields))), settings()
+        for old, new in ((with_it, other), (other, with_it)):
+            [line] = lines(old, new)
+            assert CANARY not in line
+        assert CANARY not in repr(difference(other, with_it).changed[0].engines)
+
+    def test_a_changed_one_is_told_by_name(self) -> None:
+        old, new = (settings(model("demo", process(env={"T": t}))) for t in ("a", "b"))
+        assert lines(old, new) == ["~ model demo: env.T changed (restarts demo-0)"]
+
+    def test_of_the_gateway(self) -> None:
+        url = f"postgresql+asyncpg://me:{CANARY}@host/db"
+        redis = f"redis://:{CANARY}@host/0"
+        keys = {"api_keys": (digest(CANARY.encode()),), "admin_key": digest(CANARY.encode())}
+        new = settings(state={"database_url": url, "redis_url": redis}, **keys)
+        assert lines(settings(), new) == [
+            "~ api_keys changed",
+            "~ admin_key changed",
+            "! state.database_url changed (needs a restart)",
+            "! state.redis_url changed (needs a restart)",
+        ]
+
+    def test_a_count_of_tokens_is_no_secret(self) -> None:
+        old, new = (
+            settings(model("demo", process(args={"max-num-batched-tokens": n, "tokenizer": n})))
+            for n in ("1", "2")
+        )
+        assert "args.max-num-batched-tokens 1 → 2" in lines(old, new)[0]
+        assert "args.tokenizer 1 → 2" in lines(old, new)[1]
+
+
+def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by path, with the type of its value."""
+    for name, field in kind.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from leaves(annotation, f"{within}{name}.")
+        elif (within, name) != ("", "models"):
+            yield within + name, annotation
+
+
+# One of these is another valid value of any setting, whatever its type.
+CANDIDATES: tuple[object, ...] = (
+    1, 2, "x", "auto", "on_demand", "open", False, True, ["x"], {"x": "y"}
+)  # fmt: skip
+
+
+def other_than(value: object, kind: Any) -> object:
+    """Return a value of a setting's type that is not its present one."""
+    for candidate in CANDIDATES:
+        with contextlib.suppress(ValidationError):
+            other: object = TypeAdapter(kind).validate_python(candidate)
+            if other != value:
+                return other
+    raise AssertionError(f"no other value for {value!r}")
+
+
+def changed(whole: BaseModel, place: str, kind: Any) -> BaseModel:
+    """Return settings with another value at a place, not validated."""
+    name, _, rest = place.partition(".")
+    value = getattr(whole, name)
+    update = changed(value, rest, kind) if rest else other_than(value, kind)
+    return whole.model_copy(update={name: update})
+
+
+class TestEverySettingIsAppliedOrTold:
+    """So that a setting which is added later is not forgotten."""
+
+    @pytest.mark.parametrize(("place", "kind"), list(leaves(Settings)))
+    def test_of_the_gateway(self, place: str, kind: Any) -> None:
+        old = settings()
+        new = changed(old, place, kind)
+        assert isinstance(new, Settings)
+        found = difference(old, new)
+        told = found.applied if place in APPLIED else found.restart
+        assert [change.place for change in told] == [place]
+        assert len(list(found.lines())) == 1
+        # In force is then what was applied, and what was not is told again.
+        left = difference(applied(old, new), new)
+        assert (left.applied, left.restart) == ((), found.restart)
+
+    def test_those_that_are_applied_exist(self) -> None:
+        assert {place for place, _ in leaves(Settings)} >= APPLIED
+
+    @pytest.mark.parametrize(
+        ("place", "kind"),
+        [leaf for leaf in leaves(ModelSettings) if leaf[0] not in ("name", "engines")],
+    )
+    def test_of_a_model(self, place: str, kind: Any) -> None:
+        old = settings()
+        altered = changed(old.models[0], place, kind)
+        [change] = difference(old, old.model_copy(update={"models": (altered,)})).changed
+        assert [field.place for field in change.fields] == [place]
+        assert not change.plan
+        assert change.effective == altered
+
+    @pytest.mark.parametrize(
+        ("spec", "place", "kind"),
+        [
+            (spec, *leaf)
+            for spec in (
+                ProcessSpec(kind="process", model="m"),
+                RemoteSpec(kind="remote", url="http://127.0.0.1:1"),
+                InProcessSpec(kind="in_process", model="m"),
+            )
+            for leaf in leaves(type(spec))
+            if leaf[0] not in ("kind", "replicas")
+        ],
+    )
+    def test_of_an_engine(self, spec: BaseModel, place: str, kind: Any) -> None:
+        base = settings().models[0]
+        old, new = (
+            settings().model_copy(update={"models": (base.model_copy(update={"engines": (one,)}),)})
+            for one in (spec, changed(spec, place, kind))
+        )
+        [change] = difference(old, new).changed
+        [told] = change.engines["demo-0"]
+        assert told.place.startswith(place)
+        assert len(list(difference(old, new).lines())) == 1
+
+
+names = st.sampled_from(["a", "b", "c"])
+specs = st.builds(
+    lambda replicas, flag: process(replicas=replicas, args={"x": flag}),
+    st.integers(1, 3),
+    st.sampled_from([1, True, "y", {"z": 1}, {}]),
+)
+models = st.builds(
+    lambda name, engines, choices: model(name, *engines, max_choices=choices),
+    names,
+    st.lists(specs, min_size=1, max_size=2),
+    st.integers(1, 2),
+)
+configurations = st.lists(models, min_size=1, max_size=3, unique_by=lambda one: one["name"]).map(
+    lambda chosen: settings(*chosen)
+)
+
+
+class TestAnyTwo:
+    @given(configurations)
+    def test_one_does_not_differ_from_itself(self, one: Settings) -> None:
+        assert not difference(one, one)
+
+    @given(configurations, configurations)
+    def test_every_model_is_accounted_for_once(self, old: Settings, new: Settings) -> None:
+        found = difference(old, new)
+        before, after = ({m.name for m in s.models} for s in (old, new))
+        assert set(found.removed) == before - after
+        assert {addition.model.name for addition in found.added} == after - before
+        for name in before & after:
+            [one], [other] = ([m for m in s.models if m.name == name] for s in (old, new))
+            if one.model_dump_json() == other.model_dump_json():
+                assert name not in {change.new.name for change in found.changed}
+
+    @given(configurations, configurations)
+    def test_whatever_is_done_is_told(self, old: Settings, new: Settings) -> None:
+        found = difference(old, new)
+        assert bool(found) == bool(list(found.lines()))
+        told = "\n".join(found.lines())
+        for _, slot in found.starts():
+            assert slot.name in told
+
+    @given(configurations, configurations)
+    def test_engines_have_names_of_their_own(self, old: Settings, new: Settings) -> None:
+        found = difference(old, new)
+        running = [slot.name for slots in initial_slots(old).values() for slot in slots]
+        come = [slot.name for addition in found.added for slot in addition.slots]
+        come += [slot.name for change in found.changed for slot in change.plan.added]
+        assert len({*running, *come}) == len(running) + len(come)

@@ -1,0 +1,606 @@
+"""A reload of a gateway that runs: real engine processes with a fake in vLLM's place."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from app.errors import Conflict
+from app.reload.report import Report
+from app.settings import ConfigError, Settings, digest
+from engines.base import EngineState
+from engines.process import ProcessEngine
+from tests.gateway import (
+    KEY,
+    ROOT,
+    Gateway,
+    free_port,
+    remote,
+    running,
+    settings_for,
+)
+
+LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
+
+pytestmark = pytest.mark.slow
+
+
+def model(name: str = "demo", *engines: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"name": name, "engines": list(engines) or [process()], **fields}
+
+
+def process(replicas: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"kind": "process", "model": "m", "replicas": replicas, **fields}
+
+
+def crashing(**fields: Any) -> dict[str, Any]:
+    return process(args={"fake-start": "crash"}, **fields)
+
+
+LONGER = {"max-model-len": 4096}
+
+
+class File:
+    """The configuration as the gateway would read it now."""
+
+    def __init__(self, run_dir: Path, *models: dict[str, Any], **fields: Any) -> None:
+        self.run_dir = run_dir
+        self.fault: str | None = None
+        self.write(*models, **fields)
+
+    def write(self, *models: dict[str, Any], **fields: Any) -> None:
+        self.settings = settings_for(*models, run_dir=self.run_dir, **fields)
+
+    def read(self) -> Settings:
+        if self.fault is not None:
+            raise ConfigError([self.fault, "another line"])
+        return self.settings
+
+
+@asynccontextmanager
+async def gateway(file: File) -> AsyncIterator[Gateway]:
+    async with running(file.settings, LAUNCHER, source=file.read) as one:
+        yield one
+
+
+async def reload(gateway: Gateway, **body: Any) -> dict[str, Any]:
+    answer = await gateway.client.post("/admin/reload", json=body, headers=ROOT)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def engine(gateway: Gateway, name: str) -> ProcessEngine:
+    [found] = [one for one in gateway.state.catalogue.engines if one.name == name]
+    assert isinstance(found, ProcessEngine)
+    return found
+
+
+def pids(gateway: Gateway) -> dict[str, int | None]:
+    return {
+        one.name: one.pid
+        for one in gateway.state.catalogue.engines
+        if isinstance(one, ProcessEngine)
+    }
+
+
+def longest(gateway: Gateway, name: str) -> bool:
+    """Whether an engine was started with the longer length."""
+    return "--max-model-len=4096" in engine(gateway, name).describe()
+
+
+def below() -> set[int]:
+    """Every process below this one that lives."""
+    family = psutil.Process().children(recursive=True)
+    return {one.pid for one in family if one.status() != psutil.STATUS_ZOMBIE}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class TestWhatStays:
+    async def test_nothing_differs(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            before = pids(one)
+            assert (await reload(one))["lines"] == ["nothing differs"]
+            assert pids(one) == before
+
+    async def test_a_dry_run_tells_and_changes_nothing(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(), model("old"))
+        async with gateway(file) as one:
+            before = pids(one)
+            file.write(model("demo", process(args=LONGER), aliases=["d"]), model("new"))
+            told = await reload(one, dry_run=True)
+            assert told["lines"] == [
+                "~ model demo: aliases [] → [d]",
+                "~ model demo: args.max-model-len added: 4096 (restarts demo-0)",
+                "- model old (stops old-0)",
+                "+ model new (starts new-0)",
+                "dry run: nothing was changed",
+            ]
+            assert told["ok"]
+            assert told["dry_run"]
+            assert pids(one) == before
+            assert (await one.chat("old")).status_code == 200
+            assert (await one.chat("new")).status_code == 404
+
+    async def test_a_stream_on_another_model_is_whole_and_its_engine_the_same(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model(), model("other"))
+        async with gateway(file) as one:
+            pid = engine(one, "other-0").pid
+            body = {"model": "other", "stream": True, "fake": "tokens:400:2"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                pieces = stream.aiter_bytes()
+                data = await anext(pieces)
+                file.write(model("demo", process(args=LONGER)), model("other", aliases=["o"]))
+                assert (await reload(one))["ok"]
+                async for piece in pieces:
+                    data += piece
+            events = data.split(b"\n\n")
+            assert events[-2:] == [b"data: [DONE]", b""]
+            assert data.count(b'"content":"x"') == 400
+            assert engine(one, "other-0").pid == pid
+            assert longest(one, "demo-0")
+            assert (await one.chat("o")).status_code == 200
+
+    async def test_replicas_come_and_go_around_those_that_stay(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            first = pids(one)
+            file.write(model("demo", process(3)))
+            assert (await reload(one))["ok"]
+            three = pids(one)
+            assert list(three) == ["demo-0", "demo-1", "demo-2"]
+            assert three.items() >= first.items()
+            file.write(model("demo", process(2)))
+            assert (await reload(one))["ok"]
+            assert list(pids(one)) == ["demo-0", "demo-1"]
+            assert three.items() >= pids(one).items()
+
+    async def test_an_engine_that_somebody_stopped_stays_so(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", process(2)))
+        async with gateway(file) as one:
+            await engine(one, "demo-1").stop(0.0)
+            file.write(model("demo", process(3)))
+            assert (await reload(one))["ok"]
+            states = [engine.state for engine in one.state.catalogue.engines]
+            assert states == [EngineState.READY, EngineState.STOPPED, EngineState.READY]
+
+    async def test_names_limits_and_bounds_change_without_an_engine(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(aliases=["a"]), model("other", aliases=["b"]))
+        async with gateway(file) as one:
+            before = pids(one)
+            nothing = {"requests_per_minute": 0}
+            file.write(
+                model(aliases=["b"], max_choices=1),
+                model("other", aliases=["a"], limits=nothing),
+                server={"max_body_bytes": 300},
+            )
+            assert (await reload(one))["ok"]
+            assert pids(one) == before
+            assert (await one.chat("a")).status_code == 429
+            assert (await one.chat("b")).status_code == 200
+            assert (await one.chat("b", user="x" * 300)).status_code == 413
+            listed = (await one.client.get("/v1/models")).json()["data"]
+            assert [card["id"] for card in listed] == ["demo", "b", "other", "a"]
+
+    async def test_keys_and_default_limits_change_at_once(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            other = "sk-other-0123456789abcdef"
+            file.write(model(), limits={"default": {"requests_per_minute": 7}})
+            keys = (digest(KEY.encode()), digest(other.encode()))
+            file.settings = file.settings.model_copy(update={"api_keys": keys})
+            told = await reload(one)
+            assert told["difference"] == [
+                "~ limits.default.requests_per_minute 600 → 7",
+                "~ api_keys changed",
+            ]
+            bearer = {"authorization": f"Bearer {other}"}
+            body = {"model": "demo", "messages": []}
+            answer = await one.client.post("/v1/chat/completions", json=body, headers=bearer)
+            assert answer.status_code == 200
+            assert answer.headers["x-ratelimit-limit-requests"] == "7"
+            file.settings = file.settings.model_copy(
+                update={"api_keys": keys[1:], "admin_key": digest(b"sk-next-0123456789abcdef")}
+            )
+            assert (await reload(one))["ok"]
+            assert (await one.chat()).status_code == 401
+            assert (await one.client.post("/admin/reload", headers=ROOT)).status_code == 401
+
+    async def test_more_room_is_there_for_those_who_wait_already(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(queue={"max_in_flight": 1}))
+        async with gateway(file) as one:
+            body = {"model": "demo", "stream": True, "fake": "pace:5"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                pieces = stream.aiter_bytes()  # closes the stream when it is let go
+                await anext(pieces)
+                waiting = asyncio.create_task(one.chat())
+                await until(lambda: one.state.admission.waiting == 1)
+                file.write(model(queue={"max_in_flight": 2}))
+                told = await reload(one)
+                assert told["lines"] == [
+                    "~ model demo: queue.max_in_flight 1 → 2",
+                    "model demo: changed",
+                    "done",
+                ]
+                assert (await waiting).status_code == 200
+
+    async def test_what_needs_a_restart_is_told_each_time_and_the_rest_is_done(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            file.write(model(aliases=["a"]), server={"port": 1})
+            told = "! server.port 0 → 1 (needs a restart)"
+            assert (await reload(one))["difference"] == ["~ model demo: aliases [] → [a]", told]
+            assert (await one.chat("a")).status_code == 200
+            assert (await reload(one))["difference"] == [told]
+
+
+class TestModelsThatChange:
+    async def test_the_engine_is_another_in_the_same_directory(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            old = engine(one, "demo-0")
+            file.write(model("demo", process(args=LONGER)))
+            told = await reload(one)
+            assert told["models"] == [{"model": "demo", "outcome": "changed", "reason": None}]
+            assert (await one.chat()).status_code == 200
+            assert longest(one, "demo-0")
+            assert old.state is EngineState.STOPPED
+            assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["demo-0"]
+
+    async def test_a_stream_may_end_before_its_engine_does(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            old = engine(one, "demo-0")
+            body = {"model": "demo", "stream": True, "fake": "tokens:100:5"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                pieces = stream.aiter_bytes()
+                data = await anext(pieces)
+                file.write(model("demo", process(args=LONGER)))
+                reloading = asyncio.create_task(reload(one))
+                await until(lambda: old.state is EngineState.DRAINING)
+                refused = await one.chat()
+                assert refused.status_code == 503
+                assert refused.json()["error"]["code"] == "engine_unavailable"
+                assert int(refused.headers["retry-after"]) > 0
+                async for piece in pieces:
+                    data += piece
+            assert data.endswith(b"data: [DONE]\n\n")
+            assert data.count(b'"content":"x"') == 100
+            assert (await reloading)["ok"]
+
+    async def test_a_stream_without_end_is_cut_after_the_drain_and_told(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model(), server={"drain_timeout_s": 0.2})
+        async with gateway(file) as one:
+            body = {"model": "demo", "stream": True, "fake": "pace:5"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                pieces = stream.aiter_bytes()
+                data = await anext(pieces)
+                file.write(model("demo", process(args=LONGER)), server={"drain_timeout_s": 0.2})
+                reloading = asyncio.create_task(reload(one))
+                with contextlib.suppress(httpx.RemoteProtocolError):
+                    async for piece in pieces:
+                        data += piece
+            assert b'"code":"engine_failed"' in data
+            assert not data.endswith(b"[DONE]\n\n")
+            assert (await reloading)["ok"]
+            assert (await one.chat()).status_code == 200
+
+    async def test_of_two_engines_one_serves_at_every_moment(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", process(2)))
+        async with gateway(file) as one:
+            file.write(model("demo", process(2, args=LONGER)))
+            reloading = asyncio.create_task(reload(one))
+            statuses = []
+            while not reloading.done():
+                statuses.append((await one.chat()).status_code)
+            assert (await reloading)["ok"]
+            assert set(statuses) == {200}
+            assert longest(one, "demo-0")
+            assert longest(one, "demo-1")
+
+    async def test_who_waits_is_served_by_the_engine_that_comes(self, tmp_path: Path) -> None:
+        """What it found of the model names an engine that is gone by the time it may go on."""
+        queue = {"max_in_flight": 1}
+        file = File(tmp_path, model(queue=queue), server={"drain_timeout_s": 0.2})
+        async with gateway(file) as one:
+            lane = await one.state.admission.permit("demo", "key")
+            waiting = asyncio.create_task(one.chat())
+            await until(lambda: one.state.admission.waiting == 1)
+            file.write(
+                model("demo", process(args=LONGER), queue=queue), server={"drain_timeout_s": 0.2}
+            )
+            assert (await reload(one))["ok"]
+            with lane:
+                pass
+            assert (await waiting).status_code == 200
+
+    async def test_one_that_does_not_start_makes_way_for_the_old_one(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(aliases=["a"]), model("other"))
+        async with gateway(file) as one:
+            other = engine(one, "other-0").pid
+            file.write(
+                model("demo", crashing(), aliases=["b"], max_choices=3),
+                model("other", aliases=["o"]),
+            )
+            told = await reload(one)
+            reason = "engine demo-0: no room for KV cache"
+            assert not told["ok"]
+            assert told["models"] == [
+                {"model": "demo", "outcome": "rolled back", "reason": reason},
+                {"model": "other", "outcome": "changed", "reason": None},
+            ]
+            assert told["lines"][-1] == "done, but for 1 of 2 models"
+            assert (await one.chat("a")).status_code == 200
+            assert (await one.chat("b")).status_code == 404
+            assert (await one.chat("o")).status_code == 200
+            assert engine(one, "other-0").pid == other
+            # What could not be done differs still.
+            assert len((await reload(one, dry_run=True))["difference"]) == 3
+
+    async def test_all_replicas_are_as_before_when_the_last_fails(self, tmp_path: Path) -> None:
+        before = [process(env={"A": "1"}), process(env={"B": "1"}), process(env={"C": "1"})]
+        file = File(tmp_path, model("demo", *before))
+        async with gateway(file) as one:
+            kept = engine(one, "demo-1").pid
+            file.write(model("demo", process(args=LONGER), before[1], crashing(), process()))
+            told = await reload(one)
+            assert told["models"][0]["outcome"] == "rolled back"
+            assert list(pids(one)) == ["demo-0", "demo-1", "demo-2"]
+            assert engine(one, "demo-1").pid == kept
+            assert not longest(one, "demo-0")
+            assert {r.state for r in one.state.catalogue.engines} == {EngineState.READY}
+            assert one.state.settings.models[0].engines == file_engines(before)
+
+    async def test_an_engine_that_fails_both_ways_is_told_with_both_reasons(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model("demo", crashing()), model("other"))
+        async with gateway(file) as one:
+            file.write(model("demo", crashing(env={"X": "1"})), model("other"))
+            [report] = (await reload(one))["models"]
+            fault = "engine demo-0: no room for KV cache"
+            assert report["reason"] == f"{fault}; with its old settings, {fault}"
+            file.write(model(), model("other"))
+            assert (await reload(one))["ok"]
+            assert (await one.chat()).status_code == 200
+
+    async def test_a_remote_server_is_asked_before_the_old_one_is_let_go(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            pid = engine(one, "demo-0").pid
+            file.write(model("demo", remote(f"http://127.0.0.1:{free_port()}")))
+            [report] = (await reload(one))["models"]
+            assert report["outcome"] == "rolled back"
+            assert "Connection refused" in report["reason"]
+            assert engine(one, "demo-0").pid == pid
+
+    async def test_an_alias_stays_with_a_model_that_was_rolled_back(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(aliases=["a"]), model("other"))
+        async with gateway(file) as one:
+            file.write(model("demo", crashing()), model("other", aliases=["a", "o"]), model("a1"))
+            told = await reload(one)
+            reports = {report["model"]: report for report in told["models"]}
+            assert reports["other"]["reason"] == "a is still a name of demo"
+            assert reports["a1"]["outcome"] == "added"
+            assert (await one.chat("a")).status_code == 200
+            assert (await one.chat("o")).status_code == 200
+            assert one.state.settings.models[1].aliases == ("o",)
+
+
+def file_engines(engines: list[dict[str, Any]]) -> tuple[Any, ...]:
+    return Settings(models=[{"name": "x", "engines": engines}]).models[0].engines
+
+
+class TestModelsThatComeAndGo:
+    async def test_one_that_goes_is_404_at_once_and_its_requests_end(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(), model("old"))
+        others = below()
+        async with gateway(file) as one:
+            both = below() - others
+            old = engine(one, "old-0")
+            body = {"model": "old", "stream": True, "fake": "tokens:100:5"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                pieces = stream.aiter_bytes()
+                data = await anext(pieces)
+                file.write(model())
+                reloading = asyncio.create_task(reload(one))
+                await until(lambda: len(one.state.catalogue.models) == 1)
+                assert (await one.chat("old")).status_code == 404
+                async for piece in pieces:
+                    data += piece
+            assert data.endswith(b"data: [DONE]\n\n")
+            assert (await reloading)["ok"]
+            assert old.state is EngineState.STOPPED
+            assert len(below() - others) == len(both) // 2
+            assert one.state.admission.in_flight == 0
+
+    async def test_who_waits_for_one_that_goes_is_served(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(), model("old", queue={"max_in_flight": 1}))
+        async with gateway(file) as one:
+            first = asyncio.create_task(one.chat("old", fake="tokens:50:5"))
+            await until(lambda: one.state.admission.in_flight == 1)
+            second = asyncio.create_task(one.chat("old"))
+            await until(lambda: one.state.admission.waiting == 1)
+            file.write(model())
+            assert (await reload(one))["ok"]
+            assert [(await first).status_code, (await second).status_code] == [200, 200]
+
+    async def test_one_that_comes_is_served_when_the_answer_is_there(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            file.write(model(), model("new", process(2), aliases=["n"]))
+            told = await reload(one)
+            assert told["lines"] == [
+                "+ model new (starts new-0, new-1)",
+                "model new: added",
+                "done",
+            ]
+            assert (await one.chat("n")).status_code == 200
+            assert await one.metric(
+                "gateway_engine_state", model="new", gateway_engine="new-1", state="ready"
+            )
+
+    async def test_nothing_is_left_of_one_that_did_not_start(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            before = below()
+            file.write(model(), model("new", process(), crashing()))
+            told = await reload(one)
+            assert told["models"] == [
+                {
+                    "model": "new",
+                    "outcome": "not added",
+                    "reason": "engine new-1: no room for KV cache",
+                }
+            ]
+            assert (await one.chat("new")).status_code == 404
+            assert below() == before
+            assert (await one.chat()).status_code == 200
+
+    async def test_a_name_may_pass_from_one_model_to_another(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(aliases=["a"]), model("b"))
+        async with gateway(file) as one:
+            file.write(model("a", aliases=["b"]))
+            told = await reload(one)
+            assert [str(r["outcome"]) for r in told["models"]] == ["removed", "removed", "added"]
+            assert (await one.chat("b")).status_code == 200
+            assert (await one.chat("demo")).status_code == 404
+            assert list(pids(one)) == ["a-0"]
+
+    async def test_on_demand_is_not_started(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            file.write(model(), model("lazy", load="on_demand"))
+            told = await reload(one)
+            assert told["difference"] == ["+ model lazy (loads at the first request)"]
+            assert engine(one, "lazy-0").state is EngineState.STOPPED
+            file.write(model(), model("lazy", process(args=LONGER), load="on_demand"))
+            assert (await reload(one))["ok"]
+            assert engine(one, "lazy-0").state is EngineState.STOPPED
+            file.write(model(), model("lazy", process(args=LONGER)))
+            assert (await reload(one))["ok"]
+            assert engine(one, "lazy-0").state is EngineState.READY
+
+
+class TestWhatIsRefused:
+    async def test_a_fault_in_the_file_touches_nothing(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            before = pids(one)
+            file.fault = "gateway.yaml: models: is required"
+            answer = await one.client.post("/admin/reload", json={}, headers=ROOT)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "invalid_configuration"
+            assert answer.json()["error"]["message"].splitlines() == [file.fault, "another line"]
+            file.fault = None
+            assert (await reload(one))["lines"] == ["nothing differs"]
+            assert pids(one) == before
+
+    async def test_a_directory_that_is_not_there_touches_nothing(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            before = pids(one)
+            away = {"kind": "process", "model": "./nowhere", "replicas": 2}
+            file.write(model("demo", away), model("new"))
+            answer = await one.client.post("/admin/reload", json={}, headers=ROOT)
+            fault = "model demo: model directory ./nowhere does not exist"
+            assert answer.json()["error"]["message"] == fault
+            assert pids(one) == before
+
+    async def test_two_at_once(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            file.write(model("demo", process(args={**LONGER, "fake-load-s": 0.5})))
+            first = asyncio.create_task(reload(one))
+            await until(lambda: engine(one, "demo-0").state is not EngineState.READY)
+            second = await one.client.post("/admin/reload", json={}, headers=ROOT)
+            assert second.status_code == 409
+            assert second.json()["error"]["code"] == "conflict"
+            third = asyncio.create_task(one.state.reloader.reload(wait=True))
+            assert (await first)["ok"]
+            assert (await third).difference == ()
+
+    async def test_one_of_two_that_come_together(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", remote("http://127.0.0.1:1")))
+        async with running(file.settings, source=file.read) as one:
+            reloader = one.state.reloader
+            told = await asyncio.gather(
+                reloader.reload(), reloader.reload(dry_run=True), return_exceptions=True
+            )
+            assert [type(one) for one in told] == [Report, Conflict]
+
+    async def test_when_the_gateway_ends(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", remote("http://127.0.0.1:1")))
+        async with running(file.settings, source=file.read) as one:
+            one.state.admission.drain()
+            answer = await one.client.post("/admin/reload", json={}, headers=ROOT)
+            assert answer.status_code == 409
+            assert answer.json()["error"]["message"] == "the gateway is shutting down"
+
+    async def test_while_the_gateway_starts(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", process(args={"fake-load-s": 0.5})))
+        async with running(file.settings, LAUNCHER, source=file.read, settle=False) as one:
+            answer = await one.client.post("/admin/reload", json={}, headers=ROOT)
+            assert answer.status_code == 409
+            waiting = asyncio.create_task(one.state.reloader.reload(wait=True))
+            assert (await waiting).difference == ()
+            assert one.state.settled.is_set()
+
+    @pytest.mark.parametrize("body", [{"dry_run": "perhaps"}, {"dryrun": True}, []])
+    async def test_a_call_that_is_not_understood_does_nothing(
+        self, tmp_path: Path, body: object
+    ) -> None:
+        file = File(tmp_path, model("demo", remote("http://127.0.0.1:1")))
+        async with running(file.settings, source=file.read, settle=False) as one:
+            answer = await one.client.post("/admin/reload", json=body, headers=ROOT)
+            assert answer.status_code == 400
+
+    async def test_vllm_is_not_installed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = File(tmp_path, model("demo", remote("http://127.0.0.1:1")))
+        async with running(file.settings, source=file.read) as one:
+            monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+            file.write(model("demo", remote("http://127.0.0.1:1")), model("new"))
+            answer = await one.client.post("/admin/reload", json={}, headers=ROOT)
+            assert answer.status_code == 400
+            assert "vLLM is not installed here" in answer.json()["error"]["message"]
+            assert len(one.state.catalogue.models) == 1
+
+
+class TestTheEndOfTheGateway:
+    async def test_ends_a_reload_and_every_engine(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(), model("old"))
+        before = below()
+        async with gateway(file) as one:
+            body = {"model": "old", "stream": True, "fake": "pace:5"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                pieces = stream.aiter_bytes()  # closes the stream when it is let go
+                await anext(pieces)
+                file.write(model(), model("new", process(args={"fake-start": "hang"})))
+                reloading = asyncio.create_task(one.state.reloader.reload())
+                await until(lambda: len(one.state.catalogue.models) == 1)
+        with pytest.raises(asyncio.CancelledError):
+            await reloading
+        assert below() == before

@@ -10,8 +10,9 @@
 import asyncio
 import contextlib
 import logging
+import os
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,16 +41,18 @@ from app.relay.attempts import Attempts
 from app.relay.relay import Relay, RelayBounds
 from app.routing.catalogue import Bounds, Catalogue, Model, Replica
 from app.routing.policy import LeastLoaded
-from app.settings import ModelSettings, Settings
+from app.settings import ConfigError, ModelSettings, Settings
 from app.telemetry.access import AccessLog
 from app.telemetry.metrics import Metrics
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
+from engines.accelerator import AcceleratorError, find_accelerator
 from engines.base import Engine, EngineState, EngineUnavailable
+from engines.placement import VISIBLE, Placement, PlacementError, Wish, place, visible
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
-from engines.spec import EngineSpec, InProcessSpec, ProcessSpec
+from engines.spec import EngineSpec, InProcessSpec, LocalSpec, ProcessSpec
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +96,8 @@ class State:
 def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> FastAPI:
     """Return the gateway's application.
 
-    `launcher` runs vLLM's server, default: this interpreter's vLLM. Raises LauncherMissing.
+    `launcher` runs vLLM's server, default: this interpreter's vLLM. Raises LauncherMissing, and
+    ConfigError when the GPUs that engines ask for do not fit.
     """
     metrics = Metrics()
     access = AccessLog()
@@ -181,27 +185,85 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
 
 
 def build_catalogue(settings: Settings, launcher: Sequence[str] | None = None) -> Catalogue:
-    """Return every model with its engines, none of them started. Raises LauncherMissing."""
+    """Return every model with its engines, none of them started.
+
+    Raises LauncherMissing, and ConfigError when the GPUs that engines ask for do not fit.
+    """
     run_dir = settings.server.run_dir.absolute()
-    return Catalogue([_build_model(model, run_dir, launcher) for model in settings.models])
+    placements = place_engines(settings)
+    return Catalogue(
+        [_build_model(model, run_dir, launcher, placements) for model in settings.models]
+    )
 
 
-def _build_model(settings: ModelSettings, run_dir: Path, launcher: Sequence[str] | None) -> Model:
-    replicas: list[Replica] = []
-    for spec in settings.engines:
-        for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1):
-            name = f"{_slug(settings.name)}-{len(replicas)}"
-            replicas.append(_build_replica(name, settings.name, spec, run_dir, launcher))
+def place_engines(settings: Settings) -> Mapping[str, Placement]:
+    """Return the GPUs of the engines whose spec has `gpus`. Raises ConfigError.
+
+    The driver is asked only where some spec has them.
+    """
+    wishes = [
+        Wish(name, model.name, spec, on_demand=model.load == "on_demand")
+        for model in settings.models
+        for name, spec in _engines(model)
+        if isinstance(spec, LocalSpec)
+    ]
+    if all(wish.spec.gpus is None for wish in wishes):
+        return {}
+    try:
+        there = find_accelerator().devices()
+    except AcceleratorError as error:
+        raise ConfigError([f"which GPUs there are is not known: {error}"]) from None
+    devices = visible(there, os.environ.get(VISIBLE))
+    try:
+        return place(wishes, devices)
+    except PlacementError as error:
+        hidden = len(there) - len(devices)
+        note = f"{VISIBLE} of the gateway hides {hidden} of {len(there)} GPUs"
+        raise ConfigError([*error.faults, note] if hidden else error.faults) from None
+
+
+def _engines(settings: ModelSettings) -> Iterator[tuple[str, EngineSpec]]:
+    """Yield the name and the spec of every engine of a model."""
+    specs = (
+        spec
+        for spec in settings.engines
+        for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1)
+    )
+    for number, spec in enumerate(specs):
+        yield f"{_slug(settings.name)}-{number}", spec
+
+
+def _build_model(
+    settings: ModelSettings,
+    run_dir: Path,
+    launcher: Sequence[str] | None,
+    placements: Mapping[str, Placement],
+) -> Model:
+    replicas = tuple(
+        _build_replica(name, settings.name, spec, run_dir, launcher, placements.get(name))
+        for name, spec in _engines(settings)
+    )
     bounds = Bounds(settings.max_choices, settings.max_output_tokens)
-    return Model(settings.name, settings.aliases, tuple(replicas), bounds, settings.limits)
+    return Model(settings.name, settings.aliases, replicas, bounds, settings.limits)
 
 
 def _build_replica(
-    name: str, model: str, spec: EngineSpec, run_dir: Path, launcher: Sequence[str] | None
+    name: str,
+    model: str,
+    spec: EngineSpec,
+    run_dir: Path,
+    launcher: Sequence[str] | None,
+    placement: Placement | None,
 ) -> Replica:
     if isinstance(spec, ProcessSpec):
-        command = launcher or vllm_launcher()
-        engine = ProcessEngine(name, spec, served_name=model, run_dir=run_dir, launcher=command)
+        engine = ProcessEngine(
+            name,
+            spec,
+            served_name=model,
+            run_dir=run_dir,
+            launcher=launcher or vllm_launcher(),
+            placement_env=placement.env if placement else None,
+        )
         return Replica(engine, model)
     if isinstance(spec, InProcessSpec):
         raise NotImplementedError("kind: in_process")

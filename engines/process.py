@@ -14,7 +14,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
@@ -67,9 +67,11 @@ class ProcessEngine:
         served_name: str,
         run_dir: Path,
         launcher: Sequence[str],
+        placement_env: Mapping[str, str] | None = None,
     ) -> None:
         self._name = name
         self._spec = spec
+        self._placement_env = dict(placement_env or {})
         self._served_name = served_name
         self._dir = run_dir / name
         self._socket = self._dir / "http.sock"
@@ -131,7 +133,8 @@ class ProcessEngine:
         ]
 
     def describe(self) -> str:
-        return shlex.join(self.command())
+        variables = [f"{name}={value}" for name, value in self._placement_env.items()]
+        return shlex.join([*variables, *self.command()])
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""
@@ -236,7 +239,7 @@ class ProcessEngine:
             *("-I", "-S", str(GUARDIAN), str(self._log.path), *self.command()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=environment | self._spec.env,
+            env=environment | self._placement_env | self._spec.env,
             start_new_session=True,
         )
         first = await self._hear(guardian)

@@ -136,7 +136,7 @@ def place(wishes: Sequence[Wish], devices: Sequence[Device]) -> dict[str, Placem
     # An engine that stays is in everybody's way, so it chooses first.
     for need in sorted(free, key=lambda need: need.wish.on_demand):
         if (found := _choose(need, plan)) is None:
-            faults.append(f"{need.wish.engine}: {_no_room(need, devices)}")
+            faults.append(f"{need.wish.engine}: {_no_room(need, plan)}")
             continue
         plan.put(need, found)
         placed[need.wish.engine] = found
@@ -183,7 +183,7 @@ def gpus_needed(args: Mapping[str, FlagValue]) -> tuple[int, str]:
     else:
         ranks = sizes["data-parallel-size"]
     said = [f"{name} {size}" for name, size in sizes.items() if size != 1]
-    return local * ranks, ", ".join(said) or "no parallel size is set"
+    return local * ranks, ", ".join(said) or "no parallel size in args"
 
 
 def memory_share(args: Mapping[str, FlagValue]) -> Fraction:
@@ -192,8 +192,9 @@ def memory_share(args: Mapping[str, FlagValue]) -> Fraction:
         if (value := args.get(name)) is None:
             continue
         try:
-            share = None if isinstance(value, bool) else Fraction(str(value))
-        except (ValueError, ZeroDivisionError):
+            # By way of float, which ends a million digits quickly; as text, so that 0.1 is a tenth.
+            share = None if isinstance(value, bool) else Fraction(str(float(str(value))))
+        except ValueError:
             share = None
         if share is None or not 0 < share <= 1:
             raise ValueError(f"{name} must be above 0 and at most 1, not {value}")
@@ -206,7 +207,7 @@ def _whole(args: Mapping[str, FlagValue], name: str) -> int:
     if value is None:
         return 1
     text = "" if isinstance(value, bool) else str(value)
-    if not (text.isascii() and text.isdigit() and int(text)):
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text)):
         raise ValueError(f"{name} must be a whole number above 0, not {value}")
     return int(text)
 
@@ -218,7 +219,9 @@ def _need(wish: Wish) -> _Need:
 
 def _left_alone(need: _Need, devices: Sequence[Device]) -> list[int]:
     """Return where an engine runs that no placement moves: on the first GPUs that it sees."""
-    seen = visible(devices, need.wish.spec.env.get(VISIBLE))
+    spec = need.wish.spec
+    ids = spec.args.get("device-ids")
+    seen = visible(devices, spec.env.get(VISIBLE) if ids is None else str(ids))
     return [device.index for device in seen[: need.gpus] if not device.mig]
 
 
@@ -267,7 +270,10 @@ def _number(need: _Need, devices: Sequence[Device]) -> str | None:
             f"{split if len(whole) < len(devices) else ''}"
         )
     if given != need.gpus:
-        return f"gpus gives it {_gpus(given)}, it uses {need.gpus} ({need.text})"
+        return (
+            f"gpus gives it {_gpus(given)}, it uses {need.gpus} ({need.text}): "
+            "set gpus: auto, or change its parallel sizes in args"
+        )
     wanted = [d for d in whole if not isinstance(asked, list) or d.index in asked]
     large = [d for d in wanted if _holds(d, need)]
     if memory is not None and len(large) < need.gpus:
@@ -315,11 +321,12 @@ def _overcommitted(plan: _Plan, gpu: int) -> str | None:
     return None
 
 
-def _no_room(need: _Need, devices: Sequence[Device]) -> str:
-    share = f"gpu-memory-utilization {float(need.share):g} left beside other engines"
-    if need.gpus == 1:
-        return f"no room for it: none of {_gpus(len(devices))} has {share}"
-    return f"no room for it: fewer than {need.gpus} of {_gpus(len(devices))} have {share}"
+def _no_room(need: _Need, plan: _Plan) -> str:
+    there = _gpus(len(plan.devices))
+    few = f"none of {there} has" if need.gpus == 1 else f"fewer than {need.gpus} of {there} have"
+    others = sorted({n.wish.engine for needs in plan.on.values() for n in needs})
+    beside = f" beside {_listed(others)}" if others else ""
+    return f"no room for it: {few} gpu-memory-utilization {float(need.share):g} left{beside}"
 
 
 def _holds(device: Device, need: _Need) -> bool:

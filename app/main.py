@@ -196,10 +196,12 @@ def build_catalogue(settings: Settings, launcher: Sequence[str] | None = None) -
     )
 
 
-def place_engines(settings: Settings) -> Mapping[str, Placement]:
+def place_engines(
+    settings: Settings, keep: Mapping[str, Placement] | None = None
+) -> Mapping[str, Placement]:
     """Return the GPUs of the engines whose spec has `gpus`. Raises ConfigError.
 
-    The driver is asked only where some spec has them.
+    The driver is asked only where some spec has them. `keep` are the GPUs of engines that run.
     """
     wishes = [
         Wish(name, model.name, spec, on_demand=model.load == "on_demand")
@@ -215,7 +217,7 @@ def place_engines(settings: Settings) -> Mapping[str, Placement]:
         raise ConfigError([f"which GPUs there are is not known: {error}"]) from None
     devices = visible(there, os.environ.get(VISIBLE))
     try:
-        return place(wishes, devices)
+        return place(wishes, devices, keep)
     except PlacementError as error:
         hidden = len(there) - len(devices)
         note = f"{VISIBLE} of the gateway hides {hidden} of {len(there)} GPUs"

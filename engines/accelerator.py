@@ -86,7 +86,8 @@ class Accelerator(Protocol):
 
         `before` is the usage from before they were started, `gpus` what they could use (None:
         all). What others have taken meanwhile is told apart as far as the driver does: in a
-        container, where it numbers processes in a way nobody here knows, it is counted in.
+        container, where it numbers processes in a way nobody here knows, it is counted in, and
+        without `before` nothing is known: AcceleratorError.
         """
         ...
 
@@ -145,6 +146,8 @@ class GpuMemory:
         self, pids: Collection[int], before: Usage, gpus: Collection[int] | None = None
     ) -> float:
         now = self.usage(gpus)
+        if not self._host_pids and not now.processes.keys() <= before.used_gib.keys():
+            raise AcceleratorError("the driver's pids are not ours, and memory was not counted")
         return unreleased_gib(pids if self._host_pids else None, before, now)
 
     def _device(self, index: int) -> Device | None:

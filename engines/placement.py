@@ -10,6 +10,7 @@ the least over: small ones share a GPU, parallel ones find whole ones, replicas 
 not search: where it finds no room and a person does, the person writes a list.
 """
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -49,7 +50,7 @@ class Wish:
 class Placement:
     """The GPUs of one engine, and the environment that gives it these and no others."""
 
-    gpus: tuple[int, ...]
+    devices: tuple[int, ...]
     env: Mapping[str, str]
 
 
@@ -104,13 +105,27 @@ class _Plan:
         return _sum(self.on.get(gpu, ()))
 
 
-def place(wishes: Sequence[Wish], devices: Sequence[Device]) -> dict[str, Placement]:
+def place(
+    wishes: Sequence[Wish],
+    devices: Sequence[Device],
+    keep: Mapping[str, Placement] | None = None,
+) -> dict[str, Placement]:
     """Return the GPUs of every engine whose spec has `gpus`, by the engine's name.
 
     `devices` are the GPUs that the gateway may use. Wishes without `gpus` get no placement, and
     count where CUDA_VISIBLE_DEVICES of their `env`, or its absence, puts them. The order of the
-    wishes does not matter. Raises PlacementError with every fault, sorted.
+    wishes does not matter. An engine in `keep` stays where it is while that still is what it asks
+    for, unless everything fits only if it moves. Raises PlacementError with every fault, sorted.
     """
+    if keep:
+        with contextlib.suppress(PlacementError):
+            return _place(wishes, devices, keep)
+    return _place(wishes, devices, {})
+
+
+def _place(
+    wishes: Sequence[Wish], devices: Sequence[Device], keep: Mapping[str, Placement]
+) -> dict[str, Placement]:
     faults: list[str] = []
     needs: list[_Need] = []
     for wish in wishes:
@@ -133,9 +148,11 @@ def place(wishes: Sequence[Wish], devices: Sequence[Device]) -> dict[str, Placem
         else:
             free.append(need)
     faults += [fault for gpu in sorted(plan.on) if (fault := _overcommitted(plan, gpu))]
-    # An engine that stays is in everybody's way, so it chooses first.
-    for need in sorted(free, key=lambda need: need.wish.on_demand):
-        if (found := _choose(need, plan)) is None:
+    # Who stays where it is comes first; then who stays loaded, being in everybody's way.
+    free.sort(key=lambda need: (need.wish.engine not in keep, need.wish.on_demand))
+    for need in free:
+        kept = keep.get(need.wish.engine)
+        if (found := _stay(need, plan, kept) or _choose(need, plan)) is None:
             faults.append(f"{need.wish.engine}: {_no_room(need, plan)}")
             continue
         plan.put(need, found)
@@ -285,9 +302,21 @@ def _number(need: _Need, devices: Sequence[Device]) -> str | None:
     return None
 
 
+def _room(need: _Need, plan: _Plan) -> list[Device]:
+    return [d for d in plan.devices if not d.mig and _holds(d, need) and plan.fits(need, d.index)]
+
+
+def _stay(need: _Need, plan: _Plan, kept: Placement | None) -> tuple[int, ...] | None:
+    """Return the GPUs that an engine has already, None where it cannot stay on them."""
+    if kept is None or len(kept.devices) != need.gpus:
+        return None
+    room = {device.index for device in _room(need, plan)}
+    return kept.devices if room.issuperset(kept.devices) else None
+
+
 def _choose(need: _Need, plan: _Plan) -> tuple[int, ...] | None:
     """Return the GPUs for an engine that leaves the choice to us, None where there is no room."""
-    room = [d for d in plan.devices if not d.mig and _holds(d, need) and plan.fits(need, d.index)]
+    room = _room(need, plan)
     if len(room) < need.gpus:
         return None
 

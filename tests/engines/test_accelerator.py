@@ -201,6 +201,13 @@ class TestGpuMemory:
         assert gpus.unreleased_gib({OURS}, before) == 3.0
         assert contained.unreleased_gib({OURS}, before) == 3.0
 
+    def test_in_a_container_nothing_is_known_without_a_baseline(
+        self, gpus: GpuMemory, contained: GpuMemory
+    ) -> None:
+        assert gpus.unreleased_gib({OURS}, NO_USAGE) == 0.0
+        with pytest.raises(AcceleratorError, match="pids are not ours"):
+            contained.unreleased_gib({OURS}, NO_USAGE)
+
 
 class TestWaiting:
     async def test_free_memory_is_not_waited_for(self, gpus: GpuMemory) -> None:

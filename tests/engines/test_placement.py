@@ -46,7 +46,11 @@ def share(of: Any) -> dict[str, Any]:
 
 
 def placed(*wishes: Wish, on: Sequence[Device]) -> dict[str, tuple[int, ...]]:
-    return {engine: placement.gpus for engine, placement in place(wishes, on).items()}
+    return {engine: placement.devices for engine, placement in place(wishes, on).items()}
+
+
+def at(*gpus: int) -> Placement:
+    return Placement(gpus, {})
 
 
 def refused(*wishes: Wish, on: Sequence[Device]) -> list[str]:
@@ -120,6 +124,32 @@ class TestPlaces:
         found = placed(wish("new-0", gpus="auto"), named, by_flag, on=gpus(4))
         assert found == {"new-0": (0,)}
         assert placed(wish("new-0", gpus="auto"), wish("old-0"), on=gpus(2)) == {"new-0": (1,)}
+
+
+class TestKeeps:
+    def test_an_engine_that_runs_stays_when_a_larger_one_comes(self) -> None:
+        wishes = [wish("old-0", gpus="auto", **share(0.5)), wish("new-0", gpus="auto")]
+        assert placed(*wishes, on=gpus(2)) == {"new-0": (0,), "old-0": (1,)}
+        found = place(wishes, gpus(2), {"old-0": at(0)})
+        assert {engine: p.devices for engine, p in found.items()} == {"new-0": (1,), "old-0": (0,)}
+
+    def test_it_moves_when_only_then_everything_fits(self) -> None:
+        wishes = [
+            wish("a-0", gpus="auto", **share(0.5)),
+            wish("b-0", gpus="auto", **share(0.5)),
+            wish("c-0", gpus="auto"),
+        ]
+        found = place(wishes, gpus(2), {"a-0": at(0), "b-0": at(1)})
+        assert found == place(wishes, gpus(2))
+
+    @pytest.mark.parametrize("kept", [at(7), at(0, 1), at()])
+    def test_what_it_had_is_no_more_what_it_asks_for(self, kept: Placement) -> None:
+        wishes = [wish("a-0", gpus="auto")]
+        assert place(wishes, gpus(2), {"a-0": kept, "gone-0": at(0)}) == place(wishes, gpus(2))
+
+    def test_a_list_is_followed_all_the_same(self) -> None:
+        found = place([wish("a-0", gpus=[1])], gpus(2), {"a-0": at(0)})
+        assert found["a-0"].devices == (1,)
 
 
 class TestRefuses:
@@ -376,15 +406,15 @@ def test_what_is_placed_fits(asked: list[Wish], on: list[Device]) -> None:
             continue
         placement = found[w.engine]
         # Exactly what it uses, no GPU twice, none that is not there, and in its environment.
-        assert len(placement.gpus) == len(set(placement.gpus)) == gpus_needed(w.spec.args)[0]
-        assert not any(devices[gpu].mig for gpu in placement.gpus)
-        assert placement.env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, placement.gpus))
+        assert len(placement.devices) == len(set(placement.devices)) == gpus_needed(w.spec.args)[0]
+        assert not any(devices[gpu].mig for gpu in placement.devices)
+        assert placement.env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, placement.devices))
         if isinstance(w.spec.gpus, list):
-            assert list(placement.gpus) == w.spec.gpus
-        for gpu in placement.gpus:
+            assert list(placement.devices) == w.spec.gpus
+        for gpu in placement.devices:
             total = devices[gpu].total_gib
             if w.spec.memory_gib is not None and total is not None:
-                assert w.spec.memory_gib / len(placement.gpus) <= total
+                assert w.spec.memory_gib / len(placement.devices) <= total
             part = memory_share(w.spec.args)
             if w.on_demand:
                 comes[gpu, w.model] = comes.get((gpu, w.model), Fraction()) + part
@@ -425,3 +455,11 @@ def test_one_engine_alone_is_refused_only_for_what_it_asks_itself(
     each = (memory or 0.0) / size
     able = [d for d in on if not d.mig and (d.total_gib is None or each <= d.total_gib)]
     assert isinstance(outcome([w], on), dict) == (len(able) >= size)
+
+
+@pytest.mark.slow
+@given(wishes(sensible=True))
+def test_what_was_placed_stays_as_it_was(asked: list[Wish]) -> None:
+    found = outcome(asked, gpus(6))
+    if isinstance(found, dict):
+        assert place(asked, gpus(6), found) == found

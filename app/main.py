@@ -34,15 +34,16 @@ from app.api.schema import schema_router
 from app.api.usage import usage_router
 from app.auth.keys import Authenticator
 from app.auth.store import KeyStore
+from app.building import Builder
 from app.database.database import Database, DatabaseUnavailable
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
 from app.relay.relay import Relay, RelayBounds
-from app.reload.fleet import REMOTE_START_S, STOP_GRACE_S, Build, stand
+from app.reload.fleet import REMOTE_START_S, STOP_GRACE_S, Standing, stand
 from app.reload.reloader import Reloader, Rooms
-from app.routing.catalogue import Catalogue, Replica
+from app.routing.catalogue import Catalogue
 from app.routing.policy import LeastLoaded
-from app.routing.slots import Slot
+from app.routing.slots import initial_slots
 from app.settings import Settings
 from app.telemetry.access import AccessLog
 from app.telemetry.metrics import Metrics
@@ -51,9 +52,7 @@ from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.link import end_strangers
-from engines.process import ProcessEngine, vllm_launcher
-from engines.remote import RemoteEngine
-from engines.spec import InProcessSpec, ProcessSpec
+from engines.process import ProcessEngine
 
 log = logging.getLogger(__name__)
 
@@ -105,12 +104,13 @@ def create_app(
     """Return the gateway's application.
 
     `launcher` runs vLLM's server, default: this interpreter's vLLM. `source` reads the settings
-    again for a reload, default: they are what they were. Raises LauncherMissing.
+    again for a reload, default: they are what they were. Raises LauncherMissing, and ConfigError
+    when the GPUs that engines ask for do not fit.
     """
     metrics = Metrics()
     access = AccessLog()
-    build = builder(settings, launcher)
-    standing = stand(settings, build)
+    builder = Builder(settings, launcher)
+    standing = stand_up(settings, builder)
     catalogue = Catalogue([one.model() for one in standing])
     database = Database(settings.state.database_url.get_secret_value())
     key_store = KeyStore(database)
@@ -147,7 +147,7 @@ def create_app(
         standing,
         Rooms(catalogue, admission, authenticator, ledger, relay),
         source=source or (lambda: settings),
-        build=build,
+        builder=builder,
         settled=settled,
     )
     state = State(
@@ -199,34 +199,19 @@ def create_app(
     return app
 
 
-def builder(settings: Settings, launcher: Sequence[str] | None = None) -> Build:
-    """Return what makes engines that are not started. It raises LauncherMissing."""
-    run_dir = settings.server.run_dir.absolute()
-    turn = asyncio.Semaphore(settings.server.parallel_starts)
-    keep = settings.server.keep_engines
+def stand_up(settings: Settings, builder: Builder) -> list[Standing]:
+    """Return every model with its engines, none of them started.
 
-    def build(model: str, slot: Slot) -> Replica:
-        if isinstance(slot.spec, ProcessSpec):
-            engine = ProcessEngine(
-                slot.name,
-                slot.spec,
-                served_name=model,
-                run_dir=run_dir,
-                launcher=launcher or vllm_launcher(),
-                turn=turn,
-                keep=keep,
-            )
-            return Replica(engine, model)
-        if isinstance(slot.spec, InProcessSpec):
-            raise NotImplementedError("kind: in_process")
-        return Replica(RemoteEngine(slot.name, slot.spec), slot.spec.served_model_name or model)
-
-    return build
+    Raises LauncherMissing, and ConfigError when the GPUs that engines ask for do not fit.
+    """
+    slots = initial_slots(settings)
+    builder.use(builder.place([(model, slots[model.name]) for model in settings.models]))
+    return stand(settings, builder)
 
 
 def build_catalogue(settings: Settings) -> Catalogue:
-    """Return every model with its engines, none of them started. Raises LauncherMissing."""
-    return Catalogue([one.model() for one in stand(settings, builder(settings))])
+    """Return the models of a configuration. Raises what `stand_up` does."""
+    return Catalogue([one.model() for one in stand_up(settings, Builder(settings))])
 
 
 @asynccontextmanager

@@ -126,7 +126,8 @@ class ProcessEngine:
         return list(self._launch.command)
 
     def describe(self) -> str:
-        return shlex.join(self._launch.command)
+        variables = [f"{name}={value}" for name, value in self._launch.env.items()]
+        return shlex.join([*variables, *self._launch.command])
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""

@@ -63,8 +63,9 @@ def check(config: ConfigOption = None) -> None:
         ]
         if missing:
             raise ConfigError(missing)
+        catalogue = build_catalogue(settings)
         _print_plan(settings)
-        for model in build_catalogue(settings).models:
+        for model in catalogue.models:
             print(f"model {', '.join((model.name, *model.aliases))}")
             for replica in model.replicas:
                 print(f"  {replica.engine.name}: {replica.engine.describe()}")

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from app.admission.admission import Admission
 from app.auth.keys import Authenticator
+from app.building import Builder, Placed, Slots
 from app.errors import Conflict, InvalidConfiguration
 from app.relay.relay import Relay, RelayBounds
 from app.reload.difference import Addition, Difference, ModelChange, applied, difference
-from app.reload.fleet import IDLE, Build, Fleet, NotStarted, Standing
+from app.reload.fleet import IDLE, Fleet, NotStarted, Standing
 from app.reload.report import ModelReport, Outcome, Report
 from app.routing.catalogue import Catalogue
 from app.settings import ConfigError, ModelSettings, Settings
@@ -48,7 +49,7 @@ class Reloader:
         rooms: Rooms,
         *,
         source: Callable[[], Settings],
-        build: Build,
+        builder: Builder,
         settled: asyncio.Event,
     ) -> None:
         """`source` reads the configuration again and raises ConfigError; it may block.
@@ -60,7 +61,8 @@ class Reloader:
         self._rooms = rooms
         self._source = source
         self._settled = settled
-        self._fleet = Fleet(build, self._publish)
+        self._builder = builder
+        self._fleet = Fleet(builder, self._publish)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Report]] = set()
 
@@ -105,10 +107,11 @@ class Reloader:
             new = await self._read()
             running = {name: one.slots for name, one in self._standing.items()}
             found = difference(self._settings, new, running)
-            self._check(found)
+            placed = await asyncio.to_thread(self._check, found)
             lines = tuple(found.lines())
             if dry_run or not found:
                 return Report(dry_run, lines)
+            self._builder.use(placed)
             for line in lines:
                 log.info("reload: %s", line)
             try:
@@ -126,8 +129,11 @@ class Reloader:
         except ConfigError as error:
             raise InvalidConfiguration("\n".join(error.faults)) from None
 
-    def _check(self, found: Difference) -> None:
-        """Raise InvalidConfiguration where what is to be started plainly cannot be."""
+    def _check(self, found: Difference) -> Placed:
+        """Return the GPUs of what is to be started.
+
+        Raises InvalidConfiguration where it plainly cannot be.
+        """
         faults: list[str] = []
         for model, slot in found.starts():
             if isinstance(slot.spec, LocalSpec) and (fault := slot.spec.missing_model()):
@@ -137,8 +143,25 @@ class Reloader:
                 self._fleet.build(model, (slot,))
         except LauncherMissing as error:
             faults.append(str(error))
+        placed: Placed = ()
+        try:
+            placed = self._builder.place(self._slots_after(found))
+        except ConfigError as error:
+            faults += error.faults
         if faults:
             raise InvalidConfiguration("\n".join(dict.fromkeys(faults)))
+        return placed
+
+    def _slots_after(self, found: Difference) -> Slots:
+        """Return what every model has for engines once all is applied."""
+        after = {
+            name: (one.settings, one.slots)
+            for name, one in self._standing.items()
+            if name not in found.removed
+        }
+        after |= {c.new.name: (c.new, c.plan.after) for c in found.changed if c.needs_engines}
+        after |= {a.model.name: (a.model, a.slots) for a in found.added if not a.fixed}
+        return list(after.values())
 
     # Applying
 

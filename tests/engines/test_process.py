@@ -77,6 +77,27 @@ async def test_gateways_own_settings_stay_out_of_the_engines_environment(
     assert "canary" not in environment
 
 
+async def test_placement_is_in_the_engines_environment_above_the_gateways_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    spec = ProcessSpec(kind="process", model="m")
+    engine = ProcessEngine(
+        "e",
+        spec,
+        served_name="demo",
+        run_dir=tmp_path,
+        launcher=LAUNCHER,
+        env={"CUDA_VISIBLE_DEVICES": "2,3"},
+    )
+    try:
+        await ready(engine)
+        assert '"CUDA_VISIBLE_DEVICES": "2,3"' in "\n".join(engine.recent_log())
+        assert engine.describe().startswith(f"CUDA_VISIBLE_DEVICES=2,3 {sys.executable} ")
+    finally:
+        await engine.stop(0.0)
+
+
 async def test_failed_start_tells_the_engines_own_reason(make: Make) -> None:
     engine = make(args={"fake-start": "crash"})
     with pytest.raises(EngineUnavailable, match="no room for KV cache"):

@@ -1,0 +1,151 @@
+"""GPUs in `vllm-gateway check` and `serve`: what is shown, and what is refused before it starts."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli import app
+from tests.app.configuration import isolate
+from tests.e2e.deployment import COMMAND, environment, write_config
+from tests.fakes import nvml
+from tests.fakes.nvml import Driver
+
+NO_PERMISSION = 4
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "gpu.yaml"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml.library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A machine with two GPUs and a gateway that may use both."""
+    isolate(monkeypatch, tmp_path)
+    nvml.load(library)
+    driver = Driver(tmp_path / "nvml")
+    driver.write()
+    monkeypatch.setenv("FAKE_NVML", str(driver.file))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return driver
+
+
+def model(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "engines": [{"kind": "process", "model": "m", **fields}]}
+
+
+def check(*models: dict[str, Any], config: Path | None = None) -> Result:
+    config = config or write_config(Path.cwd(), *models)
+    return CliRunner().invoke(app, ["check", "--config", str(config)])
+
+
+def shown(result: Result) -> dict[str, str]:
+    """Return what runs for each engine."""
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [line.strip() for line in result.stdout.splitlines() if line.startswith("  ")]
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def refused(result: Result) -> list[str]:
+    assert (result.exit_code, result.stdout) == (2, "")
+    return result.stderr.splitlines()
+
+
+def variables(*gpus: int) -> str:
+    """The beginning of a command line on these GPUs."""
+    return f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={','.join(map(str, gpus))} "
+
+
+def test_check_shows_the_gpus_of_each_engine(driver: Driver) -> None:
+    driver.used.append(0.5)
+    driver.write()
+    third = {"CUDA_VISIBLE_DEVICES": "2"}
+    engines = shown(
+        check(
+            model("pair", gpus=[1], replicas=2, args={"gpu-memory-utilization": 0.3}),
+            model("large", gpus="auto"),
+            model("plain", env=third),
+        )
+    )
+    assert engines["pair-0"].startswith(variables(1))
+    assert engines["pair-1"].startswith(variables(1))
+    assert engines["large-0"].startswith(variables(0))
+    assert "CUDA" not in engines["plain-0"]
+
+
+def test_the_example_of_a_gpu_box_fits_on_it(driver: Driver) -> None:
+    engines = shown(check(config=EXAMPLE))
+    assert engines["deepseek-r1-0"].startswith(variables(0))
+    assert engines["gpt-oss-0"].startswith(variables(0))
+    assert engines["gemma-0"].startswith(variables(1))
+
+
+def test_what_does_not_fit_is_one_line_each(driver: Driver) -> None:
+    parallel = {"tensor_parallel_size": 3}
+    assert refused(check(model("big", gpus=4), model("wide", gpus="auto", args=parallel))) == [
+        "vllm-gateway: big-0: asks for 4 GPUs, there are 2",
+        "vllm-gateway: wide-0: asks for 3 GPUs, there are 2",
+    ]
+
+
+def test_a_driver_that_does_not_work_is_told_beside_what_it_leads_to(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.faults = [("nvmlInit", -1, NO_PERMISSION)]
+    driver.write()
+    assert refused(check(model("demo", gpus=[0]))) == [
+        "vllm-gateway: demo-0: asks for 1 GPU, there are none"
+    ]
+    assert caplog.messages[0].startswith("no GPU can be used, NVML says: ")
+
+
+def test_gpus_that_the_gateway_may_not_use_are_told(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert refused(check(model("demo", gpus=[0]))) == [
+        "vllm-gateway: demo-0: asks for GPU 0, there is only 1",
+        "vllm-gateway: CUDA_VISIBLE_DEVICES of the gateway hides 1 of 2 GPUs",
+    ]
+
+
+def test_the_driver_is_not_asked_where_nobody_wants_a_gpu(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.faults = [("nvmlInit", -1, NO_PERMISSION)]
+    driver.write()
+    assert "demo-0" in shown(check(model("demo")))
+    assert caplog.messages == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_serve_refuses_more_gpus_than_there_are_before_anything_starts(
+    library: Path, tmp_path: Path, gpus: int
+) -> None:
+    driver = Driver(tmp_path / "nvml")
+    driver.write()
+    machine = {"LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML": str(driver.file)}
+    if gpus == 0:
+        machine = {}
+        if shutil.which("nvidia-smi"):
+            pytest.skip("this machine has NVIDIA's driver")
+    ours = {name: value for name, value in environment().items() if not name.startswith("CUDA_")}
+    ended = subprocess.run(
+        [*COMMAND, "serve", "--config", str(write_config(tmp_path, model("big", gpus=4)))],
+        env=ours | machine,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    there = {0: "are none", 2: "are 2"}[gpus]
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"vllm-gateway: big-0: asks for 4 GPUs, there {there}\n"
+    assert not (tmp_path / "run" / "big-0").exists()

@@ -47,6 +47,7 @@ from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
+from engines.inprocess import InProcessEngine
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
 from engines.spec import EngineSpec, InProcessSpec, ProcessSpec
@@ -204,7 +205,8 @@ def _build_replica(
         engine = ProcessEngine(name, spec, served_name=model, run_dir=run_dir, launcher=command)
         return Replica(engine, model)
     if isinstance(spec, InProcessSpec):
-        raise NotImplementedError("kind: in_process")
+        vllm_launcher()  # whether vLLM is there
+        return Replica(InProcessEngine(name, spec, served_name=model, run_dir=run_dir), model)
     return Replica(RemoteEngine(name, spec), spec.served_model_name or model)
 
 
@@ -257,7 +259,7 @@ async def _start_engines(state: State) -> None:
     async def start(engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         try:
-            if isinstance(engine, ProcessEngine):
+            if isinstance(engine, ProcessEngine | InProcessEngine):
                 async with turn:
                     # The engine has its own bound, start_timeout_s, and knows why it failed.
                     await engine.ensure_ready(deadline=float("inf"))

@@ -131,6 +131,8 @@ class _Exchange:
             case "http.response.start" if self._head is not None:
                 head, self._head = self._head, None
                 self._answer.status = message["status"]
+                self._timer.cancel()
+                self._timer = self._loop.call_later(self._bridge.timeouts.stall_s, self._on_timer)
                 self._answer.headers += [(n.lower(), v) for n, v in message.get("headers", ())]
                 if not head.done():
                     head.set_result(self._answer)

@@ -230,6 +230,7 @@ async def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="class")
+@pytest.mark.filterwarnings("ignore")  # what vLLM imports into this process warns of much
 class TestInProcessOnVllm(EngineContract):
     @pytest.fixture
     def subject(self, vllm_in_process: Subject) -> Subject:

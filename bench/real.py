@@ -57,8 +57,8 @@ def measure(say: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Sample]
             for number in range(rounds):
                 say(f"real vLLM, {streams} at a time, round {number + 1} of {rounds}")
                 for name, url in ways.items():
-                    load = load(url, streams=streams, requests=requests)
-                    yield Sample("real", streams, number, name, send(load))
+                    result = send(load(url, streams=streams, requests=requests))
+                    yield Sample("real", streams, number, name, result)
 
 
 def load(url: str, *, streams: int, requests: int) -> Load:
@@ -82,8 +82,7 @@ def _engine() -> Iterator[str]:
 
     On TCP, which the router needs; an engine that the gateway runs itself is on a Unix socket.
     """
-    demo = yaml.safeload((ROOT / "deploy" / "demo.yaml").read_text())
-    spec = ProcessSpec.model_validate(demo["models"][0]["engines"][0])
+    demo = ProcessSpec.model_validate(spec())
     port = free_port()
     argv = [*vllm_launcher(), f"--model={DEMO}", f"--served-model-name={MODEL}"]
     argv += ["--host=127.0.0.1", f"--port={port}", *demo.argv()]

@@ -4,10 +4,9 @@ vLLM is imported here, at the start of an engine and no sooner. It is built as `
 it (`vllm.entrypoints.launchers.api_server.entry`), and must not take over its host:
 
 - Its loggers would write to our standard output; they write to the engine's log file. Some import
-  of its sets the level of the root logger; it gets its own back.
+  of its sets the level of the root logger, which gets its own back.
 - Its start method is spawn: a process forked from ours would hold our sockets and threads.
-- Its processes are run through a small script (`multiprocessing.set_executable`) that gives them
-  the mark, sends their output to the engine's log file, and keeps our own settings from them.
+- Its processes are run through `apart.py` (by way of `multiprocessing.set_executable`).
 - It sets neither signal handlers nor the loop's policy, and its metrics are in prometheus-client's
   global registry, where ours are not. Its application's lifespan, which freezes the collector's
   heap once more and logs statistics, is not run.
@@ -39,8 +38,7 @@ from engines.sweep import MARK
 
 # The environment and multiprocessing's executable are one for the process, so is the lock on them.
 _BUILDING = threading.Lock()
-# Nothing of the gateway's own configuration, keys above all, is an engine's business.
-PRIVATE_PREFIX = "GATEWAY_"
+APART = Path(__file__).with_name("apart.py")
 # The format of vLLM's own log (vllm/logger.py), which `engines.startup` reads.
 LOG_FORMAT = (
     "(APIServer pid=%(process)d) %(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
@@ -167,11 +165,13 @@ class Construction:
         self._goes_on("importing vLLM")
         os.environ.update(self._env)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-        os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
         handler = logging.FileHandler(self._log, encoding="utf-8")
         handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATE_FORMAT))
         try:
             with _logging_kept(), _executable(self._write_executable()):
+                # The handler that it gives itself at its import, and that goes again, takes this.
+                with contextlib.redirect_stdout(handler.stream):
+                    import vllm.logger  # noqa: F401
                 _log_to(handler)
                 return self._build_with(handler)
         except BaseException:
@@ -183,6 +183,7 @@ class Construction:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers import cli_args
         from vllm.entrypoints.launchers.launcher import validate_api_server_args
+        from vllm.logger import configure_logging_from_args
         from vllm.reasoning import ReasoningParserManager
         from vllm.tool_parsers import ToolParserManager
         from vllm.usage.usage_lib import UsageContext
@@ -193,6 +194,8 @@ class Construction:
         parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm"))
         parser.error = _refuse
         args = parser.parse_args(list(self._argv))
+        configure_logging_from_args(args)
+        _log_to(handler)
         cli_args.validate_parsed_serve_args(args)
         if args.tool_parser_plugin:
             ToolParserManager.import_tool_parser(args.tool_parser_plugin)
@@ -220,14 +223,11 @@ class Construction:
 
     def _write_executable(self) -> Path:
         """Write the script that runs vLLM's processes; return its path."""
-        private = [name for name in os.environ if name.startswith(PRIVATE_PREFIX)]
-        unset = f"unset {' '.join(map(shlex.quote, private))}\n" if private else ""
+        python = sys.executable
+        mark = f"{MARK}={self._directory}"
+        command = [python, "-I", "-S", str(APART), str(os.getpid()), mark, str(self._log), python]
         script = self._directory / "python.sh"
-        script.write_text(
-            f"#!/bin/sh\n{unset}unset VLLM_CONFIGURE_LOGGING\n"
-            f"export {MARK}={shlex.quote(str(self._directory))}\n"
-            f'exec {shlex.quote(sys.executable)} "$@" >>{shlex.quote(str(self._log))} 2>&1\n'
-        )
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
         script.chmod(0o700)
         return script
 
@@ -241,12 +241,10 @@ def _ended(code: int) -> str:
 
 
 def _log_to(handler: logging.Handler) -> None:
-    """Send vLLM's own log there and nowhere else."""
+    """Send vLLM's own log there, and nowhere else but to the files of other engines."""
     logger = logging.getLogger("vllm")
-    logger.propagate = False
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
+    others = [h for h in logger.handlers if isinstance(h, logging.FileHandler) and h is not handler]
+    logger.handlers[:] = [*others, handler]
 
 
 @contextlib.contextmanager

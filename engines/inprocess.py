@@ -175,8 +175,11 @@ class InProcessEngine:
     async def _lives(self) -> None:
         """Build the engine again and again, until it is told to stop or given up."""
         budget = RestartBudget(self._spec.restart)
+        served = False
         while True:
-            served = await self._one_life()
+            served = await self._one_life() or served
+            # What is left of vLLM here holds itself in cycles; it need not meet its successor.
+            await asyncio.to_thread(gc.collect)
             if self._state is not EngineState.FAILED or self._drain_asked.is_set():
                 return
             pause = budget.next(asyncio.get_running_loop().time()) if served else None
@@ -277,10 +280,8 @@ class InProcessEngine:
         if construction.hosted is not None:
             grace = self._grace if self._state is EngineState.STOPPING else 0.0
             await asyncio.to_thread(construction.hosted.shutdown, grace)
+            construction.hosted = None
         await self._sweep()
-        # What is left of vLLM in this process is in cycles, and would be in the next one's way.
-        bridge = construction.hosted = None
-        await asyncio.to_thread(gc.collect)
 
     async def _sweep(self) -> None:
         if left := await asyncio.to_thread(sweep, self._mark):

@@ -104,6 +104,8 @@ class Hosted:
     def shutdown(self, grace: float) -> None:
         """End its processes, by force after `grace` seconds. Blocks."""
         self._llm.shutdown(timeout=grace)
+        # Its finalizer does that again, at the interpreter's end if need be, and fails there.
+        self._llm.shutdown = _nothing
         multiprocessing.active_children()  # takes note of those that have ended
         logging.getLogger("vllm").removeHandler(self._handler)
         self._handler.close()
@@ -169,6 +171,7 @@ class Construction:
         handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATE_FORMAT))
         try:
             with _logging_kept(), _executable(self._write_executable()):
+                _log_to(handler)
                 # The handler that it gives itself at its import, and that goes again, takes this.
                 with contextlib.redirect_stdout(handler.stream):
                     import vllm.logger  # noqa: F401
@@ -232,6 +235,21 @@ class Construction:
         return script
 
 
+def end_tracker() -> None:
+    """End multiprocessing's process that cleans up shared memory, unless an engine uses it. Blocks.
+
+    It has removed by then what processes that were killed left. Only when those have ended does it.
+    """
+    handlers = logging.getLogger("vllm").handlers
+    if not any(isinstance(handler, logging.FileHandler) for handler in handlers):
+        tracker = multiprocessing.resource_tracker._resource_tracker
+        tracker._stop()  # type: ignore[attr-defined] # private, in CPython 3.11 to 3.14
+
+
+def _nothing() -> None:
+    pass
+
+
 def _refuse(message: str) -> NoReturn:
     raise BuildFailed(message)
 
@@ -243,6 +261,9 @@ def _ended(code: int) -> str:
 def _log_to(handler: logging.Handler) -> None:
     """Send vLLM's own log there, and nowhere else but to the files of other engines."""
     logger = logging.getLogger("vllm")
+    logger.propagate = False
+    if logger.level == logging.NOTSET:  # before its import
+        logger.setLevel(logging.INFO)
     others = [h for h in logger.handlers if isinstance(h, logging.FileHandler) and h is not handler]
     logger.handlers[:] = [*others, handler]
 

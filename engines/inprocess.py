@@ -21,7 +21,7 @@ from pathlib import Path
 from engines.answer import Answer
 from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
 from engines.bridge import Bridge
-from engines.hosted import BuildFailed, Construction
+from engines.hosted import BuildFailed, Construction, end_tracker
 from engines.lifecycle import Event, after
 from engines.log import EngineLog
 from engines.probe import Probe
@@ -178,8 +178,9 @@ class InProcessEngine:
         served = False
         while True:
             served = await self._one_life() or served
-            # What is left of vLLM here holds itself in cycles; it need not meet its successor.
-            await asyncio.to_thread(gc.collect)
+            if served:
+                # What is left of vLLM here holds itself in cycles; it need not meet its successor.
+                await asyncio.to_thread(gc.collect)
             if self._state is not EngineState.FAILED or self._drain_asked.is_set():
                 return
             pause = budget.next(asyncio.get_running_loop().time()) if served else None
@@ -281,11 +282,15 @@ class InProcessEngine:
             grace = self._grace if self._state is EngineState.STOPPING else 0.0
             await asyncio.to_thread(construction.hosted.shutdown, grace)
             construction.hosted = None
-        await self._sweep()
+        if await self._sweep():
+            await asyncio.to_thread(end_tracker)
 
-    async def _sweep(self) -> None:
-        if left := await asyncio.to_thread(sweep, self._mark):
+    async def _sweep(self) -> bool:
+        """Kill what is left of its processes; return whether nothing is."""
+        left = await asyncio.to_thread(sweep, self._mark)
+        if left:
             log.error("engine %s: processes %s do not end", self._name, left)
+        return not left
 
     def _failed(self, reason: str) -> None:
         self._last_error = reason

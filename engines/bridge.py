@@ -33,6 +33,8 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 # An application that was told that nobody listens has this long to clean up before it is cancelled.
 DISCONNECT_S = 1.0
+# And one that was cancelled has this long to go, before it is left behind.
+CLOSE_S = 5.0
 # A loop that was not scheduled for a while runs its late timers before it takes what the engine
 # sent meanwhile; the application gets one more turn of the loop before it is blamed.
 ONE_TURN_S = 0.01
@@ -57,8 +59,8 @@ class _Exchange:
         self._head_due = self._loop.time() + patience
         self._timer = self._loop.call_later(patience, self._on_timer)
         self._reaper: asyncio.TimerHandle | None = None
-        self._task = self._loop.create_task(self._run(_scope(request)), name="engine request")
-        self._task.add_done_callback(self._on_done)
+        self.task = self._loop.create_task(self._run(_scope(request)), name="engine request")
+        self.task.add_done_callback(self._on_done)
 
     async def answer(self) -> Answer:
         """Return the answer when its head is here. Raises EngineError."""
@@ -80,11 +82,6 @@ class _Exchange:
             self._answer.fail(error)
         elif not head.done():
             head.set_exception(error)
-
-    def cancel(self) -> asyncio.Task[None]:
-        """Cancel the application's task; return it."""
-        self._task.cancel()
-        return self._task
 
     # The answer's `Source`
 
@@ -165,8 +162,8 @@ class _Exchange:
 
     def _dismiss(self) -> None:
         """See to it that the application ends, which has heard that nobody listens."""
-        if not self._task.done():
-            self._reaper = self._loop.call_later(DISCONNECT_S, self._task.cancel)
+        if not self.task.done():
+            self._reaper = self._loop.call_later(DISCONNECT_S, self.task.cancel)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._bridge.left(self)
@@ -245,9 +242,15 @@ class Bridge:
         self._closed = True
         for exchange in tuple(self._exchanges):
             exchange.fail(EngineDied(f"{self.address} has ended"))
-        left = [exchange.cancel() for exchange in self._leaving]
+        left = {exchange.task for exchange in self._leaving}
         if left:
-            await asyncio.wait(left)
+            _, left = await asyncio.wait(left, timeout=DISCONNECT_S)
+        for task in left:
+            task.cancel()
+        if left:
+            _, left = await asyncio.wait(left, timeout=CLOSE_S)
+        if left:
+            log.error("%s: %d requests cannot be cancelled", self.address, len(left))
 
     def ended(self, exchange: _Exchange) -> None:
         """Note that an answer is whole or will never be."""

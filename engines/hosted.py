@@ -95,8 +95,8 @@ class Hosted:
             pings.cancel()
         if not self.dead():
             return f"EngineCore gave no sign of life for {patience_s:g} s (progress_timeout_s)"
-        manager = self._llm.engine_core.resources.engine_manager
-        code = next((p.exitcode for p in manager.processes if p.exitcode), None)
+        processes = getattr(self._llm.engine_core.resources.engine_manager, "processes", ())
+        code = next((process.exitcode for process in processes if process.exitcode), None)
         if code is None:
             return "EngineCore ended"
         return f"EngineCore {_ended(code)}"

@@ -93,6 +93,7 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
             log = deployment.said()
             assert "it died while serving: EngineCore was killed by SIGKILL" in log
             assert "Traceback" not in log
+            assert "vllm." not in log, "vLLM's own lines are in the engine's log"
 
         family = [*deployment.family(), *map(psutil.Process, second)]
         deployment.process.kill()

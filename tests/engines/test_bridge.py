@@ -97,6 +97,12 @@ class Server:
         return StreamingResponse(chunks())
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a whole second for an application that does not listen."""
+    monkeypatch.setattr(bridge_module, "DISCONNECT_S", 0.01)
+
+
 @pytest.fixture
 def server() -> Server:
     return Server()
@@ -291,10 +297,7 @@ async def test_application_that_listens_hears_of_a_disconnect_before_it_is_cance
         assert await heard == {"type": "http.disconnect"}
 
 
-async def test_application_that_does_not_listen_is_cancelled(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bridge_module, "DISCONNECT_S", 0.01)
+async def test_application_that_does_not_listen_is_cancelled(server: Server) -> None:
     async with bridged(server.app) as bridge:
         sending = asyncio.create_task(bridge.send(post("/hang")))
         await server.entered.wait()
@@ -419,6 +422,24 @@ async def test_close_of_the_bridge_ends_every_request_and_refuses_more(server: S
             await hanging
         with pytest.raises(EngineUnavailable):
             await bridge.send(post("/echo"))
+
+
+async def test_close_cancels_what_goes_on_after_its_answer() -> None:
+    cancelled = asyncio.Event()
+
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"whole"})
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with bridged(app) as bridge:
+        assert await whole(await bridge.send(post("/"))) == b"whole"
+        assert bridge.in_flight == 0
+    assert cancelled.is_set()
 
 
 async def test_answers_of_many_at_once_do_not_mix(bridge: Bridge) -> None:

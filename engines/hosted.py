@@ -62,6 +62,7 @@ class Hosted:
         self._llm = llm
         self._args = args
         self._handler = handler
+        self._app: Any = None
 
     async def application(self) -> App:
         """Return vLLM's ASGI application over the engine. Raises what vLLM raises."""
@@ -73,6 +74,7 @@ class Hosted:
         await self._llm.reset_mm_cache()
         tasks = await self._llm.get_supported_tasks()
         app = await asyncio.to_thread(build_app, self._args, tasks, self._llm.model_config)
+        self._app = app
         await init_app_state(self._llm, app.state, self._args, tasks)
         # What vLLM tells to exit when it finds its engine dead.
         app.state.server = SimpleNamespace(should_exit=False)
@@ -104,6 +106,8 @@ class Hosted:
     def shutdown(self, grace: float) -> None:
         """End its processes, by force after `grace` seconds. Blocks."""
         self._llm.shutdown(timeout=grace)
+        if self._app is not None:
+            del self._app.state  # as its lifespan does, since others keep the application
         # Its finalizer does that again, at the interpreter's end if need be, and fails there.
         self._llm.shutdown = _nothing
         multiprocessing.active_children()  # takes note of those that have ended

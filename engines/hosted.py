@@ -66,6 +66,10 @@ class Hosted:
 
     async def application(self) -> App:
         """Return vLLM's ASGI application over the engine. Raises what vLLM raises."""
+        with _logging_kept():
+            return await self._application()
+
+    async def _application(self) -> App:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
 

@@ -215,6 +215,8 @@ class InProcessEngine:
             self._load_s = asyncio.get_running_loop().time() - started
             self._last_error = None
             self._fire(Event.LOADED)
+            if self._restarts:
+                log.info("engine %s is ready again", self._name)
             await self._serve(self._construction, stop)
             return True
         except BuildFailed as error:

@@ -8,6 +8,7 @@ from app.routing.catalogue import Replica
 from app.routing.slots import Slot
 from app.settings import ConfigError, ModelSettings, Settings
 from engines.accelerator import Accelerator, AcceleratorError, find_accelerator
+from engines.inprocess import InProcessEngine
 from engines.placement import VISIBLE, Placement, PlacementError, Wish, place, visible
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
@@ -99,7 +100,17 @@ class Builder:
             )
             return Replica(engine, model)
         if isinstance(spec, InProcessSpec):
-            raise NotImplementedError("kind: in_process")
+            if self._launcher is None:
+                vllm_launcher()  # whether vLLM is there
+            hosted = InProcessEngine(
+                slot.name,
+                spec,
+                served_name=model,
+                run_dir=self._run_dir,
+                env=self._env(slot),
+                turn=self._turn,
+            )
+            return Replica(hosted, model)
         return Replica(RemoteEngine(slot.name, spec), spec.served_model_name or model)
 
     def _env(self, slot: Slot) -> Mapping[str, str]:

@@ -51,6 +51,7 @@ from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
+from engines.inprocess import InProcessEngine
 from engines.link import end_strangers
 from engines.process import ProcessEngine
 
@@ -67,6 +68,8 @@ EXPOSED_HEADERS = (
     ),
 )
 LOOK_S = 0.2
+# Kinds of engine that end when this gateway does, or are left to the next.
+OURS = (ProcessEngine, InProcessEngine)
 
 
 @dataclass(slots=True)
@@ -261,7 +264,7 @@ async def _start_engines(state: State) -> None:
     async def start(engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         # An engine of ours has its own bound, start_timeout_s, and knows why it failed.
-        patience = inf if isinstance(engine, ProcessEngine) else loop.time() + REMOTE_START_S
+        patience = inf if isinstance(engine, OURS) else loop.time() + REMOTE_START_S
         try:
             await engine.ensure_ready(patience)
         except EngineUnavailable as error:
@@ -270,7 +273,7 @@ async def _start_engines(state: State) -> None:
             log.info("engine %s is ready", engine.name)
 
     await asyncio.gather(*(start(engine) for engine in state.catalogue.engines))
-    ours = [e for e in state.catalogue.engines if isinstance(e, ProcessEngine)]
+    ours = [e for e in state.catalogue.engines if isinstance(e, OURS)]
     # One of them may come up by a restart, of which no event tells.
     while not state.catalogue.ready and not all(e.given_up for e in ours):  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
@@ -279,7 +282,7 @@ async def _start_engines(state: State) -> None:
 
 def hopeless(state: State) -> bool:
     """Whether nothing serves and nothing will: every engine is ours and was given up."""
-    return all(isinstance(e, ProcessEngine) and e.given_up for e in state.catalogue.engines)
+    return all(isinstance(e, OURS) and e.given_up for e in state.catalogue.engines)
 
 
 async def release_engines(state: State) -> None:

@@ -1,6 +1,6 @@
 """The benchmarks: the gateway and its peers beside each other, on a stub engine and on real vLLM.
 
-    python -m bench [--quick] [--only streams|plain|stall|real]...
+    python -m bench [--quick] [--only streams|plain|stall|real|kinds]...
 
 A whole run writes bench/RESULTS.md, any other .bench/RESULTS.md.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench import machine, real, rounds
+from bench import kinds, machine, real, rounds
 from bench.children import WORK, StartError, terminated_like_interrupted
 from bench.peers import Peer, peers, stub
 from bench.report import Table, facts, section_of, tables
@@ -23,7 +23,7 @@ from bench.samples import Sample, Samples
 from bench.seats import Seat, direct
 from bench.terminal import show
 
-PARTS = ("streams", "plain", "stall", "real")
+PARTS = ("streams", "plain", "stall", "real", "kinds")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # Written by `make soak`; a run of the benchmarks keeps it.
 SOAK = "Soak"
@@ -100,6 +100,11 @@ def _measure(
             yield from real.measure(say, found, quick=quick)
         except StartError as error:
             note(f"real vLLM is left out: {error}")
+    if "kinds" in parts:
+        try:
+            yield from kinds.measure(say, quick=quick)
+        except StartError as error:
+            note(f"the kinds of engine are left out: {error}")
 
 
 def _command(parts: Sequence[str], *, quick: bool) -> str:

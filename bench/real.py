@@ -40,7 +40,7 @@ def version() -> str:
 
 def measure(say: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Sample]:
     """Yield samples of the part "real". Raises StartError."""
-    _make_model()
+    make_model()
     say("starting vLLM")
     with ExitStack() as stack:
         engine = stack.enter_context(_engine())
@@ -53,15 +53,16 @@ def measure(say: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Sample]
         for streams, requests in SIZES:
             for url in ways.values():
                 # The engine's first answers to a batch of a size are slow.
-                send(_load(url, streams=streams, requests=streams))
+                send(load(url, streams=streams, requests=streams))
             for number in range(rounds):
                 say(f"real vLLM, {streams} at a time, round {number + 1} of {rounds}")
                 for name, url in ways.items():
-                    load = _load(url, streams=streams, requests=requests)
-                    yield Sample("real", streams, number, name, send(load))
+                    result = send(load(url, streams=streams, requests=requests))
+                    yield Sample("real", streams, number, name, result)
 
 
-def _load(url: str, *, streams: int, requests: int) -> Load:
+def load(url: str, *, streams: int, requests: int) -> Load:
+    """Return a load of long streams for the demo model."""
     return Load(
         url=url,
         model=MODEL,
@@ -81,18 +82,25 @@ def _engine() -> Iterator[str]:
 
     On TCP, which the router needs; an engine that the gateway runs itself is on a Unix socket.
     """
-    demo = yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())
-    spec = ProcessSpec.model_validate(demo["models"][0]["engines"][0])
+    demo = ProcessSpec.model_validate(spec())
     port = free_port()
     argv = [*vllm_launcher(), f"--model={DEMO}", f"--served-model-name={MODEL}"]
-    argv += ["--host=127.0.0.1", f"--port={port}", *spec.argv()]
+    argv += ["--host=127.0.0.1", f"--port={port}", *demo.argv()]
     url = f"http://127.0.0.1:{port}"
-    with child("vllm", argv, env=environment(**spec.env), end_s=30) as running:
+    with child("vllm", argv, env=environment(**demo.env), end_s=30) as running:
         wait_until(lambda: answers(url), running, START_S)
         yield url
 
 
-def _make_model() -> None:
+def spec() -> dict[str, object]:
+    """Return the demo's engine, as its configuration file has it."""
+    demo = yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())
+    engine: dict[str, object] = demo["models"][0]["engines"][0]
+    return engine
+
+
+def make_model() -> None:
+    """Make the demo model unless it is there. Raises StartError."""
     command = Path(sys.executable).with_name("vllm-gateway")
     try:
         subprocess.run(

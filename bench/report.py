@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.kinds import PROCESS
 from bench.peers import DIRECT, LITELLM
 from bench.samples import Samples
 from bench.targets import (
@@ -49,6 +50,7 @@ def tables(samples: Samples) -> Iterator[Table]:
         ("plain", _plain),
         ("stall", _stall),
         ("real", _real),
+        ("kinds", _kinds),
     ):
         if samples.sizes(part):
             yield table(samples)
@@ -146,6 +148,30 @@ def _real(samples: Samples) -> Table:
         rows,
         "The demo model on vLLM's CPU build, one engine on TCP for all. Engine, client and whoever "
         "stands between them share the machine's cores: what one takes the others lack.",
+    )
+
+
+def _kinds(samples: Samples) -> Table:
+    rows = []
+    for size in samples.sizes("kinds"):
+        for name in samples.targets("kinds"):
+            against = samples.compare("kinds", size, name, PROCESS, tokens_per_s)
+            rows.append(
+                [
+                    name,
+                    number(size, 0),
+                    number(samples.median("kinds", size, name, tokens_per_s), 0),
+                    number(against.of_medians, 3),
+                    number(samples.median("kinds", size, name, ttft_p50), 1),
+                    number(samples.median("kinds", size, name, ttft_p99), 1),
+                ]
+            )
+    return Table(
+        "In process against process",
+        ["", "streams", "tokens/s", "× process", "TTFT p50 ms", "TTFT p99 ms"],
+        rows,
+        "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
+        "socket, one whose engine is inside it. One of the two idles while the other is asked.",
     )
 
 

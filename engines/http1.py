@@ -8,13 +8,13 @@ aborted connection is how vLLM learns that nobody waits for the tokens any more.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from engines.answer import Answer
 from engines.base import (
     ConnectTimeout,
     EngineDied,
@@ -27,8 +27,6 @@ from engines.base import (
 )
 from engines.spec import Timeouts
 
-# The bound of one answer's buffer: past it the engine's socket is no longer read.
-HIGH_WATER = 256 * 1024
 # nginx gives a response head 4 or 8 KiB by default, Go's client 10 MiB; vLLM's is below 1 KiB.
 MAX_HEAD_BYTES = 64 * 1024
 # uvicorn, which vLLM serves with, closes idle connections after 5 s; leave before it does.
@@ -69,118 +67,8 @@ class _ClosedBeforeAnswer(EngineDied):
     """The connection ended before one byte of the answer: a stale one may be replaced."""
 
 
-class Http1Response:
-    """An answer in flight; see `engines.base.EngineResponse`."""
-
-    __slots__ = (
-        "_complete",
-        "_connection",
-        "_error",
-        "_loop",
-        "_pieces",
-        "_sink",
-        "_size",
-        "_waiter",
-        "headers",
-        "status",
-    )
-
-    def __init__(self, connection: "_Connection", loop: asyncio.AbstractEventLoop) -> None:
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self._loop = loop
-        self._connection: _Connection | None = connection
-        self._pieces: list[bytes] = []
-        self._size = 0
-        self._complete = False
-        self._error: Exception | None = None
-        # There while somebody waits in `read` or `pump`.
-        self._waiter: asyncio.Future[None] | None = None
-        # There while somebody pumps; `_pieces` is empty then.
-        self._sink: Callable[[bytes], bool] | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self._complete and not self._pieces
-
-    async def read(self) -> bytes:
-        if not self._pieces and not self._complete and self._error is None:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._pieces:
-            return self._take()
-        if self._error is not None:
-            raise self._error
-        return b""
-
-    async def pump(self, sink: Callable[[bytes], bool]) -> bool:
-        if self._pieces and not sink(self._take()):
-            return False
-        if self._complete:
-            return True
-        if self._error is not None:
-            raise self._error
-        self._sink = sink
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._sink = self._waiter = None
-        if self._pieces:
-            return False  # they came after the sink had said no
-        if self._error is not None:
-            raise self._error
-        return self._complete
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abort()
-
-    # What the connection tells it.
-
-    def feed(self, data: bytes, last: bool) -> bool:
-        """Take a piece of the body; return whether the buffer is still within its bound."""
-        self._complete = last
-        sink = self._sink
-        if sink is not None:
-            try:
-                if sink(data):
-                    return True
-            except Exception as error:  # noqa: BLE001 - whoever gave the sink is told
-                self._error = error
-            self._sink = None
-        else:
-            self._pieces.append(data)
-            self._size += len(data)
-        self._wake()
-        return self._size <= HIGH_WATER
-
-    def finish(self) -> None:
-        self._complete = True
-        self._connection = None
-        self._wake()
-
-    def fail(self, error: EngineError) -> None:
-        self._error = error
-        self._connection = None
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _take(self) -> bytes:
-        pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        self._size = 0
-        if self._connection is not None:
-            self._connection.resume()
-        return data
+# What this client returns.
+Http1Response = Answer
 
 
 class _Connection(asyncio.Protocol):

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import json
 import re
+from typing import Protocol
 
-from engines.base import EngineError, EngineFacts, EngineRequest
-from engines.http1 import Http1Client
+from engines.base import EngineError, EngineFacts, EngineRequest, EngineResponse
 
 MAX_ANSWER = 1024 * 1024
 TIMEOUT_S = 5.0
@@ -15,10 +15,23 @@ TIMEOUT_S = 5.0
 _BUSY = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE)
 
 
+class Door(Protocol):
+    """What requests of our own are sent through: a client's connections, a bridge."""
+
+    @property
+    def address(self) -> object:
+        """How the server is called in an error."""
+        ...
+
+    async def send(self, request: EngineRequest) -> EngineResponse:
+        """Return the answer when its head is here. Raises EngineError."""
+        ...
+
+
 class Probe:
     """Control questions to one server. Every fault is an answer ("no", "unknown"), none raises."""
 
-    def __init__(self, client: Http1Client) -> None:
+    def __init__(self, client: Door) -> None:
         self._client = client
 
     async def healthy(self) -> bool:

@@ -1,4 +1,4 @@
-"""When an engine that failed is started again: capped exponential backoff within a budget. Pure."""
+"""When an engine that failed is started again: pure, the clock is the caller's."""
 
 from collections import deque
 
@@ -6,24 +6,25 @@ from engines.spec import Restart
 
 
 class RestartBudget:
-    """The restarts of one engine. A restart counts against the budget for `window_s`."""
+    """Capped exponential backoff, and at most so many restarts within a sliding window."""
 
-    def __init__(self, settings: Restart) -> None:
-        self._settings = settings
-        self._taken: deque[float] = deque()  # when each restart that still counts was granted
+    def __init__(self, restart: Restart) -> None:
+        self._restart = restart
+        # When the restarts of the last `window_s` seconds were granted, the oldest first.
+        self._granted: deque[float] = deque()
 
     def next(self, now: float) -> float | None:
-        """Take a restart; return how many seconds to wait before it, None when none is left."""
-        settings = self._settings
-        while self._taken and now - self._taken[0] >= settings.window_s:
-            self._taken.popleft()
-        if len(self._taken) >= settings.budget:
+        """Grant a restart: return how many seconds to wait before it; None: the budget is spent."""
+        granted, restart = self._granted, self._restart
+        while granted and now - granted[0] >= restart.window_s:
+            granted.popleft()
+        if len(granted) >= restart.budget:
             return None
-        # The exponent is bounded by the budget, which a person wrote; 2.0 ** 1024 would overflow.
-        wait = settings.backoff_s * 2.0 ** min(len(self._taken), 64)
-        self._taken.append(now)
-        return min(wait, settings.max_backoff_s)
+        # 2.0 ** 1024 does not fit a float, and the cap is reached long before.
+        wait = min(restart.backoff_s * 2.0 ** min(len(granted), 64), restart.max_backoff_s)
+        granted.append(now)
+        return wait
 
     def renew(self) -> None:
         """Forget the restarts so far: a person has looked at it."""
-        self._taken.clear()
+        self._granted.clear()

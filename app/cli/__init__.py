@@ -51,7 +51,7 @@ def serve(
 def check(config: ConfigOption = None) -> None:
     """Validate the configuration and print what would run."""
     from app.main import build_catalogue
-    from engines.spec import ProcessSpec
+    from engines.spec import LocalSpec
 
     with faults():
         settings = load_settings(config)
@@ -59,7 +59,7 @@ def check(config: ConfigOption = None) -> None:
             f"model {model.name}: {fault}"
             for model in settings.models
             for spec in model.engines
-            if isinstance(spec, ProcessSpec) and (fault := spec.missing_model())
+            if isinstance(spec, LocalSpec) and (fault := spec.missing_model())
         ]
         if missing:
             raise ConfigError(missing)

@@ -14,9 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engines.base import Engine, EngineRequest, EngineResponse, EngineState, EngineUnavailable
 from engines.http1 import Address, Http1Client
+from engines.inprocess import InProcessEngine
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
-from engines.spec import ProcessSpec, RemoteSpec, Timeouts
+from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
+from engines.sweep import marked
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.fakes.vllm import Fake
 
@@ -27,10 +29,10 @@ FAKE_LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 
 @dataclass
 class Subject:
-    """An engine that is READY, and the address of the server behind it."""
+    """An engine that is READY, and the address of the server behind it, where it has one."""
 
     engine: Engine
-    server: Address
+    server: Address | None
 
     async def send(self, **fields: Any) -> EngineResponse:
         """Ask for a chat completion."""
@@ -48,10 +50,13 @@ class Subject:
 
     async def running(self) -> float:
         """Count what runs and waits in the server, by its own metrics."""
-        client = Http1Client(self.server, Timeouts(connect_s=PATIENCE_S))
-        response = await client.send(EngineRequest("GET", "/metrics", (), b""))
-        text = (await read(response)).decode()
-        client.close()
+        request = EngineRequest("GET", "/metrics", (), b"")
+        if self.server is None:
+            text = (await read(await self.engine.send(request))).decode()
+        else:
+            client = Http1Client(self.server, Timeouts(connect_s=PATIENCE_S))
+            text = (await read(await client.send(request))).decode()
+            client.close()
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
         families = text_string_to_metric_families(text)
         return sum(s.value for family in families for s in family.samples if s.name in names)
@@ -207,6 +212,29 @@ class TestProcessOnVllm(EngineContract):
     @pytest.fixture
     def subject(self, vllm_process: Subject) -> Subject:
         return vllm_process
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
+    demo_model()
+    run_dir = tmp_path_factory.mktemp("run")
+    spec = InProcessSpec.model_validate({**ENGINE, "kind": "in_process"})
+    engine = InProcessEngine("e", spec, served_name="demo", run_dir=run_dir)
+    await ready(engine)
+    yield Subject(engine, None)
+    await engine.stop(5.0)
+    assert engine.state is EngineState.STOPPED
+    assert marked(str(run_dir / "e")) == []
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="class")
+@pytest.mark.filterwarnings("ignore")  # what vLLM imports into this process warns of much
+class TestInProcessOnVllm(EngineContract):
+    @pytest.fixture
+    def subject(self, vllm_in_process: Subject) -> Subject:
+        return vllm_in_process
 
 
 @pytest.mark.vllm

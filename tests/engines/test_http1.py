@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engines import http1
+from engines.answer import HIGH_WATER
 from engines.base import (
     ConnectTimeout,
     EngineDied,
@@ -274,7 +275,7 @@ async def test_slow_reader_pauses_the_engine_within_the_bound(
     size = 0
     while data := await response.read():
         # what was buffered when reading paused, and at most one read of the socket more
-        assert len(data) <= http1.HIGH_WATER + 256 * 1024
+        assert len(data) <= HIGH_WATER + 256 * 1024
         size += len(data)
     assert size > 64_000_000
 
@@ -414,7 +415,7 @@ async def test_what_comes_while_nobody_pumps_is_bounded(fake: Fake, client: Http
             break
         held = response._size
     # One read of the socket may come on top of the bound; uvloop's are up to 256 KB.
-    assert http1.HIGH_WATER < held < 3 * http1.HIGH_WATER
+    assert HIGH_WATER < held < 3 * HIGH_WATER
     response.close()
     await fake.until_idle()
 

@@ -1,0 +1,38 @@
+"""Real vLLM as a child process of the gateway and inside it: two gateways, an engine each."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench.peers import MODEL, gateway
+from bench.real import DEMO, SIZES, START_S, load, make_model, spec
+from bench.rounds import Say, send
+from bench.samples import Sample
+
+PROCESS = "kind: process"
+IN_PROCESS = "kind: in_process"
+STREAMS, REQUESTS = SIZES[-1]
+
+
+def measure(say: Say, *, quick: bool) -> Iterator[Sample]:
+    """Yield samples of the part "kinds". Raises StartError."""
+    make_model()
+    with ExitStack() as stack:
+        ways = {}
+        for name in (PROCESS, IN_PROCESS):
+            say(f"starting vLLM, {name}")
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            engine = {**spec(), "model": str(DEMO), "kind": name.removeprefix("kind: ")}
+            models: list[dict[str, object]] = [{"name": MODEL, "engines": [engine]}]
+            _, url = stack.enter_context(gateway(directory, models, start_s=START_S))
+            ways[name] = url
+        for url in ways.values():
+            # The engine's first answers to a batch of a size are slow.
+            send(load(url, streams=STREAMS, requests=STREAMS))
+        rounds = 1 if quick else 5
+        for number in range(rounds):
+            say(f"kinds of engine, {STREAMS} at a time, round {number + 1} of {rounds}")
+            for name, url in ways.items():
+                result = send(load(url, streams=STREAMS, requests=REQUESTS))
+                yield Sample("kinds", STREAMS, number, name, result)

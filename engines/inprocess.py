@@ -1,0 +1,337 @@
+"""A vLLM engine inside the gateway's own process: `AsyncLLM`, and vLLM's own ASGI application.
+
+EngineCore and its workers are processes below ours. `AsyncLLM` is built in a thread, which vLLM
+0.32 allows (its sockets take the event loop that first uses them), so the gateway goes on serving
+other models meanwhile. What vLLM changes of its host process is undone: see `engines.hosted`.
+
+One task, `_life`, builds the engine, watches it and writes the state; everybody else asks for an
+outcome. The processes carry a mark; a sentinel kills what carries it when the gateway is gone, and
+before every start and after every end nothing may carry it (see `engines.sweep`).
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import shlex
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from engines.answer import Answer
+from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
+from engines.bridge import Bridge
+from engines.hosted import BuildFailed, Construction, end_tracker
+from engines.lifecycle import Event, after
+from engines.log import EngineLog
+from engines.probe import Probe
+from engines.restarts import RestartBudget
+from engines.spec import InProcessSpec
+from engines.sweep import sweep
+
+log = logging.getLogger(__name__)
+
+SENTINEL = Path(__file__).with_name("sweep.py")
+# How often a start that is given up is looked after, until vLLM has let go of it.
+ABANDON_S = 0.2
+
+
+class InProcessEngine:
+    """One vLLM engine in this process; see `engines.base.Engine`.
+
+    An engine that has served is started again when it dies, as `spec.restart` says. One that never
+    came up is not: what it lacks is in the configuration as a rule, and its start costs the host.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: InProcessSpec,
+        *,
+        served_name: str,
+        run_dir: Path,
+        env: Mapping[str, str] | None = None,
+        turn: asyncio.Semaphore | None = None,
+    ) -> None:
+        """`env` stands below the spec's own; `turn` is held while the engine loads."""
+        self._name = name
+        self._env = {**(env or {}), **spec.env}
+        self._turn = turn or asyncio.Semaphore()
+        self._spec = spec
+        self._served_name = served_name
+        self._dir = run_dir / name
+        self._mark = str(self._dir)
+        self._log = EngineLog(self._dir / "engine.log")
+        self._state = EngineState.STOPPED
+        self._facts = EngineFacts()
+        self._last_error: str | None = None
+        self._restarts = 0
+        self._load_s: float | None = None
+        self._construction: Construction | None = None  # there from START to its end
+        self._bridge: Bridge | None = None  # there while it is READY or DRAINING
+        self._life_task: asyncio.Task[None] | None = None
+        # Replaced at every change of state, so that each waiter sees each change.
+        self._changed = asyncio.Event()
+        self._drain_asked = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+        self._grace = 0.0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def progress(self) -> Progress | None:
+        construction = self._construction
+        starting = self._state is EngineState.STARTING
+        return construction.progress if starting and construction is not None else None
+
+    @property
+    def last_error(self) -> str | None:
+        return self._last_error
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts
+
+    @property
+    def load_s(self) -> float | None:
+        return self._load_s
+
+    def argv(self) -> list[str]:
+        """Return the engine's arguments, as `vllm serve` reads them."""
+        names = [f"--model={self._spec.model}", f"--served-model-name={self._served_name}"]
+        return [*names, *self._spec.argv()]
+
+    def describe(self) -> str:
+        return f"in this process: {shlex.join(self.argv())}"
+
+    def recent_log(self) -> list[str]:
+        """Return the newest lines of the engine's output."""
+        self._log.read()
+        return self._log.lines()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it failed and will not be started again by itself."""
+        return self._state is EngineState.FAILED and not self._coming_up
+
+    async def ensure_ready(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._state is EngineState.STOPPED and self._life_task is None:
+            self._life_task = loop.create_task(self._life(), name=f"engine {self._name}")
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._coming_up:
+                    await self._changed.wait()
+        except TimeoutError:
+            raise EngineUnavailable(f"engine {self._name} is still {self._state}") from None
+        if self._state is not EngineState.READY:
+            raise EngineUnavailable(self._last_error or f"engine {self._name} is {self._state}")
+
+    async def send(self, request: EngineRequest) -> Answer:
+        if self._state is not EngineState.READY or self._bridge is None:
+            raise EngineUnavailable(f"engine {self._name} is {self._state}")
+        return await self._bridge.send(request)
+
+    async def drain(self) -> None:
+        self._drain_asked.set()
+        while self._state is EngineState.READY:
+            await self._changed.wait()
+        while self._state is EngineState.DRAINING and self._bridge and self._bridge.in_flight:
+            await self._bridge.quiet()
+
+    async def stop(self, grace: float) -> None:
+        self._grace = grace
+        self._stop_asked.set()
+        if self._life_task is not None:
+            await asyncio.shield(self._life_task)
+            self._life_task = None
+        if self._state is EngineState.FAILED:
+            self._fire(Event.STOP)
+        self._stop_asked.clear()
+        self._drain_asked.clear()
+
+    # The owner of the state
+
+    @property
+    def _coming_up(self) -> bool:
+        """Whether it may become READY without being asked."""
+        alive = self._life_task is not None and not self._life_task.done()
+        return alive and self._state in (
+            EngineState.STOPPED,
+            EngineState.STARTING,
+            EngineState.FAILED,
+        )
+
+    def _fire(self, event: Event) -> None:
+        self._state = after(self._state, event)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _life(self) -> None:
+        self._fire(Event.START)
+        try:
+            async with _sentinel(self._mark):
+                await self._lives()
+        except Exception:
+            log.exception("engine %s: a fault of the gateway's own", self._name)
+            if self._state is not EngineState.FAILED:
+                self._failed("a fault of the gateway's own; its log has the trace")
+        finally:
+            # Who waits for READY looks again when this task is done.
+            asyncio.get_running_loop().call_soon(self._changed.set)
+
+    async def _lives(self) -> None:
+        """Build the engine again and again, until it is told to stop or given up."""
+        budget = RestartBudget(self._spec.restart)
+        served = False
+        while True:
+            served = await self._one_life() or served
+            if served:
+                # What is left of vLLM here holds itself in cycles; it need not meet its successor.
+                await asyncio.to_thread(gc.collect)
+            if self._state is not EngineState.FAILED or self._drain_asked.is_set():
+                return
+            pause = budget.next(asyncio.get_running_loop().time()) if served else None
+            if pause is None:
+                return
+            log.info("engine %s is started again in %g s", self._name, pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stop_asked.wait()
+                return
+            self._restarts += 1
+            self._fire(Event.START)
+
+    async def _one_life(self) -> bool:
+        """Run it from STARTING to STOPPED or FAILED, nothing of it left; return if it served."""
+        started = asyncio.get_running_loop().time()
+        patience = self._spec.start_timeout_s
+        self._construction = Construction(self.argv(), self._env, self._dir)
+        starting = asyncio.create_task(self._start(self._construction))
+        stop = asyncio.create_task(self._stop_asked.wait())
+        try:
+            await asyncio.wait(
+                {starting, stop}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if stop.done():
+                self._fire(Event.STOP)
+                return False
+            if not starting.done():
+                self._failed(f"not ready after {patience:g} s (start_timeout_s)")
+                return False
+            self._bridge = starting.result()
+            self._load_s = asyncio.get_running_loop().time() - started
+            self._last_error = None
+            self._fire(Event.LOADED)
+            if self._restarts:
+                log.info("engine %s is ready again", self._name)
+            await self._serve(self._construction, stop)
+            return True
+        except BuildFailed as error:
+            self._failed(str(error))
+            return False
+        finally:
+            stop.cancel()
+            await self._clear(self._construction, starting)
+            self._construction = None
+            if self._state is EngineState.STOPPING:
+                self._fire(Event.EXIT)
+
+    async def _start(self, construction: Construction) -> Bridge:
+        """Return the way to the engine's application. Raises BuildFailed."""
+        if missing := self._spec.missing_model():
+            raise BuildFailed(missing)
+        try:
+            self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._dir.chmod(0o700)
+            if self._log.path.exists():
+                self._log.path.replace(self._log.path.with_suffix(".log.previous"))
+        except OSError as error:
+            raise BuildFailed(f"{self._dir}: {error.strerror}") from None
+        await self._sweep()
+        async with self._turn:
+            hosted = await asyncio.to_thread(construction.run)
+        try:
+            app = await hosted.application()
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises
+            raise BuildFailed(construction.reason(error)) from None
+        bridge = Bridge(f"engine {self._name}", app, self._spec.timeouts, hosted.dead)
+        self._facts = await Probe(bridge).facts()
+        return bridge
+
+    async def _serve(self, construction: Construction, stop: asyncio.Task[bool]) -> None:
+        """Watch a READY engine until it is told to stop or has died."""
+        assert construction.hosted is not None
+        died = asyncio.create_task(construction.hosted.end(self._spec.progress_timeout_s))
+        drain = asyncio.create_task(self._drain_asked.wait())
+        try:
+            await asyncio.wait({stop, drain, died}, return_when=asyncio.FIRST_COMPLETED)
+            if drain.done() and not stop.done() and not died.done():
+                self._fire(Event.DRAIN)
+                await asyncio.wait({stop, died}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                self._fire(Event.STOP)
+            else:
+                self._failed(f"it died while serving: {died.result()}")
+        finally:
+            drain.cancel()
+            died.cancel()
+
+    async def _clear(self, construction: Construction, starting: asyncio.Task[Bridge]) -> None:
+        """Return when nothing of an engine is left, whatever became of it."""
+        construction.give_up()
+        while construction.running:
+            # EngineCore's end is what makes vLLM's constructor return.
+            await self._sweep()
+            await asyncio.sleep(ABANDON_S)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            await bridge.close()
+        if construction.hosted is not None:
+            grace = self._grace if self._state is EngineState.STOPPING else 0.0
+            await asyncio.to_thread(construction.hosted.shutdown, grace)
+            construction.hosted = None
+        if await self._sweep():
+            await asyncio.to_thread(end_tracker)
+
+    async def _sweep(self) -> bool:
+        """Kill what is left of its processes; return whether nothing is."""
+        left = await asyncio.to_thread(sweep, self._mark)
+        if left:
+            log.error("engine %s: processes %s do not end", self._name, left)
+        return not left
+
+    def _failed(self, reason: str) -> None:
+        self._last_error = reason
+        self._fire(Event.FAIL)
+        log.error("engine %s failed: %s", self._name, reason)
+
+
+@contextlib.asynccontextmanager
+async def _sentinel(mark: str) -> AsyncIterator[None]:
+    """Run the process that kills what carries the mark should this one end before the body does."""
+    sentinel = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-S", str(SENTINEL), mark),
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        env={},
+    )
+    try:
+        yield
+    finally:
+        assert sentinel.stdin is not None
+        sentinel.stdin.close()
+        await sentinel.wait()

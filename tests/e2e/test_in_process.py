@@ -1,0 +1,145 @@
+"""An engine in the gateway's own process, on real vLLM: its start, its deaths, its end."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from engines.sweep import marked
+from tests.e2e.deployment import (
+    ENGINE,
+    START_S,
+    Deployment,
+    alive,
+    demo_model,
+    deployed,
+    run,
+    until,
+    until_ready,
+    write_config,
+)
+
+IN_PROCESS: dict[str, Any] = {**ENGINE, "kind": "in_process"}
+DEMO: dict[str, Any] = {"name": "demo", "engines": [IN_PROCESS]}
+HELLO: dict[str, Any] = {
+    "model": "demo",
+    "temperature": 0,
+    "messages": [{"role": "user", "content": "Hello!"}],
+}
+
+
+def engine_processes(deployment: Deployment) -> list[int]:
+    """EngineCore and its worker, the one that was started first at the front."""
+    return sorted(marked(str(deployment.run_dir / "demo-0")))
+
+
+def engine_core(deployment: Deployment) -> int:
+    """The one whose parent is the gateway."""
+    [core] = (
+        pid
+        for pid in engine_processes(deployment)
+        if psutil.Process(pid).ppid() == deployment.process.pid
+    )
+    return core
+
+
+def answer(client: httpx.Client) -> str:
+    reply = client.post("/v1/chat/completions", json=HELLO)
+    assert reply.status_code == 200, reply.text
+    content: str = reply.json()["choices"][0]["message"]["content"]
+    return content
+
+
+def events(response: httpx.Response) -> Iterator[str]:
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
+
+
+def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path: Path) -> None:
+    demo_model()
+    with deployed(tmp_path, DEMO) as deployment:
+        with deployment.client() as client:
+            # It loads in a thread: the gateway answers meanwhile.
+            until(lambda: len(engine_processes(deployment)) > 0, START_S)
+            assert client.get("/health").status_code == 200
+            assert client.get("/ready").status_code == 503
+            until_ready(deployment)
+            first = engine_processes(deployment)
+            said = answer(client)
+
+            work = {**HELLO, "stream": True, "n": 64, "temperature": 1, "ignore_eos": True}
+            with client.stream("POST", "/v1/chat/completions", json=work) as stream:
+                arriving = events(stream)
+                seen = [next(arriving)]
+                os.kill(engine_core(deployment), signal.SIGKILL)
+                with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+                    seen.extend(arriving)
+            assert "[DONE]" not in seen
+            assert json.loads(seen[-1])["error"]["code"] == "engine_failed"
+
+            until(lambda: "engine demo-0 is started again in 1 s" in deployment.said(), 60)
+            until(lambda: client.get("/ready").status_code == 200, START_S)
+            second = engine_processes(deployment)
+            assert second
+            assert not set(first) & set(second)
+            assert answer(client) == said
+            log = deployment.said()
+            assert "it died while serving: EngineCore was killed by SIGKILL" in log
+            assert "Traceback" not in log
+            assert "vllm." not in log, "vLLM's own lines are in the engine's log"
+
+        family = [*deployment.family(), *map(psutil.Process, second)]
+        deployment.process.kill()
+        deployment.process.wait()
+        until(lambda: not any(alive(process) for process in family), 10)
+
+
+def test_sigterm_while_it_loads_leaves_no_process(tmp_path: Path) -> None:
+    demo_model()
+    with deployed(tmp_path, DEMO) as deployment:
+        until(lambda: len(engine_processes(deployment)) > 0, START_S)
+        family = deployment.family()
+        assert deployment.terminate() == 0
+        assert engine_processes(deployment) == []
+        assert not [process for process in family if alive(process)]
+
+
+def test_engines_that_cannot_start_say_why_and_the_gateway_exits_2(tmp_path: Path) -> None:
+    demo_model()
+    too_long = {**IN_PROCESS, "args": {**ENGINE["args"], "max-model-len": 99999}}
+    models = [
+        {"name": "missing", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]},
+        {"name": "flag", "engines": [{**IN_PROCESS, "args": {"no-such-flag": 3}}]},
+        {"name": "long", "engines": [too_long]},
+    ]
+    file = write_config(tmp_path, *models)
+    ended = run("serve", "--config", str(file), timeout=300)
+    assert ended.returncode == 2
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]
+    assert lines[0] == (
+        "vllm-gateway: engine missing-0: model directory /nonexistent/model does not exist"
+    )
+    assert lines[1] == "vllm-gateway: engine flag-0: unrecognized arguments: --no-such-flag=3"
+    assert lines[2].startswith(
+        "vllm-gateway: engine long-0: User-specified max_model_len (99999) is greater than the "
+        "derived max_model_len (max_position_embeddings=4096"
+    )
+    assert len(lines) == 3
+    assert "Traceback" not in ended.stderr
+
+
+def test_check_prints_what_would_run_and_what_is_missing(tmp_path: Path) -> None:
+    ended = run("check", "--config", str(write_config(tmp_path, DEMO)))
+    assert ended.returncode == 0, ended.stderr
+    assert "in this process: --model=" in ended.stdout
+    missing = {"name": "m", "engines": [{**IN_PROCESS, "model": "/nonexistent/model"}]}
+    ended = run("check", "--config", str(write_config(tmp_path, missing)))
+    assert ended.returncode == 2
+    assert "model directory /nonexistent/model does not exist" in ended.stderr

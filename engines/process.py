@@ -23,7 +23,7 @@ from engines.lifecycle import Event, after
 from engines.log import EngineLog
 from engines.probe import Probe
 from engines.spec import ProcessSpec
-from engines.startup import failure_reason
+from engines.startup import failure_of
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +312,8 @@ class ProcessEngine:
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if self._state is EngineState.READY or self._state is EngineState.DRAINING:
             return f"it died while serving ({ended})"
-        return failure_reason(self.recent_log()) or f"it ended while starting ({ended})"
+        failure = failure_of(self.recent_log())
+        return str(failure) if failure else f"it ended while starting ({ended})"
 
 
 class _StartError(Exception):

@@ -25,6 +25,7 @@ class Cause(enum.StrEnum):
     MISSING_FILES = "missing_files"
     CORRUPT_FILES = "corrupt_files"
     NO_PERMISSION = "no_permission"
+    DOWNLOAD = "download"
     ADDRESS_IN_USE = "address_in_use"
     PARSER_TOKENS = "parser_tokens"
     UNKNOWN_PARSER = "unknown_parser"
@@ -37,8 +38,11 @@ class Cause(enum.StrEnum):
 
 # Starting again without a change may help: another process may have let go in the meantime.
 _PASSING = frozenset(
-    {Cause.MEMORY_BUSY, Cause.MEMORY_WEIGHTS, Cause.MEMORY, Cause.ADDRESS_IN_USE, Cause.OTHER}
-)
+    {
+        Cause.MEMORY_BUSY, Cause.MEMORY_WEIGHTS, Cause.MEMORY, Cause.DOWNLOAD,
+        Cause.ADDRESS_IN_USE, Cause.OTHER,
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
         # 0.8 to 0.33; "models's" up to 0.21
         re.compile(
             r"To serve at least one request with the models?'s max seq len .{0,40}?"
-            rf"\((?P<need>{_NUMBER}) GiB KV cache is needed"
+            rf"\((?P<need>{_NUMBER}) Gi?B KV cache is needed"
         ),
         _kv_cache,
     ),
@@ -125,7 +129,10 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
     ),
     (
         Cause.MEMORY,
-        re.compile(r"No available memory for the cache blocks|Cannot auto-fit max_model_len"),
+        re.compile(
+            r"No available memory for the cache blocks|Cannot auto-fit max_model_len|"
+            r"leaving none for the KV cache"
+        ),
         "nothing is left for the KV cache: raise args: gpu-memory-utilization (on a CPU env: "
         "VLLM_CPU_KVCACHE_SPACE), or lower args: max-num-batched-tokens",
     ),
@@ -201,6 +208,15 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
         ),
         "ask for access to the model, and set HF_TOKEN in env; for files here, let this user read "
         "them",
+    ),
+    (
+        Cause.DOWNLOAD,
+        re.compile(
+            r"(?i)couldn't connect to|max retries exceeded|connection (?:error|refused|reset)|"
+            r"read timed out|5\d\d Server Error|name resolution"
+        ),
+        "download the model beforehand, or see that this machine reaches huggingface.co (env: "
+        "HTTPS_PROXY, HF_ENDPOINT)",
     ),
     (
         Cause.CORRUPT_FILES,
@@ -310,7 +326,8 @@ _WEIGHTS_ADVICE = (
 _MEMORY_ADVICE = "lower args: gpu-memory-utilization, max-num-seqs or max-model-len"
 # From here on an error gives advice of its own, in words of the command line.
 _THEIR_ADVICE = re.compile(
-    r" (?:Try (?:increasing|lowering)|To allow overriding this maximum|Decrease |"
+    r",? (?:please set the environment variable|Of the allocated memory|"
+    r"Try (?:increasing|lowering)|To allow overriding this maximum|Decrease |"
     r"Please (?:verify the following|increase|pass|reduce)|If this is intentional|"
     r"Supported architectures: |See https?://)"
 )

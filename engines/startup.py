@@ -25,6 +25,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 HEAD = 32 * 1024
 # Of a longer line, the end is where a progress bar is newest.
 TAIL = 1024
+NEWEST = 32
 
 # "ValueError: text", "pydantic_core._pydantic_core.ValidationError: text"
 _EXCEPTION = re.compile(
@@ -32,6 +33,8 @@ _EXCEPTION = re.compile(
     r"(?:: (?P<text>.*))?$"
 )
 _USAGE = re.compile(r"^[\w./-]+: error: (?P<text>.+)$")
+# uvicorn's own, when it cannot listen: "ERROR:    [Errno 98] error while attempting to bind on ..."
+_UVICORN = re.compile(r"^ERROR:\s+(?P<text>\[Errno \d+\] .+)$")
 _VALUE = re.compile(r"^\s+(?:Value|Assertion) error, (?P<text>.+)$")
 _PYDANTIC_TAIL = re.compile(r"\s*\[type=\w+, input_value=.*$")
 # "gpu_memory_utilization", and below it "  Input should be less than 1 [type=less_than, ..."
@@ -62,8 +65,8 @@ _CONFIGURATION = "reading the configuration"
 _ENGINE = "starting the engine"
 _DOWNLOAD = "downloading the model"
 _WEIGHTS = "loading weights"
-_COMPILE = "compiling"
 _PROFILE = "profiling memory"
+_COMPILE = "compiling"
 _KV_CACHE = "making the KV cache"
 _GRAPHS = "capturing graphs"
 _WARM_UP = "warming up"
@@ -72,7 +75,7 @@ _SERVES = "serving"
 # A start goes through these from first to last. One rank may still load when another one compiles:
 # the phase is that of the foremost.
 PHASES = (
-    _STARTING, _CONFIGURATION, _ENGINE, _DOWNLOAD, _WEIGHTS, _COMPILE, _PROFILE, _KV_CACHE,
+    _STARTING, _CONFIGURATION, _ENGINE, _DOWNLOAD, _WEIGHTS, _PROFILE, _COMPILE, _KV_CACHE,
     _GRAPHS, _WARM_UP, _API, _SERVES,
 )  # fmt: skip
 _RANK = {phase: rank for rank, phase in enumerate(PHASES)}
@@ -90,9 +93,8 @@ _BEGINNINGS: tuple[tuple[str, str], ...] = (
     ("Compiling a graph", _COMPILE),
     ("Model loading took", _PROFILE),
     ("Loading model weights took", _PROFILE),
-    ("torch.compile take", _PROFILE),
-    ("torch.compile took", _PROFILE),
-    ("Memory profiling takes", _PROFILE),
+    ("torch.compile t", _COMPILE),
+    ("Memory profiling takes", _KV_CACHE),
     ("Available KV cache memory:", _KV_CACHE),
     ("GPU KV cache size:", _KV_CACHE),
     ("CPU KV cache size:", _KV_CACHE),
@@ -327,8 +329,12 @@ class StartupLog:
         """Take one line of the log as it is: prefixes, colours, carriage returns, garbage."""
         if len(line) > HEAD + TAIL:
             line = line[:HEAD] + "\r" + line[-TAIL:]
-        # A progress bar overwrites itself: one line holds many of its states.
-        for part in line.split("\r") if "\r" in line and "%" in line else (line,):
+        if "\r" not in line or "%" not in line:
+            self._read(plain(line))
+            return
+        # A progress bar overwrites itself: one line holds many of its states, the last one counts.
+        parts = line.split("\r")
+        for part in parts[:1] + parts[1:][-NEWEST:]:
             self._read(plain(part))
 
     def _read(self, line: str) -> None:
@@ -391,6 +397,8 @@ class StartupLog:
             self._function = match["function"]
         elif match := _USAGE.match(line):
             self._failure = self._meaning(match["text"], refused=True)
+        elif match := _UVICORN.match(line):
+            self._failure = self._meaning(match["text"])
         elif self._validation and (match := _VALUE.match(line)):
             self._failure = self._meaning(_PYDANTIC_TAIL.sub("", match["text"]), refused=True)
             self._validation = False

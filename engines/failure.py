@@ -202,12 +202,13 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
     ),
     (
         Cause.NO_PERMISSION,
-        re.compile(
-            r"(?i)gated repo|access to model .{1,120} is restricted|40[13] Client Error|"
-            r"Permission denied"
-        ),
-        "ask for access to the model, and set HF_TOKEN in env; for files here, let this user read "
-        "them",
+        re.compile(r"(?i)gated repo|access to model .{1,120} is restricted|40[13] Client Error"),
+        "ask for access to the model, and set HF_TOKEN in env",
+    ),
+    (
+        Cause.NO_PERMISSION,
+        re.compile(r"\[Errno 13\] Permission denied"),
+        "let the user that runs the gateway read it",
     ),
     (
         Cause.DOWNLOAD,
@@ -231,7 +232,7 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
         Cause.MISSING_FILES,
         re.compile(
             r"Cannot find any model weights|Cannot find any safetensors|does not appear to have "
-            r"(?:a file|files) named|no file named|No such file or directory|"
+            r"(?:a file|files) named|no file named|"
             r"Could not detect config format|Invalid repository ID or local directory|"
             r"Unrecognized model in|Can't load the configuration|Can't load tokenizer|"
             r"Couldn't instantiate the backend tokenizer"
@@ -248,6 +249,14 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
         ),
         "check model, or let it be downloaded: env: {HF_HUB_OFFLINE: 0}",
     ),
+    (
+        Cause.NO_DEVICE,
+        re.compile(r"lib(?:cuda|cudart|amdhip64|ze_loader)\S{0,20}: cannot "
+            r"open shared object file"),
+        "this vLLM was built for a device whose driver is not here: install it, or the CPU build",
+    ),
+    # Any program or library may be what is not there: the error itself says which.
+    (Cause.MISSING_FILES, re.compile(r"No such file or directory"), None),
     (
         Cause.ADDRESS_IN_USE,
         re.compile(r"(?i)address already in use|EADDRINUSE|failed to listen on any local network"),

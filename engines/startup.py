@@ -84,7 +84,8 @@ _BEGINNINGS: tuple[tuple[str, str], ...] = (
     ("vLLM API server version", _CONFIGURATION),
     ("non-default args:", _CONFIGURATION),
     ("Resolved architecture:", _CONFIGURATION),
-    ("Initializing a", _ENGINE),
+    ("Initializing a V", _ENGINE),
+    ("Initializing an LLM", _ENGINE),
     ("Starting to load model", _WEIGHTS),
     ("Using model weights format", _WEIGHTS),
     ("Loading weights took", _WEIGHTS),
@@ -98,7 +99,9 @@ _BEGINNINGS: tuple[tuple[str, str], ...] = (
     ("Available KV cache memory:", _KV_CACHE),
     ("GPU KV cache size:", _KV_CACHE),
     ("CPU KV cache size:", _KV_CACHE),
-    ("# ", _KV_CACHE),
+    ("# cuda blocks:", _KV_CACHE),
+    ("# GPU blocks:", _KV_CACHE),
+    ("# CPU blocks:", _KV_CACHE),
     ("Capturing ", _GRAPHS),
     ("Graph capturing finished", _WARM_UP),
     ("init engine (", _API),
@@ -342,7 +345,7 @@ class StartupLog:
             self._progress = Progress(_STARTING)
         if not line:
             return
-        if _SERVING in line:
+        if line.endswith(_SERVING):
             self._reach(_SERVES)
             self._failure = self._echo = None
             return
@@ -425,7 +428,7 @@ class StartupLog:
 
     def _meaning(self, text: str, *, refused: bool = False) -> StartFailure:
         loading = self._progress is not None and self._progress.phase == _WEIGHTS
-        if "safetensors" in self._function:
+        if "safetensors" in self._function and "deserializing" not in text:
             # A damaged header gives any error at all, of json or of integers.
             text = f"Error while deserializing a safetensors file: {text}"
         return classify(text[: 8 * LONGEST], loading_weights=loading, refused=refused)

@@ -94,6 +94,17 @@ class TestAdvice:
                 "change reasoning-parser in args",
             ),
             (
+                "[Errno 13] Permission denied: '/models/a/config.json'",
+                Cause.NO_PERMISSION,
+                "let the user that runs the gateway read it",
+            ),
+            (
+                "libcuda.so.1: cannot open shared object file: No such file or directory",
+                Cause.NO_DEVICE,
+                "this vLLM was built for a device whose driver is not here: install it, or the CPU "
+                "build",
+            ),
+            (
                 "The server socket has failed to listen on any local network address.",
                 Cause.ADDRESS_IN_USE,
                 "end what listens there, another engine perhaps",
@@ -105,6 +116,10 @@ class TestAdvice:
     ) -> None:
         failure = classify(text)
         assert (failure.cause, failure.advice) == (cause, advice)
+
+    def test_of_a_file_that_is_not_the_models_nothing_is_advised(self) -> None:
+        failure = classify("[Errno 2] No such file or directory: 'ninja'")
+        assert (failure.cause, failure.advice) == (Cause.MISSING_FILES, None)
 
     def test_the_engines_own_advice_gives_way_to_ours(self) -> None:
         failure = classify(FOR_ONE + "Try increasing `gpu_memory_utilization` or so. See https://x")

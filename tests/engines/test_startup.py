@@ -115,9 +115,8 @@ FAILURES = [
         "0.32.0-cut-short",
         Cause.CORRUPT_FILES,
         True,
-        "Error while deserializing a safetensors file: Error while deserializing "
-        "header: incomplete metadata, file not fully covered; a file of the model is "
-        "damaged or cut short: fetch it again",
+        "Error while deserializing header: incomplete metadata, file not fully "
+        "covered; a file of the model is damaged or cut short: fetch it again",
     ),
     (
         "0.32.0-heads",
@@ -230,7 +229,7 @@ FAILURES = [
         Cause.NO_PERMISSION,
         True,
         "You are trying to access a gated repo; ask for access to the model, and set "
-        "HF_TOKEN in env; for files here, let this user read them",
+        "HF_TOKEN in env",
     ),
     (
         "0.33.0-no-device",

@@ -247,7 +247,7 @@ _FACTS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Found]], ...] = (
     (
         # two lines up to 0.21, one since 0.28
         re.compile(
-            r"^[GC]PU KV cache size: ([\d,]{1,15}) tokens"
+            r"^[GC]PU KV cache size: (\d[\d,]{0,14}) tokens"
             rf"(?:, Maximum concurrency for [\d,]{{1,15}} tokens per request: ({_FLOAT})x)?"
         ),
         _figures("kv_cache_tokens", "max_concurrency"),
@@ -291,7 +291,8 @@ _FACTS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Found]], ...] = (
 )
 _BLOCKS = re.compile(r"^# (?:cuda|GPU|CPU|gpu|rocm|xpu) blocks: (?P<blocks>\d{1,12})(?:,|$)")
 _CONCURRENCY = re.compile(
-    rf"^Maximum concurrency for (?P<length>[\d,]{{1,15}}) tokens per request: (?P<times>{_FLOAT})x"
+    r"^Maximum concurrency for (?P<length>\d[\d,]{0,14}) tokens per request: "
+    rf"(?P<times>{_FLOAT})x"
 )
 # The length that was asked for is not the one that runs.
 _FITTED = re.compile(

@@ -1,11 +1,12 @@
 """What the log of a start tells: facts, progress, and why it failed. Logs: see logs/README.md."""
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engines.base import EngineFacts, Progress
@@ -731,6 +732,12 @@ class TestSafety:
             rank = PHASES.index(startup.progress.phase)
             if startup.progress.total is not None:
                 assert 0 <= (startup.progress.done or 0) <= startup.progress.total
+
+    @given(st.sampled_from(ALL_LINES), st.text("0123456789,.-e\u0663 ", max_size=20))
+    @example("GPU KV cache size: 1 tokens", ",,")
+    @example("Maximum concurrency for 1 tokens per request: 1x", ",,")
+    def test_figures_that_are_none_never_raise(self, line: str, figure: str) -> None:
+        read(["# GPU blocks: 5", re.sub(r"\d[\d,.]*", lambda _: figure, plain(line))])
 
     @given(st.sampled_from(ALL_LINES), st.data())
     def test_a_line_cut_anywhere_never_raises(self, line: str, data: st.DataObject) -> None:

@@ -66,13 +66,12 @@ _Advice = str | Callable[[re.Match[str]], str | None] | None
 
 
 def _kv_cache(match: re.Match[str]) -> str:
+    need = match["need"]  # rounded: what a small model needs is 0.0
+    more = f"{need} GiB" if float(need) > 0 else "more memory"
     found = re.search(r"estimated maximum model length is (\d{1,9})", match.string)
     if found and int(found[1]) > 0:
-        return (
-            f"set args: {{max-model-len: {found[1]}}} or less, or give the KV cache "
-            f"{match['need']} GiB"
-        )
-    return f"lower args: max-model-len, or give the KV cache {match['need']} GiB"
+        return f"set args: {{max-model-len: {found[1]}}} or less, or give the KV cache {more}"
+    return f"lower args: max-model-len, or give the KV cache {more}"
 
 
 def _busy(match: re.Match[str]) -> str:

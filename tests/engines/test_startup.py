@@ -127,6 +127,16 @@ FAILURES = [
         "size (3); set args: tensor-parallel-size to a divisor of 4: 1, 2, 4",
     ),
     (
+        "0.32.0-kv-cache-too-small",
+        Cause.MEMORY_KV_CACHE,
+        True,
+        "To serve at least one request with the model's max seq len (1024), (0.0 GiB "
+        "KV cache is needed, which is larger than the available KV cache memory (0.0 "
+        "GiB). Based on the available memory, the estimated maximum model length is "
+        "512; set args: {max-model-len: 512} or less, or give the KV cache more "
+        "memory",
+    ),
+    (
         "0.32.0-max-length",
         Cause.MAX_LENGTH,
         True,

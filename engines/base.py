@@ -10,6 +10,7 @@ EngineError                 an engine did not do what it was asked
 └── EngineProtocolError     what it answered is not HTTP/1.1 within the limits
 """
 
+import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,13 @@ class EngineFacts:
     sampling_defaults: Mapping[str, float | int | str | bool] | None = None
     chat_template_format: str | None = None
     supported_tasks: tuple[str, ...] | None = None
+
+    def updated(self, told: "EngineFacts") -> "EngineFacts":
+        """Return these facts, with what `told` knows in their place."""
+        known = {
+            name: value for name, value in dataclasses.asdict(told).items() if value is not None
+        }
+        return dataclasses.replace(self, **known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from engines.base import Progress
 from engines.bridge import App
 from engines.log import EngineLog
-from engines.startup import failure_reason
+from engines.startup import failure_of
 from engines.sweep import MARK
 
 # The environment and multiprocessing's executable are one for the process, so is the lock on them.
@@ -169,7 +169,7 @@ class Construction:
     def reason(self, error: Exception) -> str:
         """Return in one line why vLLM raised; EngineCore's own reasons are in its log."""
         own = [line for text in traceback.format_exception_only(error) for line in text.split("\n")]
-        return failure_reason([*EngineLog(self._log).lines(), *own]) or own[0]
+        return str(failure_of([*EngineLog(self._log).read(), *own]) or own[0])
 
     def _build(self) -> Hosted:
         self._goes_on("importing vLLM")

@@ -27,6 +27,7 @@ from engines.log import EngineLog
 from engines.probe import Probe
 from engines.restarts import RestartBudget
 from engines.spec import InProcessSpec
+from engines.startup import StartupLog
 from engines.sweep import sweep
 
 log = logging.getLogger(__name__)
@@ -266,7 +267,10 @@ class InProcessEngine:
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises
             raise BuildFailed(construction.reason(error)) from None
         bridge = Bridge(f"engine {self._name}", app, self._spec.timeouts, hosted.dead)
-        self._facts = await Probe(bridge).facts()
+        startup = StartupLog()
+        for line in self._log.read():
+            startup.feed(line)
+        self._facts = startup.facts.updated(await Probe(bridge).facts())
         return bridge
 
     async def _serve(self, construction: Construction, stop: asyncio.Task[bool]) -> None:

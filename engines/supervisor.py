@@ -388,8 +388,7 @@ class Supervisor:
             facts, self.load_s = read_facts(file)
         else:
             facts, self.load_s = self._startup.facts, seconds
-        own = {k: v for k, v in dataclasses.asdict(told).items() if v is not None}
-        self.facts = dataclasses.replace(facts, **own)
+        self.facts = facts.updated(told)
         with contextlib.suppress(OSError):
             written = {"facts": dataclasses.asdict(self.facts), "load_s": self.load_s}
             file.write_text(json.dumps(written))

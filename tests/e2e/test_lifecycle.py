@@ -78,36 +78,6 @@ def test_sigterm_while_starting_leaves_no_process(tmp_path: Path) -> None:
         assert not [p for p in processes if alive(p)]
 
 
-def test_engines_that_cannot_start_say_why_and_the_gateway_exits_2(tmp_path: Path) -> None:
-    """Real vLLM's own reasons, one line each, from starts that wait for one another."""
-    demo_model()
-    too_long = {**ENGINE, "args": {**ENGINE["args"], "max-model-len": 99999}}
-    models = [
-        {"name": "flag", "engines": [{**ENGINE, "args": {"no-such-flag": 3}}]},
-        {"name": "missing", "engines": [{**ENGINE, "model": "/nonexistent/model"}]},
-        {"name": "unknown", "engines": [{**ENGINE, "model": "nobody/no-such-model"}]},
-        {"name": "long", "engines": [too_long]},
-    ]
-    file = write_config(tmp_path, *models)
-    ended = run("serve", "--config", str(file), timeout=300)
-    assert ended.returncode == 2
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]
-    assert lines[0] == "vllm-gateway: engine flag-0: unrecognized arguments: --no-such-flag=3"
-    assert lines[1] == (
-        "vllm-gateway: engine missing-0: model directory /nonexistent/model does not exist"
-    )
-    assert lines[2] == (
-        "vllm-gateway: engine unknown-0: the model is neither a directory here nor in the local "
-        "Hugging Face cache, and downloads are off (HF_HUB_OFFLINE)"
-    )
-    assert lines[3].startswith(
-        "vllm-gateway: engine long-0: User-specified max_model_len (99999) is greater than the "
-        "derived max_model_len (max_position_embeddings=4096"
-    )
-    assert len(lines) == 4
-    assert "Traceback" not in ended.stderr
-
-
 def test_port_in_use_is_one_line_and_exit_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -9,6 +9,7 @@
     ├── BadRequest                400
     │   ├── InvalidJson               invalid_json
     │   └── MissingModel              missing_model
+    ├── Conflict                  409 conflict (admin routes only)
     ├── RequestTimeout            408 request_timeout
     ├── RequestTooLarge           413 request_too_large
     ├── RateLimited               429 rate_limit_exceeded, Retry-After
@@ -153,6 +154,13 @@ class RequestTooLarge(GatewayError):
     code = "request_too_large"
     openai_type = "invalid_request_error"
     anthropic_type = "request_too_large"
+
+
+class Conflict(GatewayError):
+    status = 409
+    code = "conflict"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
 
 
 class RequestTimeout(GatewayError):

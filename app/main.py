@@ -23,7 +23,9 @@ from starlette.types import ASGIApp
 
 from app.admission.admission import Admission
 from app.api.access import AdminDoor, Right, guard
+from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
+from app.api.admin_models import admin_models_router
 from app.api.answers import ANSWERS
 from app.api.caller import caller
 from app.api.dataplane import DataPlane
@@ -39,7 +41,9 @@ from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
 from app.relay.relay import Relay, RelayBounds
 from app.routing.catalogue import Bounds, Catalogue, Model, Replica
+from app.routing.fleet import Fleet
 from app.routing.policy import LeastLoaded
+from app.routing.report import engine_figures
 from app.settings import ModelSettings, Settings
 from app.telemetry.access import AccessLog
 from app.telemetry.metrics import Metrics
@@ -84,6 +88,7 @@ class State:
     admission: Admission
     metrics: Metrics
     access: AccessLog
+    fleet: Fleet
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
     # Set when every engine that is started at once is READY or FAILED.
@@ -133,6 +138,7 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
             settings.limits.cached_token_weight,
         ),
     )
+    fleet = Fleet(catalogue, server.run_dir.absolute(), server.parallel_starts)
     state = State(
         settings,
         catalogue,
@@ -145,8 +151,10 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
         admission,
         metrics,
         access,
+        fleet,
     )
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
+    metrics.watch_figures(lambda: engine_figures(catalogue))
 
     app = FastAPI(
         title="vllm-gateway",
@@ -163,6 +171,10 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     app.include_router(usage_router(partial(usage_report, database), client, auditor))
     app.include_router(ops_router(catalogue, admission, metrics))
     app.include_router(keys_router(key_store, authenticator))
+    app.include_router(engines_router(catalogue, fleet, authenticator, lambda: admission.draining))
+    app.include_router(
+        admin_models_router(catalogue, fleet, admission, authenticator, fleet.load, fleet.unload)
+    )
     app.include_router(schema_router(authenticator))
     # What is added last is met first.
     app.add_middleware(AdminDoor, authenticator=authenticator, metrics=metrics)
@@ -193,7 +205,9 @@ def _build_model(settings: ModelSettings, run_dir: Path, launcher: Sequence[str]
             name = f"{_slug(settings.name)}-{len(replicas)}"
             replicas.append(_build_replica(name, settings.name, spec, run_dir, launcher))
     bounds = Bounds(settings.max_choices, settings.max_output_tokens)
-    return Model(settings.name, settings.aliases, tuple(replicas), bounds, settings.limits)
+    return Model(
+        settings.name, settings.aliases, tuple(replicas), bounds, settings.limits, settings.load
+    )
 
 
 def _build_replica(
@@ -205,7 +219,7 @@ def _build_replica(
         return Replica(engine, model)
     if isinstance(spec, InProcessSpec):
         raise NotImplementedError("kind: in_process")
-    return Replica(RemoteEngine(name, spec), spec.served_model_name or model)
+    return Replica(RemoteEngine(name, spec), spec.served_model_name or model, kind=spec.kind)
 
 
 def _slug(name: str) -> str:
@@ -230,6 +244,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        await state.fleet.close()
         await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in engines))
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()

@@ -67,6 +67,11 @@ class Admission:
         """How many requests wait for one."""
         return sum(lane.waiting for lane in self._lanes.values())
 
+    def standing(self, model: str) -> tuple[int, int]:
+        """Return how many requests for a model are under way, and how many wait."""
+        lane = self._lanes[model]
+        return lane.in_flight, lane.waiting
+
     async def permit(
         self,
         model: str | None,

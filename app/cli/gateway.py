@@ -76,7 +76,7 @@ class Gateway:
         kind: type[T],
         params: Mapping[str, Any] | None = None,
         method: str = "GET",
-        timeout: float | None = TIMEOUT_S,
+        timeout: "float | httpx.Timeout" = TIMEOUT_S,
     ) -> T:
         """Return what the gateway answers. Raises Refused."""
         import httpx

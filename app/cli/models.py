@@ -123,12 +123,11 @@ def _gateway(context: typer.Context, url: str, admin_key: str) -> Gateway:
 
     def meant(option: str, value: str) -> str:
         outer = context.parent
-        sources = (
-            context.get_parameter_source(option),
-            outer and outer.get_parameter_source(option),
-        )
+        if outer is None:
+            return value
+        sources = [one.get_parameter_source(option) for one in (context, outer)]
         typed = [source is not None and source.name == "COMMANDLINE" for source in sources]
-        if outer is None or typed != [False, True]:
+        if typed != [False, True]:
             return value
         before: str = outer.params[option]
         return before

@@ -145,6 +145,8 @@ def live(console: "Console") -> Iterator[Callable[[Iterable[Engine]], None]]:
                         elapsed=f"{max(time.time() - first[name], 0):.0f} s",
                     )
 
+            bars.refresh()
+
         yield show
 
 
@@ -216,7 +218,9 @@ def value(fact: Any) -> str:
         case int():
             return f"{fact:,}"
         case float():
-            return f"{fact:,.2f}".rstrip("0").rstrip(".")
+            # Two digits that say something, of a model that takes a megabyte too.
+            text = f"{fact:,.2f}" if abs(fact) >= 0.1 or not fact else f"{fact:.2g}"
+            return text.rstrip("0").rstrip(".") if "." in text else text
         case dict():
             return ", ".join(f"{shown(str(k))}={shown(str(v))}" for k, v in fact.items()) or "-"
         case list():

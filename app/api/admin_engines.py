@@ -10,9 +10,8 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
 from app.api.access import Right, guard
-from app.api.follow import Follow, Followers, text_of
+from app.api.follow import Follow, Followers, readable, text_of
 from app.auth.keys import Authenticator
-from app.errors import ServiceUnavailable
 from app.routing.catalogue import Catalogue
 from app.routing.fleet import Fleet
 from app.routing.redact import hidden
@@ -75,10 +74,8 @@ def engines_router(
             finally:
                 reader.close()
 
-        try:
+        with readable():
             body = await asyncio.to_thread(read)
-        except OSError as error:
-            raise ServiceUnavailable(f"the log cannot be read: {error.strerror}") from None
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         return PlainTextResponse(body, headers=headers)
 

@@ -6,7 +6,7 @@ response owns the open file and its place among the followers itself.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from starlette.responses import Response
@@ -74,6 +74,7 @@ class Follow(Response):
             stack.callback(self._reader.close)
             try:
                 stack.enter_context(self._followers.one())
+                first = await asyncio.to_thread(self._first)
             except ServiceUnavailable as error:
                 await error_response(error, scope["path"])(scope, receive, send)
                 return
@@ -81,26 +82,41 @@ class Follow(Response):
             left = asyncio.create_task(_left(receive))
             stack.callback(left.cancel)
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await self._follow(left, send)
+            await self._follow(first, left, send)
             if not left.done():
                 await send({"type": "http.response.body", "body": b""})
 
-    async def _follow(self, left: asyncio.Task[None], send: Send) -> None:
-        lines = await asyncio.to_thread(self._read, lambda: self._reader.last(self._count))
+    async def _follow(self, lines: bytes, left: asyncio.Task[None], send: Send) -> None:
         while not left.done():
             if lines:
                 await send({"type": "http.response.body", "body": lines, "more_body": True})
-            elif self._ending():
-                return
             else:
                 await asyncio.wait({left}, timeout=POLL_S)
-            lines = await asyncio.to_thread(self._read, self._reader.more)
+            if self._ending():
+                return
+            lines = await asyncio.to_thread(self._more)
 
-    def _read(self, read: Callable[[], Sequence[str]]) -> bytes:
-        return text_of(self._show(line) for line in read())
+    def _first(self) -> bytes:
+        with readable():
+            return text_of(map(self._show, self._reader.last(self._count)))
+
+    def _more(self) -> bytes:
+        try:
+            return text_of(map(self._show, self._reader.more()))
+        except OSError:
+            return b""  # it may come back, as a log that is not there yet may come
 
 
-def text_of(lines: "Iterator[str] | Sequence[str]") -> bytes:
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """Raise ServiceUnavailable where a log cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise ServiceUnavailable(f"the log cannot be read: {error.strerror}") from None
+
+
+def text_of(lines: Iterable[str]) -> bytes:
     """Return lines as a body."""
     return "".join(f"{line}\n" for line in lines).encode()
 

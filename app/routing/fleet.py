@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -40,11 +41,10 @@ class Sleeper(Protocol):
 class Fleet:
     """Carries out orders, one at a time for each model, and owns them until they are done."""
 
-    def __init__(self, catalogue: Catalogue, run_dir: Path, parallel_starts: int) -> None:
-        """`run_dir` is where the engines' logs are; the rest is the configuration's `server`."""
+    def __init__(self, catalogue: Catalogue, run_dir: Path) -> None:
+        """`run_dir` is where the engines' logs are."""
         self._catalogue = catalogue
         self._run_dir = run_dir
-        self._turn = asyncio.Semaphore(parallel_starts)
         self._orders: dict[str, tuple[str, Order]] = {}
 
     def under_way(self, name: str) -> str | None:
@@ -138,11 +138,10 @@ class Fleet:
         if replica.kind == "remote":
             await engine.ensure_ready(asyncio.get_running_loop().time() + REMOTE_S)
             return
-        async with self._turn:
-            if engine.state is EngineState.FAILED:
-                await engine.stop(STOP_GRACE_S)  # that it may be asked again
-            # The engine has its own bound, start_timeout_s, and knows why it failed.
-            await engine.ensure_ready(float("inf"))
+        if engine.state is EngineState.FAILED:
+            await engine.stop(STOP_GRACE_S)  # that it is tried now, not after its backoff
+        # The engine has its own bound, start_timeout_s, and knows why it failed.
+        await engine.ensure_ready(inf)
 
     async def _each(
         self, replicas: tuple[Replica, ...], act: Callable[[Replica], Awaitable[None]]

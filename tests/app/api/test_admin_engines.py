@@ -167,9 +167,10 @@ class TestLog:
         assert answer.status_code == 409
         assert message(answer) == "engine far-0 is remote and has no log of its own"
 
-    async def test_a_log_that_cannot_be_read(self, gateway: Gateway) -> None:
+    @pytest.mark.parametrize("follow", ["false", "true"])
+    async def test_a_log_that_cannot_be_read(self, gateway: Gateway, follow: str) -> None:
         log_of(gateway).mkdir()
-        answer = await gateway.client.get("/admin/engines/org-demo-0/log")
+        answer = await gateway.client.get(f"/admin/engines/org-demo-0/log?follow={follow}")
         assert answer.status_code == 503
         assert message(answer) == "the log cannot be read: Is a directory"
 

@@ -51,10 +51,10 @@ Make = Callable[..., Fleet]
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
     made: list[Fleet] = []
 
-    def build(*engines: FakeEngine, kind: str = "process", parallel_starts: int = 1) -> Fleet:
+    def build(*engines: FakeEngine, kind: str = "process") -> Fleet:
         replicas = tuple(Replica(engine, "demo", kind=kind) for engine in engines)
         catalogue = Catalogue([Model("demo", ("gpt",), replicas)])
-        made.append(Fleet(catalogue, tmp_path, parallel_starts))
+        made.append(Fleet(catalogue, tmp_path))
         return made[-1]
 
     yield build
@@ -78,22 +78,6 @@ async def test_load_tells_of_every_engine_that_did_not_start(make: Make) -> None
         await make(*engines).load("demo")
     assert caught.value.message == "engine demo-0: no room; demo-2: x"
     assert engines[1].state is READY
-
-
-@pytest.mark.parametrize("parallel", [1, 2])
-async def test_no_more_start_at_once_than_may(make: Make, parallel: int) -> None:
-    now = most = 0
-
-    class Counted(Engine):
-        async def ensure_ready(self, deadline: float) -> None:
-            nonlocal now, most
-            now += 1
-            most = max(most, now)
-            await asyncio.sleep(0)
-            now -= 1
-
-    await make(*(Counted(f"demo-{n}") for n in range(4)), parallel_starts=parallel).load("demo")
-    assert most == parallel
 
 
 async def test_unload_and_sleep(make: Make) -> None:

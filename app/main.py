@@ -247,7 +247,6 @@ def _slug(name: str) -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the engines in the background, so that /health answers meanwhile; end them all."""
     state: State = app.state.gateway
-    engines = state.catalogue.engines
     await state.database.open()
     background = [
         asyncio.create_task(state.authenticator.run(), name="poll the key store"),
@@ -262,7 +261,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await state.fleet.close()
-        await asyncio.gather(*(_part(engine, state.settings) for engine in engines))
+        await _end_engines(state)
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()
         await state.ledger.close()
@@ -312,12 +311,16 @@ def hopeless(state: State) -> bool:
     return all(isinstance(e, ProcessEngine) and e.given_up for e in state.catalogue.engines)
 
 
-async def _part(engine: Engine, settings: Settings) -> None:
-    """End an engine, or leave it to the next gateway."""
-    if isinstance(engine, ProcessEngine) and settings.server.keep_engines:
-        await engine.release()
-    else:
-        await engine.stop(STOP_GRACE_S)
+async def release_engines(state: State) -> None:
+    """Let go of the engines that go on without this gateway; requests in flight go on."""
+    if state.settings.server.keep_engines:
+        ours = (e for e in state.catalogue.engines if isinstance(e, ProcessEngine))
+        await asyncio.gather(*(engine.release() for engine in ours))
+
+
+async def _end_engines(state: State) -> None:
+    await release_engines(state)
+    await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in state.catalogue.engines))
 
 
 def _engine_states(catalogue: Catalogue) -> Iterable[tuple[str, str, str]]:

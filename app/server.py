@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from app.connection import ClientConnection, ConnectionBounds
 from app.database.database import Database, DatabaseUnavailable
-from app.main import State, create_app, hopeless
+from app.main import State, create_app, hopeless, release_engines
 from app.settings import ConfigError, Settings
 
 log = logging.getLogger(__name__)
@@ -44,15 +44,14 @@ def serve(settings: Settings, *, banner_key: str | None = None) -> None:
     """
     check_database(settings)
     sock = listen(settings.server.host, settings.server.port)
-    try:
-        with locked(settings.server.run_dir):
-            app = create_app(settings)
-            # What is there now stays: the collector need not walk it again (5 % of the CPU here).
-            gc.freeze()
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_serve(app, sock, banner_key))
-    finally:
-        sock.close()
+    with contextlib.ExitStack() as ours:
+        ours.callback(sock.close)
+        ours.enter_context(locked(settings.server.run_dir))
+        app = create_app(settings)
+        # What is there now stays: the collector need not walk it again (5 % of the CPU here).
+        gc.freeze()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(app, sock, banner_key, ours))
 
 
 def check_database(settings: Settings) -> None:
@@ -148,7 +147,10 @@ def uvicorn_server(app: FastAPI) -> uvicorn.Server:
     return _Server(config)
 
 
-async def _serve(app: FastAPI, sock: socket.socket, banner_key: str | None) -> None:
+async def _serve(
+    app: FastAPI, sock: socket.socket, banner_key: str | None, ours: contextlib.ExitStack
+) -> None:
+    """Serve until told to stop. `ours` holds what only one gateway can have: port and directory."""
     state: State = app.state.gateway
     server = uvicorn_server(app)
     stopping = asyncio.Event()
@@ -179,12 +181,24 @@ async def _serve(app: FastAPI, sock: socket.socket, banner_key: str | None) -> N
                 raise ConfigError(list(_failures(state)))
             print(banner(state, port, banner_key), flush=True)
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if state.settings.server.keep_engines:
+            await _hand_over(state, server, ours)
         await _drain(state, server)
         await serving
         log.info("stopped")
     finally:
         for task in (stop, settled):
             task.cancel()
+
+
+async def _hand_over(state: State, server: uvicorn.Server, ours: contextlib.ExitStack) -> None:
+    """Let the next gateway begin at once: what is in flight here goes on beside it."""
+    state.admission.drain()
+    await release_engines(state)
+    for listening in server.servers:
+        listening.close()
+    ours.close()
+    log.info("the port and the engines are free for the next gateway")
 
 
 async def _drain(state: State, server: uvicorn.Server) -> None:

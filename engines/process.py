@@ -210,7 +210,7 @@ class ProcessEngine:
         self._life.renew()
 
     async def release(self) -> None:
-        """Let go of it: nothing is started or ended from here on, requests in flight go on."""
+        """Let go of it for good: requests in flight go on, nothing else is done with it here."""
         await self._life.release()
 
     async def _quiet(self) -> None:

@@ -128,6 +128,7 @@ class Supervisor:
         self.grace = 0.0
         self._served = False  # it was READY once, so what it runs with can be run
         self._level: int = launch.spec.sleep_level or 1
+        self._released = False
         self._link: Link | None = None
         self._phase: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -157,6 +158,8 @@ class Supervisor:
 
     def want(self, wanted: Wanted, *, level: int | None = None) -> None:
         """Say what the engine is to be."""
+        if self._released:
+            return
         if wanted is Wanted.RUNNING and self.wanted is Wanted.STOPPED and self.alive:
             return  # it is being ended; who wants it started asks again after that
         self.wanted = wanted
@@ -188,7 +191,7 @@ class Supervisor:
         """Return when nobody works on it any more."""
         if self._task is not None:
             await asyncio.wait({self._task})
-        if self.state is State.FAILED:
+        if self.state is State.FAILED and not self._released:
             self._fire(Event.STOP)
 
     def recent_log(self) -> list[str]:
@@ -197,11 +200,11 @@ class Supervisor:
         return self._log.lines()
 
     async def release(self) -> None:
-        """Let go of the engine without ending it; requests in flight go on."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        """Let go of the engine for good, without ending it; requests in flight go on."""
+        self._released = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
     # The owner of the state
 
@@ -216,9 +219,14 @@ class Supervisor:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _first(self, *futures: asyncio.Future[Any], timeout: float | None = None) -> None:
-        """Return when one of them is done, or something has changed, or it is late."""
-        change = asyncio.ensure_future(self._changed.wait())
+    async def _first(
+        self,
+        *futures: asyncio.Future[Any],
+        timeout: float | None = None,
+        since: asyncio.Event | None = None,
+    ) -> None:
+        """Return when one of them is done, something has changed (`since` then), or it is late."""
+        change = asyncio.ensure_future((since or self._changed).wait())
         try:
             waited = {change, *futures}
             await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -315,7 +323,7 @@ class Supervisor:
                 self._link = None
                 gone.cancel()
                 self._control.close()
-                if self._task is None:  # released: what it does for others goes on
+                if self._released:  # what it does for others goes on
                     link.close()
                 else:
                     self._client.close()
@@ -399,10 +407,13 @@ class Supervisor:
             while not gone.done() and self.wanted is not Wanted.STOPPED:
                 if watching.done():
                     return Failure(watching.result())
+                change = self._changed  # whatever changes from here on is looked at again
                 if (failure := await self._approach()) is not None:
                     return failure
                 quiet = asyncio.ensure_future(self._client.quiet())
-                await self._first(gone, watching, *([quiet] if self._client.in_flight else []))
+                await self._first(
+                    gone, watching, *([quiet] if self._client.in_flight else []), since=change
+                )
                 quiet.cancel()
         finally:
             watching.cancel()
@@ -454,11 +465,13 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while True:
             waiting_s = self._client.silence_s(loop.time())
-            exposition = await self._probe.metrics() if waiting_s >= LOOK_S else None
+            standing = stopped(link.family().items())
+            asked = not standing and waiting_s >= LOOK_S
+            exposition = await self._probe.metrics() if asked else None
             look = Look(
                 at=loop.time(),
-                stopped=stopped(link.family().items()),
-                health=await self._probe.health(),
+                stopped=standing,
+                health=None if standing else await self._probe.health(),
                 waiting_s=waiting_s,
                 counters=None if exposition is None else counters(exposition),
             )

@@ -1,26 +1,21 @@
 """The supervisor and its guardian, with a fake in vLLM's place and real processes."""
 
 import asyncio
-import json
 import os
 import signal
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from engines.base import EngineRequest, EngineState, EngineUnavailable
+from engines.base import EngineState, EngineUnavailable
 from engines.process import ProcessEngine
 from engines.spec import ProcessSpec
-
-LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
-Make = Callable[..., ProcessEngine]
-ONCE: dict[str, float] = {"budget": 0}
-AT_ONCE: dict[str, float] = {"backoff_s": 0.01, "budget": 3}
+from tests.engines.processes import LAUNCHER, Make, ask, build, chat, family, gone, ready, until
 
 pytestmark = pytest.mark.slow
 
@@ -29,55 +24,13 @@ pytestmark = pytest.mark.slow
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
     made: list[ProcessEngine] = []
 
-    def build(
-        launcher: tuple[str, ...] = LAUNCHER,
-        name: str = "demo-0",
-        restart: dict[str, float] = ONCE,
-        keep: bool = False,
-        **fields: Any,
-    ) -> ProcessEngine:
-        spec = ProcessSpec.model_validate(
-            {"kind": "process", "model": "m", "restart": restart, **fields}
-        )
-        engine = ProcessEngine(
-            name, spec, served_name="demo", run_dir=tmp_path, launcher=launcher, keep=keep
-        )
-        made.append(engine)
-        return engine
+    def one(**fields: Any) -> ProcessEngine:
+        made.append(build(tmp_path, **fields))
+        return made[-1]
 
-    yield build
+    yield one
     for engine in made:
         await engine.stop(0.0)
-
-
-async def ready(engine: ProcessEngine) -> None:
-    await engine.ensure_ready(asyncio.get_running_loop().time() + 20)
-
-
-def family(engine: ProcessEngine) -> list[psutil.Process]:
-    """Every process of an engine: guardian, server and all below."""
-    assert engine.pid is not None
-    guardian = psutil.Process(engine.pid).parent()
-    assert guardian is not None
-    return [guardian, *guardian.children(recursive=True)]
-
-
-async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
-
-
-async def ask(engine: ProcessEngine, **fields: Any) -> int:
-    body = json.dumps({"model": "demo", **fields}).encode()
-    response = await engine.send(EngineRequest("POST", "/v1/chat/completions", (), body))
-    while await response.read():
-        pass
-    return response.status
 
 
 async def test_engine_starts_serves_and_stops(make: Make) -> None:
@@ -197,22 +150,19 @@ async def test_killed_server_leaves_no_orphan_even_in_another_session(make: Make
     assert len(processes) == 4  # guardian, server and its two children
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
-    await until(lambda: engine.state is EngineState.FAILED)
+    await until(lambda: engine.given_up)
     assert gone(processes)
     assert engine.last_error == "it died while serving (killed by SIGKILL)"
 
 
-async def test_killed_guardian_takes_the_engine_with_it(make: Make) -> None:
+async def test_killed_guardian_takes_the_engine_with_it_even_in_another_session(make: Make) -> None:
     engine = make(args={"fake-children": True})
     await ready(engine)
-    guardian, server, *children = family(engine)
-    same_group = [p for p in children if os.getpgid(p.pid) == server.pid]
-    guardian.kill()
-    await until(lambda: engine.state is EngineState.FAILED)
-    await until(lambda: gone([guardian, server, *same_group]))
-    for process in children:  # the one in a session of its own has nobody left to find it
-        if process.is_running():
-            process.kill()
+    processes = family(engine)
+    processes[0].kill()
+    await until(lambda: engine.given_up)
+    assert gone(processes)
+    assert engine.last_error == "it died while serving (killed by SIGKILL)"
 
 
 async def test_server_that_exits_is_noticed(make: Make) -> None:
@@ -244,8 +194,7 @@ async def test_frozen_server_is_ended_by_stop(make: Make) -> None:
 async def test_drain_waits_for_the_requests_in_flight_and_refuses_new_ones(make: Make) -> None:
     engine = make()
     await ready(engine)
-    body = json.dumps({"model": "demo", "fake": "pace:5"}).encode()
-    response = await engine.send(EngineRequest("POST", "/v1/chat/completions", (), body))
+    response = await engine.send(chat(fake="pace:5"))
     draining = asyncio.create_task(engine.drain())
     await until(lambda: engine.state is EngineState.DRAINING)
     with pytest.raises(EngineUnavailable, match="draining"):

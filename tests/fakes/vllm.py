@@ -110,6 +110,10 @@ class Fake:
     running: int = 0
     # Answers whose client left before they were whole.
     aborted: int = 0
+    # With --enable-sleep-mode and VLLM_SERVER_DEV_MODE: ok, or what goes wrong (`_sleep_mode`).
+    sleep_mode: str | None = None
+    asleep: int = 0  # the level, 0 while awake
+    generated: int = 0
 
     async def start(
         self, *, host: str = "127.0.0.1", port: int = 0, uds: str | None = None
@@ -188,8 +192,12 @@ class Fake:
         if path == "/health":
             return self._plain(writer, b"")
         if path == "/metrics":
-            text = f'vllm:num_requests_running{{model_name="{self.model}"}} {self.running}.0\n'
+            label = f'{{model_name="{self.model}"}}'
+            text = f"vllm:num_requests_running{label} {self.running}.0\n"
+            text += f"vllm:generation_tokens_total{label} {self.generated}.0\n"
             return self._plain(writer, text.encode())
+        if path in ("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"):
+            return self._sleep_mode(request, writer)
         if path == "/version":
             return self._plain(writer, b'{"version":"0.0.0+fake"}')
         if path == "/v1/models":
@@ -202,6 +210,8 @@ class Fake:
             answer = {"id": one} if found else {"error": {"message": "not found", "code": 404}}
             return self._plain(writer, json.dumps(answer).encode(), 200 if found else 404)
         body = self._parse(request)
+        if self.asleep:
+            os._exit(1)  # vllm#15483: a request crashes an engine that sleeps
         self.running += 1
         work = asyncio.ensure_future(self._generate(path, body, writer))
         # What uvicorn and vLLM do: when the client leaves, the generation ends.
@@ -218,6 +228,27 @@ class Fake:
             work.cancel()
             left.cancel()
             self.running -= 1
+
+    def _sleep_mode(self, request: Seen, writer: asyncio.StreamWriter) -> bool:
+        """The routes of sleep mode, as vLLM 0.32 has them, or as `sleep_mode` spoils them."""
+        path, _, query = request.target.partition("?")
+        if self.sleep_mode is None:
+            return self._plain(writer, b'{"detail":"Not Found"}', 404)
+        if path == "/is_sleeping":
+            answer = b'{"is_sleeping":%s}' % (b"true" if self.asleep else b"false")
+            return self._plain(writer, answer)
+        if path == "/sleep":
+            if self.sleep_mode == "refuse":
+                return self._plain(writer, b'{"error":"Sleep mode is not enabled"}', 500)
+            if self.sleep_mode != "insomnia":  # says yes and does nothing
+                self.asleep = int(query.removeprefix("level=") or 1)
+            return self._plain(writer, b'{"status":"sleeping","level":1}')
+        if path == "/wake_up":
+            if self.sleep_mode == "coma":
+                return self._plain(writer, b'{"error":"CUDA error"}', 500)
+            if self.sleep_mode != "sleepwalk" and query != "tags=weights":
+                self.asleep = 0
+        return self._plain(writer, b'{"status":"awake","tags":null}')
 
     def _parse(self, request: Seen) -> dict[str, Any]:
         try:
@@ -379,6 +410,7 @@ class Fake:
         )
 
     async def _chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        self.generated += 1
         writer.write(b"%x\r\n%s\r\n" % (len(data), data))
         await writer.drain()
 
@@ -408,7 +440,10 @@ async def _main(options: argparse.Namespace) -> None:
     if options.fake_stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     await asyncio.sleep(options.fake_load_s)
-    await Fake(options.served_model_name).start(uds=options.uds, port=options.port)
+    fake = Fake(options.served_model_name)
+    if options.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
+        fake.sleep_mode = options.fake_sleep
+    await fake.start(uds=options.uds, port=options.port)
     print(json.dumps(dict(os.environ)), flush=True)
     await asyncio.sleep(options.fake_die_after_s)
     os._exit(3)
@@ -424,6 +459,8 @@ if __name__ == "__main__":
     parser.add_argument("--fake-start", default="ok")
     parser.add_argument("--fake-load-s", type=float, default=0.0)
     parser.add_argument("--fake-die-after-s", type=float, default=3600.0)
+    parser.add_argument("--enable-sleep-mode", action="store_true")
+    parser.add_argument("--fake-sleep", default="ok")
     parser.add_argument("--fake-children", action="store_true")
     parser.add_argument("--fake-stubborn", action="store_true")
     asyncio.run(_main(parser.parse_args()))

@@ -42,7 +42,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     far = remote(f"http://127.0.0.1:{free_port()}")
     first: dict[str, Any] = {"name": "org/demo", "aliases": ["gpt"], "engines": [far]}
     second: dict[str, Any] = {"name": "far", "engines": [far]}
-    async with running(settings_for(first, second, run_dir=tmp_path), settle=False) as one:
+    async with running(settings_for(first, second, run_dir=tmp_path)) as one:
         one.client.headers.update(ROOT)
         put(one, Process("org-demo-0"))
         (tmp_path / "org-demo-0").mkdir()

@@ -1,0 +1,80 @@
+"""Engines of the fake server as real processes, for every test of the supervisor."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engines.base import EngineRequest, EngineResponse
+from engines.process import ProcessEngine
+from engines.spec import ProcessSpec
+
+LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
+Make = Callable[..., ProcessEngine]
+NEVER: dict[str, float] = {"budget": 0}
+AT_ONCE: dict[str, float] = {"backoff_s": 0.01, "max_backoff_s": 0.05, "budget": 3}
+
+
+def build(
+    run_dir: Path,
+    *,
+    name: str = "demo-0",
+    launcher: tuple[str, ...] = LAUNCHER,
+    restart: dict[str, float] = NEVER,
+    keep: bool = False,
+    turn: asyncio.Semaphore | None = None,
+    **fields: Any,
+) -> ProcessEngine:
+    """Return an engine that is not started. Who makes it stops it."""
+    spec = ProcessSpec.model_validate(
+        {"kind": "process", "model": "m", "restart": restart, **fields}
+    )
+    return ProcessEngine(
+        name, spec, served_name="demo", run_dir=run_dir, launcher=launcher, keep=keep, turn=turn
+    )
+
+
+async def ready(engine: ProcessEngine) -> None:
+    await engine.ensure_ready(asyncio.get_running_loop().time() + 20)
+
+
+def family(engine: ProcessEngine) -> list[psutil.Process]:
+    """Every process of an engine: guardian, server and all below."""
+    assert engine.pid is not None
+    guardian = psutil.Process(engine.pid).parent()
+    assert guardian is not None
+    return [guardian, *guardian.children(recursive=True)]
+
+
+async def until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def chat(**fields: Any) -> EngineRequest:
+    body = json.dumps({"model": "demo", **fields}).encode()
+    return EngineRequest("POST", "/v1/chat/completions", (), body)
+
+
+async def ask(engine: ProcessEngine, **fields: Any) -> int:
+    """Ask for an answer and read it whole; return its status."""
+    response = await engine.send(chat(**fields))
+    await read(response)
+    return response.status
+
+
+async def read(response: EngineResponse) -> bytes:
+    """Return the whole body of an answer."""
+    body = b""
+    while data := await response.read():
+        body += data
+    return body

@@ -98,7 +98,7 @@ class Builder:
                 turn=self._turn,
                 keep=self._keep,
             )
-            return Replica(engine, model)
+            return Replica(engine, model, kind=spec.kind)
         if isinstance(spec, InProcessSpec):
             if self._launcher is None:
                 vllm_launcher()  # whether vLLM is there
@@ -110,8 +110,10 @@ class Builder:
                 env=self._env(slot),
                 turn=self._turn,
             )
-            return Replica(hosted, model)
-        return Replica(RemoteEngine(slot.name, spec), spec.served_model_name or model)
+            return Replica(hosted, model, kind=spec.kind)
+        return Replica(
+            RemoteEngine(slot.name, spec), spec.served_model_name or model, kind=spec.kind
+        )
 
     def _env(self, slot: Slot) -> Mapping[str, str]:
         placement = self._placement(slot)

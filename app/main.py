@@ -22,7 +22,9 @@ from starlette.types import ASGIApp
 
 from app.admission.admission import Admission
 from app.api.access import AdminDoor, Right, guard
+from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
+from app.api.admin_models import admin_models_router
 from app.api.answers import ANSWERS
 from app.api.caller import caller
 from app.api.dataplane import DataPlane
@@ -42,7 +44,9 @@ from app.relay.relay import Relay, RelayBounds
 from app.reload.fleet import REMOTE_START_S, STOP_GRACE_S, Standing, stand
 from app.reload.reloader import Reloader, Rooms
 from app.routing.catalogue import Catalogue
+from app.routing.orders import Orders
 from app.routing.policy import LeastLoaded
+from app.routing.report import engine_figures
 from app.routing.slots import initial_slots
 from app.settings import Settings
 from app.telemetry.access import AccessLog
@@ -87,6 +91,7 @@ class State:
     metrics: Metrics
     access: AccessLog
     reloader: Reloader
+    orders: Orders
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
     # Set when every engine that is started at once is READY or FAILED.
@@ -153,6 +158,7 @@ def create_app(
         builder=builder,
         settled=settled,
     )
+    orders = Orders(catalogue, server.run_dir.absolute())
     state = State(
         catalogue,
         database,
@@ -165,9 +171,11 @@ def create_app(
         metrics,
         access,
         reloader,
+        orders,
         settled=settled,
     )
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
+    metrics.watch_figures(lambda: engine_figures(catalogue))
 
     app = FastAPI(
         title="vllm-gateway",
@@ -185,6 +193,10 @@ def create_app(
     app.include_router(ops_router(catalogue, admission, metrics))
     app.include_router(keys_router(key_store, authenticator))
     app.include_router(reload_router(reloader, authenticator))
+    app.include_router(engines_router(catalogue, orders, authenticator, lambda: admission.draining))
+    app.include_router(
+        admin_models_router(catalogue, orders, admission, authenticator, orders.load, orders.unload)
+    )
     app.include_router(schema_router(authenticator))
     # What is added last is met first.
     app.add_middleware(AdminDoor, authenticator=authenticator, metrics=metrics)
@@ -235,6 +247,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await state.reloader.close()
+        await state.orders.close()
         await _end_engines(state)
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()

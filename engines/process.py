@@ -87,6 +87,11 @@ class ProcessEngine:
         return self._life.state
 
     @property
+    def since(self) -> float:
+        """When it came into its state, in seconds since 1970."""
+        return self._life.since
+
+    @property
     def facts(self) -> EngineFacts:
         return self._life.facts
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import time
 
 from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
 from engines.http1 import Address, Http1Client, Http1Response
@@ -30,6 +31,7 @@ class RemoteEngine:
         headers = (("authorization", f"Bearer {key}"),) if key else ()
         self._client = Http1Client(Address.from_url(spec.url), spec.timeouts, headers)
         self._state = EngineState.STOPPED
+        self._since = time.time()
         self._facts = EngineFacts()
         self._last_error: str | None = None
         self._watch_task: asyncio.Task[None] | None = None
@@ -42,6 +44,11 @@ class RemoteEngine:
     @property
     def state(self) -> EngineState:
         return self._state
+
+    @property
+    def since(self) -> float:
+        """When it came into its state, in seconds since 1970."""
+        return self._since
 
     @property
     def facts(self) -> EngineFacts:
@@ -100,6 +107,7 @@ class RemoteEngine:
 
     def _fire(self, event: Event) -> None:
         self._state = after(self._state, event)
+        self._since = time.time()
 
     async def _watch(self) -> None:
         probe = Probe(self._client)

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,7 @@ class Supervisor:
         self._startup = StartupLog()
         self._restarts = RestartBudget(launch.spec.restart)
         self.state = EngineState.STOPPED
+        self.since = time.time()  # of that state
         self.wanted = Wanted.STOPPED
         # READY and wanted so: requests are taken.
         self.accepts = False
@@ -207,7 +209,9 @@ class Supervisor:
     # The owner of the state
 
     def _fire(self, event: Event) -> None:
-        self.state = after(self.state, event)
+        before, self.state = self.state, after(self.state, event)
+        if self.state is not before:
+            self.since = time.time()
         self._notify()
 
     def _notify(self) -> None:

@@ -88,6 +88,11 @@ class Admission:
         """Return when no request for a model is under way; then none waits either."""
         await self._lanes[model].quiet()
 
+    def standing(self, model: str) -> tuple[int, int]:
+        """Return how many requests for a model are under way, and how many wait."""
+        lane = self._lanes[model]
+        return lane.in_flight, lane.waiting
+
     async def permit(
         self,
         model: str | None,

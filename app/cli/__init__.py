@@ -8,7 +8,10 @@ import typer
 
 from app.cli.faults import ConfigOption, fail, faults
 from app.cli.keys import keys
+from app.cli.logs import logs
+from app.cli.models import models
 from app.cli.reload import reload
+from app.cli.status import status
 from app.cli.usage import usage
 from app.settings import ConfigError, Settings, load_settings
 
@@ -22,6 +25,9 @@ app = typer.Typer(
 )
 
 app.add_typer(keys, name="keys")
+app.add_typer(models, name="models")
+app.command()(status)
+app.command()(logs)
 app.command()(usage)
 app.command()(reload)
 

@@ -33,8 +33,8 @@ def faults() -> Iterator[None]:
         raise SystemExit(130) from None
 
 
-def fail(*lines: str) -> NoReturn:
+def fail(*lines: str, code: int = EXIT_FAULT) -> NoReturn:
     """Print each line to standard error and exit."""
     for line in lines:
         print(f"vllm-gateway: {line}", file=sys.stderr)
-    raise SystemExit(EXIT_FAULT)
+    raise SystemExit(code)

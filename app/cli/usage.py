@@ -10,9 +10,7 @@ import msgspec
 import typer
 
 from app.cli.faults import fail
-
-TIMEOUT_S = 30.0
-
+from app.cli.gateway import DEFAULT_URL, AdminKeyOption, Gateway, UrlOption, refusals, shown
 
 GROUPS: tuple[str, ...] = ("day", "key", "model")
 # What makes a spreadsheet take a text for a formula (OWASP, CSV injection).
@@ -45,14 +43,6 @@ class Answer(msgspec.Struct):
     data: list[Group]
 
 
-class _Error(msgspec.Struct):
-    message: str
-
-
-class _Refusal(msgspec.Struct):
-    error: _Error
-
-
 def usage(
     by: Annotated[str, typer.Option(help="Some of key, model, day; a comma between.")] = "key",
     since: Annotated[
@@ -62,62 +52,22 @@ def usage(
     key: Annotated[str | None, typer.Option(help="Of the key of this id alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
-    url: Annotated[
-        str, typer.Option(envvar="GATEWAY_URL", help="Where the gateway listens.")
-    ] = "http://127.0.0.1:8000",
-    admin_key: Annotated[
-        str,
-        typer.Option(envvar="GATEWAY_ADMIN_KEY", show_envvar=False, help="From GATEWAY_ADMIN_KEY."),
-    ] = "",
+    url: UrlOption = DEFAULT_URL,
+    admin_key: AdminKeyOption = "",
 ) -> None:
     """Show what was used, by key, model and day."""
     if as_json and as_csv:
         fail("--json or --csv, not both")
     asked = {"by": by, "from": since, "to": until, "key": key}
-    answer = _ask(
-        url, admin_key, {name: value for name, value in asked.items() if value is not None}
-    )
+    params = {name: value for name, value in asked.items() if value is not None}
+    with refusals():
+        answer = Gateway(url, admin_key).ask("/admin/usage", Answer, params)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
     elif as_csv:
         sys.stdout.write(_csv(answer.data))
     else:
         _print_table(answer)
-
-
-def _ask(url: str, admin_key: str, params: dict[str, str]) -> Answer:
-    """Return the gateway's answer; a fault ends the command with one line without the key."""
-    import httpx
-
-    if not admin_key:
-        fail("the admin key is missing: set GATEWAY_ADMIN_KEY or give --admin-key")
-    if not (admin_key.isascii() and admin_key.isprintable()):
-        fail("the admin key holds a character that a header cannot carry")
-    try:
-        where = httpx.URL(url).join("/admin/usage")
-        if where.scheme not in ("http", "https") or not where.host:
-            fail("--url must be such as http://127.0.0.1:8000")
-        shown = f"{where.scheme}://{where.netloc.decode()}"  # without a password
-        headers = {"authorization": f"Bearer {admin_key}"}
-        answer = httpx.get(where, params=params, headers=headers, timeout=TIMEOUT_S)
-    except httpx.InvalidURL:
-        fail("--url must be such as http://127.0.0.1:8000")
-    except httpx.HTTPError as error:
-        fail(f"no answer from {shown}: {str(error) or type(error).__name__}")
-    if not answer.is_success:
-        fail(f"{shown} answers {answer.status_code}: {_message(answer.content)}")
-    try:
-        return msgspec.json.decode(answer.content, type=Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        fail(f"{shown} does not answer as a gateway does")
-
-
-def _message(body: bytes) -> str:
-    """Return what an error object says, for a terminal."""
-    try:
-        return _shown(msgspec.json.decode(body, type=_Refusal).error.message)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return "is that a gateway?"
 
 
 def _csv(groups: Iterable[Group]) -> str:
@@ -131,7 +81,7 @@ def _csv(groups: Iterable[Group]) -> str:
 
 
 def _harmless(name: str) -> str:
-    name = _shown(name)
+    name = shown(name)
     return f"'{name}" if name.startswith(FORMULA) else name
 
 
@@ -140,7 +90,7 @@ def _print_table(answer: Answer) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"usage from {_shown(answer.since)} to {_shown(answer.until)}, UTC")
+    table = Table(title=f"usage from {shown(answer.since)} to {shown(answer.until)}, UTC")
     groups = [group for group in GROUPS if group in answer.by]
     for column in groups:
         table.add_column(column)
@@ -150,13 +100,8 @@ def _print_table(answer: Answer) -> None:
         names = {"day": row.day, "key": row.key_name or row.key_id, "model": row.model}
         counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
         table.add_row(
-            *(Text(_shown(names[group] or "-")) for group in groups),
+            *(Text(shown(names[group] or "-")) for group in groups),
             *(f"{count:,}" for count in counts),
             f"{row.cost:,.4f}",
         )
     Console().print(table)
-
-
-def _shown(text: str) -> str:
-    """Return a text without what would steer a terminal or break a line."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -73,6 +73,7 @@ class Standing:
             tuple(one.replica for one in self.engines),
             Bounds(settings.max_choices, settings.max_output_tokens),
             settings.limits,
+            settings.load,
             self.created,
         )
 

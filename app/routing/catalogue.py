@@ -4,10 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Literal
 
-from app.errors import ModelNotFound
+from app.errors import ModelNotFound, RouteNotFound
 from app.settings import NO_LIMITS, LimitSettings
 from engines.base import Engine, EngineResponse, EngineState
+
+# Of the names that there are, in an error for whoever mistyped one.
+MOST_NAMED = 20
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +23,7 @@ class Replica:
     in_flight: int = 0  # leases that are held; never below 0
     # What the engine last called itself in a stream's usage chunk (`system_fingerprint`).
     fingerprint: str | None = None
+    kind: str = "process"  # as the configuration calls it
 
     def lease(self) -> "Lease":
         """Return one more request's place on this replica, counted from now until its release."""
@@ -72,6 +77,7 @@ class Model:
     bounds: Bounds = Bounds()
     # For all keys together.
     limits: LimitSettings = NO_LIMITS
+    load: Literal["eager", "on_demand"] = "eager"
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -106,13 +112,32 @@ class Catalogue:
         """
         model = self._by_name.get(name)
         if model is None or not allows(model.name):
-            shown = name if len(name) <= 100 else name[:100] + "…"
-            raise ModelNotFound(f"the model {shown!r} does not exist; see /v1/models")
+            raise ModelNotFound(f"the model {_short(name)} does not exist; see /v1/models")
         return model
 
     def current(self, model: Model) -> Model:
         """Return a model that was found before as it is now; itself if it is gone."""
         return self._own.get(model.name, model)
+
+    def named(self, name: str) -> Model:
+        """Return the model of a name or alias, for an operator.
+
+        Raises ModelNotFound, which names the models that there are.
+        """
+        if (model := self._by_name.get(name)) is None:
+            raise ModelNotFound(f"there is no model {_short(name)}; {_known(self.models)}")
+        return model
+
+    def replica(self, engine: str) -> tuple[Model, Replica]:
+        """Return an engine by its name, and its model.
+
+        Raises RouteNotFound, which names the engines that there are.
+        """
+        for model in self.models:
+            for replica in model.replicas:
+                if replica.engine.name == engine:
+                    return model, replica
+        raise RouteNotFound(f"there is no engine {_short(engine)}; {_known(self.engines)}")
 
     def names(self) -> Iterator[tuple[str, Model]]:
         """Return every name that clients may send, with its model."""
@@ -131,3 +156,13 @@ class Catalogue:
     @property
     def engines(self) -> list[Engine]:
         return [replica.engine for model in self.models for replica in model.replicas]
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 100 else name[:100] + "…")
+
+
+def _known(named: Sequence[Model] | Sequence[Engine]) -> str:
+    names = [one.name for one in named]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"there are {', '.join(names[:MOST_NAMED])}{more}"

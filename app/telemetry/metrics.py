@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.telemetry.access import UNKNOWN_MODEL, Tokens
+from app.telemetry.engines import EngineFigures, EngineSeries
 from app.telemetry.series import Buckets, Counter, Gauge, Histogram
 
 # A cached tokenize takes 2 ms, a long reasoning answer ten minutes.
@@ -229,6 +230,10 @@ class Metrics:
     ) -> None:
         """Export the state of engines; `read` returns (model, engine, state) for each."""
         self.registry.register(EngineStates(read, states))
+
+    def watch_figures(self, read: Callable[[], Iterable[EngineFigures]]) -> None:
+        """Export what is known of engines; `read` returns it for each."""
+        self.registry.register(EngineSeries(read))
 
     def exposition(self) -> tuple[bytes, str]:
         """Return what GET /metrics answers: body and content type."""

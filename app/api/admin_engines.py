@@ -1,0 +1,93 @@
+"""/admin/engines: what runs, what it said of itself, and its log."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.responses import PlainTextResponse
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
+
+from app.api.access import Right, guard
+from app.api.follow import Follow, Followers, readable, text_of
+from app.auth.keys import Authenticator
+from app.routing.catalogue import Catalogue
+from app.routing.orders import Orders
+from app.routing.redact import hidden
+from app.routing.report import EngineRow, engine_rows
+
+LINES = 200
+MAX_LINES = 10_000
+
+Wait = Annotated[bool, Query(description="Answer when it is done, instead of 202 at once.")]
+
+
+class Engines(BaseModel):
+    object: str = "list"
+    data: list[EngineRow]
+
+
+def engines_router(
+    catalogue: Catalogue,
+    orders: Orders,
+    authenticator: Authenticator,
+    ending: Callable[[], bool],
+) -> APIRouter:
+    """Return the routes of /admin/engines; `ending` tells when nobody may follow a log any more."""
+    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
+    router = APIRouter(prefix="/admin/engines", tags=["engines"], dependencies=[scheme])
+    reading = Depends(guard(authenticator, Right.ENGINES_READ))
+    writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
+    followers = Followers()
+
+    @router.get("", dependencies=[reading])
+    async def list_engines() -> Engines:
+        """Every engine, in the configuration's order."""
+        return Engines(data=engine_rows(catalogue))
+
+    @router.get("/{name}", dependencies=[reading])
+    async def show_engine(name: str) -> EngineRow:
+        """One engine."""
+        return EngineRow.of(*catalogue.replica(name))
+
+    @router.get(
+        "/{name}/log",
+        dependencies=[reading],
+        response_class=PlainTextResponse,
+    )
+    async def engine_log(
+        name: str,
+        lines: Annotated[int, Query(ge=0, le=MAX_LINES, description="How many at most.")] = LINES,
+        follow: Annotated[bool, Query(description="Go on with new lines as they come.")] = False,
+    ) -> Response:
+        """The last lines of an engine's output, without control characters and secrets."""
+        reader = orders.log(name)
+        if follow:
+            return Follow(reader, lines, hidden, followers, ending)
+
+        def read() -> bytes:
+            try:
+                # A progress bar has no end of its line while it moves.
+                found = [*reader.last(lines), *reader.rest()]
+                return text_of([hidden(line) for line in found[max(len(found) - lines, 0) :]])
+            finally:
+                reader.close()
+
+        with readable():
+            body = await asyncio.to_thread(read)
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        return PlainTextResponse(body, headers=headers)
+
+    @router.post("/{name}/restart", dependencies=[writing])
+    async def restart_engine(name: str, response: Response, wait: Wait = False) -> EngineRow:
+        """End an engine and start it; requests that it works on are broken off."""
+        model, replica = catalogue.replica(name)
+        done = orders.order(name, "restart", lambda: orders.restart(name))
+        if wait:
+            await asyncio.shield(done)
+        else:
+            response.status_code = 202
+        return EngineRow.of(model, replica)
+
+    return router

@@ -1,0 +1,87 @@
+"""/admin/models: which models are loaded, and loading, unloading, sleeping and waking them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
+
+from app.admission.admission import Admission
+from app.api.access import Right, guard
+from app.api.admin_engines import Wait
+from app.auth.keys import Authenticator
+from app.routing.catalogue import Catalogue, Model
+from app.routing.orders import Orders
+from app.routing.report import ModelRow
+
+Act = Callable[[str], Awaitable[None]]
+
+
+class Models(BaseModel):
+    object: str = "list"
+    data: list[ModelRow]
+
+
+def admin_models_router(
+    catalogue: Catalogue,
+    orders: Orders,
+    admission: Admission,
+    authenticator: Authenticator,
+    load: Act,
+    unload: Act,
+) -> APIRouter:
+    """Return the routes of /admin/models; `load` and `unload` act on a model by its own name."""
+    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
+    router = APIRouter(prefix="/admin/models", tags=["models"], dependencies=[scheme])
+    reading = Depends(guard(authenticator, Right.ENGINES_READ))
+    writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
+
+    def row(model: Model) -> ModelRow:
+        return ModelRow.of(model, admission.standing, orders.under_way)
+
+    async def ordered(name: str, verb: str, act: Act, response: Response, wait: bool) -> ModelRow:
+        model = catalogue.named(name)
+        done = orders.order(model.name, verb, partial(act, model.name))
+        if wait:
+            await asyncio.shield(done)
+        else:
+            response.status_code = 202
+        return row(model)
+
+    @router.get("", dependencies=[reading])
+    async def list_models() -> Models:
+        """Every model, in the configuration's order."""
+        return Models(data=[row(model) for model in catalogue.models])
+
+    # A name may hold slashes, as Hugging Face's do.
+    @router.post("/{name:path}/load", dependencies=[writing])
+    async def load_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
+        """Start the engines of a model that are not ready; those that failed are tried again."""
+        return await ordered(name, "load", load, response, wait)
+
+    @router.post("/{name:path}/unload", dependencies=[writing])
+    async def unload_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
+        """End the engines of a model when their requests have ended, and free their memory."""
+        return await ordered(name, "unload", unload, response, wait)
+
+    @router.post("/{name:path}/sleep", dependencies=[writing])
+    async def sleep_model(
+        name: str,
+        response: Response,
+        level: Annotated[
+            int, Query(ge=1, le=2, description="1 keeps the weights in CPU memory, 2 drops them.")
+        ] = 1,
+        wait: Wait = False,
+    ) -> ModelRow:
+        """Put the engines of a model to sleep: vLLM's sleep mode, where the platform has it."""
+        return await ordered(name, "sleep", partial(orders.sleep, level=level), response, wait)
+
+    @router.post("/{name:path}/wake", dependencies=[writing])
+    async def wake_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
+        """Wake the engines of a model, or start them where they do not sleep."""
+        return await ordered(name, "load", load, response, wait)
+
+    return router

@@ -1,0 +1,137 @@
+"""Asking a running gateway: where it is, with which key, and what its answers may be."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from app.cli.faults import fail
+
+if TYPE_CHECKING:  # slow to import, and other commands need not wait
+    import httpx
+
+TIMEOUT_S = 30.0
+T = TypeVar("T")
+
+UrlOption = Annotated[str, typer.Option(envvar="GATEWAY_URL", help="Where the gateway listens.")]
+AdminKeyOption = Annotated[
+    str,
+    typer.Option(envvar="GATEWAY_ADMIN_KEY", show_envvar=False, help="From GATEWAY_ADMIN_KEY."),
+]
+DEFAULT_URL = "http://127.0.0.1:8000"
+_NO_URL = "--url must be such as http://127.0.0.1:8000"
+
+
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+class Refused(Exception):
+    """The gateway answered, with an error; its own words, fit for a terminal."""
+
+    def __init__(self, where: str, status: int, message: str) -> None:
+        super().__init__(f"{where} answers {status}: {message}")
+        self.status = status
+        self.message = message
+
+
+class Gateway:
+    """A running gateway. A fault ends the command with one line that does not hold the key."""
+
+    def __init__(self, url: str, admin_key: str) -> None:
+        import httpx
+
+        if not admin_key:
+            fail("the admin key is missing: set GATEWAY_ADMIN_KEY or give --admin-key")
+        if not (admin_key.isascii() and admin_key.isprintable()):
+            fail("the admin key holds a character that a header cannot carry")
+        try:
+            base = httpx.URL(url)
+        except httpx.InvalidURL:
+            fail(_NO_URL)
+        if base.scheme not in ("http", "https") or not base.host:
+            fail(_NO_URL)
+        self._base = base
+        self.shown = f"{base.scheme}://{base.netloc.decode()}"  # without a password
+        self.headers = {"authorization": f"Bearer {admin_key}"}
+
+    def url(self, path: str) -> "httpx.URL":
+        """Return the address of a path, which is quoted where it has to be."""
+        import httpx
+
+        try:
+            return self._base.join(path)
+        except httpx.InvalidURL:
+            fail(_NO_URL)
+
+    def ask(
+        self,
+        path: str,
+        kind: type[T],
+        params: Mapping[str, Any] | None = None,
+        method: str = "GET",
+        timeout: "float | httpx.Timeout" = TIMEOUT_S,
+    ) -> T:
+        """Return what the gateway answers. Raises Refused."""
+        import httpx
+
+        with self.told():
+            answer = httpx.request(
+                method, self.url(path), params=params, headers=self.headers, timeout=timeout
+            )
+        return self.read(answer, kind)
+
+    def read(self, answer: "httpx.Response", kind: type[T]) -> T:
+        """Return what is in an answer. Raises Refused."""
+        self.check(answer)
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            fail(f"{self.shown} does not answer as a gateway does")
+
+    def check(self, answer: "httpx.Response") -> None:
+        """Raise Refused for an error; its body must have been read."""
+        if not answer.is_success:
+            raise Refused(self.shown, answer.status_code, _message(answer.content))
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Turn what may go wrong on the way into one line."""
+        import httpx
+
+        try:
+            yield
+        except httpx.InvalidURL:
+            fail(_NO_URL)
+        except httpx.HTTPError as error:
+            fail(f"no answer from {self.shown}: {shown(str(error)) or type(error).__name__}")
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn an error that the gateway answers into one line and exit code 2."""
+    try:
+        yield
+    except Refused as refused:
+        fail(str(refused))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def shown(text: str) -> str:
+    """Return a text without what would steer a terminal or break a line."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def _message(body: bytes) -> str:
+    """Return what an error object says, for a terminal."""
+    try:
+        return shown(msgspec.json.decode(body, type=_Refusal).error.message)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "is that a gateway?"

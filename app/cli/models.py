@@ -1,0 +1,200 @@
+"""`vllm-gateway models`: which models a running gateway has, and loading them by hand."""
+
+import threading
+from collections.abc import Iterable
+from queue import Empty, SimpleQueue
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+import typer
+
+from app.cli.faults import fail
+from app.cli.gateway import (
+    DEFAULT_URL,
+    AdminKeyOption,
+    Gateway,
+    Refused,
+    UrlOption,
+    refusals,
+    shown,
+)
+from app.cli.status import POLL_S, Json, fetch, live, plain
+
+EXIT_FAILED = 1
+# The engine or its model could not; everything else is for who asked to mend.
+NOT_DONE = frozenset({500, 502, 503, 504})
+
+models = typer.Typer(help="List the models; load, unload, sleep and wake them.")
+
+Name = Annotated[str, typer.Argument(help="The model, by its name or an alias.")]
+
+
+class Model(msgspec.Struct):
+    """A row of the answer."""
+
+    name: str
+    aliases: list[str]
+    load: str
+    engines: int
+    ready: int
+    in_flight: int
+    waiting: int
+    under_way: str | None
+
+
+class Models(msgspec.Struct):
+    """What GET /admin/models answers."""
+
+    data: list[Model]
+
+
+@models.callback(invoke_without_command=True)
+def list_models(
+    context: typer.Context,
+    json: Json = False,
+    url: UrlOption = DEFAULT_URL,
+    admin_key: AdminKeyOption = "",
+) -> None:
+    """List the models; load, unload, sleep and wake them."""
+    if context.invoked_subcommand is not None:
+        return
+    with refusals():
+        answer = Gateway(url, admin_key).ask("/admin/models", Models)
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(answer.data), indent=2).decode())
+    else:
+        _print_table(answer.data)
+
+
+@models.command()
+def load(
+    context: typer.Context,
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key: AdminKeyOption = "",
+) -> None:
+    """Start the engines of a model and wait until they are ready."""
+    model = _ordered(_gateway(context, url, admin_key), name, "load")
+    print(f"loaded {shown(model.name)}: {model.ready} of {model.engines} engines ready")
+
+
+@models.command()
+def unload(
+    context: typer.Context,
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key: AdminKeyOption = "",
+) -> None:
+    """End the engines of a model when their requests have ended."""
+    model = _ordered(_gateway(context, url, admin_key), name, "unload")
+    print(f"unloaded {shown(model.name)}")
+
+
+@models.command()
+def sleep(
+    context: typer.Context,
+    name: Name,
+    level: Annotated[
+        int, typer.Option(min=1, max=2, help="1 keeps the weights in CPU memory, 2 drops them.")
+    ] = 1,
+    url: UrlOption = DEFAULT_URL,
+    admin_key: AdminKeyOption = "",
+) -> None:
+    """Put the engines of a model to sleep (vLLM's sleep mode; GPU only)."""
+    model = _ordered(_gateway(context, url, admin_key), name, "sleep", level=level)
+    print(f"{shown(model.name)} sleeps at level {level}")
+
+
+@models.command()
+def wake(
+    context: typer.Context,
+    name: Name,
+    url: UrlOption = DEFAULT_URL,
+    admin_key: AdminKeyOption = "",
+) -> None:
+    """Wake the engines of a model and wait until they are ready."""
+    model = _ordered(_gateway(context, url, admin_key), name, "wake")
+    print(f"woke {shown(model.name)}: {model.ready} of {model.engines} engines ready")
+
+
+def _gateway(context: typer.Context, url: str, admin_key: str) -> Gateway:
+    """Return the gateway that is meant, also by options that stand before the command's name."""
+
+    def meant(option: str, value: str) -> str:
+        outer = context.parent
+        if outer is None:
+            return value
+        sources = [one.get_parameter_source(option) for one in (context, outer)]
+        typed = [source is not None and source.name == "COMMANDLINE" for source in sources]
+        if typed != [False, True]:
+            return value
+        before: str = outer.params[option]
+        return before
+
+    return Gateway(meant("url", url), meant("admin_key", admin_key))
+
+
+def _ordered(gateway: Gateway, name: str, verb: str, **params: int) -> Model:
+    """Have something done and wait for it; return the model after it. Ends the command if not."""
+    import httpx
+    from rich.console import Console
+
+    path = f"/admin/models/{quote(name, safe='/')}/{verb}"
+    patient = httpx.Timeout(30.0, read=None)
+    ended: SimpleQueue[Model | BaseException] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            ended.put(gateway.ask(path, Model, {**params, "wait": True}, "POST", patient))
+        except BaseException as error:  # noqa: BLE001 - raised again by who waits
+            ended.put(error)
+
+    with refusals():
+        # A daemon, so that Ctrl-C need not wait for the answer.
+        threading.Thread(target=ask, daemon=True).start()
+        with live(Console(stderr=True)) as show:
+            while (end := _next(ended)) is None:
+                show(engine for engine in fetch(gateway))
+        if isinstance(end, Refused) and end.status in NOT_DONE:
+            fail(f"{shown(name)} did not {verb}: {end.message}", code=EXIT_FAILED)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+
+def _next(ended: "SimpleQueue[Model | BaseException]") -> Model | BaseException | None:
+    try:
+        return ended.get(timeout=POLL_S)
+    except Empty:
+        return None
+
+
+def _print_table(rows: Iterable[Model]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    head = ("model", "also as", "load", "ready", "in flight", "waiting", "under way")
+    cells = [
+        (
+            shown(row.name),
+            shown(", ".join(row.aliases)) or "-",
+            shown(row.load),
+            f"{row.ready} of {row.engines}",
+            str(row.in_flight),
+            str(row.waiting),
+            shown(row.under_way or "-"),
+        )
+        for row in rows
+    ]
+    console = Console()
+    if not console.is_terminal:
+        print(plain(head, cells))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for line in cells:
+        table.add_row(*map(Text, line))
+    console.print(table)

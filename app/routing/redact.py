@@ -1,0 +1,95 @@
+"""What must not be shown of an engine's command line, its log and its errors. Pure.
+
+vLLM takes secrets as flags (`--hf-token`) and writes its flags into its log (`non-default args`),
+so both are shown with `***` in the place of whatever is named like a secret.
+"""
+
+import json
+import re
+import shlex
+
+HIDDEN = "***"
+# The words of a name: `hf-token`, `HF_TOKEN` and `hfToken` have the same two.
+_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+_SECRETS = frozenset(
+    {
+        "apikey", "apikeys", "authorization", "credential", "credentials", "key", "keys",
+        "passphrase", "passwd", "password", "passwords", "secret", "secrets", "token",
+    }
+)  # fmt: skip
+# What `--long-prefill-token-threshold=512` and `eos_token_id: 2` have, and no secret is.
+_HARMLESS = re.compile(r"-?\d+(?:\.\d+)?|none|null|true|false", re.IGNORECASE)
+# "KeyError: 'layers.0'" names a class, not a key.
+_CLASS = re.compile(r"(?:Error|Exception|Warning)$")
+_USERINFO = re.compile(r"(?<=://)[^\s/@'\"]{1,256}:[^\s/@'\"]{0,256}(?=@)")
+# name=, 'name': and --name before a value.
+_NAME = re.compile(
+    r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z][\w.-]{0,63})"
+    r"(?P<between>[\"']?\s{0,4}[:=]\s{0,4}|[ ]{1,4})"
+)
+_VALUE = re.compile(r"""\[[^\]]*\]|"[^"]*"|'[^']*'|[^\s,;)}\]]+""")
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Return whether a flag, a variable or a field of that name holds something to hide."""
+    if _CLASS.search(name):
+        return False
+    words = {word.lower() for word in _WORD.findall(name)} & _SECRETS
+    return bool(words) and not (words == {"token"} and _HARMLESS.fullmatch(value.strip("'\"")))
+
+
+def hidden(line: str) -> str:
+    """Return a line of a log or an error without the values of secrets."""
+    line = _USERINFO.sub(HIDDEN, line)
+    shown, at, done = "", 0, 0
+    while found := _NAME.search(line, at):
+        at = found.end("name")
+        value = _VALUE.match(line, found.end())
+        # With nothing but a blank between them it must be a flag: prose has keys and tokens too.
+        flag = found["name"].startswith("--") and line[found.end() : found.end() + 1] != "-"
+        if value and (found["between"].strip() or flag) and is_secret(found["name"], value[0]):
+            shown += line[done : value.start()] + HIDDEN
+            at = done = value.end()
+    return shown + line[done:]
+
+
+def command(text: str) -> str:
+    """Return a command line, as a shell reads it, without the values of secrets."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return hidden(text)
+    shown: list[str] = []
+    flag = ""
+    for word in words:
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            flag = "" if equals else name
+            shown.append(f"{name}={_value(name, value)}" if equals else name)
+        else:
+            shown.append(_value(flag, word))
+    return text if shown == words else shlex.join(shown)
+
+
+def _value(flag: str, value: str) -> str:
+    if is_secret(flag, value):
+        return HIDDEN
+    if value.startswith(("{", "[")):
+        try:
+            read = json.loads(value)
+        except (ValueError, RecursionError):
+            return hidden(value)
+        clean = _members(read)
+        return value if clean == read else json.dumps(clean)
+    return _USERINFO.sub(HIDDEN, value)
+
+
+def _members(value: object) -> object:
+    if isinstance(value, dict):
+        return {
+            name: HIDDEN if is_secret(name, str(member)) else _members(member)
+            for name, member in value.items()
+        }
+    if isinstance(value, list):
+        return [_members(member) for member in value]
+    return _USERINFO.sub(HIDDEN, value) if isinstance(value, str) else value

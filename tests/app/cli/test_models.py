@@ -1,0 +1,108 @@
+"""`vllm-gateway models`: the list, and one clear line at the end of each order."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.app.cli.gateway import KEY, Server, fault, run, serving
+from tests.gateway import free_port
+
+
+def model(**fields: Any) -> dict[str, Any]:
+    usual = {
+        "name": "org/demo",
+        "aliases": ["gpt"],
+        "load": "eager",
+        "engines": 2,
+        "ready": 2,
+        "in_flight": 3,
+        "waiting": 0,
+        "under_way": None,
+    }
+    return {**usual, **fields}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with serving(monkeypatch) as server:
+        server.tell("/admin/engines", {"data": []})
+        yield server
+
+
+def orders(server: Server) -> list[str]:
+    return [path for method, path, _ in server.asked if method == "POST"]
+
+
+def test_the_list_on_a_pipe(server: Server) -> None:
+    one = model(name="m", aliases=[], ready=0, under_way="load")
+    server.tell("/admin/models", {"data": [model(), one]})
+    assert run("models").stdout.splitlines() == [
+        "model     also as  load   ready   in flight  waiting  under way",
+        "org/demo  gpt      eager  2 of 2  3          0        -",
+        "m         -        eager  0 of 2  3          0        load",
+    ]
+    assert json.loads(run("models", "--json").stdout) == [model(), one]
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "said"),
+    [
+        (["load"], "load?wait=true", "loaded org/demo: 2 of 2 engines ready"),
+        (["wake"], "wake?wait=true", "woke org/demo: 2 of 2 engines ready"),
+        (["unload"], "unload?wait=true", "unloaded org/demo"),
+        (["sleep"], "sleep?level=1&wait=true", "org/demo sleeps at level 1"),
+        (["sleep", "--level", "2"], "sleep?level=2&wait=true", "org/demo sleeps at level 2"),
+    ],
+)
+def test_one_line_at_the_end(server: Server, words: list[str], path: str, said: str) -> None:
+    server.tell(f"/admin/models/org/demo/{words[0]}", model())
+    result = run("models", words[0], "org/demo", *words[1:])
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{said}\n", "")
+    assert orders(server) == [f"/admin/models/org/demo/{path}"]
+
+
+@pytest.mark.parametrize("verb", ["load", "unload", "sleep", "wake"])
+def test_what_failed_is_told_with_its_reason(server: Server, verb: str) -> None:
+    server.refuse(f"/admin/models/org/demo/{verb}", 503, "engine demo-0: no room")
+    line = fault("models", verb, "org/demo", code=1)
+    assert line == f"org/demo did not {verb}: engine demo-0: no room"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, "there is no model 'x'; there are org/demo"),
+        (409, "the model x cannot sleep: its engines are remote"),
+        (401, "the API key is not valid"),
+        (403, "the role auditor does not have the right engines:write"),
+    ],
+)
+def test_what_the_user_can_mend(server: Server, status: int, said: str) -> None:
+    server.refuse("/admin/models/x/sleep", status, said)
+    assert fault("models", "sleep", "x") == f"{server.url} answers {status}: {said}"
+
+
+@pytest.mark.parametrize("name", ["a b", "a?b", "a#b", "a%2Fb", "org/ж"])
+def test_any_name_reaches_the_gateway(server: Server, name: str) -> None:
+    run("models", "load", name)
+    assert orders(server) == [f"/admin/models/{name}/load?wait=true"]
+
+
+def test_options_may_stand_before_the_command(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "another")
+    server.tell("/admin/models/m/load", model())
+    options = ("--url", server.url, "--admin-key", KEY)
+    assert run("models", *options, "load", "m").exit_code == 0
+    assert run("models", "load", "m", *options).exit_code == 0
+    assert {key for _, _, key in server.asked} == {f"Bearer {KEY}"}
+
+
+def test_a_gateway_that_does_not_run() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    line = fault("models", "load", "m", "--admin-key", KEY, "--url", url)
+    assert line.startswith(f"no answer from {url}: ")

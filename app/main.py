@@ -1,6 +1,7 @@
 """The whole gateway in one place: what a request meets, in order, and who owns it.
 
-    client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ limits ─▶ admission ─▶ routing ─▶ engine
+    client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ limits ─▶ residency ─▶ admission ─▶ routing
+                            │                  │                                           └▶ engine
                             │                  └▶ usage, telemetry at the end, whatever happened
                             └▶ RequestId ─▶ HeadAsGet ─▶ AdminDoor ─▶ /v1/models, /admin, …
 
@@ -38,6 +39,7 @@ from app.database.database import Database, DatabaseUnavailable
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
 from app.relay.relay import Relay, RelayBounds
+from app.residency.keeper import Keeper, OnDemand
 from app.routing.catalogue import Bounds, Catalogue, Model, Replica
 from app.routing.policy import LeastLoaded
 from app.settings import ModelSettings, Settings
@@ -82,6 +84,9 @@ class State:
     budgets: Budgets
     ledger: Ledger
     admission: Admission
+    keeper: Keeper
+    # What each engine takes to start: server.parallel_starts of them.
+    turn: asyncio.Semaphore
     metrics: Metrics
     access: AccessLog
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
@@ -115,11 +120,21 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     queues = {model.name: model.queue for model in settings.models}
     admission = Admission(metrics, queues, catalogue.ready_engines)
     server = settings.server
+    turn = asyncio.Semaphore(server.parallel_starts)
+    keeper = Keeper(
+        on_demand(settings, catalogue),
+        metrics,
+        budget_gib=server.memory_budget_gib,
+        fixed_gib=partial(_eager_gib, catalogue),
+        turn=turn,
+        slots=server.parallel_starts,
+    )
     relay = Relay(
         authenticator,
         limiter,
         budgets,
         admission,
+        keeper,
         catalogue,
         Attempts(LeastLoaded(), metrics),
         ledger,
@@ -143,6 +158,8 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
         budgets,
         ledger,
         admission,
+        keeper,
+        turn,
         metrics,
         access,
     )
@@ -193,7 +210,28 @@ def _build_model(settings: ModelSettings, run_dir: Path, launcher: Sequence[str]
             name = f"{_slug(settings.name)}-{len(replicas)}"
             replicas.append(_build_replica(name, settings.name, spec, run_dir, launcher))
     bounds = Bounds(settings.max_choices, settings.max_output_tokens)
-    return Model(settings.name, settings.aliases, tuple(replicas), bounds, settings.limits)
+    on_demand = settings.load == "on_demand"
+    return Model(
+        settings.name, settings.aliases, tuple(replicas), bounds, settings.limits, on_demand
+    )
+
+
+def on_demand(settings: Settings, catalogue: Catalogue) -> list[OnDemand]:
+    """Return the models that are loaded on demand, for the keeper."""
+    told = {model.name: model for model in settings.models}
+    found: list[OnDemand] = []
+    for model in catalogue.models:
+        if model.on_demand:
+            engines = [replica.engine for replica in model.replicas]
+            loadable = tuple(engine for engine in engines if isinstance(engine, ProcessEngine))
+            found.append(OnDemand(told[model.name], loadable))
+    return found
+
+
+def _eager_gib(catalogue: Catalogue) -> float:
+    """Return what the engines take that are always loaded, as far as that is known."""
+    engines = (r.engine for m in catalogue.models if not m.on_demand for r in m.replicas)
+    return sum(e.memory_gib or 0.0 for e in engines if isinstance(e, ProcessEngine))
 
 
 def _build_replica(
@@ -225,11 +263,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     ]
     await _hint(state)
     starting = asyncio.create_task(_start_engines(state), name="start engines")
+    state.keeper.start()
     try:
         yield
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        await state.keeper.close()
         await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in engines))
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()
@@ -252,13 +292,11 @@ async def _hint(state: State) -> None:
 
 
 async def _start_engines(state: State) -> None:
-    turn = asyncio.Semaphore(state.settings.server.parallel_starts)
-
-    async def start(engine: Engine) -> None:
+    async def start(model: str, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         try:
             if isinstance(engine, ProcessEngine):
-                async with turn:
+                async with state.turn:
                     # The engine has its own bound, start_timeout_s, and knows why it failed.
                     await engine.ensure_ready(deadline=float("inf"))
             else:
@@ -267,8 +305,11 @@ async def _start_engines(state: State) -> None:
             log.debug("%s did not start: %s", engine.name, error)
         else:
             log.info("engine %s is ready", engine.name)
+            if engine.load_s is not None:
+                state.metrics.engine_load(model, engine.load_s)
 
-    await asyncio.gather(*(start(engine) for engine in state.catalogue.engines))
+    eager = (model for model in state.catalogue.models if not model.on_demand)
+    await asyncio.gather(*(start(m.name, replica.engine) for m in eager for replica in m.replicas))
     state.settled.set()
 
 

@@ -190,6 +190,7 @@ async def _serve(app: FastAPI, sock: socket.socket, banner_key: str | None) -> N
 async def _drain(state: State, server: uvicorn.Server) -> None:
     """Let the requests in flight end, up to the bound, then make the server exit."""
     state.admission.drain()
+    state.keeper.drain()
     patience = state.settings.server.drain_timeout_s
     idle = asyncio.create_task(state.admission.idle())
     deadline = asyncio.get_running_loop().time() + patience
@@ -204,7 +205,7 @@ async def _drain(state: State, server: uvicorn.Server) -> None:
 
 
 def _hopeless(state: State) -> bool:
-    """Whether nothing serves and nothing will: every engine is ours and did not start."""
+    """Whether nothing serves and nothing will: every engine is ours and none came up or may yet."""
     remote = any(spec.kind == "remote" for m in state.settings.models for spec in m.engines)
     return not state.catalogue.ready and not remote
 
@@ -229,9 +230,10 @@ def banner(state: State, port: int, key: str | None) -> str:
     lines = ["", f"vllm-gateway serves on {url}", ""]
     for model in state.catalogue.models:
         also = f", also as {', '.join(model.aliases)}" if model.aliases else ""
-        lines.append(
-            f"  model  {model.name}{also} ({model.ready} of {len(model.replicas)} engines ready)"
-        )
+        ready = f"{model.ready} of {len(model.replicas)} engines ready"
+        if model.on_demand and not model.ready:
+            ready = "loads at the first request"
+        lines.append(f"  model  {model.name}{also} ({ready})")
     lines += [f"         {failure}" for failure in _failures(state)]
     header = ""
     if state.settings.auth.enabled:

@@ -72,6 +72,8 @@ class Model:
     bounds: Bounds = Bounds()
     # For all keys together.
     limits: LimitSettings = NO_LIMITS
+    # Its engines start at the first request, not with the gateway.
+    on_demand: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -115,8 +117,8 @@ class Catalogue:
 
     @property
     def ready(self) -> bool:
-        """Whether any engine is READY."""
-        return any(model.ready for model in self.models)
+        """Whether any engine is READY, or may be started by a request."""
+        return any(model.on_demand or model.ready for model in self.models)
 
     @property
     def engines(self) -> list[Engine]:

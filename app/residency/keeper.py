@@ -495,8 +495,9 @@ class Keeper:
         entry.promised = False
         if entry.load_s is None:
             entry.load_s = max((e.load_s or 0.0 for e in entry.model.engines), default=0.0) or None
-        if not entry.waiting:
-            entry.wanted_since = None
+        # Before anything else is decided: a load serves those who waited for it, whatever follows.
+        entry.held_back = False
+        entry.answer(None)
 
     def _note_failed(self, entry: _Entry) -> None:
         restart = entry.model.restart

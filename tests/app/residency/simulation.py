@@ -76,7 +76,6 @@ class World:
         self._events: list[tuple[float, int, str, object]] = []
         self._number = itertools.count()
         self._held_back: frozenset[str] = frozenset()
-        self._used_at: dict[str, bool] = {}
 
     def run(self, arrivals: Iterable[Arrival], until: float | None = None) -> None:
         """Let everything happen, to the last event or to a moment."""
@@ -124,10 +123,10 @@ class World:
                 last_used=self.now,
                 load_s=self.sorts[name].load_s,
                 need_gib=self.sorts[name].need_gib,
+                wanted_since=None,
             )
-            self.loads[
-                -1 - next(i for i, s in enumerate(reversed(self.loads)) if s.model == name)
-            ].ready = self.now
+            self._serve_all(name)
+            self.stays(name)[-1].ready = self.now
         elif what == "unloaded":
             self._set(str(about), residency=Residency.UNLOADED)
 
@@ -137,6 +136,11 @@ class World:
         self._set(arrival.model, holds=model.holds + 1)
         self.waits.append(self.now - arrival.at)
         self._push(self.now + arrival.serve_s, "leave", arrival)
+
+    def _serve_all(self, name: str) -> None:
+        for arrival in self._waiting[name]:
+            self._serve(arrival)
+        self._waiting[name].clear()
 
     def _decide(self) -> None:
         self.decision = decision = decide(
@@ -150,17 +154,15 @@ class World:
             assert model.holds == 0, "it leaves while it serves"
             stay = self.stays(name)[-1]
             stay.left, stay.why = self.now, reason
-            idle_for = self.now - model.last_used
-            stay.in_use = bool(self._waiting[name]) or idle_for < self.terms.settle(model.load_s)
+            settled_at = model.last_used + self.terms.settle(model.load_s)
+            stay.in_use = bool(self._waiting[name]) or self.now < settled_at
             self.unloads.append((name, reason))
             self._set(name, residency=Residency.UNLOADING)
             self._push(self.now + UNLOAD_S, "unloaded", name)
         for name, waiting in self._waiting.items():
             model = self.models[name]
             if waiting and model.residency is Residency.LOADED and name not in self._held_back:
-                for arrival in waiting:
-                    self._serve(arrival)
-                waiting.clear()
+                self._serve_all(name)
                 self._set(name, wanted_since=None)
         for name in decision.load:
             model = self.models[name]

@@ -72,6 +72,7 @@ def random_day(
     return sorts, arrivals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("every_s", [0.5, 5.0, 60.0], ids=["crowded", "busy", "quiet"])
 @pytest.mark.parametrize("seed", range(3))

@@ -85,8 +85,6 @@ class State:
     ledger: Ledger
     admission: Admission
     keeper: Keeper
-    # What each engine takes to start: server.parallel_starts of them.
-    turn: asyncio.Semaphore
     metrics: Metrics
     access: AccessLog
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
@@ -120,13 +118,11 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
     queues = {model.name: model.queue for model in settings.models}
     admission = Admission(metrics, queues, catalogue.ready_engines)
     server = settings.server
-    turn = asyncio.Semaphore(server.parallel_starts)
     keeper = Keeper(
         on_demand(settings, catalogue),
         metrics,
         budget_gib=server.memory_budget_gib,
         fixed_gib=partial(_eager_gib, catalogue),
-        turn=turn,
         slots=server.parallel_starts,
     )
     relay = Relay(
@@ -159,7 +155,6 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
         ledger,
         admission,
         keeper,
-        turn,
         metrics,
         access,
     )
@@ -292,11 +287,13 @@ async def _hint(state: State) -> None:
 
 
 async def _start_engines(state: State) -> None:
+    turn = asyncio.Semaphore(state.settings.server.parallel_starts)
+
     async def start(model: str, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         try:
             if isinstance(engine, ProcessEngine):
-                async with state.turn:
+                async with turn:
                     # The engine has its own bound, start_timeout_s, and knows why it failed.
                     await engine.ensure_ready(deadline=float("inf"))
             else:

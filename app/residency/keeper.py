@@ -50,11 +50,14 @@ class Loadable(Protocol):
     def load_s(self) -> float | None: ...
 
     async def ensure_ready(self, deadline: float) -> None:
-        """Start or wake it, and return once it is READY. Raises EngineUnavailable."""
+        """Start or wake it when its turn has come, and return once it is READY.
+
+        Raises EngineUnavailable when that failed, though it may go on trying.
+        """
         ...
 
     async def unload(self) -> None:
-        """Return when it is ASLEEP, STOPPED or FAILED and its memory is free."""
+        """Return when it is ASLEEP, or STOPPED and its memory is free; it starts no more by itself."""
         ...
 
 
@@ -182,19 +185,16 @@ class Keeper:
         *,
         budget_gib: float | None = None,
         fixed_gib: Callable[[], float] = lambda: 0.0,
-        turn: asyncio.Semaphore | None = None,
         slots: int = 1,
         terms: Terms | None = None,
     ) -> None:
         """`budget_gib` is for all engines (None: no bound), `fixed_gib` what the others take of it.
 
-        Each engine takes its `turn` to start, with those that are not on demand; `slots` models may
-        load at once.
+        `slots` models may load at once.
         """
         self._metrics = metrics
         self._budget_gib = budget_gib
         self._fixed_gib = fixed_gib
-        self._turn = turn or asyncio.Semaphore(slots)
         self._slots = slots
         self._terms = terms or Terms()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -462,15 +462,7 @@ class Keeper:
 
     async def _load(self, entry: _Entry) -> None:
         """Start the engines of a model, and see what came of it."""
-        began: list[float] = []
-
-        async def start(engine: Loadable) -> None:
-            async with self._turn:
-                began.append(self._now())
-                entry.load_began = began[0]
-                await engine.ensure_ready(inf)
-
-        starts = (start(engine) for engine in entry.model.engines)
+        starts = (engine.ensure_ready(inf) for engine in entry.model.engines)
         for fault in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(fault, EngineError):
                 log.warning("model %s: an engine did not start: %s", entry.model.name, fault)
@@ -485,6 +477,9 @@ class Keeper:
             self._note_loaded(entry)
         else:
             self._note_failed(entry)
+            # They would try again by themselves, and in memory that they do not have here.
+            await self._end_engines(entry)
+            entry.residency = Residency.UNLOADED
         self._tell_change()
         self._decide()
 
@@ -502,7 +497,6 @@ class Keeper:
     def _note_failed(self, entry: _Entry) -> None:
         restart = entry.model.restart
         backoff_s = min(restart.backoff_s * 2.0**entry.failures, restart.max_backoff_s)
-        entry.residency = Residency.UNLOADED
         entry.failures += 1
         entry.retry_at = self._now() + backoff_s
         entry.promised = entry.asked_out = False
@@ -522,14 +516,17 @@ class Keeper:
         self._begin("unload", entry, asyncio.create_task(self._unload(entry)))
 
     async def _unload(self, entry: _Entry) -> None:
-        unloads = (engine.unload() for engine in entry.model.engines)
-        for fault in await asyncio.gather(*unloads, return_exceptions=True):
-            if fault is not None:
-                log.error("model %s: %s", entry.model.name, fault)
+        await self._end_engines(entry)
         entry.residency = Residency.UNLOADED
         entry.asked_out = False
         self._tell_change()
         self._decide()
+
+    async def _end_engines(self, entry: _Entry) -> None:
+        unloads = (engine.unload() for engine in entry.model.engines)
+        for fault in await asyncio.gather(*unloads, return_exceptions=True):
+            if fault is not None:
+                log.error("model %s: %s", entry.model.name, fault)
 
     def _tell_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -52,6 +52,8 @@ class FakeEngine:
 
     async def unload(self) -> None:
         self.unloads += 1
+        if self.state is EngineState.FAILED:
+            self.state = after(self.state, Event.STOP)
         if self.state is EngineState.READY:
             self.state = after(self.state, Event.STOP)
             await asyncio.sleep(0)

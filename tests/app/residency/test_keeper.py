@@ -113,16 +113,11 @@ class TestLoading:
             assert hold.waited_s is None
             assert kept.of("a").holds == 1
 
-    async def test_every_engine_of_a_model_is_started_one_at_its_turn(self, keep: Keep) -> None:
-        one, two = closed("a-0"), closed("a-1")
+    async def test_every_engine_of_a_model_is_started(self, keep: Keep) -> None:
+        one, two = FakeEngine("a-0"), FakeEngine("a-1")
         kept = keep(on_demand(one, two, name="a"))
-        task = kept.ask("a")
-        await kept.until(lambda: one.starts == 1)
-        assert two.starts == 0
-        one.gate.set()
-        await kept.until(lambda: two.starts == 1)
-        two.gate.set()
-        with await task:
+        with await kept.keeper.hold("a"):
+            assert (one.starts, two.starts) == (1, 1)
             assert kept.of("a").need_gib == 2.0
 
     async def test_an_engine_that_does_not_start_leaves_the_others(self, keep: Keep) -> None:
@@ -202,13 +197,15 @@ class TestRefusals:
         with pytest.raises(EngineUnavailable, match="try again later") as refusal:
             await kept.keeper.hold("a")
         assert refusal.value.retry_after_s == 30
-        assert engine.starts == 1
+        await kept.until_is("a", Residency.UNLOADED)
+        assert (engine.starts, engine.state) == (1, EngineState.STOPPED)
 
     async def test_the_next_request_after_the_backoff_tries_again(self, keep: Keep) -> None:
         engine = FakeEngine("a", fault="no room")
         kept = keep(on_demand(engine, restart={"backoff_s": 1e-6}))
         with pytest.raises(EngineUnavailable):
             await kept.keeper.hold("a")
+        await kept.until_is("a", Residency.UNLOADED)
         engine.fault = None
         tried_at = asyncio.get_running_loop().time()
         await kept.until(lambda: asyncio.get_running_loop().time() > tried_at)

@@ -132,6 +132,9 @@ class TestMakingRoom:
         first = wanted("b", 2.0, since=NOW - 5)
         assert decided(leaving, first, wanted("c", 1.0)).load == ()
 
+    def test_room_is_made_for_several_at_once(self) -> None:
+        assert evicted(decided(loaded("a"), loaded("b"), wanted("c"), wanted("d"))) == ["a", "b"]
+
 
 class TestPatience:
     LONG_AGO = NOW - 15

@@ -57,7 +57,7 @@ class Loadable(Protocol):
         ...
 
     async def unload(self) -> None:
-        """Return when it is ASLEEP, or STOPPED and its memory is free; it starts no more by itself."""
+        """Return when it is ASLEEP, or STOPPED and its memory is free, and tries no more to start."""
         ...
 
 

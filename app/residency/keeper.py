@@ -57,7 +57,7 @@ class Loadable(Protocol):
         ...
 
     async def unload(self) -> None:
-        """Return when it is ASLEEP, or STOPPED and its memory is free, and tries no more to start."""
+        """Return when it is ASLEEP, or STOPPED with its memory free; nothing starts it again."""
         ...
 
 

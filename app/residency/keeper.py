@@ -147,6 +147,7 @@ class _Entry:
                 given.set_result(error or self)
         self.waiting.clear()
         self.wanted_since = None
+        self.promised = False
 
 
 # What a request that waits is given: the entry that it has a hold on now, or why it has none.
@@ -309,6 +310,9 @@ class Keeper:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for entry in self._entries.values():
+            entry.asked_out = False
+        self._tell_change()
 
     # Requests
 
@@ -424,17 +428,17 @@ class Keeper:
 
     def _decide(self) -> Decision:
         """Decide, and begin what was decided."""
-        now = self._now()
-        residents = self.residents()
+        if self._draining:
+            return self._decided
         self._decided = decision = decide(
-            residents, self._room_gib(), 0 if self._draining else self._slots, now, self._terms
+            self.residents(), self._room_gib(), self._slots, self._now(), self._terms
         )
         # First of all: one that leaves now gives no holds any more.
         for name, reason in decision.unload:
             self._begin_unload(self._entries[name], reason)
         for name, entry in self._entries.items():
             entry.held_back = name in decision.held_back
-            if entry.waiting and entry.open:
+            if entry.wanted_since is not None and entry.open:
                 entry.answer(None)
         for name in decision.load:
             self._begin_load(self._entries[name])
@@ -445,7 +449,7 @@ class Keeper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if moment is not None and not self._draining:
+        if moment is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(moment + TIMER_S, self._decide)
 
@@ -462,6 +466,9 @@ class Keeper:
 
     async def _load(self, entry: _Entry) -> None:
         """Start the engines of a model, and see what came of it."""
+        # An engine that failed while it was loaded may have a restart before it. It starts afresh.
+        failed = [e for e in entry.model.engines if e.state is EngineState.FAILED]
+        await self._end_engines(entry, failed)
         starts = (engine.ensure_ready(inf) for engine in entry.model.engines)
         for fault in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(fault, EngineError):
@@ -478,7 +485,7 @@ class Keeper:
         else:
             self._note_failed(entry)
             # They would try again by themselves, and in memory that they do not have here.
-            await self._end_engines(entry)
+            await self._end_engines(entry, entry.model.engines)
             entry.residency = Residency.UNLOADED
         self._tell_change()
         self._decide()
@@ -487,7 +494,6 @@ class Keeper:
         entry.residency = Residency.LOADED
         entry.loaded_at = entry.last_used = self._now()
         entry.failures = 0
-        entry.promised = False
         if entry.load_s is None:
             entry.load_s = max((e.load_s or 0.0 for e in entry.model.engines), default=0.0) or None
         # Before anything else is decided: a load serves those who waited for it, whatever follows.
@@ -499,7 +505,7 @@ class Keeper:
         backoff_s = min(restart.backoff_s * 2.0**entry.failures, restart.max_backoff_s)
         entry.failures += 1
         entry.retry_at = self._now() + backoff_s
-        entry.promised = entry.asked_out = False
+        entry.asked_out = False
         name = entry.model.name
         log.error(
             "model %s could not be loaded (%s); not tried again for %g s",
@@ -516,14 +522,14 @@ class Keeper:
         self._begin("unload", entry, asyncio.create_task(self._unload(entry)))
 
     async def _unload(self, entry: _Entry) -> None:
-        await self._end_engines(entry)
+        await self._end_engines(entry, entry.model.engines)
         entry.residency = Residency.UNLOADED
         entry.asked_out = False
         self._tell_change()
         self._decide()
 
-    async def _end_engines(self, entry: _Entry) -> None:
-        unloads = (engine.unload() for engine in entry.model.engines)
+    async def _end_engines(self, entry: _Entry, engines: Sequence[Loadable]) -> None:
+        unloads = (engine.unload() for engine in engines)
         for fault in await asyncio.gather(*unloads, return_exceptions=True):
             if fault is not None:
                 log.error("model %s: %s", entry.model.name, fault)

@@ -309,6 +309,24 @@ class TestRoom:
         with await kept.keeper.hold("a"), await kept.keeper.hold("b"):
             assert (a.state, b.state) == (EngineState.READY, EngineState.READY)
 
+    async def test_who_was_told_to_come_back_leaves_no_model_that_is_never_idle(
+        self, keep: Keep
+    ) -> None:
+        kept = keep(
+            on_demand(FakeEngine("a"), queue={"max_waiting": 0}, idle_unload_s=0.01),
+            on_demand(FakeEngine("b")),
+            budget_gib=1.0,
+        )
+        await kept.keeper.load("a")
+        with await kept.keeper.hold("a"):
+            waits = kept.ask("b")
+            await kept.until_waiting(1)
+            with pytest.raises(EngineOverloaded):
+                await kept.keeper.hold("a")
+            waits.cancel()
+            await asyncio.gather(waits, return_exceptions=True)
+        await kept.until_is("a", Residency.UNLOADED)
+
     async def test_one_of_unknown_need_is_loaded_alone_once(self, keep: Keep) -> None:
         a, b = FakeEngine("a"), FakeEngine("b", declared=False)
         kept = keep(on_demand(a), on_demand(b), budget_gib=2.0)
@@ -357,6 +375,14 @@ class TestOperators:
         await unload
         with await comes:
             assert engine.starts == 2
+
+    async def test_unload_returns_when_the_gateway_ends(self, keep: Keep) -> None:
+        kept = keep(on_demand(FakeEngine("a")))
+        with await kept.keeper.hold("a"):
+            unload = asyncio.create_task(kept.keeper.unload("a"))
+            await asyncio.sleep(0)
+            await kept.keeper.close()
+            await unload
 
     async def test_load_tells_an_operator_the_reason_and_does_not_wait_for_the_backoff(
         self, keep: Keep

@@ -39,7 +39,9 @@ def ask(deployment: Deployment, model: str) -> httpx.Response:
 def starts(deployment: Deployment, engine: str) -> int:
     """Return how often an engine was started."""
     logs = (deployment.run_dir / engine).glob("engine.log*")
-    return sum(log.read_text(errors="replace").count("vLLM API server version") for log in logs)
+    return sum(
+        log.read_text(errors="replace").count("Application startup complete") for log in logs
+    )
 
 
 def series(deployment: Deployment, beginning: str) -> list[str]:

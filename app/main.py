@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from math import inf
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -49,6 +49,7 @@ from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
+from engines.link import end_strangers
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
 from engines.spec import EngineSpec, InProcessSpec, ProcessSpec
@@ -69,6 +70,7 @@ EXPOSED_HEADERS = (
 )
 # How long a remote server is waited for before the gateway says it is up without it.
 REMOTE_START_S = 10.0
+LOOK_S = 0.2
 
 
 @dataclass(slots=True)
@@ -194,16 +196,26 @@ def create_app(settings: Settings, *, launcher: Sequence[str] | None = None) -> 
 
 def build_catalogue(settings: Settings, launcher: Sequence[str] | None = None) -> Catalogue:
     """Return every model with its engines, none of them started. Raises LauncherMissing."""
-    run_dir = settings.server.run_dir.absolute()
-    return Catalogue([_build_model(model, run_dir, launcher) for model in settings.models])
+    house = _House(settings, launcher)
+    return Catalogue([_build_model(model, house) for model in settings.models])
 
 
-def _build_model(settings: ModelSettings, run_dir: Path, launcher: Sequence[str] | None) -> Model:
+class _House:
+    """What the engines of this machine have in common."""
+
+    def __init__(self, settings: Settings, launcher: Sequence[str] | None) -> None:
+        self.run_dir = settings.server.run_dir.absolute()
+        self.launcher = launcher
+        self.turn = asyncio.Semaphore(settings.server.parallel_starts)
+        self.keep = settings.server.keep_engines
+
+
+def _build_model(settings: ModelSettings, house: _House) -> Model:
     replicas: list[Replica] = []
     for spec in settings.engines:
         for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1):
             name = f"{_slug(settings.name)}-{len(replicas)}"
-            replicas.append(_build_replica(name, settings.name, spec, run_dir, launcher))
+            replicas.append(_build_replica(name, settings.name, spec, house))
     bounds = Bounds(settings.max_choices, settings.max_output_tokens)
     on_demand = settings.load == "on_demand"
     return Model(
@@ -229,12 +241,17 @@ def _eager_gib(catalogue: Catalogue) -> float:
     return sum(e.memory_gib or 0.0 for e in engines if isinstance(e, ProcessEngine))
 
 
-def _build_replica(
-    name: str, model: str, spec: EngineSpec, run_dir: Path, launcher: Sequence[str] | None
-) -> Replica:
+def _build_replica(name: str, model: str, spec: EngineSpec, house: _House) -> Replica:
     if isinstance(spec, ProcessSpec):
-        command = launcher or vllm_launcher()
-        engine = ProcessEngine(name, spec, served_name=model, run_dir=run_dir, launcher=command)
+        engine = ProcessEngine(
+            name,
+            spec,
+            served_name=model,
+            run_dir=house.run_dir,
+            launcher=house.launcher or vllm_launcher(),
+            turn=house.turn,
+            keep=house.keep,
+        )
         return Replica(engine, model)
     if isinstance(spec, InProcessSpec):
         raise NotImplementedError("kind: in_process")
@@ -265,7 +282,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await state.keeper.close()
-        await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in engines))
+        await asyncio.gather(*(_part(engine, state.settings) for engine in engines))
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()
         await state.ledger.close()
@@ -287,17 +304,16 @@ async def _hint(state: State) -> None:
 
 
 async def _start_engines(state: State) -> None:
-    turn = asyncio.Semaphore(state.settings.server.parallel_starts)
+    await end_strangers(
+        state.settings.server.run_dir.absolute(), {e.name for e in state.catalogue.engines}
+    )
 
     async def start(model: str, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
+        # An engine of ours has its own bound, start_timeout_s, and knows why it failed.
+        patience = inf if isinstance(engine, ProcessEngine) else loop.time() + REMOTE_START_S
         try:
-            if isinstance(engine, ProcessEngine):
-                async with turn:
-                    # The engine has its own bound, start_timeout_s, and knows why it failed.
-                    await engine.ensure_ready(deadline=float("inf"))
-            else:
-                await engine.ensure_ready(loop.time() + REMOTE_START_S)
+            await engine.ensure_ready(patience)
         except EngineUnavailable as error:
             log.debug("%s did not start: %s", engine.name, error)
         else:
@@ -305,9 +321,26 @@ async def _start_engines(state: State) -> None:
             if engine.load_s is not None:
                 state.metrics.engine_load(model, engine.load_s)
 
-    eager = (model for model in state.catalogue.models if not model.on_demand)
+    eager = [model for model in state.catalogue.models if not model.on_demand]
     await asyncio.gather(*(start(m.name, replica.engine) for m in eager for replica in m.replicas))
+    ours = [e for e in state.catalogue.engines if isinstance(e, ProcessEngine)]
+    # One of them may come up by a restart, of which no event tells.
+    while not state.catalogue.ready and not all(e.given_up for e in ours):  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
     state.settled.set()
+
+
+def hopeless(state: State) -> bool:
+    """Whether nothing serves and nothing will: every engine is ours and was given up."""
+    return all(isinstance(e, ProcessEngine) and e.given_up for e in state.catalogue.engines)
+
+
+async def _part(engine: Engine, settings: Settings) -> None:
+    """End an engine, or leave it to the next gateway."""
+    if isinstance(engine, ProcessEngine) and settings.server.keep_engines:
+        await engine.release()
+    else:
+        await engine.stop(STOP_GRACE_S)
 
 
 def _engine_states(catalogue: Catalogue) -> Iterable[tuple[str, str, str]]:

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from app.connection import ClientConnection, ConnectionBounds
 from app.database.database import Database, DatabaseUnavailable
-from app.main import State, create_app
+from app.main import State, create_app, hopeless
 from app.settings import ConfigError, Settings
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ async def _serve(app: FastAPI, sock: socket.socket, banner_key: str | None) -> N
     try:
         await asyncio.wait({serving, stop, settled}, return_when=asyncio.FIRST_COMPLETED)
         if settled.done() and not stop.done():
-            if _hopeless(state):
+            if hopeless(state):
                 server.should_exit = True
                 await serving
                 raise ConfigError(list(_failures(state)))
@@ -204,15 +204,9 @@ async def _drain(state: State, server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def _hopeless(state: State) -> bool:
-    """Whether nothing serves and nothing will: every engine is ours and none came up or may yet."""
-    remote = any(spec.kind == "remote" for m in state.settings.models for spec in m.engines)
-    return not state.catalogue.ready and not remote
-
-
 def _failures(state: State) -> Iterator[str]:
     for engine in state.catalogue.engines:
-        if engine.last_error is not None:
+        if engine.state == "failed":
             yield f"engine {engine.name}: {engine.last_error}"
 
 

@@ -189,8 +189,8 @@ class Engine(Protocol):
     async def ensure_ready(self, deadline: float) -> None:
         """Start or wake it if need be and return once it is READY.
 
-        `deadline` is in the event loop's time. Raises EngineUnavailable when it is late, and when
-        it failed and will not be started again without being asked.
+        `deadline` is in the event loop's time. Raises EngineUnavailable when it is late, and at
+        once when it fails, though it may be starting again by itself.
         """
         ...
 

@@ -1,17 +1,23 @@
 """The parent of an engine's processes. It outlives nobody, and nothing outlives it.
 
-Run as a script by `process.py`, never imported: `python -I -S guardian.py LOGFILE ARGV...`.
+Run as a script by `link.py`, never imported:
 
-    stdin    a pipe from the gateway. "stop SECONDS" ends the engine in order; the end of the
-             pipe means that the gateway is gone, and then the engine is killed at once.
-    stdout   one JSON line when the engine has started ({"pid": n} or {"error": text}), one when
-             nothing of it is left, or killed processes have not vanished in SWEEP_S
-             ({"exit": code}, negative for a signal).
+    python -I -S guardian.py DIRECTORY KEEP FINGERPRINT ARGV...
 
-As a child subreaper (prctl(2)) it becomes the parent of every orphan below it, whatever process
-group or session that has moved to. So "waitpid finds no child" is proof that no EngineCore and no
-worker is left. Should the guardian itself be killed, the kernel kills the API server (its parent
-death signal) and the gateway kills the rest of the group.
+    stdin            a socket to the gateway that started it
+    DIRECTORY/ctl.sock   where another gateway, that takes the engine over, connects
+
+Both speak the same lines. From the gateway: "stop SECONDS" ends the engine in order; "keep 0" and
+"keep 1" say whether the engine goes on without a gateway. When the last gateway has gone and the
+engine is not to be kept, it is killed at once. To every gateway, in JSON: {"pid": n, "fingerprint":
+text} when it meets the engine, or {"error": text} when that could not be run, and {"exit": code}
+(negative for a signal) when nothing of it is left or killed processes have not vanished in SWEEP_S.
+
+DIRECTORY/engine.json says which processes these are, for a gateway that comes when this one is
+gone. As a child subreaper (prctl(2)) the guardian becomes the parent of every orphan below it,
+whatever process group or session that has moved to. So "waitpid finds no child" is proof that no
+EngineCore and no worker is left. Should the guardian itself be killed, the kernel kills the API
+server (its parent death signal) and the gateway kills the rest.
 """
 
 import contextlib
@@ -21,8 +27,12 @@ import json
 import os
 import selectors
 import signal
+import socket
 import sys
 import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from engines import processes
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,12 +45,6 @@ def prctl(option: int, value: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-
-
-def say(message: dict[str, object]) -> None:
-    # Nobody may be left to hear it.
-    with contextlib.suppress(OSError):
-        os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def spawn(argv: list[str], log_pipe: int) -> int:
@@ -58,6 +62,7 @@ def spawn(argv: list[str], log_pipe: int) -> int:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(log_pipe, 1)
@@ -74,28 +79,6 @@ def spawn(argv: list[str], log_pipe: int) -> int:
         os.waitpid(pid, 0)
         raise OSError(int(failure), os.strerror(int(failure)), argv[0])
     return pid
-
-
-def descendants(root: int) -> list[int]:
-    """Return every process below `root`, zombies left out."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                state, parent = file.read().rsplit(b")", 1)[1].split()[:2]
-        except OSError:
-            continue  # it ended meanwhile
-        if state != b"Z":
-            children.setdefault(int(parent), []).append(int(entry))
-    found: list[int] = []
-    todo = [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
 
 
 def kill(pid: int, signum: int, *, group: bool = False) -> None:
@@ -125,41 +108,116 @@ class Log:
             self.size += os.write(self.file, data)
 
 
+class Gateway:
+    """A connection to a gateway: orders come, reports go."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.pending = b""
+
+    def say(self, message: dict[str, object]) -> None:
+        # Nobody may be left to hear it.
+        with contextlib.suppress(OSError):
+            self.sock.send(json.dumps(message).encode() + b"\n")
+
+    def orders(self) -> list[bytes] | None:
+        """Return the whole lines that have come; None when the gateway is gone."""
+        try:
+            data = self.sock.recv(4096)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self.pending = (self.pending + data).split(b"\n")
+        return lines
+
+
 class Guardian:
-    def __init__(self, log: Log, engine: int, log_pipe: int, wakeup: int) -> None:
+    def __init__(
+        self, directory: str, first: Gateway, log: Log, engine: int, log_pipe: int, *, keep: bool
+    ) -> None:
+        self.directory = directory
+        self.gateways = {first}
         self.log = log
         self.engine = engine
         self.log_pipe = log_pipe
-        self.wakeup = wakeup
+        self.keep = keep
         self.exit_code: int | None = None
         self.kill_at: float | None = None
-        self.orders = b""
+        self.hello: dict[str, object] = {}
+        self.selector = selectors.DefaultSelector()
+        self.wakeup, signals = os.pipe()
+        os.set_blocking(signals, False)
+        signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
+
+    def introduce(self, fingerprint: str) -> None:
+        """Put down who this is, and open the door for gateways to come."""
+        self.hello = {"pid": self.engine, "fingerprint": fingerprint}
+        ours, engine = processes.stat(os.getpid()), processes.stat(self.engine)
+        record = {
+            "boot": processes.boot_id(),
+            "guardian": os.getpid(),
+            "guardian_started": ours.started if ours else 0,
+            "engine": self.engine,
+            "engine_started": engine.started if engine else 0,
+        }
+        door = os.path.join(self.directory, "ctl.sock")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(door)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(door)
+        self.listener.listen()
+        written = os.path.join(self.directory, "engine.json.new")
+        with open(written, "w") as file:
+            json.dump(record, file)
+        os.replace(written, os.path.join(self.directory, "engine.json"))
 
     def run(self) -> int:
         """Watch until nothing of the engine is left; return its exit code."""
-        selector = selectors.DefaultSelector()
-        for fd in (0, self.log_pipe, self.wakeup):
+        for fd in (self.log_pipe, self.wakeup):
             os.set_blocking(fd, False)
-            selector.register(fd, selectors.EVENT_READ)
+            self.selector.register(fd, selectors.EVENT_READ)
+        self.listener.setblocking(False)
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        for gateway in self.gateways:
+            self.selector.register(gateway.sock, selectors.EVENT_READ, gateway)
+            gateway.say(self.hello)
+        self.reap()  # the engine may have ended before anybody listened for signals
         while self.exit_code is None:
             wait = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
-            ready = {key.fd for key, _ in selector.select(wait)}
-            if self.log_pipe in ready and not self.pump():
-                selector.unregister(self.log_pipe)
-            if self.wakeup in ready:
-                os.read(self.wakeup, 4096)
-                self.reap()
-            if 0 in ready and not self.obey():
-                selector.unregister(0)
-                break
+            for key, _ in self.selector.select(wait):
+                self.react(key)
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                break
+            if not self.gateways and not self.keep:
                 break
         self.sweep()
         # Bounded: had the sweep left somebody alive, it could go on writing for ever.
         for _ in range(LOG_LIMIT // 65536):
             if not self.pump():
                 break
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.directory, "engine.json"))
+            os.unlink(os.path.join(self.directory, "ctl.sock"))
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
+
+    def react(self, key: selectors.SelectorKey) -> None:
+        if isinstance(key.data, Gateway):
+            self.obey(key.data)
+        elif key.fileobj is self.listener:
+            with contextlib.suppress(OSError):
+                gateway = Gateway(self.listener.accept()[0])
+                self.gateways.add(gateway)
+                self.selector.register(gateway.sock, selectors.EVENT_READ, gateway)
+                gateway.say(self.hello)
+        elif key.fd == self.wakeup:
+            os.read(self.wakeup, 4096)
+            self.reap()
+        elif not self.pump():
+            self.selector.unregister(self.log_pipe)
 
     def pump(self) -> bool:
         """Copy what the engine wrote into the log; return False at the end of the pipe."""
@@ -170,22 +228,21 @@ class Guardian:
         self.log.write(data)
         return bool(data)
 
-    def obey(self) -> bool:
-        """Read orders; return False when the gateway is gone."""
-        try:
-            data = os.read(0, 4096)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
-        self.orders += data
-        while b"\n" in self.orders:
-            order, self.orders = self.orders.split(b"\n", 1)
-            verb, _, seconds = order.partition(b" ")
+    def obey(self, gateway: Gateway) -> None:
+        """Do what a gateway says, or let it go."""
+        orders = gateway.orders()
+        if orders is None:
+            self.selector.unregister(gateway.sock)
+            gateway.sock.close()
+            self.gateways.discard(gateway)
+            return
+        for order in orders:
+            verb, _, argument = order.partition(b" ")
             if verb == b"stop":
-                self.kill_at = time.monotonic() + float(seconds)
+                self.kill_at = time.monotonic() + float(argument)
                 kill(self.engine, signal.SIGTERM)
-        return True
+            elif verb == b"keep":
+                self.keep = argument == b"1"
 
     def reap(self) -> bool:
         """Collect the dead; return whether any child is left, alive or dying."""
@@ -204,34 +261,38 @@ class Guardian:
         deadline = time.monotonic() + SWEEP_S
         kill(self.engine, signal.SIGKILL, group=True)
         while self.reap() and time.monotonic() < deadline:
-            for pid in descendants(os.getpid()):
+            for pid in processes.descendants(os.getpid()):
                 kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
 
-def main(log_file: str, argv: list[str]) -> int:
+def main(directory: str, keep: str, fingerprint: str, argv: list[str]) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    wakeup, wakeup_signal = os.pipe()
-    os.set_blocking(wakeup_signal, False)
-    signal.set_wakeup_fd(wakeup_signal, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # Ctrl-C and SIGTERM are the gateway's to answer; it tells us what to do.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Ctrl-C, a terminal that closes and SIGTERM are the gateway's to answer; it gives us orders.
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    gateway = Gateway(socket.socket(fileno=0))
     log_pipe, log_pipe_engine = os.pipe()
-    log = Log(log_file)
+    log = Log(os.path.join(directory, "engine.log"))
     try:
         engine = spawn(argv, log_pipe_engine)
     except OSError as error:
-        say({"error": f"cannot run {argv[0]}: {os.strerror(error.errno or errno.EIO)}"})
+        gateway.say({"error": f"cannot run {argv[0]}: {os.strerror(error.errno or errno.EIO)}"})
         return 1
     os.close(log_pipe_engine)
-    say({"pid": engine})
-    code = Guardian(log, engine, log_pipe, wakeup).run()
-    say({"exit": code})
+    guardian = Guardian(directory, gateway, log, engine, log_pipe, keep=keep == "1")
+    try:
+        guardian.introduce(fingerprint)
+        code = guardian.run()
+    except BaseException:
+        guardian.sweep()
+        raise
+    for gateway in guardian.gateways:
+        gateway.say({"exit": code})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))

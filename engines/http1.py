@@ -254,6 +254,13 @@ class _Connection(asyncio.Protocol):
             self._last_byte = self._loop.time()
             self._transport.resume_reading()
 
+    def silence_s(self, now: float) -> float:
+        """Return for how long the engine has owed a byte; 0.0 when it owes none."""
+        if self._response is None or self._paused:
+            return 0.0
+        asked = self._head_due - self._client.timeouts.first_byte_s
+        return now - max(asked, self._last_byte)
+
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
@@ -445,6 +452,13 @@ class Http1Client:
     def in_flight(self) -> int:
         """How many exchanges are under way, their bodies included."""
         return self._in_flight
+
+    def silence_s(self, now: float) -> float:
+        """Return for how long the exchange that waits longest has had no byte; 0.0: none waits.
+
+        A client that does not read what has come is not waited for.
+        """
+        return max((connection.silence_s(now) for connection in self._open), default=0.0)
 
     async def quiet(self) -> None:
         """Return when no exchange is under way."""

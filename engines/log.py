@@ -20,7 +20,12 @@ class EngineLog:
         self._partial = b""
 
     def lines(self) -> list[str]:
-        """Return the newest lines, oldest first, after reading what is new in the file."""
+        """Return the newest lines, oldest first, of what was read; the last may not be whole."""
+        rest = [self._partial.decode("utf-8", "replace")] if self._partial else []
+        return [*self._ring, *rest]
+
+    def read(self) -> list[str]:
+        """Read what is new in the file; return the lines that are whole now."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -36,6 +41,6 @@ class EngineLog:
             data = b""
         *whole, partial = (self._partial + data).split(b"\n")
         self._partial = partial[-READ_BYTES:]
-        self._ring.extend(line.decode("utf-8", "replace") for line in whole)
-        rest = [self._partial.decode("utf-8", "replace")] if self._partial else []
-        return [*self._ring, *rest]
+        lines = [line.decode("utf-8", "replace") for line in whole]
+        self._ring.extend(lines)
+        return lines

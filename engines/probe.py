@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import json
+import re
 
 from engines.base import EngineError, EngineFacts, EngineRequest
 from engines.http1 import Http1Client
 
 MAX_ANSWER = 1024 * 1024
 TIMEOUT_S = 5.0
+
+
+_BUSY = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE)
 
 
 class Probe:
@@ -19,8 +23,22 @@ class Probe:
 
     async def healthy(self) -> bool:
         """Return whether GET /health says 200."""
+        return await self.health() == 200
+
+    async def health(self) -> int | None:
+        """Return the status of GET /health, None when there was no answer."""
         status, _ = await self._fetch("/health")
-        return status == 200
+        return status or None
+
+    async def metrics(self) -> bytes | None:
+        """Return what GET /metrics says, None when it says nothing."""
+        status, body = await self._fetch("/metrics")
+        return body if status == 200 else None
+
+    async def busy(self) -> bool:
+        """Return whether the engine says that requests run or wait in it."""
+        text = await self.metrics() or b""
+        return any(float(value) > 0 for value in _BUSY.findall(text))
 
     async def reachable(self) -> str | None:
         """Return None if the server speaks HTTP at all, else what is wrong."""

@@ -1,40 +1,28 @@
-"""A vLLM server as a supervised child process on a Unix socket.
-
-One task, `_life`, starts the guardian, watches it and writes the state; everybody else asks for an
-outcome. The guardian (`guardian.py`) is the parent of all that the engine starts, and reports when
-nothing of it is left.
-"""
+"""A vLLM server as a supervised child process on a Unix socket: what others see of it."""
 
 import asyncio
-import contextlib
 import importlib.util
-import json
-import logging
-import os
 import shlex
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
+from engines.base import (
+    EngineError,
+    EngineFacts,
+    EngineRequest,
+    EngineState,
+    EngineTimeout,
+    EngineUnavailable,
+    Progress,
+)
 from engines.http1 import Address, Http1Client, Http1Response
-from engines.lifecycle import Event, after
-from engines.log import EngineLog
-from engines.probe import Probe
 from engines.spec import ProcessSpec
-from engines.startup import failure_reason
+from engines.supervisor import Launch, Supervisor, Wanted
 
-log = logging.getLogger(__name__)
-
-GUARDIAN = Path(__file__).with_name("guardian.py")
-PROBE_S = 0.2
-# A guardian reports within its own sweep bound after the grace; later than this it is stuck.
-GUARDIAN_SLACK_S = 15.0
-# struct sockaddr_un holds 108 bytes, the last one a zero (unix(7)).
-LONGEST_SOCKET_PATH = 107
-# Nothing of the gateway's own configuration, keys above all, is an engine's business.
-PRIVATE_PREFIX = "GATEWAY_"
+# What one that is unloaded may take to tear down: nothing is in flight by then.
+UNLOAD_GRACE_S = 5.0
+SLEEP_FLAG = "--enable-sleep-mode"
 
 
 class LauncherMissing(Exception):
@@ -67,25 +55,28 @@ class ProcessEngine:
         served_name: str,
         run_dir: Path,
         launcher: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        turn: asyncio.Semaphore | None = None,
+        keep: bool = False,
     ) -> None:
+        """`env` stands between the gateway's variables and the spec's.
+
+        `turn` is held while the engine loads. With `keep` it goes on when the gateway ends.
+        """
         self._name = name
         self._spec = spec
-        self._served_name = served_name
-        self._dir = run_dir / name
-        self._socket = self._dir / "http.sock"
-        self._launcher = tuple(launcher)
-        self._log = EngineLog(self._dir / "engine.log")
-        self._client = Http1Client(Address(uds=str(self._socket)), spec.timeouts)
-        self._state = EngineState.STOPPED
-        self._facts = EngineFacts()
-        self._last_error: str | None = None
-        self._life_task: asyncio.Task[None] | None = None
-        # Replaced at every change of state, so that each waiter sees each change.
-        self._changed = asyncio.Event()
-        self._drain_asked = asyncio.Event()
-        self._stop_asked = asyncio.Event()
-        self._grace = 0.0
-        self._engine_pid: int | None = None
+        directory = run_dir / name
+        command = [
+            *launcher,
+            f"--model={spec.model}",
+            f"--served-model-name={served_name}",
+            f"--uds={directory / 'http.sock'}",
+            *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
+            *spec.argv(),
+        ]
+        self._launch = Launch(name, spec, served_name, directory, tuple(command), env or {}, keep)
+        self._client = Http1Client(Address(uds=str(self._launch.socket)), spec.timeouts)
+        self._life = Supervisor(self._launch, self._client, turn)
 
     @property
     def name(self) -> str:
@@ -93,227 +84,136 @@ class ProcessEngine:
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        return self._life.state
 
     @property
     def facts(self) -> EngineFacts:
-        return self._facts
+        return self._life.facts
 
     @property
     def progress(self) -> Progress | None:
-        return None
-
-    @property
-    def restarts(self) -> int:
-        return 0
-
-    @property
-    def load_s(self) -> float | None:
-        return None
+        return self._life.progress
 
     @property
     def last_error(self) -> str | None:
-        return self._last_error
+        return self._life.last_error
+
+    @property
+    def restarts(self) -> int:
+        return self._life.restarts
+
+    @property
+    def load_s(self) -> float | None:
+        return self._life.load_s
 
     @property
     def pid(self) -> int | None:
         """The API server's process, while there is one."""
-        return self._engine_pid
+        return self._life.pid
+
+    @property
+    def memory_gib(self) -> float | None:
+        """What it takes when it is loaded: as declared, else the most that was seen."""
+        return self._life.memory_gib
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it failed and will not be started again by itself."""
+        return self.state is EngineState.FAILED and not self._life.alive
 
     def command(self) -> list[str]:
         """Return the engine's whole command line."""
-        return [
-            *self._launcher,
-            f"--model={self._spec.model}",
-            f"--served-model-name={self._served_name}",
-            f"--uds={self._socket}",
-            *self._spec.argv(),
-        ]
+        return list(self._launch.command)
 
     def describe(self) -> str:
-        return shlex.join(self.command())
+        return shlex.join(self._launch.command)
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""
-        return self._log.lines()
+        return self._life.recent_log()
 
     async def ensure_ready(self, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        if self._state is EngineState.STOPPED and self._life_task is None:
-            self._life_task = loop.create_task(self._life(), name=f"engine {self._name}")
+        life = self._life
+        pending = self.state is EngineState.FAILED and life.alive  # it starts again by itself
         try:
             async with asyncio.timeout_at(deadline):
-                while self._state in (EngineState.STOPPED, EngineState.STARTING):
-                    await self._changed.wait()
+                while life.alive and life.wanted is Wanted.STOPPED:
+                    await life.change()  # being ended; it starts after that
+                life.want(Wanted.RUNNING)
+                failures = life.failures
+                while life.alive and not (pending or life.accepts or life.failures != failures):
+                    await life.change()
+                    if life.wanted is not Wanted.RUNNING:
+                        break
         except TimeoutError:
-            raise EngineUnavailable(f"engine {self._name} is still {self._state}") from None
-        if self._state is not EngineState.READY:
-            raise EngineUnavailable(self._last_error or f"engine {self._name} is {self._state}")
+            raise EngineUnavailable(f"engine {self._name} is still {self.state}") from None
+        if not life.accepts:
+            reason = self.last_error if self.state is EngineState.FAILED else None
+            raise EngineUnavailable(reason or f"engine {self._name} is {self.state}")
 
     async def send(self, request: EngineRequest) -> Http1Response:
-        if self._state is not EngineState.READY:
-            raise EngineUnavailable(f"engine {self._name} is {self._state}")
-        return await self._client.send(request)
+        if not self._life.accepts:
+            raise EngineUnavailable(f"engine {self._name} is {self.state}")
+        try:
+            response = await self._client.send(request)
+        except EngineTimeout:
+            raise
+        except EngineError:
+            self._life.suspect()
+            raise
+        if response.status >= 500:
+            self._life.suspect()
+        return response
 
     async def drain(self) -> None:
-        self._drain_asked.set()
-        while self._state is EngineState.READY:
-            await self._changed.wait()
-        while self._client.in_flight and self._state is EngineState.DRAINING:
-            await self._client.quiet()
+        self._life.want(Wanted.DRAINED)
+        await self._quiet()
+
+    async def unload(self) -> None:
+        """Give the memory back once nothing is in flight: asleep if the spec says so, else ended.
+
+        New requests are refused at once. `ensure_ready` loads it again, and calls this off if it
+        comes before the end.
+        """
+        if self._spec.sleep_level is not None:
+            await self.sleep(self._spec.sleep_level)
+            return
+        self._life.want(Wanted.DRAINED)
+        await self._quiet()
+        if self._life.wanted is Wanted.DRAINED:
+            await self.stop(UNLOAD_GRACE_S)
+
+    async def sleep(self, level: int) -> None:
+        """Put it to sleep once nothing is in flight; one that cannot sleep is ended instead.
+
+        Raises EngineUnavailable when it was not started for that (`sleep_level`).
+        """
+        if self._spec.sleep_level is None:
+            raise EngineUnavailable(f"engine {self._name} has no sleep_level in its configuration")
+        life = self._life
+        life.want(Wanted.ASLEEP, level=level)
+        await self._quiet()
+        while life.alive and life.wanted is Wanted.ASLEEP and self.state is not EngineState.ASLEEP:
+            await life.change()
+        if life.wanted is Wanted.STOPPED:
+            await life.over()
 
     async def stop(self, grace: float) -> None:
-        self._grace = grace
-        self._stop_asked.set()
-        if self._life_task is not None:
-            await asyncio.shield(self._life_task)
-        if self._state is EngineState.FAILED:
-            self._fire(Event.STOP)
+        self._life.grace = grace
+        self._life.want(Wanted.STOPPED)
+        await self._life.over()
+        self._life.renew()
 
-    # The owner of the state
+    async def release(self) -> None:
+        """Let go of it: nothing is started or ended from here on, requests in flight go on."""
+        await self._life.release()
 
-    def _fire(self, event: Event) -> None:
-        self._state = after(self._state, event)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def _life(self) -> None:
-        try:
-            self._fire(Event.START)
-            guardian = await self._spawn()
-            await self._live(guardian)
-        except (OSError, _StartError) as error:
-            self._failed(str(error))
-        except Exception:
-            log.exception("engine %s: a fault of the gateway's own", self._name)
-            self._failed("a fault of the gateway's own; its log has the trace")
-
-    async def _live(self, guardian: asyncio.subprocess.Process) -> None:
-        """Watch a running engine until nothing of it is left."""
-        gone = asyncio.create_task(self._until_gone(guardian), name=f"guardian of {self._name}")
-        stop = asyncio.create_task(self._stop_asked.wait())
-        drain = asyncio.create_task(self._drain_asked.wait())
-        try:
-            await self._started(gone, stop)
-            if self._state is EngineState.READY:
-                await asyncio.wait({gone, stop, drain}, return_when=asyncio.FIRST_COMPLETED)
-                if drain.done() and not gone.done() and not stop.done():
-                    self._fire(Event.DRAIN)
-                    await asyncio.wait({gone, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                self._failed(self._why(gone.result()))
-                return
-            if not stop.done():  # the start took too long; _started left the reason
-                await self._end(guardian, gone, 0.0)
-                self._failed(self._last_error or "did not start")
-                return
-            self._fire(Event.STOP)
-            await self._end(guardian, gone, self._grace)
-            self._fire(Event.EXIT)
-        finally:
-            self._client.close()
-            self._engine_pid = None
-            for task in (gone, stop, drain):
-                task.cancel()
-            if guardian.returncode is None:  # this task was cancelled
-                self._kill(guardian)
-
-    async def _spawn(self) -> asyncio.subprocess.Process:
-        self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._dir.chmod(0o700)
-        if len(os.fsencode(str(self._socket))) > LONGEST_SOCKET_PATH:
-            raise _StartError(
-                f"the path {self._socket} is too long for a socket: set server.run_dir"
-            )
-        if missing := self._spec.missing_model():
-            raise _StartError(missing)
-        self._socket.unlink(missing_ok=True)
-        if self._log.path.exists():
-            self._log.path.replace(self._log.path.with_suffix(".log.previous"))
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
-        guardian = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", str(GUARDIAN), str(self._log.path), *self.command()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment | self._spec.env,
-            start_new_session=True,
-        )
-        first = await self._hear(guardian)
-        if "pid" not in first:
-            self._kill(guardian)
-            await guardian.wait()
-            raise _StartError(str(first.get("error", "the guardian did not start")))
-        self._engine_pid = int(str(first["pid"]))
-        return guardian
-
-    async def _started(self, gone: asyncio.Task[int], stop: asyncio.Task[bool]) -> None:
-        """Return when the engine is READY, gone, told to stop, or too late."""
-        probe = Probe(self._client)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._spec.start_timeout_s
-        while loop.time() < deadline:
-            done, _ = await asyncio.wait(
-                {gone, stop}, timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if done:
-                return
-            if self._socket.exists() and await probe.healthy():
-                self._facts = await probe.facts()
-                self._fire(Event.LOADED)
-                return
-        self._last_error = f"not ready after {self._spec.start_timeout_s:g} s (start_timeout_s)"
-
-    async def _until_gone(self, guardian: asyncio.subprocess.Process) -> int:
-        """Return the engine's exit code once nothing of the engine is left."""
-        last = await self._hear(guardian)
-        await guardian.wait()
-        if "exit" not in last:
-            # The guardian was killed. Its death took the API server; the group is ours to end.
-            self._kill_group()
-            return -signal.SIGKILL
-        return int(str(last["exit"]))
-
-    async def _hear(self, guardian: asyncio.subprocess.Process) -> dict[str, object]:
-        assert guardian.stdout is not None
-        line = await guardian.stdout.readline()
-        message: dict[str, object] = json.loads(line) if line else {}
-        return message
-
-    async def _end(
-        self, guardian: asyncio.subprocess.Process, gone: asyncio.Task[int], grace: float
-    ) -> None:
-        assert guardian.stdin is not None
-        with contextlib.suppress(OSError):
-            guardian.stdin.write(b"stop %f\n" % grace)
-            await guardian.stdin.drain()
-        done, _ = await asyncio.wait({gone}, timeout=grace + GUARDIAN_SLACK_S)
-        if not done:
-            log.error("engine %s: its guardian does not answer, killing the group", self._name)
-            self._kill(guardian)
-            await asyncio.wait({gone})
-
-    def _kill(self, guardian: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            guardian.kill()
-        self._kill_group()
-
-    def _kill_group(self) -> None:
-        if self._engine_pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._engine_pid, signal.SIGKILL)
-
-    def _failed(self, reason: str) -> None:
-        self._last_error = reason
-        self._fire(Event.FAIL)
-        log.error("engine %s failed: %s", self._name, reason)
-
-    def _why(self, code: int) -> str:
-        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if self._state is EngineState.READY or self._state is EngineState.DRAINING:
-            return f"it died while serving ({ended})"
-        return failure_reason(self.recent_log()) or f"it ended while starting ({ended})"
-
-
-class _StartError(Exception):
-    """The engine could not even be run."""
+    async def _quiet(self) -> None:
+        """Return when nothing is in flight, or the engine is wanted again."""
+        life = self._life
+        while life.alive and life.wanted is not Wanted.RUNNING and self._client.in_flight:
+            quiet = asyncio.ensure_future(self._client.quiet())
+            change = asyncio.ensure_future(life.change())
+            await asyncio.wait({quiet, change}, return_when=asyncio.FIRST_COMPLETED)
+            quiet.cancel()
+            change.cancel()

@@ -6,6 +6,9 @@ processes, and followed by a second error that only says that the first one happ
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engines.base import EngineFacts, Progress
 
 # "(APIServer pid=12) ERROR 11-21 05:30:00 [core.py:100] ", each part optional
 _PREFIX = re.compile(
@@ -68,3 +71,27 @@ def failure_reason(lines: Iterable[str]) -> str | None:
                 reason = text
     found = reason or echo
     return None if found is None else " ".join(found.split())[:LONGEST]
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    reason: str
+    lasting: bool
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class StartupLog:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self.facts = EngineFacts()
+        self.progress: Progress | None = None
+
+    def feed(self, line: str) -> None:
+        self._lines.append(line)
+
+    @property
+    def failure(self) -> StartFailure | None:
+        reason = failure_reason(self._lines)
+        return StartFailure(reason, False) if reason else None

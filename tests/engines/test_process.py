@@ -19,6 +19,8 @@ from engines.spec import ProcessSpec
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 Make = Callable[..., ProcessEngine]
+ONCE: dict[str, float] = {"budget": 0}
+AT_ONCE: dict[str, float] = {"backoff_s": 0.01, "budget": 3}
 
 pytestmark = pytest.mark.slow
 
@@ -28,10 +30,18 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     made: list[ProcessEngine] = []
 
     def build(
-        launcher: tuple[str, ...] = LAUNCHER, name: str = "demo-0", **fields: Any
+        launcher: tuple[str, ...] = LAUNCHER,
+        name: str = "demo-0",
+        restart: dict[str, float] = ONCE,
+        keep: bool = False,
+        **fields: Any,
     ) -> ProcessEngine:
-        spec = ProcessSpec(kind="process", model="m", **fields)
-        engine = ProcessEngine(name, spec, served_name="demo", run_dir=tmp_path, launcher=launcher)
+        spec = ProcessSpec.model_validate(
+            {"kind": "process", "model": "m", "restart": restart, **fields}
+        )
+        engine = ProcessEngine(
+            name, spec, served_name="demo", run_dir=tmp_path, launcher=launcher, keep=keep
+        )
         made.append(engine)
         return engine
 
@@ -156,6 +166,7 @@ async def test_start_that_takes_too_long_is_ended(make: Make) -> None:
     processes = family(engine)
     with pytest.raises(EngineUnavailable, match="not ready after 1 s"):
         await starting
+    await until(lambda: engine.given_up)  # callers need not wait for the sweep
     assert gone(processes)
 
 

@@ -1,0 +1,524 @@
+"""The life of one vLLM server: started, watched, restarted, put to sleep, ended.
+
+One task, `_live`, does all of it and is the only writer of the state. Everybody else says what is
+wanted and waits for the state that follows. Between two runs nothing of the first is left: its
+guardian proves that for the processes, the accelerator's door for the memory.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import json
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines import link as links
+from engines.base import EngineFacts, EngineState, Progress
+from engines.http1 import Address, Http1Client
+from engines.lifecycle import Event, after
+from engines.link import CannotRun, Link
+from engines.log import EngineLog
+from engines.probe import Probe
+from engines.restarts import RestartBudget
+from engines.sleeping import SLEEP_ENV, SleepFault, put_to_sleep, wake
+from engines.spec import ProcessSpec
+from engines.startup import StartupLog
+from engines.watch import LOOK_S, Judge, Look, counters, stopped
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 0.2
+# A guardian reports within its own sweep bound after the grace; later than this it is stuck.
+GUARDIAN_SLACK_S = 15.0
+# How long an engine that another configuration started may finish what it is at.
+RETIRE_S = 30.0
+# struct sockaddr_un holds 108 bytes, the last one a zero (unix(7)).
+LONGEST_SOCKET_PATH = 107
+# Nothing of the gateway's own configuration, keys above all, is an engine's business.
+PRIVATE_PREFIX = "GATEWAY_"
+
+State = EngineState
+
+
+class Wanted(enum.Enum):
+    """What an engine is to be; the supervisor goes there."""
+
+    RUNNING = enum.auto()
+    DRAINED = enum.auto()
+    ASLEEP = enum.auto()
+    STOPPED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How an engine is run."""
+
+    name: str
+    spec: ProcessSpec
+    served_name: str
+    directory: Path
+    command: tuple[str, ...]
+    # Set beside what the gateway has itself; the GPUs, for one.
+    env: Mapping[str, str]
+    # Whether it goes on when the gateway ends.
+    keep: bool
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "http.sock"
+
+    @property
+    def fingerprint(self) -> str:
+        """What an engine must have been started with to be taken over."""
+        return links.fingerprint(self.command, self.own_env)
+
+    @property
+    def own_env(self) -> dict[str, str]:
+        """The variables that this engine has and the gateway has not."""
+        asleep = SLEEP_ENV if self.spec.sleep_level else {}
+        return {**asleep, **self.env, **self.spec.env}
+
+    def environment(self) -> dict[str, str]:
+        """Return the whole environment of the engine."""
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
+        return {**ours, **self.own_env}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a run ended that was not asked to."""
+
+    reason: str
+    # Starting again without a change will not help.
+    lasting: bool = False
+
+
+class Supervisor:
+    """Owns one engine's processes and its state."""
+
+    def __init__(self, launch: Launch, client: Http1Client, turn: asyncio.Semaphore | None) -> None:
+        """`client` carries requests; `turn` is taken while the engine loads."""
+        self._launch = launch
+        self._client = client
+        # Its own connections: questions of ours are not requests in flight.
+        self._control = Http1Client(Address(uds=str(launch.socket)), launch.spec.timeouts)
+        self._probe = Probe(self._control)
+        self._turn = turn
+        self._log = EngineLog(launch.directory / "engine.log")
+        self._startup = StartupLog()
+        self._restarts = RestartBudget(launch.spec.restart)
+        self.state = EngineState.STOPPED
+        self.wanted = Wanted.STOPPED
+        # READY and wanted so: requests are taken.
+        self.accepts = False
+        self.facts = EngineFacts()
+        self.last_error: str | None = None
+        self.restarts = 0
+        self.failures = 0
+        self.load_s: float | None = None
+        self.memory_gib = launch.spec.memory_gib
+        self.grace = 0.0
+        self._served = False  # it was READY once, so what it runs with can be run
+        self._level: int = launch.spec.sleep_level or 1
+        self._link: Link | None = None
+        self._phase: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        # When an engine that was given up may be tried again.
+        self._not_before = 0.0
+        # Replaced at every change of the state, and of what is wanted, so that each waiter sees it.
+        self._changed = asyncio.Event()
+        self._suspicion = asyncio.Event()
+
+    # What others read and ask
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody works on it: a state that is not as wanted will change by itself."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def pid(self) -> int | None:
+        """The API server's process, while there is one."""
+        return None if self._link is None else self._link.engine
+
+    @property
+    def progress(self) -> Progress | None:
+        if self.state is not State.STARTING:
+            return None
+        return Progress(self._phase) if self._phase else self._startup.progress
+
+    def want(self, wanted: Wanted, *, level: int | None = None) -> None:
+        """Say what the engine is to be."""
+        if wanted is Wanted.RUNNING and self.wanted is Wanted.STOPPED and self.alive:
+            return  # it is being ended; who wants it started asks again after that
+        self.wanted = wanted
+        self._level = level or self._level
+        if wanted is Wanted.RUNNING and not self.alive and self.may_start:
+            self._task = asyncio.create_task(self._live(), name=f"engine {self._launch.name}")
+            self._task.add_done_callback(lambda _: self._notify())  # `alive` has changed
+        self._notify()
+
+    @property
+    def may_start(self) -> bool:
+        """Whether an engine that does not run may be started now."""
+        return asyncio.get_running_loop().time() >= self._not_before
+
+    def renew(self) -> None:
+        """Let an engine that was given up be started at once, with a new budget."""
+        self._not_before = 0.0
+        self._restarts.renew()
+
+    def suspect(self) -> None:
+        """Look at the engine at once: a request found it odd."""
+        self._suspicion.set()
+
+    async def change(self) -> None:
+        """Return at the next change of the state or of what is wanted."""
+        await self._changed.wait()
+
+    async def over(self) -> None:
+        """Return when nobody works on it any more."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if self.state is State.FAILED:
+            self._fire(Event.STOP)
+
+    def recent_log(self) -> list[str]:
+        """Return the newest lines of the engine's output."""
+        self._read_log()
+        return self._log.lines()
+
+    async def release(self) -> None:
+        """Let go of the engine without ending it; requests in flight go on."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    # The owner of the state
+
+    def _fire(self, event: Event) -> None:
+        self.state = after(self.state, event)
+        self._notify()
+
+    def _notify(self) -> None:
+        self.accepts = self.state is State.READY and self.wanted is Wanted.RUNNING
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _first(self, *futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+        """Return when one of them is done, or something has changed, or it is late."""
+        change = asyncio.ensure_future(self._changed.wait())
+        try:
+            waited = {change, *futures}
+            await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            change.cancel()
+
+    async def _live(self) -> None:
+        """Run the engine, again and again, until it is stopped or given up."""
+        try:
+            while (failure := await self._run()) is not None:
+                self._fail(failure)
+                if not await self._again(failure):
+                    break
+                self.restarts += 1
+        except Exception:
+            log.exception("engine %s: a fault of the gateway's own", self._launch.name)
+            if self.state not in (State.STOPPED, State.FAILED):
+                self.state = State.FAILED
+            self.last_error = "a fault of the gateway's own; its log has the trace"
+            self._notify()
+
+    def _fail(self, failure: Failure) -> None:
+        self._refuse(failure)
+        log.error("engine %s failed: %s", self._launch.name, failure.reason)
+
+    def _refuse(self, failure: Failure) -> None:
+        if self.state is not State.FAILED:
+            self.failures += 1
+            self.last_error = failure.reason
+            self._fire(Event.FAIL)
+
+    async def _again(self, failure: Failure) -> bool:
+        """Wait as long as a restart has to; return False when there will be none."""
+        loop, restart = asyncio.get_running_loop(), self._launch.spec.restart
+        if failure.lasting and self._served:
+            # It could be run before: a disk that went away may come back.
+            wait: float | None = restart.max_backoff_s
+        else:
+            wait = None if failure.lasting else self._restarts.next(loop.time())
+        if wait is None:
+            self._not_before = loop.time() + restart.max_backoff_s
+            if not failure.lasting:
+                log.error(
+                    "engine %s is given up after %d restarts in %g s; "
+                    "`vllm-gateway models load` starts it again",
+                    *(self._launch.name, restart.budget, restart.window_s),
+                )
+            return False
+        log.info("engine %s: starting again in %g s", self._launch.name, wait)
+        until = loop.time() + wait
+        while self.wanted is not Wanted.STOPPED and (left := until - loop.time()) > 0:
+            await self._first(timeout=left)
+        if self.wanted is Wanted.STOPPED:
+            self._fire(Event.STOP)
+            return False
+        return True
+
+    async def _run(self) -> Failure | None:
+        """Run the engine once; return why it failed, None when it was stopped."""
+        self._fire(Event.START)
+        self._startup = StartupLog()
+        self._phase = "looking for an engine that runs"
+        link = await links.find(self._launch.directory)
+        if link is not None and link.fingerprint != self._launch.fingerprint:
+            self._phase = "ending the engine of another configuration"
+            await self._retire(link)
+            link = None
+        adopted = link is not None
+        async with contextlib.AsyncExitStack() as turn:
+            if link is None:
+                self._phase = "waiting for its turn"
+                if not await self._take_turn(turn):
+                    self._fire(Event.STOP)
+                    self._fire(Event.EXIT)
+                    return None
+                self._phase = "starting processes"
+                try:
+                    link = await self._spawn()
+                except (OSError, CannotRun) as error:
+                    return Failure(str(error), lasting=True)
+            self._link = link
+            self._phase = None
+            link.keep(self._launch.keep)
+            gone = asyncio.create_task(link.ended(), name=f"guardian of {self._launch.name}")
+            try:
+                if adopted:
+                    log.info("engine %s: taken over, pid %d", self._launch.name, link.engine)
+                failure = await self._until_up(gone, adopted=adopted)
+                await turn.aclose()
+                if failure is None and self.state is State.READY:
+                    failure = await self._serve(link, gone)
+                return await self._finish(link, gone, failure)
+            finally:
+                self._link = None
+                gone.cancel()
+                self._control.close()
+                if self._task is None:  # released: what it does for others goes on
+                    link.close()
+                else:
+                    self._client.close()
+                    await self._bury(link, gone)
+
+    async def _bury(self, link: Link, gone: asyncio.Task[int]) -> None:
+        """End what this task leaves behind when it is cancelled or breaks."""
+        if not gone.done() or gone.cancelled():
+            link.kill()
+
+    async def _take_turn(self, stack: contextlib.AsyncExitStack) -> bool:
+        """Wait until the engine may load; return False when it is stopped before."""
+        if self._turn is None:
+            return True
+        taking = asyncio.ensure_future(self._turn.acquire())
+        try:
+            while not taking.done() and self.wanted is not Wanted.STOPPED:
+                await self._first(taking)
+        finally:
+            if taking.done() and not taking.cancelled():
+                stack.callback(self._turn.release)
+            else:
+                taking.cancel()
+        return self.wanted is not Wanted.STOPPED
+
+    async def _spawn(self) -> Link:
+        directory, socket = self._launch.directory, self._launch.socket
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        if len(os.fsencode(str(socket))) > LONGEST_SOCKET_PATH:
+            raise CannotRun(f"the path {socket} is too long for a socket: set server.run_dir")
+        if missing := self._launch.spec.missing_model():
+            raise CannotRun(missing)
+        if self._log.path.exists():
+            self._log.path.replace(self._log.path.with_suffix(".log.previous"))
+        return await links.spawn(
+            directory,
+            self._launch.command,
+            self._launch.environment(),
+            mark=self._launch.fingerprint,
+            keep=self._launch.keep,
+        )
+
+    async def _until_up(self, gone: asyncio.Task[int], *, adopted: bool) -> Failure | None:
+        """Return when the engine is READY, gone, told to stop, or too late, which is a failure."""
+        loop = asyncio.get_running_loop()
+        began, patience = loop.time(), self._launch.spec.start_timeout_s
+        while self.wanted is not Wanted.STOPPED:
+            self._read_log()
+            if self._launch.socket.exists() and await self._probe.healthy():
+                await self._loaded(loop.time() - began, adopted=adopted)
+                return None
+            if gone.done():
+                return None
+            if loop.time() - began >= patience:
+                return Failure(f"not ready after {patience:g} s (start_timeout_s)")
+            await self._first(gone, timeout=PROBE_S)
+        return None
+
+    async def _loaded(self, seconds: float, *, adopted: bool) -> None:
+        """Put down what is known of the engine now that it is up."""
+        told = await self._probe.facts()
+        self._read_log()
+        file = self._launch.directory / "facts.json"
+        if adopted:  # its log may have begun anew since
+            facts, self.load_s = read_facts(file)
+        else:
+            facts, self.load_s = self._startup.facts, seconds
+        own = {k: v for k, v in dataclasses.asdict(told).items() if v is not None}
+        self.facts = dataclasses.replace(facts, **own)
+        with contextlib.suppress(OSError):
+            written = {"facts": dataclasses.asdict(self.facts), "load_s": self.load_s}
+            file.write_text(json.dumps(written))
+        self._served = True
+        self._fire(Event.LOADED)
+
+    async def _serve(self, link: Link, gone: asyncio.Task[int]) -> Failure | None:
+        """Keep the engine as it is wanted until it has to end."""
+        watching = asyncio.create_task(self._watch(link))
+        try:
+            while not gone.done() and self.wanted is not Wanted.STOPPED:
+                if watching.done():
+                    return Failure(watching.result())
+                if (failure := await self._approach()) is not None:
+                    return failure
+                quiet = asyncio.ensure_future(self._client.quiet())
+                await self._first(gone, watching, *([quiet] if self._client.in_flight else []))
+                quiet.cancel()
+        finally:
+            watching.cancel()
+        return None
+
+    async def _approach(self) -> Failure | None:
+        """Go one step from the state towards what is wanted, if there is one to go."""
+        match self.state, self.wanted:
+            case State.READY, Wanted.DRAINED | Wanted.ASLEEP:
+                self._fire(Event.DRAIN)
+            case State.DRAINING, Wanted.RUNNING:
+                self._fire(Event.RESUME)
+            case State.DRAINING, Wanted.ASLEEP if not self._client.in_flight:
+                await self._fall_asleep()
+            case State.ASLEEP, Wanted.RUNNING:
+                return await self._wake()
+        return None
+
+    async def _fall_asleep(self) -> None:
+        try:
+            await put_to_sleep(self._control, self._level, self._held)
+        except SleepFault as fault:
+            log.error("engine %s is ended instead of asleep: %s", self._launch.name, fault)
+            self.last_error = f"did not fall asleep: {fault}"
+            self.want(Wanted.STOPPED)
+        else:
+            self._fire(Event.SLEPT)
+
+    async def _wake(self) -> Failure | None:
+        self._phase = "waking"
+        self._fire(Event.START)
+        began = asyncio.get_running_loop().time()
+        try:
+            await wake(self._control, self._level, self._launch.served_name)
+        except SleepFault as fault:
+            return Failure(f"did not wake: {fault}")
+        finally:
+            self._phase = None
+        self.load_s = asyncio.get_running_loop().time() - began
+        self._fire(Event.LOADED)
+        return None
+
+    async def _held(self) -> float:
+        return 0.0
+
+    async def _watch(self, link: Link) -> str:
+        """Return why the engine is dead once it is."""
+        judge = Judge(self._launch.spec.progress_timeout_s)
+        loop = asyncio.get_running_loop()
+        while True:
+            waiting_s = self._client.silence_s(loop.time())
+            exposition = await self._probe.metrics() if waiting_s >= LOOK_S else None
+            look = Look(
+                at=loop.time(),
+                stopped=stopped(link.family().items()),
+                health=await self._probe.health(),
+                waiting_s=waiting_s,
+                counters=None if exposition is None else counters(exposition),
+            )
+            if verdict := judge.verdict(look):
+                return verdict
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._suspicion.wait(), LOOK_S)
+            self._suspicion.clear()
+
+    async def _finish(
+        self, link: Link, gone: asyncio.Task[int], failure: Failure | None
+    ) -> Failure | None:
+        """End what is left of a run; return why it failed, None when it was stopped."""
+        if gone.done() and failure is None:
+            return self._why(gone.result())
+        if failure is None:
+            self._fire(Event.STOP)
+            await self._end(link, gone, self.grace)
+            self._fire(Event.EXIT)
+            return None
+        self._refuse(failure)  # from here on, while what is left of it is ended
+        self._client.close()
+        await self._end(link, gone, 0.0)
+        return failure
+
+    async def _retire(self, link: Link) -> None:
+        """End an engine that another configuration started, once it has done what it is at."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RETIRE_S
+        while self.wanted is not Wanted.STOPPED and loop.time() < deadline:
+            if not await self._probe.busy():
+                break
+            await self._first(timeout=PROBE_S)
+        await self._end(link, asyncio.create_task(link.ended()), self.grace)
+
+    async def _end(self, link: Link, gone: asyncio.Task[int], grace: float) -> None:
+        link.stop(grace)
+        done, _ = await asyncio.wait({gone}, timeout=grace + GUARDIAN_SLACK_S)
+        if not done:
+            log.error("engine %s: its guardian does not answer", self._launch.name)
+            link.kill()
+            await asyncio.wait({gone})
+
+    def _read_log(self) -> None:
+        for line in self._log.read():
+            self._startup.feed(line)
+
+    def _why(self, code: int) -> Failure:
+        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if self.state is not State.STARTING:
+            return Failure(f"it died while serving ({ended})")
+        self._read_log()
+        if (told := self._startup.failure) is None:
+            return Failure(f"it ended while starting ({ended})")
+        return Failure(str(told), told.lasting)
+
+
+def read_facts(file: Path) -> tuple[EngineFacts, float | None]:
+    """Return the facts and the load time that an earlier gateway wrote down, as far as it did."""
+    try:
+        data = json.loads(file.read_text())
+        facts = data["facts"]
+        if facts["supported_tasks"] is not None:
+            facts["supported_tasks"] = tuple(facts["supported_tasks"])
+        return EngineFacts(**facts), data["load_s"]
+    except (OSError, ValueError, TypeError, LookupError):
+        return EngineFacts(), None

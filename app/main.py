@@ -36,6 +36,7 @@ from app.api.usage import usage_router
 from app.auth.keys import Authenticator
 from app.auth.store import KeyStore
 from app.database.database import Database, DatabaseUnavailable
+from app.errors import GatewayError
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
 from app.relay.relay import Relay, RelayBounds
@@ -49,7 +50,7 @@ from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
-from engines.link import end_strangers
+from engines.link import RECORD, end_strangers
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
 from engines.spec import EngineSpec, InProcessSpec, ProcessSpec
@@ -304,9 +305,8 @@ async def _hint(state: State) -> None:
 
 
 async def _start_engines(state: State) -> None:
-    await end_strangers(
-        state.settings.server.run_dir.absolute(), {e.name for e in state.catalogue.engines}
-    )
+    run_dir = state.settings.server.run_dir.absolute()
+    await end_strangers(run_dir, {e.name for e in state.catalogue.engines})
 
     async def start(model: str, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
@@ -322,12 +322,29 @@ async def _start_engines(state: State) -> None:
                 state.metrics.engine_load(model, engine.load_s)
 
     eager = [model for model in state.catalogue.models if not model.on_demand]
-    await asyncio.gather(*(start(m.name, replica.engine) for m in eager for replica in m.replicas))
+    kept = [
+        model.name
+        for model in state.catalogue.models
+        if model.on_demand and state.settings.server.keep_engines
+        if any((run_dir / replica.engine.name / RECORD).exists() for replica in model.replicas)
+    ]
+    await asyncio.gather(
+        *(start(m.name, replica.engine) for m in eager for replica in m.replicas),
+        *(_take_over(state.keeper, name) for name in kept),
+    )
     ours = [e for e in state.catalogue.engines if isinstance(e, ProcessEngine)]
     # One of them may come up by a restart, of which no event tells.
     while not state.catalogue.ready and not all(e.given_up for e in ours):  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
     state.settled.set()
+
+
+async def _take_over(keeper: Keeper, model: str) -> None:
+    """Have a model on demand that the gateway before left loaded; else nobody counts its memory."""
+    try:
+        await keeper.load(model)
+    except GatewayError as error:
+        log.warning("model %s was loaded before and is not now: %s", model, error)
 
 
 def hopeless(state: State) -> bool:

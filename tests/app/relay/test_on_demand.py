@@ -231,6 +231,22 @@ async def test_an_idle_model_is_unloaded_and_comes_back(tmp_path: Path) -> None:
         assert (await gateway.chat()).status_code == 200
 
 
+async def test_a_model_that_an_earlier_gateway_left_loaded_is_taken_over(tmp_path: Path) -> None:
+    async with serving(model(), model("cold"), tmp_path=tmp_path, keep_engines=True) as gateway:
+        assert (await gateway.chat()).status_code == 200
+        pid = gateway.state.catalogue.engines[0].pid  # type: ignore[attr-defined]
+    async with serving(model(), model("cold"), tmp_path=tmp_path, keep_engines=True) as gateway:
+        [engine, cold] = gateway.state.catalogue.engines
+        try:
+            assert residency(gateway) is Residency.LOADED
+            assert engine.pid == pid  # type: ignore[attr-defined]
+            assert cold.state is EngineState.STOPPED
+            assert (await gateway.chat()).status_code == 200
+        finally:
+            await engine.stop(0.0)
+    assert starts(tmp_path) == 1
+
+
 async def test_drain_refuses_who_waits_for_a_load(tmp_path: Path) -> None:
     stuck = model(args={"fake-start": "hang"})
     async with serving(stuck, tmp_path=tmp_path) as gateway:

@@ -1,6 +1,7 @@
 """The whole gateway in one place: what a request meets, in order, and who owns it.
 
-    client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ limits ─▶ admission ─▶ routing ─▶ engine
+    client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ limits ─▶ residency ─▶ admission ─▶ routing
+                            │                  │                                           └▶ engine
                             │                  └▶ usage, telemetry at the end, whatever happened
                             └▶ RequestId ─▶ HeadAsGet ─▶ AdminDoor ─▶ /v1/models, /admin, …
 
@@ -10,7 +11,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,11 +39,13 @@ from app.auth.keys import Authenticator
 from app.auth.store import KeyStore
 from app.building import Builder
 from app.database.database import Database, DatabaseUnavailable
+from app.errors import GatewayError
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
 from app.relay.relay import Relay, RelayBounds
 from app.reload.fleet import REMOTE_START_S, STOP_GRACE_S, Standing, stand
 from app.reload.reloader import Reloader, Rooms
+from app.residency.keeper import Keeper
 from app.routing.catalogue import Catalogue
 from app.routing.orders import Orders
 from app.routing.policy import LeastLoaded
@@ -56,7 +59,7 @@ from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.inprocess import InProcessEngine
-from engines.link import end_strangers
+from engines.link import RECORD, end_strangers
 from engines.process import ProcessEngine
 
 log = logging.getLogger(__name__)
@@ -76,6 +79,10 @@ LOOK_S = 0.2
 OURS = (ProcessEngine, InProcessEngine)
 
 
+# What an operator has done to a model, by its name.
+Act = Callable[[str], Awaitable[None]]
+
+
 @dataclass(slots=True)
 class State:
     """What the running gateway consists of; `app.state.gateway`."""
@@ -88,6 +95,7 @@ class State:
     budgets: Budgets
     ledger: Ledger
     admission: Admission
+    keeper: Keeper
     metrics: Metrics
     access: AccessLog
     reloader: Reloader
@@ -137,11 +145,19 @@ def create_app(
     queues = {model.name: model.queue for model in settings.models}
     admission = Admission(metrics, queues, catalogue.ready_engines)
     server = settings.server
+    keeper = Keeper(
+        [model for one in standing if (model := one.on_demand()) is not None],
+        metrics,
+        budget_gib=server.memory_budget_gib,
+        fixed_gib=partial(_eager_gib, catalogue),
+        slots=server.parallel_starts,
+    )
     relay = Relay(
         authenticator,
         limiter,
         budgets,
         admission,
+        keeper,
         catalogue,
         Attempts(LeastLoaded(), metrics),
         ledger,
@@ -153,7 +169,7 @@ def create_app(
     reloader = Reloader(
         settings,
         standing,
-        Rooms(catalogue, admission, authenticator, ledger, relay),
+        Rooms(catalogue, admission, keeper, authenticator, ledger, relay),
         source=source or (lambda: settings),
         builder=builder,
         settled=settled,
@@ -168,6 +184,7 @@ def create_app(
         budgets,
         ledger,
         admission,
+        keeper,
         metrics,
         access,
         reloader,
@@ -195,7 +212,14 @@ def create_app(
     app.include_router(reload_router(reloader, authenticator))
     app.include_router(engines_router(catalogue, orders, authenticator, lambda: admission.draining))
     app.include_router(
-        admin_models_router(catalogue, orders, admission, authenticator, orders.load, orders.unload)
+        admin_models_router(
+            catalogue,
+            orders,
+            admission,
+            authenticator,
+            load=_either(keeper, keeper.load, orders.load),
+            unload=_either(keeper, keeper.unload, orders.unload),
+        )
     )
     app.include_router(schema_router(authenticator))
     # What is added last is met first.
@@ -214,6 +238,15 @@ def create_app(
     return app
 
 
+def _either(keeper: Keeper, on_demand: Act, eager: Act) -> Act:
+    """Return what does one thing for models on demand and another for those always loaded."""
+
+    async def act(model: str) -> None:
+        await (on_demand if model in keeper else eager)(model)
+
+    return act
+
+
 def stand_up(settings: Settings, builder: Builder) -> list[Standing]:
     """Return every model with its engines, none of them started.
 
@@ -229,6 +262,12 @@ def build_catalogue(settings: Settings) -> Catalogue:
     return Catalogue([one.model() for one in stand_up(settings, Builder(settings))])
 
 
+def _eager_gib(catalogue: Catalogue) -> float:
+    """Return what the engines take that are always loaded, as far as that is known."""
+    engines = (r.engine for m in catalogue.models if not m.on_demand for r in m.replicas)
+    return sum(e.memory_gib or 0.0 for e in engines if isinstance(e, ProcessEngine))
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the engines in the background, so that /health answers meanwhile; end them all."""
@@ -241,6 +280,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     ]
     await _hint(state)
     starting = asyncio.create_task(_start_engines(state), name="start engines")
+    state.keeper.start()
     try:
         yield
     finally:
@@ -248,6 +288,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(starting, return_exceptions=True)
         await state.reloader.close()
         await state.orders.close()
+        await state.keeper.close()
         await _end_engines(state)
         # Everything has ended by now; what is known of it is written before the database closes.
         await state.limiter.close()
@@ -270,11 +311,10 @@ async def _hint(state: State) -> None:
 
 
 async def _start_engines(state: State) -> None:
-    await end_strangers(
-        state.settings.server.run_dir.absolute(), {e.name for e in state.catalogue.engines}
-    )
+    run_dir = state.settings.server.run_dir.absolute()
+    await end_strangers(run_dir, {e.name for e in state.catalogue.engines})
 
-    async def start(engine: Engine) -> None:
+    async def start(model: str, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         # An engine of ours has its own bound, start_timeout_s, and knows why it failed.
         patience = inf if isinstance(engine, OURS) else loop.time() + REMOTE_START_S
@@ -284,13 +324,33 @@ async def _start_engines(state: State) -> None:
             log.debug("%s did not start: %s", engine.name, error)
         else:
             log.info("engine %s is ready", engine.name)
+            if engine.load_s is not None:
+                state.metrics.engine_load(model, engine.load_s)
 
-    await asyncio.gather(*(start(engine) for engine in state.catalogue.engines))
+    eager = [model for model in state.catalogue.models if not model.on_demand]
+    kept = [
+        model.name
+        for model in state.catalogue.models
+        if model.on_demand and state.settings.server.keep_engines
+        if any((run_dir / replica.engine.name / RECORD).exists() for replica in model.replicas)
+    ]
+    await asyncio.gather(
+        *(start(m.name, replica.engine) for m in eager for replica in m.replicas),
+        *(_take_over(state.keeper, name) for name in kept),
+    )
     ours = [e for e in state.catalogue.engines if isinstance(e, OURS)]
     # One of them may come up by a restart, of which no event tells.
     while not state.catalogue.ready and not all(e.given_up for e in ours):  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
     state.settled.set()
+
+
+async def _take_over(keeper: Keeper, model: str) -> None:
+    """Have a model on demand that the gateway before left loaded; else nobody counts its memory."""
+    try:
+        await keeper.load(model)
+    except GatewayError as error:
+        log.warning("model %s was loaded before and is not now: %s", model, error)
 
 
 def hopeless(state: State) -> bool:

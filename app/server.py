@@ -242,6 +242,7 @@ async def _reload_when(asked: asyncio.Event, state: State) -> None:
 async def _drain(state: State, server: uvicorn.Server) -> None:
     """Let the requests in flight end, up to the bound, then make the server exit."""
     state.admission.drain()
+    state.keeper.drain()
     patience = state.settings.server.drain_timeout_s
     idle = asyncio.create_task(state.admission.idle())
     deadline = asyncio.get_running_loop().time() + patience
@@ -275,9 +276,10 @@ def banner(state: State, port: int, key: str | None) -> str:
     lines = ["", f"vllm-gateway serves on {url}", ""]
     for model in state.catalogue.models:
         also = f", also as {', '.join(model.aliases)}" if model.aliases else ""
-        lines.append(
-            f"  model  {model.name}{also} ({model.ready} of {len(model.replicas)} engines ready)"
-        )
+        ready = f"{model.ready} of {len(model.replicas)} engines ready"
+        if model.on_demand and not model.ready:
+            ready = "loads at the first request"
+        lines.append(f"  model  {model.name}{also} ({ready})")
     lines += [f"         {failure}" for failure in _failures(state)]
     header = ""
     if state.settings.auth.enabled:

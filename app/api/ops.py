@@ -19,7 +19,7 @@ def ops_router(catalogue: Catalogue, admission: Admission, metrics: Metrics) -> 
 
     @router.get("/ready")
     async def ready() -> Response:
-        """Whether requests can be served: 503 while draining, or with no engine up."""
+        """Whether requests can be served: 503 while draining, or with no engine up or on demand."""
         if admission.draining:
             return JSONResponse({"status": "draining"}, 503)
         if not catalogue.ready:

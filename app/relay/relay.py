@@ -1,9 +1,9 @@
 """The way of one request, from its headers to the last byte of its answer.
 
-Every resource of a request (the watch on the client, its share of limits and budget, the permit,
-the lease with the connection to the engine) is a `with` statement below `Relay.serve` and released
-when that is left: on success, error and disconnect alike. Then the request is counted, put into the
-ledger and logged, exactly once.
+Every resource of a request (the watch on the client, its share of limits and budget, the hold on a
+model that is loaded on demand, the permit, the lease with the connection to the engine) is a `with`
+statement below `Relay.serve` and released when that is left: on success, error and disconnect
+alike. Then the request is counted, put into the ledger and logged, exactly once.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from app.relay.disconnect import ClientDisconnected, DisconnectWatch
 from app.relay.exchange import ClientStalled, Exchange
 from app.relay.rewrite import NOTHING, Rewrite, is_stream, rewrite
 from app.relay.stream import EventStream, KeepAlive
+from app.residency.keeper import Hold, Keeper
 from app.routing.catalogue import Catalogue, Model, Replica
 from app.settings import NO_LIMITS, Settings
 from app.telemetry.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
@@ -110,6 +111,7 @@ class Relay:
     limiter: Limiter
     budgets: Budgets
     admission: Admission
+    keeper: Keeper
     catalogue: Catalogue
     attempts: Attempts
     ledger: Ledger
@@ -174,15 +176,17 @@ class Relay:
         awake = (
             KeepAlive(exchange, quiet_s) if quiet_s and is_stream(body.members) else nullcontext()
         )
-        # Awake before the permit: a stream that waits for it is silent as well.
+        # Awake before hold and permit: a stream that waits for them is silent as well. The hold
+        # comes first: it has a bound of its own, and what waits for a load takes no engine's room.
         with (
             await self._charge(exchange, principal, ask) as charge,
             awake,
-            await self._admit(record, principal, ask) as permit,
+            await self._hold(record, model) if model.on_demand else nullcontext(),
+            await self._admit(record, principal, ask),
         ):
-            if permit.waited_s is not None:
+            if record.queued_s is not None:
                 model = self.catalogue.current(model)  # its engines may be others by now
-            ours = perf_counter() - arrived - (permit.waited_s or 0.0)
+            ours = perf_counter() - arrived - (record.queued_s or 0.0)
             self.metrics.overhead(model.name, ours)
             await self._relay_model(exchange, body, model, plan, charge)
 
@@ -210,20 +214,36 @@ class Relay:
             undo.pop_all()
         return Charge(decision, budget, self.bounds.cached_weight)
 
+    async def _hold(self, record: RequestRecord, model: Model) -> Hold:
+        """Return a hold on a model once it is loaded, and note how long that took.
+
+        Raises EngineUnavailable and EngineOverloaded.
+        """
+        asked = perf_counter()
+        try:
+            hold = await self.keeper.hold(model.name)
+        except (asyncio.CancelledError, EngineOverloaded, EngineUnavailable):
+            record.queued_s = perf_counter() - asked
+            raise
+        record.queued_s = hold.waited_s
+        return hold
+
     async def _admit(self, record: RequestRecord, principal: Principal, ask: Ask) -> Permit:
         """Return a permit when it is the request's turn, and note how long it had to wait.
 
         Raises EngineUnavailable and EngineOverloaded.
         """
         asked = perf_counter()
+        held_s = record.queued_s
         try:
             permit = await self.admission.permit(
                 ask.model, principal.id, principal.priority, principal.weight, ask.tokens
             )
         except (asyncio.CancelledError, EngineOverloaded):
-            record.queued_s = perf_counter() - asked
+            record.queued_s = (held_s or 0.0) + perf_counter() - asked
             raise
-        record.queued_s = permit.waited_s
+        if permit.waited_s is not None:
+            record.queued_s = (held_s or 0.0) + permit.waited_s
         return permit
 
     async def _relay_model(

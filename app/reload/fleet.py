@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from app.residency.keeper import OnDemand
 from app.routing.catalogue import Bounds, Model, Replica
 from app.routing.slots import Plan, Slot, initial_slots
 from app.settings import ModelSettings, Settings
 from engines.base import Engine, EngineState, EngineUnavailable
+from engines.process import ProcessEngine
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,13 @@ class Standing:
         """Return the engine of a name."""
         return next((one for one in self.engines if one.slot.name == name), None)
 
+    def on_demand(self) -> OnDemand | None:
+        """Return the model as the keeper has it, None for one that is always loaded."""
+        if self.settings.load == "eager":
+            return None
+        engines = (one.engine for one in self.engines)
+        return OnDemand(self.settings, tuple(e for e in engines if isinstance(e, ProcessEngine)))
+
     def model(self) -> Model:
         """Return the model as the catalogue has it."""
         settings = self.settings
@@ -73,7 +82,7 @@ class Standing:
             tuple(one.replica for one in self.engines),
             Bounds(settings.max_choices, settings.max_output_tokens),
             settings.limits,
-            settings.load,
+            settings.load == "on_demand",
             self.created,
         )
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from app.admission.admission import Admission
 from app.auth.keys import Authenticator
 from app.building import Builder, Placed, Slots
-from app.errors import Conflict, InvalidConfiguration
+from app.errors import Conflict, GatewayError, InvalidConfiguration
 from app.relay.relay import Relay, RelayBounds
 from app.reload.difference import Addition, Difference, ModelChange, applied, difference
 from app.reload.fleet import IDLE, Fleet, NotStarted, Standing
 from app.reload.report import ModelReport, Outcome, Report
+from app.residency.keeper import Keeper
 from app.routing.catalogue import Catalogue
+from app.routing.slots import Plan, plan
 from app.settings import ConfigError, ModelSettings, Settings
 from app.usage.ledger import Ledger
 from engines.process import LauncherMissing
@@ -34,6 +36,7 @@ class Rooms:
 
     catalogue: Catalogue
     admission: Admission
+    keeper: Keeper
     authenticator: Authenticator
     ledger: Ledger
     relay: Relay
@@ -64,6 +67,8 @@ class Reloader:
         self._builder = builder
         self._fleet = Fleet(builder, self._publish)
         self._turn = asyncio.Lock()
+        # Models on demand whose engines are being replaced: nobody may load those meanwhile.
+        self._rebuilt: set[str] = set()
         self._tasks: set[asyncio.Task[Report]] = set()
 
     @property
@@ -232,6 +237,8 @@ class Reloader:
     async def _change(self, change: ModelChange) -> str | None:
         """Change a model's engines; return why it could not be, all being as before again."""
         standing = self._standing[change.new.name]
+        if standing.settings.load == "on_demand":
+            return await self._rebuild(change, standing)
         up = any(one.engine.state not in IDLE for one in standing.engines)
         try:
             await self._fleet.change(
@@ -243,6 +250,37 @@ class Reloader:
             )
         except NotStarted as error:
             return str(error)
+        return None
+
+    async def _rebuild(self, change: ModelChange, standing: Standing) -> str | None:
+        """Change the engines of a model that is loaded on demand; one that was loaded is again."""
+        keeper, name = self._rooms.keeper, change.new.name
+        was_loaded = any(one.engine.state not in IDLE for one in standing.engines)
+        await keeper.unload(name)
+        if (fault := await self._swap(standing, change.plan, change.new)) is not None:
+            return fault
+        if not was_loaded or change.new.load == "eager":
+            return None
+        try:
+            await keeper.load(name)
+        except GatewayError as error:
+            await self._swap(standing, plan(standing.slots, change.old), change.old)
+            return error.message
+        return None
+
+    async def _swap(self, standing: Standing, plan: Plan, model: ModelSettings) -> str | None:
+        """Put other engines in the place of those that are unloaded; return what failed."""
+        self._rebuilt.add(standing.name)
+        self._publish()
+        try:
+            drain_s = self._settings.server.drain_timeout_s
+            eager = model.load == "eager"
+            await self._fleet.change(standing, plan, drain_s, wanted=eager, wake=eager)
+        except NotStarted as error:
+            return str(error)
+        finally:
+            self._rebuilt.discard(standing.name)
+            self._publish()
         return None
 
     async def _add(self, addition: Addition) -> str | None:
@@ -278,7 +316,10 @@ class Reloader:
         admission.close(standing.name)
 
     def _publish(self) -> None:
-        self._rooms.catalogue.replace([one.model() for one in self._standing.values()])
+        standing = self._standing.values()
+        self._rooms.catalogue.replace([one.model() for one in standing])
+        models = (one.on_demand() for one in standing if one.name not in self._rebuilt)
+        self._rooms.keeper.replace([model for model in models if model is not None])
 
     def _note(self, new: Settings) -> None:
         """Note the settings in force, models in the order of the file."""

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal
 
 from app.errors import ModelNotFound, RouteNotFound
 from app.settings import NO_LIMITS, LimitSettings
@@ -77,7 +76,8 @@ class Model:
     bounds: Bounds = Bounds()
     # For all keys together.
     limits: LimitSettings = NO_LIMITS
-    load: Literal["eager", "on_demand"] = "eager"
+    # Its engines start at the first request, not with the gateway.
+    on_demand: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -150,8 +150,8 @@ class Catalogue:
 
     @property
     def ready(self) -> bool:
-        """Whether any engine is READY."""
-        return any(model.ready for model in self.models)
+        """Whether any engine is READY, or may be started by a request."""
+        return any(model.on_demand or model.ready for model in self.models)
 
     @property
     def engines(self) -> list[Engine]:

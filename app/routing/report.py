@@ -113,7 +113,7 @@ class ModelRow(BaseModel):
         return cls(
             name=model.name,
             aliases=list(model.aliases),
-            load=model.load,
+            load="on_demand" if model.on_demand else "eager",
             engines=len(model.replicas),
             ready=model.ready,
             in_flight=in_flight,

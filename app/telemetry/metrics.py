@@ -24,6 +24,8 @@ TTFT_BUCKETS = (
 )  # fmt: skip
 # Ours alone: 50 µs when all is well, a millisecond when the loop is busy.
 OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
+# A tiny model on a warm machine is up in ten seconds, a large one from a network disk in an hour.
+LOAD_BUCKETS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560)
 # vLLM's own buckets for vllm:inter_token_latency_seconds.
 GAP_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
@@ -155,6 +157,19 @@ class Metrics:
             ("model",),
             DURATION_BUCKETS,
         )
+        self._engine_load = Histogram(
+            registry,
+            "gateway_engine_load_seconds",
+            "How long the engines of a model took to start, or to wake.",
+            ("model",),
+            LOAD_BUCKETS,
+        )
+        self._evictions = Counter(
+            registry,
+            "gateway_model_evictions",
+            "Models on demand that were unloaded: idle, to make room, or by an operator.",
+            ("model", "reason"),
+        )
 
     def request(self, model: str, endpoint: str, status: int, seconds: float) -> None:
         """Count a request that ended."""
@@ -224,6 +239,14 @@ class Metrics:
     def queue_wait(self, model: str, seconds: float) -> None:
         """Record how long a request has waited."""
         self._queue_wait.of((model,)).observe(seconds)
+
+    def engine_load(self, model: str, seconds: float) -> None:
+        """Record how long a model took to load."""
+        self._engine_load.of((model,)).observe(seconds)
+
+    def eviction(self, model: str, reason: str) -> None:
+        """Count a model that is unloaded: idle, room or operator."""
+        self._evictions.add((model, reason))
 
     def watch_engines(
         self, read: Callable[[], Iterable[tuple[str, str, str]]], states: list[str]

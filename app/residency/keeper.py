@@ -1,0 +1,539 @@
+"""Models on demand: loaded when a request comes, unloaded when others need the memory.
+
+The keeper does what the policy decides, and lets requests wait meanwhile. It decides again at each
+event, and at the moment that the last decision named. One task at a time loads or unloads a model;
+only that task and the keeper's own methods write its residency.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from types import TracebackType
+from typing import Protocol, Self
+
+from app.errors import EngineOverloaded, EngineUnavailable, GatewayError
+from app.residency.policy import Decision, Reason, Residency, Resident, Terms, decide
+from app.settings import ModelSettings
+from app.telemetry.metrics import Metrics
+from engines.base import EngineError, EngineState
+from engines.spec import ProcessSpec, Restart
+
+log = logging.getLogger(__name__)
+
+SHUTTING_DOWN = "the gateway is shutting down; try again"
+# What to tell a client where nothing is known of a load: as long again, within these bounds.
+MIN_GUESS_S, MAX_GUESS_S = 5.0, 60.0
+# uvloop's timers have a resolution of a millisecond and may be early by one.
+TIMER_S = 0.002
+
+
+class Loadable(Protocol):
+    """What is asked of an engine that is loaded on demand."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def last_error(self) -> str | None: ...
+
+    @property
+    def memory_gib(self) -> float | None:
+        """The memory that it takes while it is READY, declared or learned; None: not known yet."""
+        ...
+
+    @property
+    def load_s(self) -> float | None: ...
+
+    async def ensure_ready(self, deadline: float) -> None:
+        """Start or wake it when its turn has come, and return once it is READY.
+
+        Raises EngineUnavailable when that failed, though it may go on trying.
+        """
+        ...
+
+    async def unload(self) -> None:
+        """Return when it is ASLEEP, or STOPPED with its memory free; nothing starts it again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemand:
+    """A model that is loaded on demand."""
+
+    settings: ModelSettings
+    engines: tuple[Loadable, ...]
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def restart(self) -> Restart:
+        spec = self.settings.engines[0]
+        assert isinstance(spec, ProcessSpec)  # ModelSettings has seen to it
+        return spec.restart
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """What the keeper knows of a model."""
+
+    model: OnDemand
+    residency: Residency = Residency.UNLOADED
+    holds: int = 0
+    wanted_since: float | None = None
+    load_began: float = 0.0
+    loaded_at: float = 0.0
+    last_used: float = 0.0
+    load_s: float | None = None
+    held_back: bool = False
+    asked_out: bool = False
+    # Somebody who was told to come back wants it as well.
+    promised: bool = False
+    # Loads that failed since the last that did not, and until when none is tried again.
+    failures: int = 0
+    retry_at: float = 0.0
+    # The requests that wait, in the order in which they came.
+    waiting: dict["_Given", None] = field(default_factory=dict)
+
+    @property
+    def up(self) -> bool:
+        return any(engine.state is EngineState.READY for engine in self.model.engines)
+
+    @property
+    def open(self) -> bool:
+        """Whether a request may use it now."""
+        return self.residency is Residency.LOADED and not self.held_back and self.up
+
+    @property
+    def need_gib(self) -> float | None:
+        needs = [engine.memory_gib for engine in self.model.engines]
+        known = [need for need in needs if need is not None]
+        return sum(known) if len(known) == len(needs) else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it could not be loaded, for operators."""
+        told = (f"{e.name}: {e.last_error}" for e in self.model.engines if e.last_error)
+        return next(told, None)
+
+    def resident(self) -> Resident:
+        return Resident(
+            self.model.name,
+            self.residency,
+            self.need_gib,
+            self.holds,
+            len(self.waiting),
+            self.wanted_since,
+            self.load_began,
+            self.loaded_at,
+            self.last_used,
+            self.load_s,
+            self.model.settings.keep_priority,
+            self.model.settings.idle_unload_s,
+            self.asked_out,
+        )
+
+    def answer(self, error: GatewayError | None) -> None:
+        """Tell all who wait: an error, or that each has a hold."""
+        for given in self.waiting:
+            if not given.done():
+                self.holds += error is None
+                given.set_result(error or self)
+        self.waiting.clear()
+        self.wanted_since = None
+        self.promised = False
+
+
+# What a request that waits is given: the entry that it has a hold on now, or why it has none.
+_Given = asyncio.Future[_Entry | GatewayError]
+
+
+class Hold:
+    """The right of one request to use a model: it stays loaded until the context is left."""
+
+    __slots__ = ("_entry", "_keeper", "waited_s")
+
+    def __init__(self, keeper: "Keeper", entry: _Entry, waited_s: float | None) -> None:
+        self._keeper = keeper
+        self._entry = entry
+        self.waited_s = waited_s  # None: it did not have to wait
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._keeper._leave(self._entry)
+
+
+class Keeper:
+    """Loads and unloads the models on demand."""
+
+    def __init__(
+        self,
+        models: Sequence[OnDemand],
+        metrics: Metrics,
+        *,
+        budget_gib: float | None = None,
+        fixed_gib: Callable[[], float] = lambda: 0.0,
+        slots: int = 1,
+        terms: Terms | None = None,
+    ) -> None:
+        """`budget_gib` is for all engines (None: no bound), `fixed_gib` what the others take of it.
+
+        `slots` models may load at once.
+        """
+        self._metrics = metrics
+        self._budget_gib = budget_gib
+        self._fixed_gib = fixed_gib
+        self._slots = slots
+        self._terms = terms or Terms()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()  # replaced whenever a load or an unload has ended
+        self._draining = False
+        self._decided = decide((), inf, 0, 0.0, self._terms)
+        self._entries = {model.name: _Entry(model) for model in models}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a model."""
+        return sum(len(entry.waiting) for entry in self._entries.values())
+
+    def residents(self) -> list[Resident]:
+        """Return how things stand with each model."""
+        return [entry.resident() for entry in self._entries.values()]
+
+    async def hold(self, name: str) -> Hold:
+        """Return a hold on a model once it is loaded; await it in the `with` that ends it.
+
+        Raises EngineOverloaded where the wait is or would be too long or too many wait, and
+        EngineUnavailable where the model cannot be loaded.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise EngineUnavailable(f"the model {name!r} was replaced just now; try again")
+        if entry.open:
+            entry.holds += 1
+            return Hold(self, entry, None)
+        settings = entry.model.settings
+        self._want(entry)
+        if not entry.open:
+            least_s = self._least_wait_s(entry)
+            if least_s > settings.load_wait_s:
+                raise self._overloaded(entry, "takes longer to load than a request may wait")
+            if len(entry.waiting) >= settings.queue.max_waiting:
+                raise self._overloaded(entry, "has as many requests waiting for it as it may")
+        return await self._wait(entry, settings.load_wait_s)
+
+    async def load(self, name: str) -> None:
+        """Load a model for an operator, and return when it is loaded.
+
+        Raises KeyError for one that is not on demand, and EngineUnavailable with the reason.
+        """
+        entry = self._entries[name]
+        entry.retry_at = 0.0
+        if entry.open:
+            return
+        self._want(entry)
+        try:
+            with await self._wait(entry, inf):
+                pass
+        except EngineUnavailable as error:
+            raise EngineUnavailable(entry.reason or error.message) from None
+
+    async def unload(self, name: str) -> None:
+        """Unload a model for an operator, and return when that is done.
+
+        Its requests in flight end first; new ones wait meanwhile, and have it loaded again. Raises
+        KeyError for one that is not on demand.
+        """
+        entry = self._entries[name]
+        if entry.residency is Residency.UNLOADED:
+            return
+        entry.asked_out = True
+        self._decide()
+        while entry.asked_out:
+            await self._changed.wait()
+
+    def replace(self, models: Sequence[OnDemand]) -> None:
+        """Have other models from now on; those with the same engines stay as they are.
+
+        Who waits for one that has new engines waits for those. What the old ones hold ends without
+        the keeper: their owner stops them.
+        """
+        before, self._entries = self._entries, {model.name: _Entry(model) for model in models}
+        for name, old in before.items():
+            new = self._entries.get(name)
+            if new is None:
+                old.answer(EngineUnavailable(f"the model {name!r} was removed"))
+            elif new.model.engines == old.model.engines:
+                old.model = new.model
+                self._entries[name] = old
+            else:
+                new.waiting, new.wanted_since = old.waiting, old.wanted_since
+                old.waiting, old.asked_out = {}, False
+        self._tell_change()
+        self.start()
+
+    def start(self) -> None:
+        """Take note of engines that run already, and begin to decide."""
+        for entry in self._entries.values():
+            if entry.residency is Residency.UNLOADED and entry.up:
+                self._note_loaded(entry)
+        self._decide()
+
+    def drain(self) -> None:
+        """Load nothing more; refuse those who wait for a load, which may take minutes."""
+        self._draining = True
+        for entry in self._entries.values():
+            entry.answer(EngineUnavailable(SHUTTING_DOWN))
+
+    async def close(self) -> None:
+        """End what is under way; engines are left as they are."""
+        self.drain()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for entry in self._entries.values():
+            entry.asked_out = False
+        self._tell_change()
+
+    # Requests
+
+    def _want(self, entry: _Entry) -> None:
+        """Note that somebody wants a model that is not open. Raises EngineUnavailable."""
+        name, now = entry.model.name, self._now()
+        if self._draining:
+            raise EngineUnavailable(SHUTTING_DOWN)
+        if now < entry.retry_at:
+            error = EngineUnavailable(f"the model {name!r} could not be loaded; try again later")
+            error.retry_after_s = ceil(entry.retry_at - now)
+            raise error
+        if entry.wanted_since is None:
+            entry.wanted_since = now
+        if entry.residency is Residency.LOADED and not entry.up:
+            # Its engines have ended. They are started again in the memory that they had.
+            self._begin_load(entry)
+        decision = self._decide()
+        if name in decision.too_large:
+            log.error(
+                "model %s does not fit into server.memory_budget_gib: %s", name, self._sum(entry)
+            )
+            error = EngineUnavailable(f"the model {name!r} does not fit into the memory here")
+            entry.answer(error)
+            raise error
+
+    async def _wait(self, entry: _Entry, bound_s: float) -> Hold:
+        """Return a hold once there is one. Cancelled, it leaves without."""
+        loop = asyncio.get_running_loop()
+        name, began = entry.model.name, loop.time()
+        given: _Given = loop.create_future()
+        entry.waiting[given] = None
+        if entry.open:
+            entry.answer(None)
+        timeout = None if bound_s == inf else loop.call_later(bound_s, self._give_up, name, given)
+        self._metrics.queue_depth(name, 1)
+        try:
+            told = await given
+        except BaseException:
+            if given.done() and not given.cancelled():
+                if isinstance(held := given.result(), _Entry):
+                    self._leave(held)
+            else:
+                self._forget(name, given)
+            raise
+        finally:
+            if timeout is not None:
+                timeout.cancel()
+            self._metrics.queue_depth(name, -1)
+            self._metrics.queue_wait(name, loop.time() - began)
+        if isinstance(told, GatewayError):
+            raise told
+        return Hold(self, told, loop.time() - began)
+
+    def _give_up(self, name: str, given: _Given) -> None:
+        """Refuse a request that has waited too long; the model stays wanted."""
+        if not given.done():
+            entry = self._entries[name]  # that of a model that was removed has answered
+            bound_s = entry.model.settings.load_wait_s
+            given.set_result(self._overloaded(entry, f"was not loaded within {bound_s:g} s"))
+            del entry.waiting[given]
+
+    def _forget(self, name: str, given: _Given) -> None:
+        """Let go of a request whose client left. A load that is under way goes on."""
+        entry = self._entries[name]
+        del entry.waiting[given]
+        if not entry.waiting and not entry.promised:
+            entry.wanted_since = None
+        self._decide()
+
+    def _leave(self, entry: _Entry) -> None:
+        """End a hold."""
+        entry.holds -= 1
+        if entry.holds == 0:
+            entry.last_used = self._now()
+            self._decide()
+
+    def _least_wait_s(self, entry: _Entry) -> float:
+        """Return how long it takes at least until a model is open."""
+        now, load_s = self._now(), entry.load_s or 0.0
+        if entry.residency is Residency.LOADING:
+            return max(entry.load_began + load_s - now, 0.0)
+        if entry.residency is Residency.LOADED and not entry.held_back:
+            return 0.0
+        return load_s + self._decided.starts_in_s.get(entry.model.name, 0.0)
+
+    def _overloaded(self, entry: _Entry, what: str) -> EngineOverloaded:
+        """Return the refusal of a request, which keeps the model wanted."""
+        entry.promised = True
+        after_s = self._least_wait_s(entry)
+        if entry.load_s is None:
+            since = entry.wanted_since if entry.wanted_since is not None else self._now()
+            after_s = max(after_s, min(max(self._now() - since, MIN_GUESS_S), MAX_GUESS_S))
+        retry_after_s = max(ceil(after_s), 1)
+        name = entry.model.name
+        error = EngineOverloaded(f"the model {name!r} {what}; try again in {retry_after_s} s")
+        error.retry_after_s = retry_after_s
+        return error
+
+    # Loading and unloading
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _room_gib(self) -> float:
+        return inf if self._budget_gib is None else self._budget_gib - self._fixed_gib()
+
+    def _sum(self, entry: _Entry) -> str:
+        return (
+            f"it takes {entry.need_gib or 0.0:.1f} GiB, and of {self._budget_gib:g} GiB "
+            f"the models that are always loaded leave {self._room_gib():.1f}"
+        )
+
+    def _decide(self) -> Decision:
+        """Decide, and begin what was decided."""
+        if self._draining:
+            return self._decided
+        self._decided = decision = decide(
+            self.residents(), self._room_gib(), self._slots, self._now(), self._terms
+        )
+        # First of all: one that leaves now gives no holds any more.
+        for name, reason in decision.unload:
+            self._begin_unload(self._entries[name], reason)
+        for name, entry in self._entries.items():
+            entry.held_back = name in decision.held_back
+            if entry.wanted_since is not None and entry.open:
+                entry.answer(None)
+        for name in decision.load:
+            self._begin_load(self._entries[name])
+        self._look_again(decision.look_at)
+        return decision
+
+    def _look_again(self, moment: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if moment is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(moment + TIMER_S, self._decide)
+
+    def _begin(self, what: str, entry: _Entry, task: asyncio.Task[None]) -> None:
+        task.set_name(f"{what} {entry.model.name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _begin_load(self, entry: _Entry) -> None:
+        entry.residency = Residency.LOADING
+        entry.load_began = self._now()
+        log.info("model %s is loaded on demand", entry.model.name)
+        self._begin("load", entry, asyncio.create_task(self._load(entry)))
+
+    async def _load(self, entry: _Entry) -> None:
+        """Start the engines of a model, and see what came of it."""
+        # An engine that failed while it was loaded may have a restart before it. It starts afresh.
+        failed = [e for e in entry.model.engines if e.state is EngineState.FAILED]
+        await self._end_engines(entry, failed)
+        starts = (engine.ensure_ready(inf) for engine in entry.model.engines)
+        for fault in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(fault, EngineError):
+                log.warning("model %s: an engine did not start: %s", entry.model.name, fault)
+            elif fault is not None:
+                log.error(
+                    "model %s: a fault of the gateway's own", entry.model.name, exc_info=fault
+                )
+        if entry.up:
+            entry.load_s = self._now() - entry.load_began
+            self._metrics.engine_load(entry.model.name, entry.load_s)
+            log.info("model %s is ready after %.1f s", entry.model.name, entry.load_s)
+            self._note_loaded(entry)
+        else:
+            self._note_failed(entry)
+            # They would try again by themselves, and in memory that they do not have here.
+            await self._end_engines(entry, entry.model.engines)
+            entry.residency = Residency.UNLOADED
+        self._tell_change()
+        self._decide()
+
+    def _note_loaded(self, entry: _Entry) -> None:
+        entry.residency = Residency.LOADED
+        entry.loaded_at = entry.last_used = self._now()
+        entry.failures = 0
+        if entry.load_s is None:
+            entry.load_s = max((e.load_s or 0.0 for e in entry.model.engines), default=0.0) or None
+        # Before anything else is decided: a load serves those who waited for it, whatever follows.
+        entry.held_back = False
+        entry.answer(None)
+
+    def _note_failed(self, entry: _Entry) -> None:
+        restart = entry.model.restart
+        backoff_s = min(restart.backoff_s * 2.0**entry.failures, restart.max_backoff_s)
+        entry.failures += 1
+        entry.retry_at = self._now() + backoff_s
+        entry.asked_out = False
+        name = entry.model.name
+        log.error(
+            "model %s could not be loaded (%s); not tried again for %g s",
+            name, entry.reason or "no engine told why", backoff_s,
+        )  # fmt: skip
+        error = EngineUnavailable(f"the model {name!r} could not be loaded; try again later")
+        error.retry_after_s = max(ceil(backoff_s), 1)
+        entry.answer(error)
+
+    def _begin_unload(self, entry: _Entry, reason: Reason) -> None:
+        entry.residency = Residency.UNLOADING
+        log.info("model %s is unloaded (%s)", entry.model.name, reason)
+        self._metrics.eviction(entry.model.name, reason)
+        self._begin("unload", entry, asyncio.create_task(self._unload(entry)))
+
+    async def _unload(self, entry: _Entry) -> None:
+        await self._end_engines(entry, entry.model.engines)
+        entry.residency = Residency.UNLOADED
+        entry.asked_out = False
+        self._tell_change()
+        self._decide()
+
+    async def _end_engines(self, entry: _Entry, engines: Sequence[Loadable]) -> None:
+        unloads = (engine.unload() for engine in engines)
+        for fault in await asyncio.gather(*unloads, return_exceptions=True):
+            if fault is not None:
+                log.error("model %s: %s", entry.model.name, fault)
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,201 @@
+"""Models, requests and a clock that are all made up, under the policy of production."""
+
+import heapq
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from app.residency.policy import Decision, Reason, Residency, Resident, Terms, decide
+
+UNLOAD_S = 1.0
+
+
+@dataclass
+class Sort:
+    """What one model is like: the GiB it takes, the seconds it loads."""
+
+    need_gib: float
+    load_s: float
+    priority: int = 0
+    idle_unload_s: float | None = None
+    # The policy hears of the need once the model has been loaded.
+    told: bool = True
+
+
+@dataclass
+class Arrival:
+    """A request: when it comes, for which model, and how long it is served."""
+
+    at: float
+    model: str
+    serve_s: float
+
+
+@dataclass
+class Loaded:
+    """One stay in memory."""
+
+    model: str
+    began: float
+    ready: float
+    left: float | None = None
+    why: Reason | None = None
+    # Whether somebody used it, or waited for it again, when it had to go.
+    in_use: bool = False
+
+
+@dataclass
+class World:
+    """Runs arrivals to their end, and checks at each step what must hold all along."""
+
+    sorts: dict[str, Sort]
+    room_gib: float
+    slots: int = 1
+    terms: Terms = field(default_factory=Terms)
+    now: float = 0.0
+    loads: list[Loaded] = field(default_factory=list)
+    # What each request waited, in the order in which they were served.
+    waits: list[float] = field(default_factory=list)
+    # From the first request that waited for a model to the begin of its load.
+    delays: list[float] = field(default_factory=list)
+    unloads: list[tuple[str, Reason]] = field(default_factory=list)
+    decision: Decision | None = None
+
+    def __post_init__(self) -> None:
+        self.models = {
+            name: Resident(
+                name,
+                need_gib=sort.need_gib if sort.told else None,
+                priority=sort.priority,
+                idle_unload_s=sort.idle_unload_s,
+            )
+            for name, sort in self.sorts.items()
+        }
+        self._waiting: dict[str, list[Arrival]] = {name: [] for name in self.sorts}
+        self._events: list[tuple[float, int, str, object]] = []
+        self._number = itertools.count()
+        self._held_back: frozenset[str] = frozenset()
+
+    def run(self, arrivals: Iterable[Arrival], until: float | None = None) -> None:
+        """Let everything happen, to the last event or to a moment."""
+        for arrival in arrivals:
+            self._push(arrival.at, "arrive", arrival)
+        while self._events and (until is None or self._events[0][0] <= until):
+            self.now, _, what, about = heapq.heappop(self._events)
+            self._happen(what, about)
+            # What happens at one moment is one event to the policy.
+            while self._events and self._events[0][0] == self.now:
+                _, _, what, about = heapq.heappop(self._events)
+                self._happen(what, about)
+            self._decide()
+
+    def stays(self, model: str) -> list[Loaded]:
+        return [loaded for loaded in self.loads if loaded.model == model]
+
+    @property
+    def unserved(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def _push(self, at: float, what: str, about: object) -> None:
+        heapq.heappush(self._events, (at, next(self._number), what, about))
+
+    def _set(self, name: str, **changes: object) -> None:
+        self.models[name] = replace(self.models[name], **changes)  # type: ignore[arg-type]
+
+    def _happen(self, what: str, about: object) -> None:
+        if isinstance(about, Arrival):
+            model = self.models[about.model]
+            if what == "leave":
+                self._set(about.model, holds=model.holds - 1, last_used=self.now)
+            elif model.residency is Residency.LOADED and about.model not in self._held_back:
+                self._serve(about)
+            else:
+                self._waiting[about.model].append(about)
+                since = self.now if model.wanted_since is None else model.wanted_since
+                self._set(about.model, wanted_since=since)
+        elif what == "loaded":
+            name = str(about)
+            self._set(
+                name,
+                residency=Residency.LOADED,
+                loaded_at=self.now,
+                last_used=self.now,
+                load_s=self.sorts[name].load_s,
+                need_gib=self.sorts[name].need_gib,
+                wanted_since=None,
+            )
+            self._serve_all(name)
+            self.stays(name)[-1].ready = self.now
+        elif what == "unloaded":
+            self._set(str(about), residency=Residency.UNLOADED)
+
+    def _serve(self, arrival: Arrival) -> None:
+        model = self.models[arrival.model]
+        assert model.residency is Residency.LOADED
+        self._set(arrival.model, holds=model.holds + 1)
+        self.waits.append(self.now - arrival.at)
+        self._push(self.now + arrival.serve_s, "leave", arrival)
+
+    def _serve_all(self, name: str) -> None:
+        for arrival in self._waiting[name]:
+            self._serve(arrival)
+        self._waiting[name].clear()
+
+    def _decide(self) -> None:
+        self.decision = decision = decide(
+            list(self.models.values()), self.room_gib, self.slots, self.now, self.terms
+        )
+        self._held_back = decision.held_back
+        assert not set(decision.load) & {name for name, _ in decision.unload}
+        for name, reason in decision.unload:
+            model = self.models[name]
+            assert model.residency is Residency.LOADED
+            assert model.holds == 0, "it leaves while it serves"
+            stay = self.stays(name)[-1]
+            stay.left, stay.why = self.now, reason
+            settled_at = model.last_used + self.terms.settle(model.load_s)
+            stay.in_use = bool(self._waiting[name]) or self.now < settled_at
+            self.unloads.append((name, reason))
+            self._set(name, residency=Residency.UNLOADING)
+            self._push(self.now + UNLOAD_S, "unloaded", name)
+        for name, waiting in self._waiting.items():
+            model = self.models[name]
+            if waiting and model.residency is Residency.LOADED and name not in self._held_back:
+                self._serve_all(name)
+                self._set(name, wanted_since=None)
+        for name in decision.load:
+            model = self.models[name]
+            assert model.residency is Residency.UNLOADED, "two loads of one model"
+            assert model.wanted_since is not None
+            self.delays.append(self.now - model.wanted_since)
+            self.loads.append(Loaded(name, self.now, 0.0))
+            self._set(name, residency=Residency.LOADING, load_began=self.now)
+            self._push(self.now + self.sorts[name].load_s, "loaded", name)
+        self._check()
+        if decision.look_at is not None:
+            assert decision.look_at > self.now
+            self._push(decision.look_at, "look", None)
+
+    def _check(self) -> None:
+        in_memory = [m for m in self.models.values() if m.residency is not Residency.UNLOADED]
+        taken = sum(m.need_gib or 0.0 for m in in_memory)
+        unknown = self.room_gib < inf and any(m.need_gib is None for m in in_memory)
+        assert taken <= self.room_gib + 1e-6, "over the budget"
+        assert not unknown or len(in_memory) == 1, "one of unknown need is not alone"
+        loading = sum(m.residency is Residency.LOADING for m in in_memory)
+        assert loading <= self.slots
+        if loading < self.slots and not unknown:
+            self._work_conserving(self.room_gib - taken)
+
+    def _work_conserving(self, free: float) -> None:
+        """The one that is wanted longest is not loaded only because it does not fit."""
+        wanted = [
+            m
+            for m in self.models.values()
+            if m.residency is Residency.UNLOADED and m.wanted_since is not None
+        ]
+        if wanted:
+            first = min(wanted, key=lambda m: (m.wanted_since, m.name))
+            if first.need_gib is not None:
+                assert first.need_gib > free + 1e-6, "it would fit"

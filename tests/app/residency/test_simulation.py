@@ -1,0 +1,174 @@
+"""What the policy makes of long days: the promises of its docstring, on made-up traffic."""
+
+import random
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.residency.policy import Reason, Terms
+from tests.app.residency.simulation import UNLOAD_S, Arrival, Loaded, Sort, World
+
+QUICK = Terms(patience_s=5, keep_s=4, keep_loads=2, settle_s=0.5, settle_loads=0.1)
+NAMES = "abcdef"
+
+
+def longest_delay(world: World, busy_s: float) -> float:
+    """Return the bound that the policy states: from the first who waits to the begin of a load."""
+    load_s = max(sort.load_s for sort in world.sorts.values())
+    each = load_s + world.terms.keep(load_s) + busy_s + UNLOAD_S
+    return world.terms.patience_s + len(world.sorts) * each
+
+
+def check(world: World, arrivals: list[Arrival]) -> None:
+    """Check what can be told at the end of a run."""
+    assert world.unserved == 0
+    assert len(world.waits) == len(arrivals)
+    busy_s = max(arrival.serve_s for arrival in arrivals)
+    bound = longest_delay(world, busy_s)
+    assert all(delay <= bound for delay in world.delays)
+    load_s = max(sort.load_s for sort in world.sorts.values())
+    keep_s = world.terms.keep(load_s)
+    # Who comes while a model is held back waits for one round more, and all wait for the load.
+    assert max(world.waits) <= bound + busy_s + UNLOAD_S + keep_s + load_s
+    for name, sort in world.sorts.items():
+        check_swapping(world, world.stays(name), sort)
+
+
+def check_swapping(world: World, stays: list[Loaded], sort: Sort) -> None:
+    keep_s, settle_s = world.terms.keep(sort.load_s), world.terms.settle(sort.load_s)
+    for stay in stays:
+        if stay.left is not None and stay.why is Reason.ROOM:
+            assert stay.left - stay.ready >= (keep_s if stay.in_use else settle_s) - 1e-6
+    # An operator may want idle models out sooner than that.
+    least_s = min(settle_s, sort.idle_unload_s or settle_s)
+    assert len(stays) <= 1 + (world.now + sort.load_s) / (sort.load_s + least_s)
+
+
+def random_day(
+    seed: int, models: int, seconds: float, every_s: float, serve_s: float
+) -> tuple[dict[str, Sort], list[Arrival]]:
+    """Return models of several sizes, and requests for them that come in bursts."""
+    chance = random.Random(seed)
+    sorts = {
+        name: Sort(
+            need_gib=chance.choice([1.0, 2.0, 3.0]),
+            load_s=chance.choice([1.0, 5.0, 20.0]),
+            priority=chance.choice([0, 0, 1]),
+            idle_unload_s=chance.choice([None, 2.0, 60.0]),
+            told=chance.random() < 0.7,
+        )
+        for name in NAMES[:models]
+    }
+    arrivals: list[Arrival] = []
+    now = 0.0
+    while now < seconds:
+        now += chance.expovariate(1 / every_s)
+        name = chance.choice(list(sorts))
+        for _ in range(chance.choice([1, 1, 1, 5, 20])):
+            at = now + chance.random() * 3
+            arrivals.append(Arrival(at, name, min(chance.expovariate(1 / serve_s), 30.0)))
+    return sorts, arrivals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("every_s", [0.5, 5.0, 60.0], ids=["crowded", "busy", "quiet"])
+@pytest.mark.parametrize("seed", range(3))
+def test_days_of_random_traffic_keep_every_promise(seed: int, every_s: float, slots: int) -> None:
+    sorts, arrivals = random_day(
+        seed, models=6, seconds=600 * every_s**0.5, every_s=every_s, serve_s=2.0
+    )
+    world = World(sorts, room_gib=5.0, slots=slots, terms=QUICK)
+    world.run(arrivals)
+    check(world, arrivals)
+
+
+requests = st.lists(
+    st.builds(
+        Arrival,
+        st.floats(0, 120, allow_nan=False),
+        st.sampled_from("abcd"),
+        st.floats(0, 20, allow_nan=False),
+    ),
+    min_size=1,
+    max_size=40,
+)
+sorts_of_models = st.fixed_dictionaries(
+    {
+        name: st.builds(
+            Sort,
+            st.sampled_from([0.5, 1.0, 1.5, 2.5, 3.0]),
+            st.sampled_from([0.0, 0.3, 2.0, 15.0]),
+            st.integers(-1, 1),
+            st.sampled_from([None, 0.1, 10.0]),
+            st.booleans(),
+        )
+        for name in "abcd"
+    }
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(sorts_of_models, requests, st.sampled_from([3.0, 4.0, inf]), st.integers(1, 3))
+def test_any_traffic_keeps_every_promise(
+    sorts: dict[str, Sort], arrivals: list[Arrival], room_gib: float, slots: int
+) -> None:
+    world = World(sorts, room_gib, slots, QUICK)
+    world.run(arrivals)
+    check(world, arrivals)
+
+
+def steady(model: str, every_s: float, seconds: float, serve_s: float) -> list[Arrival]:
+    count = int(seconds / every_s)
+    return [Arrival(n * every_s, model, serve_s) for n in range(count)]
+
+
+def test_two_models_that_are_always_in_use_take_turns_and_load_a_third_of_the_time_at_worst() -> (
+    None
+):
+    sorts = {"a": Sort(2, 10), "b": Sort(2, 10)}
+    world = World(sorts, room_gib=3, terms=QUICK)
+    # Each request overlaps with the next: neither model is idle for a moment.
+    day = steady("a", 1.0, 3600, 1.5) + steady("b", 1.0, 3600, 1.5)
+    world.run(day)
+    assert world.unserved == 0
+    assert abs(len(world.stays("a")) - len(world.stays("b"))) <= 1
+    loading_s = sum(stay.ready - stay.began for stay in world.loads)
+    assert loading_s / world.now <= 1 / 3
+    assert {reason for _, reason in world.unloads} == {Reason.ROOM}
+    check(world, day)
+
+
+def test_a_rare_request_gets_through_a_model_that_is_never_idle() -> None:
+    world = World({"a": Sort(2, 10), "b": Sort(2, 10)}, room_gib=3, terms=QUICK)
+    day = [*steady("a", 0.5, 600, 2.0), Arrival(300.0, "b", 1.0)]
+    world.run(day)
+    assert [stay.model for stay in world.loads] == ["a", "b", "a"]
+    rare = world.stays("b")[0]
+    # It waits for patience, for the longest request in flight, and for the memory.
+    assert rare.began - 300.0 == pytest.approx(QUICK.patience_s + 2.0 + UNLOAD_S, abs=0.5)
+
+
+def test_a_large_model_is_not_passed_over_for_ever_by_small_ones() -> None:
+    sorts = {"large": Sort(4, 10), **{name: Sort(1, 1) for name in "abcde"}}
+    world = World(sorts, room_gib=4, terms=QUICK)
+    small = [r for n in range(5) for r in steady("abcde"[n], 1.0, 600, 1.2)]
+    day = [*small, Arrival(100.0, "large", 1.0)]
+    world.run(day)
+    assert world.stays("large")[0].began - 100.0 <= longest_delay(world, 1.2)
+
+
+def test_conversations_with_one_model_after_the_other_swap_once_each() -> None:
+    """Idle for longer than between two words of one conversation is idle enough."""
+    world = World({"a": Sort(2, 5), "b": Sort(2, 5)}, room_gib=3, terms=QUICK)
+    day = [
+        *(Arrival(100.0 + n * 0.3, "a", 0.1) for n in range(20)),
+        *(Arrival(120.0 + n * 0.3, "b", 0.1) for n in range(20)),
+        *(Arrival(140.0 + n * 0.3, "a", 0.1) for n in range(20)),
+    ]
+    world.run(day)
+    assert [stay.model for stay in world.loads] == ["a", "b", "a"]
+    assert max(world.waits) == pytest.approx(5 + UNLOAD_S)

@@ -1,0 +1,92 @@
+"""Two models on demand in the memory of one, on real vLLM."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.deployment import ENGINE, Deployment, alive, demo_model, deployed, until, until_ready
+
+# vLLM's three processes take 2.7 GiB with this model.
+FREED_MIB = 1000
+PATIENCE_S = 180
+
+
+def rss_mib(deployment: Deployment) -> float:
+    """Return what the processes of the engines hold."""
+    total = 0
+    for process in deployment.family():
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total / 2**20
+
+
+def ask(deployment: Deployment, model: str) -> httpx.Response:
+    messages = [{"role": "user", "content": "Hello!"}]
+    with deployment.client() as client:
+        return client.post(
+            "/v1/chat/completions",
+            json={"model": model, "messages": messages, "max_tokens": 4},
+            timeout=PATIENCE_S,
+        )
+
+
+def starts(deployment: Deployment, engine: str) -> int:
+    """Return how often an engine was started."""
+    logs = (deployment.run_dir / engine).glob("engine.log*")
+    return sum(
+        log.read_text(errors="replace").count("Application startup complete") for log in logs
+    )
+
+
+def series(deployment: Deployment, beginning: str) -> list[str]:
+    """Return the lines of /metrics that begin so."""
+    text = httpx.get(f"{deployment.url}/metrics").text
+    return [line for line in text.splitlines() if line.startswith(beginning)]
+
+
+def test_cold_requests_start_one_engine_which_makes_room_and_leaves_when_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_model()
+    models: list[dict[str, Any]] = [
+        {"name": "one", "load": "on_demand", "engines": [{**ENGINE, "memory_gib": 3.0}]},
+        # What it takes is not known before it has run.
+        {"name": "two", "load": "on_demand", "idle_unload_s": 3, "engines": [ENGINE]},
+    ]
+    with deployed(tmp_path, *models, memory_budget_gib=4.0) as deployment:
+        until_ready(deployment)
+        assert "model  one (loads at the first request)" in deployment.said()
+        assert httpx.get(f"{deployment.url}/ready").status_code == 200
+        assert not deployment.family()
+
+        with ThreadPoolExecutor(2) as threads:
+            cold = list(threads.map(lambda _: ask(deployment, "one"), range(2)))
+        assert [answer.status_code for answer in cold] == [200, 200]
+        assert starts(deployment, "one-0") == 1
+        first = deployment.family()
+        told = [f"one is loaded: RSS of its family {rss_mib(deployment):.0f} MiB"]
+
+        assert ask(deployment, "two").status_code == 200
+        assert not [process for process in first if alive(process)]
+        evicted = series(deployment, "gateway_model_evictions_total{")
+        assert evicted == ['gateway_model_evictions_total{model="one",reason="room"} 1.0']
+        second = deployment.family()
+        before = rss_mib(deployment)
+        told.append(f"two is loaded, one was evicted: {before:.0f} MiB")
+
+        until(lambda: not any(alive(process) for process in second), 30)
+        after = rss_mib(deployment)
+        told.append(f"two was idle for 3 s: {after:.0f} MiB")
+        assert before - after > FREED_MIB
+        assert httpx.get(f"{deployment.url}/ready").status_code == 200
+        told += series(deployment, "gateway_engine_load_seconds_sum")
+        assert deployment.terminate() == 0
+        told += [line for line in deployment.said().splitlines() if " model " in line]
+    with capsys.disabled():
+        print("", *told, sep="\n")

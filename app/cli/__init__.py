@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from app.cli.faults import ConfigOption, fail, faults
-from app.cli.generate import generate
+from app.cli.generate import PlainHelp, generate
 from app.cli.keys import keys
 from app.cli.usage import usage
 from app.settings import ConfigError, Settings, load_settings
@@ -22,7 +22,7 @@ app = typer.Typer(
 
 app.add_typer(keys, name="keys")
 app.command()(usage)
-app.command()(generate)
+app.command(cls=PlainHelp)(generate)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from app.cli.faults import fail
 from engines.offline.prompts import Prompt, PromptsError, read_prompts
@@ -22,6 +23,22 @@ STDIN = "-"
 
 _ENGINE = "Engine"
 _SAMPLING = "Sampling (defaults: the model's generation_config.json, else vLLM's)"
+
+
+class PlainHelp(TyperCommand):
+    """Help in columns without boxes: on 80 columns boxes leave no room for whole names of flags."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if row := parameter.get_help_record(ctx):
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                panels.setdefault(panel, []).append(row)
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
 
 
 def _with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -177,7 +194,11 @@ def _model(model: str) -> str:
         if not any((path / name).exists() for name in ("config.json", "params.json")):
             fail(f"--model: {model} holds no config.json, so it is not a model's directory")
         return str(path)
-    if model.startswith(("/", "./", "../", "~")):
+    # A repository is a name, or two with a slash between. Where the first is a directory here,
+    # the second was meant to be one too.
+    owner, _, name = model.partition("/")
+    looks_like_path = model.startswith(("/", ".", "~")) or "/" in name or name == ""
+    if "/" in model and (looks_like_path or Path(owner).is_dir()):
         fail(f"--model: there is no directory {model}")
     return model
 

@@ -112,8 +112,8 @@ class Meter:
     def __init__(self, console: Console, prompts: int, *, live: bool) -> None:
         self._console = console
         self._prompts = prompts
-        self._started = time.monotonic()
         self._loaded: float | None = None
+        self._took = 0.0  # from the load to the newest advance: vLLM takes a while to end
         self._advance = Advance(0, 0, 0)
         self._bar = Progress(
             SpinnerColumn(),
@@ -143,6 +143,8 @@ class Meter:
     def advance(self, advance: Advance) -> None:
         """Note how far the batch is."""
         self._advance = advance
+        if self._loaded is not None:
+            self._took = time.monotonic() - self._loaded
         self._bar.update(self._task, completed=advance.done, speed=self._speed())
 
     @contextmanager
@@ -159,12 +161,11 @@ class Meter:
         done = f"{self._advance.done} of {self._prompts} prompts"
         if self._loaded is None:
             return f"{done}: the model was not loaded"
-        took = time.monotonic() - self._loaded
-        told = f"{done} in {took:.1f} s, {self._speed()}"
+        told = f"{done} in {self._took:.1f} s, {self._speed()}"
         return f"{told}; {failed} failed" if failed else told
 
     def _speed(self) -> str:
-        took = max(time.monotonic() - (self._loaded or self._started), 1e-3)
+        took = max(self._took, 1e-3)
         read, written = self._advance.prompt_tokens, self._advance.completion_tokens
         return (
             f"{read:,} prompt tokens ({read / took:,.0f}/s), "

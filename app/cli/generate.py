@@ -292,9 +292,8 @@ def _run(job: Job, *, as_json: bool, output: Path | None, verbose: bool) -> int:
                         _complain(f"prompt {record['index'] + 1}: {record['error']['message']}")
             return wrong
 
-        on_log = sys.stderr.buffer.write if verbose else None
         try:
-            with _sigterm_raises(), Session(job, on_log) as session:
+            with _sigterm_raises(), Session(job, _show_log if verbose else None) as session:
                 for event in session.events():
                     match event:
                         case Loaded():
@@ -309,6 +308,9 @@ def _run(job: Job, *, as_json: bool, output: Path | None, verbose: bool) -> int:
             # Whoever read has what it wanted; Python would complain when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 128 + signal.SIGPIPE
+        except OSError as error:
+            _complain(f"cannot go on: {error}")
+            return EXIT_FAILED
         except (KeyboardInterrupt, _Terminated) as signal_came:
             write(order.rest())
             _complain(f"stopped: {meter.summary(failed)}")
@@ -320,6 +322,11 @@ def _run(job: Job, *, as_json: bool, output: Path | None, verbose: bool) -> int:
             return 2 if error.users else EXIT_FAILED
     print(meter.summary(failed), file=sys.stderr)
     return EXIT_FAILED if failed else 0
+
+
+def _show_log(data: bytes) -> None:
+    sys.stderr.buffer.write(data)
+    sys.stderr.buffer.flush()
 
 
 def _complain(text: str) -> None:

@@ -199,6 +199,8 @@ class Session:
         if self._on_log is None:
             return
         with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._shown:
+                self._shown = 0  # the guardian has begun a new file
             file.seek(self._shown)
             if new := file.read():
                 self._shown += len(new)

@@ -13,6 +13,7 @@ What vLLM logs goes to standard error, which is the guardian's log file.
 """
 
 import argparse
+import dataclasses
 import difflib
 import itertools
 import json
@@ -22,7 +23,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,7 +42,7 @@ class Fault(Exception):
     """A mistake of the user's, in one line."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Job:
     """What the command asks for; see `session.Job`."""
 
@@ -80,12 +80,12 @@ def main(fd: int) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         run(job, link)
+        last = {"event": "done"}
     except Fault as fault:
-        link.say("fault", message=" ".join(str(fault).split()))
-        sys.exit(2)
-    # Shutting down in order has begun: no signal need start it, or may cut it short.
+        last = {"event": "fault", "message": " ".join(str(fault).split())}
+    # Leaving in order begins now: a signal need not start it, and must not cut it short.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    link.say("done")
+    link.say(**last)
 
 
 def run(job: Job, link: Link) -> None:
@@ -169,6 +169,11 @@ def sampling_params(defaults: dict[str, Any], given: dict[str, Any]) -> Any:
     try:
         for name, made in members.items():
             if name in given:
+                # vLLM passes over keys that it does not know.
+                if unknown := given[name].keys() - {
+                    field.name for field in dataclasses.fields(made)
+                }:
+                    raise Fault(f"sampling: {name} has no {min(unknown)!r}")
                 fields[name] = made(**given[name])
         if biases := fields.get("logit_bias"):
             fields["logit_bias"] = {int(token): bias for token, bias in biases.items()}
@@ -318,7 +323,9 @@ class Batch:
             "event": "progress",
             "done": self._done,
             "prompt_tokens": self._prompt_tokens
-            + sum(state.prompt_len for state in running if not state.is_prefilling),
+            # Each of n answers has a state of its own, of the same prompt.
+            + sum(state.prompt_len for state in running if not state.is_prefilling)
+            // self._params.n,
             "completion_tokens": self._completion_tokens
             + sum(state.detokenizer.num_output_tokens() for state in running if state.detokenizer),
         }

@@ -213,7 +213,12 @@ class Session:
             tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
             if reason := failure_reason(tail.splitlines()):
                 return reason
-        return "vLLM ended without a word" + ("" if self._loaded else " while it loaded the model")
+        assert self._guardian.stdout is not None
+        last = json.loads(self._guardian.stdout.readline() or b"{}")
+        how = "ended without a word"
+        if last.get("exit") == -signal.SIGKILL:
+            how = "was killed, by the system perhaps, where memory ran out"
+        return f"vLLM {how}" + ("" if self._loaded else ", while it loaded the model")
 
     def _end(self) -> None:
         """Return when nothing of vLLM is left."""

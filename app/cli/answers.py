@@ -124,6 +124,7 @@ class Meter:
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            refresh_per_second=4,
             disable=not (live and console.is_terminal),
         )
         self._task = self._bar.add_task("loading the model", total=None, speed="")

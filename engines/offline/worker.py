@@ -18,6 +18,7 @@ import difflib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -36,6 +37,8 @@ WINDOW = 4
 CPU_KV_CACHE_GIB = "4"
 # JSON has no infinity; vLLM's server writes the same.
 LOWEST_LOGPROB = -9999.0
+# What vLLM's validation errors append for its server.
+PARAMETER = re.compile(r" \(parameter=[^()]*, value=.*\)$")
 
 
 class Fault(Exception):
@@ -188,7 +191,7 @@ def _first_line(error: Exception) -> str:
         first = errors()[0]
         where = ".".join(map(str, first["loc"]))
         return f"{where}: {first['msg']}" if where else str(first["msg"])
-    return str(error).partition("\n")[0]
+    return PARAMETER.sub("", str(error).partition("\n")[0])
 
 
 def reasoning_parser_class(name: str) -> Any:
@@ -305,7 +308,7 @@ class Batch:
                     tokenization_kwargs=options,
                 )
         except Exception as error:  # noqa: BLE001 - templates raise what they like
-            message = " ".join(str(error).split()) or type(error).__name__
+            message = PARAMETER.sub("", " ".join(str(error).split())) or type(error).__name__
             return {**prompt, "error": {"message": message}}
         self._places[request.partition("-")[0]] = place
         return None

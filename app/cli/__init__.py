@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from app.cli.faults import ConfigOption, fail, faults
+from app.cli.generate import PlainHelp, generate
 from app.cli.keys import keys
 from app.cli.logs import logs
 from app.cli.models import models
@@ -30,6 +31,7 @@ app.command()(status)
 app.command()(logs)
 app.command()(usage)
 app.command()(reload)
+app.command(cls=PlainHelp)(generate)
 
 
 @app.command()

@@ -1,0 +1,237 @@
+"""A batch of prompts through vLLM's `LLM`, which runs in processes of its own.
+
+They stand below a guardian (`engines/guardian.py`), as served engines do: when this process ends,
+however it ends, the kernel closes its socket to the guardian, and that kills whatever vLLM has
+started. What vLLM logs goes to a file, and this process imports nothing slow.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from engines.offline.prompts import Prompt
+from engines.startup import failure_of
+
+GUARDIAN = Path(__file__).parents[1] / "guardian.py"
+# Nothing of the gateway's own configuration, keys above all, is an engine's business.
+PRIVATE_PREFIX = "GATEWAY_"
+# For the guardian: the engine ends with us.
+NOT_KEPT = "0"
+LOG_POLL_S = 0.2
+# vLLM gives its shared memory back within this; then it is killed.
+GRACE_S = 5.0
+# A guardian reports within its own sweep bound after the grace; later than this it is stuck.
+GUARDIAN_SLACK_S = 15.0
+RECEIVE_BYTES = 1 << 16
+LOG_TAIL_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to do.
+
+    `engine` holds flags of vLLM's engine, (name, value). `chat` None uses the chat template if
+    the model has one. `reasoning_parser` is `auto`, `none` or one of vLLM's.
+    """
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    engine: tuple[tuple[str, str], ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    chat: bool | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    truncate_prompt_tokens: int | None = None
+    reasoning_parser: str = "auto"
+
+    def line(self) -> bytes:
+        """Return it as the worker reads it."""
+        fields = asdict(self) | {"prompts": [prompt.shown() for prompt in self.prompts]}
+        return json.dumps(fields).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model is in memory."""
+
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """How far the batch is: prompts done, tokens read and generated so far."""
+
+    done: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A prompt has its answers, or its error: one JSON object each."""
+
+    place: int
+    records: list[dict[str, Any]]
+
+
+class OfflineError(Exception):
+    """The batch cannot be done. Says why in one line, and whether that is the `users` to mend."""
+
+    def __init__(self, message: str, *, users: bool) -> None:
+        super().__init__(message)
+        self.users = users
+
+
+class Session:
+    """One batch: enter, iterate over `events()`, leave. Nothing of vLLM is left after leaving.
+
+    `on_log` is called with what vLLM writes to its log, as it comes.
+    """
+
+    def __init__(self, job: Job, on_log: Callable[[bytes], object] | None = None) -> None:
+        self._job = job
+        self._on_log = on_log
+        self._shown = 0
+        self._resources = contextlib.ExitStack()
+        self._loaded = False
+        self._pid: int | None = None
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as resources:
+            directory = resources.enter_context(tempfile.TemporaryDirectory(prefix="vllm-gateway-"))
+            self._log = Path(directory) / "engine.log"
+            ours, theirs = socket.socketpair()
+            self._socket = resources.enter_context(ours)
+            control, door = socket.socketpair()
+            self._control = resources.enter_context(control)
+            self._reports = resources.enter_context(control.makefile("rb", buffering=0))
+            with theirs, door:
+                self._guardian = self._spawn(directory, door, theirs.fileno())
+            resources.callback(self._end)
+            self._pid = self._hear()
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._resources.close()
+
+    def events(self) -> Iterator[Loaded | Advance | Finished]:
+        """Yield what happens, until every prompt has its answer. Raises OfflineError."""
+        # The worker may have died: then what it wrote says why.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(self._job.line())
+        for line in self._lines():
+            message = json.loads(line)
+            match message.pop("event"):
+                case "loaded":
+                    self._loaded = True
+                    yield Loaded(**message)
+                case "progress":
+                    yield Advance(**message)
+                case "record":
+                    yield Finished(**message)
+                case "fault":
+                    raise OfflineError(message["message"], users=True)
+                case "done":
+                    return
+        raise OfflineError(self._why(), users=not self._loaded)
+
+    def _spawn(self, directory: str, door: socket.socket, fd: int) -> "subprocess.Popen[bytes]":
+        worker = (sys.executable, "-P", "-m", "engines.offline.worker", str(fd))
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
+        return subprocess.Popen(  # noqa: S603 - our own interpreter and files
+            [sys.executable, "-I", "-S", str(GUARDIAN), directory, NOT_KEPT, "", *worker],
+            stdin=door.fileno(),
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=(fd,),
+            start_new_session=True,  # Ctrl-C is ours to answer
+        )
+
+    def _hear(self) -> int:
+        """Return the worker's process id. Raises OfflineError when it could not be started."""
+        first = json.loads(self._reports.readline() or b"{}")
+        if "pid" not in first:
+            why = str(first.get("error", "the guardian of vLLM did not start"))
+            raise OfflineError(why, users=False)
+        return int(first["pid"])
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the worker's lines until it has ended."""
+        guardian = self._control
+        sources = [self._socket, guardian]
+        partial = b""
+        ended = False
+        while True:
+            ready, _, _ = select.select(sources, [], [], LOG_POLL_S)
+            self._show_log()
+            # The guardian speaks again, or is gone, when nothing of vLLM is left. What the worker
+            # said last is in the socket then, whose other end a forked process may still hold.
+            ended = ended or guardian in ready
+            if ended:
+                self._socket.setblocking(False)
+            elif not ready:
+                continue
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except (BlockingIOError, ConnectionResetError):
+                return
+            if not data:
+                return
+            *whole, partial = (partial + data).split(b"\n")
+            yield from whole
+
+    def _show_log(self) -> None:
+        if self._on_log is None:
+            return
+        with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._shown:
+                self._shown = 0  # the guardian has begun a new file
+            file.seek(self._shown)
+            if new := file.read():
+                self._shown += len(new)
+                self._on_log(new)
+
+    def _why(self) -> str:
+        """Return why the worker ended before its work was done."""
+        self._show_log()
+        with contextlib.suppress(OSError):
+            tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+            if failure := failure_of(tail.splitlines()):
+                return str(failure)
+        last = json.loads(self._reports.readline() or b"{}")
+        how = "ended without a word"
+        if last.get("exit") == -signal.SIGKILL:
+            how = "was killed, by the system perhaps, where memory ran out"
+        return f"vLLM {how}" + ("" if self._loaded else ", while it loaded the model")
+
+    def _end(self) -> None:
+        """Return when nothing of vLLM is left."""
+        guardian = self._guardian
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._control.sendall(b"stop %f\n" % GRACE_S)
+        try:
+            guardian.wait(GRACE_S + GUARDIAN_SLACK_S)
+        except subprocess.TimeoutExpired:
+            guardian.kill()
+            guardian.wait()
+        if guardian.returncode < 0 and self._pid is not None:
+            # It was killed, which took the worker; what the worker started is ours to end.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)

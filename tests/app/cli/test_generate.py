@@ -1,0 +1,86 @@
+"""`vllm-gateway generate`: what is refused before vLLM is started, and what help shows."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import app
+from engines.offline.sampling import SAMPLING
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A working directory with what looks like a model in it, and something that does not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "config.json").write_text("{}")
+    (tmp_path / "models" / "empty").mkdir()
+    (tmp_path / "bad.jsonl").write_text('"a"\n{"promt": "b"}\n')
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    return tmp_path
+
+
+def test_help_names_every_flag_in_full_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = CliRunner().invoke(app, ["generate", "--help"]).stdout.split()
+    assert [p.flag for p in SAMPLING if p.flag not in words] == []
+
+
+M = ("--model", "models/m")
+P = ("--prompt", "a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (M, "nothing to answer: give --prompt or --prompts-file"),
+        ((*M, "--prompt", ""), "--prompt: an empty prompt cannot be answered"),
+        (("--model", "/no/such", *P), "--model: there is no directory /no/such"),
+        (("--model", "models/none", *P), "--model: there is no directory models/none"),
+        (
+            ("--model", "models/empty", *P),
+            "--model: models/empty holds no config.json, so it is not a model's directory",
+        ),
+        (
+            (*M, "--prompts-file", "none.txt"),
+            "--prompts-file: cannot read none.txt: No such file or directory",
+        ),
+        ((*M, "--prompts-file", "models"), "--prompts-file: cannot read models: Is a directory"),
+        ((*M, "--prompts-file", "empty.txt"), "empty.txt holds no prompt"),
+        (
+            (*M, "--prompts-file", "bad.jsonl"),
+            "bad.jsonl line 2: unknown key 'promt'; it may hold prompt or messages, and id",
+        ),
+        (
+            (*M, *P, "--engine", "enforce-eager"),
+            "--engine: 'enforce-eager' is not KEY=VALUE, such as enforce-eager=true",
+        ),
+        ((*M, *P, "--temperature", "hot"), "--temperature: 'hot' is not a number"),
+        ((*M, *P, "--chat-template-kwargs", "[]"), "--chat-template-kwargs: must be a JSON object"),
+        (
+            (*M, *P, "--raw", "--system", "s"),
+            "--system goes into a chat template, and --raw says to use none",
+        ),
+        (
+            (*M, "--raw", "--prompts-file", "chats.jsonl"),
+            "prompt 1 has messages, which need a chat template, and --raw says none",
+        ),
+        (
+            (*M, *P, "-o", "none/out.txt"),
+            "--output: cannot write none/out.txt: No such file or directory",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_at_once(arguments: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(app, ["generate", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"vllm-gateway: {said}\n"
+
+
+def test_prompts_come_from_standard_input_too() -> None:
+    result = CliRunner().invoke(app, ["generate", *M, "--prompts-file", "-"], input="\n")
+    assert result.stderr == "vllm-gateway: standard input holds no prompt\n"

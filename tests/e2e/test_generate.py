@@ -1,0 +1,180 @@
+"""`vllm-gateway generate` on the demo model: real answers, real faults, nothing left behind."""
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.demo_dialogues import COMPLETIONS, DIALOGUES, Dialogue
+from tests.e2e.deployment import (
+    COMMAND,
+    ENGINE,
+    MODEL,
+    START_S,
+    alive,
+    demo_model,
+    environment,
+    until,
+)
+
+EAGER = ("--engine", "enforce-eager=true", "--engine", "max_num_seqs=16")
+KNOWN = {dialogue.name: dialogue for dialogue in DIALOGUES}
+FACTORIAL = KNOWN["factorial"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _model() -> None:
+    demo_model()
+
+
+def command(*arguments: str) -> list[str]:
+    return [*COMMAND, "generate", "--model", str(MODEL), *arguments]
+
+
+def generate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        command(*arguments),
+        env=environment(**ENGINE["env"]),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+
+
+@contextmanager
+def generating(output: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """Run the command; when the body ends, it and all that it started must be gone."""
+    with output.open("w") as errors:
+        process = subprocess.Popen(
+            command(*arguments),
+            env=environment(**ENGINE["env"]),
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            text=True,
+        )
+    family: list[psutil.Process] = []
+    try:
+        until(lambda: process.poll() is not None or _core(process.pid) is not None, START_S)
+        assert process.poll() is None, output.read_text()
+        family = psutil.Process(process.pid).children(recursive=True)
+        yield process
+        until(lambda: not any(map(alive, family)), 30)
+    finally:
+        process.kill()
+        process.wait()
+        for left in filter(alive, family):
+            left.kill()
+
+
+def _core(pid: int) -> psutil.Process | None:
+    """Return the engine's core below a process, once it is there."""
+    for below in psutil.Process(pid).children(recursive=True):
+        try:
+            if "EngineCore" in " ".join(below.cmdline()):
+                return below
+        except psutil.Error:
+            continue
+    return None
+
+
+def line(dialogue: Dialogue) -> dict[str, Any]:
+    return {"id": dialogue.name, "messages": list(dialogue.messages)}
+
+
+def test_a_file_of_prompts_becomes_lines_of_json_and_one_too_long_fails_alone(
+    tmp_path: Path,
+) -> None:
+    lines: list[Any] = [line(one) for one in DIALOGUES if not one.tools]
+    lines.insert(1, {"id": "long", "prompt": "too long " * 3000})
+    lines.append(FACTORIAL.question)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    done = generate(*EAGER, "--prompts-file", str(file), "--json", "--max-model-len", "512")
+    assert done.returncode == 1, done.stderr
+    records = [json.loads(one) for one in done.stdout.splitlines()]
+    assert [record["index"] for record in records] == list(range(len(lines)))
+
+    failed = records.pop(1)
+    assert failed["id"] == "long"
+    assert "maximum context length" in failed["error"]["message"]
+    complaint, summary = done.stderr.splitlines()
+    assert complaint == f"vllm-gateway: prompt 2: {failed['error']['message']}"
+    total = len(lines)
+    assert re.fullmatch(
+        rf"{total} of {total} prompts in [\d.]+ s, [\d,]+ prompt tokens \([\d,]+/s\), "
+        r"[\d,]+ generated \([\d,]+/s\); 1 failed",
+        summary,
+    )
+
+    last = records.pop()
+    assert (last["prompt"], "id" in last) == (FACTORIAL.question, False)
+    assert (last["reasoning"], last["content"]) == (FACTORIAL.thought, FACTORIAL.answer)
+    for record in records:
+        known = KNOWN[record["id"]]
+        assert record["messages"] == list(known.messages)
+        assert (record["reasoning"] or "", record["content"]) == (known.thought, known.answer)
+        assert (record["choice"], record["finish_reason"]) == (0, "stop")
+        usage = record["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_raw_prompts_with_sampling_of_ones_own() -> None:
+    known = COMPLETIONS[0]
+    done = generate(
+        *(*EAGER, "--raw", "--prompt", known.prompt, "--json", "--logprobs", "1"),
+        *("--n", "2", "--temperature", "0.01", "--seed", "7", "--stop", "."),
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(one) for one in done.stdout.splitlines()]
+    assert [(one["index"], one["choice"]) for one in records] == [(0, 0), (0, 1)]
+    for record in records:
+        assert record["content"] == known.text.removesuffix(".")
+        assert (record["finish_reason"], record["stop_reason"]) == ("stop", ".")
+        assert len(record["logprobs"]) == record["usage"]["completion_tokens"]
+        assert "".join(top[0]["token"] for top in record["logprobs"]) == known.text
+
+
+def test_ctrl_c_keeps_the_answers_that_are_there(tmp_path: Path) -> None:
+    file, output, errors = (tmp_path / name for name in ("in.jsonl", "out.txt", "errors.txt"))
+    story = KNOWN["story"].question
+    file.write_text("\n".join(map(json.dumps, [FACTORIAL.question, *[story] * 5000])))
+    output.write_text("from before\n")
+    arguments = (*EAGER, "--prompts-file", str(file), "-o", str(output))
+    with generating(errors, *arguments) as process:
+        until(lambda: process.poll() is not None or "[2] " in output.read_text(), START_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, errors.read_text()
+    assert output.read_text().startswith(
+        f"[1] {FACTORIAL.question}\nThought:\n{FACTORIAL.thought}\n\nAnswer:\n{FACTORIAL.answer}\n"
+    )
+    assert re.match(r"vllm-gateway: stopped: \d+ of 5001 prompts in ", errors.read_text())
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_nothing_of_vllm_outlives_the_command(
+    signum: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    with generating(tmp_path / "errors.txt", *EAGER, "--prompt", "a") as process:
+        process.send_signal(signum)
+        assert process.wait(60) == code
+
+
+def test_what_vllm_refuses_is_one_line() -> None:
+    done = generate(*EAGER, "--max-model-len", "99999", "--prompt", "a")
+    assert (done.returncode, done.stdout) == (2, "")
+    [told] = done.stderr.splitlines()
+    assert told.startswith(
+        "vllm-gateway: User-specified max_model_len (99999) is greater than the derived "
+        "max_model_len"
+    )

@@ -1,0 +1,46 @@
+"""A batch whose processes are killed from outside, before vLLM is even loaded."""
+
+import psutil
+import pytest
+
+from engines.offline.prompts import Prompt
+from engines.offline.session import Job, OfflineError, Session
+from tests.e2e.deployment import alive, until
+
+JOB = Job(model="org/none", prompts=(Prompt("a"),))
+
+
+def family() -> tuple[psutil.Process, psutil.Process]:
+    """Return the guardian and the worker."""
+    guardian = next(
+        one for one in psutil.Process().children() if any("guardian" in w for w in one.cmdline())
+    )
+    [worker] = guardian.children()
+    return guardian, worker
+
+
+@pytest.mark.parametrize(
+    ("victim", "said"),
+    [
+        (0, "vLLM ended without a word, while it loaded the model"),
+        (
+            1,
+            "vLLM was killed, by the system perhaps, where memory ran out, "
+            "while it loaded the model",
+        ),
+    ],
+)
+def test_a_killed_process_ends_the_batch_and_leaves_nothing(victim: int, said: str) -> None:
+    with Session(JOB) as session:
+        both = family()
+        both[victim].kill()
+        with pytest.raises(OfflineError) as caught:
+            list(session.events())
+    assert str(caught.value) == said
+    until(lambda: not any(map(alive, both)), 10)
+
+
+def test_leaving_early_ends_everything() -> None:
+    with Session(JOB):
+        both = family()
+    assert not any(map(alive, both))

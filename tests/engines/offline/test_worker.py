@@ -1,0 +1,92 @@
+"""What vLLM itself makes of engine flags and sampling parameters, and how its refusals are told."""
+
+from typing import Any
+
+import pytest
+
+from engines.offline.worker import Fault, parse_engine_args, reasoning_parser_class, sampling_params
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.vllm,
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn, of their own dependencies
+]
+
+
+def test_engine_flags_are_read_as_vllm_serve_reads_them() -> None:
+    args = parse_engine_args(
+        "m",
+        [
+            ["max-model-len", "1k"],
+            ["enforce_eager", "True"],
+            ["enable-prefix-caching", "false"],
+            ["hf-overrides", '{"a": 1}'],
+        ],
+    )
+    assert (args.model, args.max_model_len, args.enforce_eager) == ("m", 1000, True)
+    assert (args.enable_prefix_caching, args.hf_overrides) == (False, {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "max-model-lenn",
+            "1",
+            "--engine max-model-lenn: vLLM has no such engine flag; did you mean max-model-len?",
+        ),
+        ("port", "80", "--engine port: vLLM has no such engine flag"),
+        ("model", "n", "--engine model: vLLM has no such engine flag"),
+        ("help", "true", "--engine help: vLLM has no such engine flag"),
+        ("enforce-eager", "yes", "--engine enforce-eager: 'yes' is neither true nor false"),
+        ("max-model-len", "long", "engine flag --max-model-len: "),
+        ("dtype", "float13", "engine flag --dtype: invalid choice: 'float13'"),
+    ],
+)
+def test_an_engine_flag_that_vllm_refuses_is_one_line(key: str, value: str, said: str) -> None:
+    with pytest.raises(Fault) as caught:
+        parse_engine_args("m", [[key, value]])
+    assert str(caught.value).startswith(said)
+
+
+def test_what_is_given_goes_before_the_models_defaults() -> None:
+    params = sampling_params(
+        {"temperature": 0.6, "top_k": 20},
+        {
+            "temperature": 0.1,
+            "logit_bias": {"5": 1.0},
+            "structured_outputs": {"choice": ["a", "b"]},
+            "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
+        },
+    )
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.1, 20, None)
+    assert (params.logit_bias, params.structured_outputs.choice) == ({5: 1.0}, ["a", "b"])
+    assert params.repetition_detection.min_count == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"temperature": 3.0}, "sampling: temperature must be in [0, 2], got 3.0."),
+        ({"temperature": 0.0, "n": 2}, "sampling: n must be 1 when using greedy sampling, got 2."),
+        ({"max_tokens": 0}, "sampling: max_tokens must be at least 1, got 0."),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "sampling: You must use one"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "sampling: You can only use one"),
+        ({"repetition_detection": {"n": 3}}, "sampling: repetition_detection has no 'n'"),
+    ],
+)
+def test_a_sampling_parameter_that_vllm_refuses_is_one_line(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Fault) as caught:
+        sampling_params({}, given)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_reasoning_parser_is_found_by_name() -> None:
+    assert reasoning_parser_class("auto") is None
+    assert reasoning_parser_class("none") is None
+    assert reasoning_parser_class("qwen3") is not None
+    with pytest.raises(Fault, match=r"^--reasoning-parser: vLLM has no 'q'; it has auto, none, "):
+        reasoning_parser_class("q")

@@ -97,6 +97,8 @@ class Builder:
                 env=self._env(slot),
                 turn=self._turn,
                 keep=self._keep,
+                gpus=self._gpus(slot),
+                accelerator=lambda: self.accelerator,
             )
             return Replica(engine, model, kind=spec.kind)
         if isinstance(spec, InProcessSpec):
@@ -114,6 +116,10 @@ class Builder:
         return Replica(
             RemoteEngine(slot.name, spec), spec.served_model_name or model, kind=spec.kind
         )
+
+    def _gpus(self, slot: Slot) -> tuple[int, ...] | None:
+        placement = self._placement(slot)
+        return placement.devices if placement else None
 
     def _env(self, slot: Slot) -> Mapping[str, str]:
         placement = self._placement(slot)

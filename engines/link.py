@@ -59,6 +59,11 @@ class Link:
         # Who was below the guardian when somebody last looked: pid → start time.
         self._family: dict[int, int] = {self.engine: _started(self.engine)}
 
+    @property
+    def pids(self) -> set[int]:
+        """Every process of the engine that was ever seen."""
+        return set(self._family)
+
     def family(self) -> dict[int, processes.Stat]:
         """Return the processes of the engine, its guardian's own included."""
         found = processes.descendants(self.guardian)

@@ -4,9 +4,10 @@ import asyncio
 import importlib.util
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from engines.accelerator import Accelerator, HostMemory
 from engines.base import (
     EngineError,
     EngineFacts,
@@ -17,6 +18,7 @@ from engines.base import (
     Progress,
 )
 from engines.http1 import Address, Http1Client, Http1Response
+from engines.memory import EngineMemory
 from engines.spec import ProcessSpec
 from engines.supervisor import Launch, Supervisor, Wanted
 
@@ -58,10 +60,13 @@ class ProcessEngine:
         env: Mapping[str, str] | None = None,
         turn: asyncio.Semaphore | None = None,
         keep: bool = False,
+        gpus: Collection[int] | None = None,
+        accelerator: Callable[[], Accelerator] = HostMemory,
     ) -> None:
         """`env` stands between the gateway's variables and the spec's.
 
-        `turn` is held while the engine loads. With `keep` it goes on when the gateway ends.
+        `turn` is held while the engine loads. With `keep` it goes on when the gateway ends. `gpus`
+        are those that it may use (None: all); `accelerator` tells of their memory and may block.
         """
         self._name = name
         self._spec = spec
@@ -74,7 +79,10 @@ class ProcessEngine:
             *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
             *spec.argv(),
         ]
-        self._launch = Launch(name, spec, served_name, directory, tuple(command), env or {}, keep)
+        memory = EngineMemory(name, accelerator, gpus)
+        self._launch = Launch(
+            name, spec, served_name, directory, tuple(command), env or {}, keep, memory
+        )
         self._client = Http1Client(Address(uds=str(self._launch.socket)), spec.timeouts)
         self._life = Supervisor(self._launch, self._client, turn)
 

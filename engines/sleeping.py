@@ -18,7 +18,7 @@ MAX_ANSWER = 1024 * 1024
 # contexts and graphs stays.
 MOST = 0.5
 
-Held = Callable[[], Awaitable[float]]
+Held = Callable[[], Awaitable[float | None]]
 
 
 class SleepFault(Exception):
@@ -29,14 +29,14 @@ async def put_to_sleep(client: Http1Client, level: int, held_gib: Held) -> None:
     """Return when the server sleeps and has given back most of its memory. Raises SleepFault.
 
     Nothing may be in flight: vLLM aborts it. `held_gib` tells how much accelerator memory the
-    server holds; 0.0 means that nobody knows.
+    server holds; None: nobody knows.
     """
     before = await held_gib()
     await _post(client, f"/sleep?level={level}")
     if not await _sleeping(client):
         raise SleepFault("it says that it does not sleep, after POST /sleep")
     after = await held_gib()
-    if before and after > before * MOST:
+    if before and after and after > before * MOST:
         raise SleepFault(f"asleep, it still holds {after:.1f} of {before:.1f} GiB")
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import enum
+import itertools
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from engines.http1 import Address, Http1Client
 from engines.lifecycle import Event, after
 from engines.link import CannotRun, Link
 from engines.log import EngineLog
+from engines.memory import EngineMemory
 from engines.probe import Probe
 from engines.restarts import RestartBudget
 from engines.sleeping import SLEEP_ENV, SleepFault, put_to_sleep, wake
@@ -35,6 +37,8 @@ from engines.watch import LOOK_S, Judge, Look, counters, stopped
 log = logging.getLogger(__name__)
 
 PROBE_S = 0.2
+# Memory is asked for once a minute: reading what a large process holds is work for the kernel.
+WEIGH_LOOKS = 12
 # A guardian reports within its own sweep bound after the grace; later than this it is stuck.
 GUARDIAN_SLACK_S = 15.0
 # How long an engine that another configuration started may finish what it is at.
@@ -69,6 +73,7 @@ class Launch:
     env: Mapping[str, str]
     # Whether it goes on when the gateway ends.
     keep: bool
+    memory: EngineMemory
 
     @property
     def socket(self) -> Path:
@@ -318,7 +323,9 @@ class Supervisor:
                 await turn.aclose()
                 if failure is None and self.state is State.READY:
                     failure = await self._serve(link, gone)
-                return await self._finish(link, gone, failure)
+                failure = await self._finish(link, gone, failure)
+                await self._launch.memory.until_free(link.pids)
+                return failure
             finally:
                 self._link = None
                 gone.cancel()
@@ -359,6 +366,7 @@ class Supervisor:
             raise CannotRun(missing)
         if self._log.path.exists():
             self._log.path.replace(self._log.path.with_suffix(".log.previous"))
+        await self._launch.memory.note_before()
         return await links.spawn(
             directory,
             self._launch.command,
@@ -455,14 +463,22 @@ class Supervisor:
         self._fire(Event.LOADED)
         return None
 
-    async def _held(self) -> float:
-        return 0.0
+    async def _held(self) -> float | None:
+        """Return the GiB that the engine holds, None where nobody knows."""
+        return None if self._link is None else await self._launch.memory.held_gib(self._link.pids)
+
+    async def _weigh(self) -> None:
+        """Learn what the engine takes, where nobody has declared it."""
+        if self._launch.spec.memory_gib is None and (held := await self._held()) is not None:
+            self.memory_gib = max(held, self.memory_gib or 0.0)
 
     async def _watch(self, link: Link) -> str:
         """Return why the engine is dead once it is."""
         judge = Judge(self._launch.spec.progress_timeout_s)
         loop = asyncio.get_running_loop()
-        while True:
+        for number in itertools.count():
+            if number % WEIGH_LOOKS == 0 and self.state is not State.ASLEEP:
+                await self._weigh()
             waiting_s = self._client.silence_s(loop.time())
             standing = stopped(link.family().items())
             asked = not standing and waiting_s >= LOOK_S
@@ -479,6 +495,7 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._suspicion.wait(), LOOK_S)
             self._suspicion.clear()
+        raise AssertionError("nobody counts that far")
 
     async def _finish(
         self, link: Link, gone: asyncio.Task[int], failure: Failure | None

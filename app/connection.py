@@ -371,7 +371,8 @@ class _Answer:
         """Send the head alone: nothing of the body came with it."""
         if self._head is not None:
             head, self._head = self._head, None
-            self._transport.write(head)
+            if not self._transport.is_closing():  # uvloop's raises once it has closed
+                self._transport.write(head)
 
     def close(self) -> None:
         self.flush()

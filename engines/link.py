@@ -111,10 +111,8 @@ class Link:
         self._writer.close()
 
     async def _sweep(self) -> None:
-        left = self._family | _remains(self._directory, self.guardian, self._guardian_started)
-        for pid, started in left.items():
-            _kill(pid, started)
-        await _gone(left)
+        await _end(self._family)
+        await _end_remains(self._directory, self.guardian, self._guardian_started)
 
 
 async def spawn(
@@ -163,10 +161,7 @@ async def find(directory: Path) -> Link | None:
         await _gone({guardian: started}, patience=HELLO_S)
         _kill(guardian, started)
     this_boot = record.get("boot") == processes.boot_id()
-    left = _remains(directory, guardian if this_boot else 0, started)
-    for pid, when in left.items():
-        _kill(pid, when)
-    await _gone(left)
+    await _end_remains(directory, guardian if this_boot else 0, started)
     for name in (RECORD, "ctl.sock", "http.sock"):
         (directory / name).unlink(missing_ok=True)
     return None
@@ -220,6 +215,25 @@ def _remains(directory: Path, guardian: int, started: int) -> dict[int, int]:
             or (ours and one.session == guardian and processes.title(pid).startswith("VLLM::"))
         )
     }
+
+
+async def _end_remains(directory: Path, guardian: int, started: int) -> None:
+    """Kill what lives of an engine without a guardian, again until nothing does.
+
+    One look is not enough: a process may be forking while its parent is killed.
+    """
+    deadline = asyncio.get_running_loop().time() + VANISH_S
+    while left := _remains(directory, guardian, started):
+        await _end(left)
+        if asyncio.get_running_loop().time() >= deadline:
+            log.error("%s: processes %s do not end", directory.name, sorted(left))
+            return
+
+
+async def _end(them: Mapping[int, int]) -> None:
+    for pid, started in them.items():
+        _kill(pid, started)
+    await _gone(them)
 
 
 def _bury(pid: int) -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from app import errors
+from app.relay.kept import unless_dead
 from app.routing.catalogue import Lease, Model, Replica
 from app.routing.policy import SelectionPolicy
 from app.telemetry.metrics import Metrics
@@ -46,7 +47,8 @@ class Attempts:
                 self._metrics.retry(type(fault).__name__.lstrip("_"))
             lease = replica.lease()
             try:
-                lease.answer = await replica.engine.send(request_for(replica))
+                answer = await replica.engine.send(request_for(replica))
+                lease.answer = answer if answer.status < 500 else await unless_dead(answer)
                 return lease
             except EngineUnavailable as error:
                 fault = error

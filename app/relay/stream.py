@@ -12,7 +12,8 @@ from app.relay.exchange import ClientStalled, Exchange, Headers
 from app.relay.sse import COMMENT, whole_events
 from app.telemetry.series import Buckets
 from app.usage.meter import StreamMeter
-from engines.base import EngineError, EngineResponse
+from engines.base import EngineDied, EngineError, EngineResponse
+from engines.last_words import ERROR_EVENT, TOLD, death_in
 
 SSE_HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -47,9 +48,13 @@ class EventStream:
             if kept := self._meter.flush():
                 await exchange.body(kept, more=True)
             raise
-        rest = self._meter.pass_on(self._held) if self._held else b""
-        if rest:
+        rest = b""
+        if self._held and (rest := self._meter.pass_on(self._held[: death_in(self._held)])):
             self._time()
+        if death_in(self._held) is not None:
+            if rest := rest + self._meter.flush():
+                await exchange.body(rest, more=True)
+            raise EngineDied(TOLD)
         await exchange.body(rest + self._meter.flush(), more=False)
 
     def deliver(self, data: bytes) -> bool:
@@ -65,6 +70,10 @@ class EventStream:
             data, self._held = whole_events(data)
             if not data:
                 return True
+        if ERROR_EVENT in data and (at := death_in(data)) is not None:
+            if data := self._meter.pass_on(data[:at]):
+                self._exchange.push(data)
+            raise EngineDied(TOLD)
         data = self._meter.pass_on(data)
         if not data:
             return True

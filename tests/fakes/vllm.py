@@ -40,6 +40,14 @@ class Seen:
         return json.loads(self.body)
 
 
+DEAD = {
+    "error": {
+        "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+        "type": "InternalServerError",
+        "param": None,
+        "code": 500,
+    }
+}
 FINGERPRINT = "vllm-0.32.0-tp1-fake"
 
 
@@ -308,6 +316,16 @@ class Fake:
                 await self._chunk(writer, event + event[: len(event) // 2])
                 await asyncio.sleep(0.05)
                 writer.close()
+            case "dead":  # the API server speaks for an engine that died: vLLM 0.32's own words
+                return self._plain(writer, json.dumps(DEAD).encode(), 500)
+            case "dead_stream":  # so many events before it says so
+                self._stream_head(writer)
+                for _ in range(int(argument)):
+                    await self._chunk(writer, event)
+                await self._chunk(writer, b"data: " + json.dumps(DEAD).encode() + b"\n\n")
+                await self._chunk(writer, b"data: [DONE]\n\n")
+                writer.write(b"0\r\n\r\n")
+                return True
             case "bad_chunk":  # one event, then framing that is not chunked coding
                 self._stream_head(writer)
                 await self._chunk(writer, event)

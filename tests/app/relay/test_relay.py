@@ -129,7 +129,7 @@ async def test_engines_redirect_is_never_passed_on(gateway: Gateway) -> None:
     assert "evil" not in response.text
 
 
-@pytest.mark.parametrize("fault", ["close", "reset", "garbage", "huge_head", "truncate"])
+@pytest.mark.parametrize("fault", ["close", "reset", "garbage", "huge_head", "truncate", "dead"])
 async def test_broken_answer_before_the_first_byte_is_502(gateway: Gateway, fault: str) -> None:
     response = await gateway.chat(fake=fault)
     assert response.status_code == 502
@@ -150,6 +150,8 @@ async def test_no_answer_in_time_is_504(gateway: Gateway) -> None:
         ("die:2", 2, "engine_failed"),
         ("die_in_event", 1, "engine_failed"),
         ("bad_chunk", 1, "engine_failed"),
+        ("dead_stream:0", 0, "engine_failed"),
+        ("dead_stream:2", 2, "engine_failed"),
         ("stall:3", 3, "engine_timeout"),
     ],
 )
@@ -168,6 +170,16 @@ async def test_fault_in_mid_stream_is_one_error_event_and_no_done(
     assert len(datas) == events + 1
     assert datas[-1]["error"]["code"] == code
     assert b"[DONE]" not in text
+
+
+async def test_request_of_an_engine_that_died_is_asked_of_another_once(
+    fake: Fake, tmp_path: Path
+) -> None:
+    model = {"name": "demo", "engines": [remote(fake.url, timeouts=QUICK) for _ in range(3)]}
+    async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+        assert (await gateway.chat(fake="dead")).status_code == 502
+        assert sum(one.target == "/v1/chat/completions" for one in fake.seen) == 2
+        assert await gateway.metric("gateway_retries_total", reason="EngineDied") == 1
 
 
 @pytest.mark.slow

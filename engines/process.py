@@ -18,9 +18,10 @@ from engines.base import (
     Progress,
 )
 from engines.http1 import Address, Http1Client, Http1Response
+from engines.launch import Launch
 from engines.memory import EngineMemory
 from engines.spec import ProcessSpec
-from engines.supervisor import Launch, Supervisor, Wanted
+from engines.supervisor import Supervisor, Wanted
 
 # What one that is unloaded may take to tear down: nothing is in flight by then.
 UNLOAD_GRACE_S = 5.0

@@ -7,30 +7,25 @@ guardian proves that for the processes, the accelerator's door for the memory.
 
 import asyncio
 import contextlib
-import dataclasses
 import enum
 import itertools
-import json
 import logging
-import os
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from math import inf
 from typing import Any
 
 from engines import link as links
 from engines.base import EngineFacts, EngineState, Progress
 from engines.http1 import Address, Http1Client
+from engines.launch import Launch
 from engines.lifecycle import Event, after
 from engines.link import CannotRun, Link
 from engines.log import EngineLog
-from engines.memory import EngineMemory
 from engines.probe import Probe
 from engines.restarts import RestartBudget
-from engines.sleeping import SLEEP_ENV, SleepFault, put_to_sleep, wake
-from engines.spec import ProcessSpec
+from engines.sleeping import SleepFault, put_to_sleep, wake
 from engines.startup import StartupLog
 from engines.watch import LOOK_S, Judge, Look, counters, stopped
 
@@ -43,10 +38,6 @@ WEIGH_LOOKS = 12
 GUARDIAN_SLACK_S = 15.0
 # How long an engine that another configuration started may finish what it is at.
 RETIRE_S = 30.0
-# struct sockaddr_un holds 108 bytes, the last one a zero (unix(7)).
-LONGEST_SOCKET_PATH = 107
-# Nothing of the gateway's own configuration, keys above all, is an engine's business.
-PRIVATE_PREFIX = "GATEWAY_"
 
 State = EngineState
 
@@ -58,42 +49,6 @@ class Wanted(enum.Enum):
     DRAINED = enum.auto()
     ASLEEP = enum.auto()
     STOPPED = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How an engine is run."""
-
-    name: str
-    spec: ProcessSpec
-    served_name: str
-    directory: Path
-    command: tuple[str, ...]
-    # Set beside what the gateway has itself; the GPUs, for one.
-    env: Mapping[str, str]
-    # Whether it goes on when the gateway ends.
-    keep: bool
-    memory: EngineMemory
-
-    @property
-    def socket(self) -> Path:
-        return self.directory / "http.sock"
-
-    @property
-    def fingerprint(self) -> str:
-        """What an engine must have been started with to be taken over."""
-        return links.fingerprint(self.command, self.own_env)
-
-    @property
-    def own_env(self) -> dict[str, str]:
-        """The variables that this engine has and the gateway has not."""
-        asleep = SLEEP_ENV if self.spec.sleep_level else {}
-        return {**asleep, **self.env, **self.spec.env}
-
-    def environment(self) -> dict[str, str]:
-        """Return the whole environment of the engine."""
-        ours = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
-        return {**ours, **self.own_env}
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +274,7 @@ class Supervisor:
             try:
                 if adopted:
                     log.info("engine %s: taken over, pid %d", self._launch.name, link.engine)
-                failure = await self._until_up(gone, adopted=adopted)
+                failure = await self._until_up(link, gone, adopted=adopted)
                 await turn.aclose()
                 if failure is None and self.state is State.READY:
                     failure = await self._serve(link, gone)
@@ -357,28 +312,30 @@ class Supervisor:
         return self.wanted is not Wanted.STOPPED
 
     async def _spawn(self) -> Link:
-        directory, socket = self._launch.directory, self._launch.socket
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
-        if len(os.fsencode(str(socket))) > LONGEST_SOCKET_PATH:
-            raise CannotRun(f"the path {socket} is too long for a socket: set server.run_dir")
-        if missing := self._launch.spec.missing_model():
-            raise CannotRun(missing)
+        launch = self._launch
+        launch.prepare()
         if self._log.path.exists():
             self._log.path.replace(self._log.path.with_suffix(".log.previous"))
-        await self._launch.memory.note_before()
+        await launch.memory.note_before()
+        environment = launch.environment()
         return await links.spawn(
-            directory,
-            self._launch.command,
-            self._launch.environment(),
-            mark=self._launch.fingerprint,
-            keep=self._launch.keep,
+            launch.directory,
+            launch.command,
+            environment,
+            mark=launch.fingerprint,
+            keep=launch.keep,
         )
 
-    async def _until_up(self, gone: asyncio.Task[int], *, adopted: bool) -> Failure | None:
-        """Return when the engine is READY, gone, told to stop, or too late, which is a failure."""
+    async def _until_up(
+        self, link: Link, gone: asyncio.Task[int], *, adopted: bool
+    ) -> Failure | None:
+        """Return when the engine is READY, gone, or told to stop; a failure when it never will be.
+
+        That is when it is too late, or one of its processes stands still.
+        """
         loop = asyncio.get_running_loop()
         began, patience = loop.time(), self._launch.spec.start_timeout_s
+        judge, look_at = Judge(inf), began
         while self.wanted is not Wanted.STOPPED:
             self._read_log()
             if self._launch.socket.exists() and await self._probe.healthy():
@@ -386,8 +343,13 @@ class Supervisor:
                 return None
             if gone.done():
                 return None
-            if loop.time() - began >= patience:
+            if (now := loop.time()) - began >= patience:
                 return Failure(f"not ready after {patience:g} s (start_timeout_s)")
+            if now >= look_at:
+                look_at = now + LOOK_S
+                standing = stopped(link.family().items())
+                if verdict := judge.verdict(Look(now, standing, 200, 0.0, None)):
+                    return Failure(verdict)
             await self._first(gone, timeout=PROBE_S)
         return None
 
@@ -395,15 +357,12 @@ class Supervisor:
         """Put down what is known of the engine now that it is up."""
         told = await self._probe.facts()
         self._read_log()
-        file = self._launch.directory / "facts.json"
         if adopted:  # its log may have begun anew since
-            facts, self.load_s = read_facts(file)
+            facts, self.load_s = self._launch.recall()
         else:
             facts, self.load_s = self._startup.facts, seconds
         self.facts = facts.updated(told)
-        with contextlib.suppress(OSError):
-            written = {"facts": dataclasses.asdict(self.facts), "load_s": self.load_s}
-            file.write_text(json.dumps(written))
+        self._launch.note(self.facts, self.load_s)
         self._served = True
         self._fire(Event.LOADED)
 
@@ -543,15 +502,3 @@ class Supervisor:
         if (told := self._startup.failure) is None:
             return Failure(f"it ended while starting ({ended})")
         return Failure(str(told), told.lasting)
-
-
-def read_facts(file: Path) -> tuple[EngineFacts, float | None]:
-    """Return the facts and the load time that an earlier gateway wrote down, as far as it did."""
-    try:
-        data = json.loads(file.read_text())
-        facts = data["facts"]
-        if facts["supported_tasks"] is not None:
-            facts["supported_tasks"] = tuple(facts["supported_tasks"])
-        return EngineFacts(**facts), data["load_s"]
-    except (OSError, ValueError, TypeError, LookupError):
-        return EngineFacts(), None

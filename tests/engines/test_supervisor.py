@@ -196,6 +196,19 @@ class TestWatch:
         assert f"its process {before[victim].pid} was stopped" in (engine.last_error or "")
         assert gone(before)
 
+    async def test_frozen_process_is_replaced_while_it_loads_too(
+        self, make: Make, quick_looks: None
+    ) -> None:
+        engine = make(args={"fake-load-s": 1.0}, restart=AT_ONCE)
+        starting = asyncio.create_task(ready(engine))
+        await until(lambda: engine.pid is not None)
+        before = family(engine)
+        before[1].suspend()
+        with pytest.raises(EngineUnavailable, match="was stopped"):
+            await starting
+        await until(lambda: engine.state is S.READY)
+        assert gone(before)
+
     async def test_engine_that_makes_no_progress_is_replaced(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,0 +1,84 @@
+"""How one engine is run: its command, its environment, its directory and what is kept there."""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines import link as links
+from engines.base import EngineFacts
+from engines.link import CannotRun
+from engines.memory import EngineMemory
+from engines.sleeping import SLEEP_ENV
+from engines.spec import ProcessSpec
+
+FACTS = "facts.json"
+# struct sockaddr_un holds 108 bytes, the last one a zero (unix(7)).
+LONGEST_SOCKET_PATH = 107
+# Nothing of the gateway's own configuration, keys above all, is an engine's business.
+PRIVATE_PREFIX = "GATEWAY_"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How an engine is run."""
+
+    name: str
+    spec: ProcessSpec
+    served_name: str
+    directory: Path
+    command: tuple[str, ...]
+    # Set beside what the gateway has itself; the GPUs, for one.
+    env: Mapping[str, str]
+    # Whether it goes on when the gateway ends.
+    keep: bool
+    memory: EngineMemory
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "http.sock"
+
+    @property
+    def fingerprint(self) -> str:
+        """What an engine must have been started with to be taken over."""
+        return links.fingerprint(self.command, self.own_env)
+
+    @property
+    def own_env(self) -> dict[str, str]:
+        """The variables that this engine has and the gateway has not."""
+        asleep = SLEEP_ENV if self.spec.sleep_level else {}
+        return {**asleep, **self.env, **self.spec.env}
+
+    def environment(self) -> dict[str, str]:
+        """Return the whole environment of the engine."""
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
+        return {**ours, **self.own_env}
+
+    def prepare(self) -> None:
+        """Make the directory. Raises CannotRun where it or the model plainly will not do."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.chmod(0o700)
+        if len(os.fsencode(str(self.socket))) > LONGEST_SOCKET_PATH:
+            raise CannotRun(f"the path {self.socket} is too long for a socket: set server.run_dir")
+        if missing := self.spec.missing_model():
+            raise CannotRun(missing)
+
+    def note(self, facts: EngineFacts, load_s: float | None) -> None:
+        """Put down what is known of the engine, for a gateway that takes it over."""
+        with contextlib.suppress(OSError):
+            written = {"facts": dataclasses.asdict(facts), "load_s": load_s}
+            (self.directory / FACTS).write_text(json.dumps(written))
+
+    def recall(self) -> tuple[EngineFacts, float | None]:
+        """Return the facts and the load time that an earlier gateway put down, as far as it did."""
+        try:
+            data = json.loads((self.directory / FACTS).read_text())
+            facts = data["facts"]
+            if facts["supported_tasks"] is not None:
+                facts["supported_tasks"] = tuple(facts["supported_tasks"])
+            return EngineFacts(**facts), data["load_s"]
+        except (OSError, ValueError, TypeError, LookupError):
+            return EngineFacts(), None

@@ -1,0 +1,183 @@
+"""A gateway that is restarted under load takes over the engines that run; real vLLM."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from tests.e2e.deployment import (
+    COMMAND,
+    ENGINE,
+    KEY,
+    ROOT,
+    Deployment,
+    alive,
+    environment,
+    until,
+    until_ready,
+    write_config,
+)
+
+HEADERS = {"authorization": f"Bearer {KEY}"}
+
+
+@contextmanager
+def gateway(config: Path, number: int) -> Iterator[Deployment]:
+    """Run a gateway; what it starts may outlive it."""
+    server = yaml.safe_load(config.read_text())["server"]
+    output = config.with_name(f"output-{number}.txt")
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--config", str(config)],
+            env=environment(),
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    try:
+        yield Deployment(process, server["port"], Path(server["run_dir"]), output)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@dataclass
+class Load:
+    """Short requests, one after the other, and when each was answered or not."""
+
+    url: str
+    answered: list[float] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        while not self.stop.is_set():
+            try:
+                # A connection of its own each time: those of the old gateway say nothing.
+                answer = httpx.post(
+                    f"{self.url}/v1/chat/completions", json=body, headers=HEADERS, timeout=60
+                )
+            except httpx.TransportError:
+                self.refused.append(time.monotonic())
+            else:
+                moment = time.monotonic()
+                if answer.status_code == 200:
+                    self.answered.append(moment)
+                elif answer.status_code == 503:
+                    self.refused.append(moment)
+                else:
+                    self.odd.append(answer.text)
+            time.sleep(0.01)
+
+
+@dataclass
+class LongStream:
+    """One stream that is under way while the gateway is restarted."""
+
+    url: str
+    began: threading.Event = field(default_factory=threading.Event)
+    tokens: int = 0
+    last: str = ""
+
+    def run(self) -> None:
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "stream": True,
+            "max_tokens": 1500,
+            "ignore_eos": True,
+        }
+        with (
+            httpx.Client(timeout=120, headers=HEADERS) as client,
+            client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    self.last = line[6:]
+                    self.tokens += self.last.startswith("{")
+                    if self.tokens == 5:
+                        self.began.set()
+
+
+def test_restarted_gateway_takes_over_its_engines_under_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(
+        tmp_path, {"name": "demo", "engines": [ENGINE]}, keep_engines=True, drain_timeout_s=60
+    )
+    with gateway(config, 1) as old:
+        until_ready(old)
+        engine = [p for p in old.family() if alive(p)]
+        pids = sorted(p.pid for p in engine)
+        load, stream = Load(old.url), LongStream(old.url)
+        threads = [threading.Thread(target=load.run) for _ in range(2)]
+        threads.append(threading.Thread(target=stream.run))
+        for thread in threads:
+            thread.start()
+        assert stream.began.wait(60)
+        asked = time.monotonic()
+        old.process.terminate()
+        until(lambda: "free for the next gateway" in old.said(), 10)
+        with gateway(config, 2) as new:
+            until_ready(new)
+            ready = time.monotonic()
+            until(lambda: bool(load.answered) and load.answered[-1] > ready, 30)
+            load.stop.set()
+            for thread in threads:
+                thread.join(120)
+            assert old.process.wait(60) == 0
+            # The stream ended whole, in the old gateway, beside the new one.
+            assert stream.last == "[DONE]"
+            assert stream.tokens > 1000
+            assert not load.odd
+            now = sorted(p.pid for p in engine if alive(p))
+            assert now == pids
+            assert "taken over" in new.said()
+            first = min(moment for moment in load.answered if moment > asked)
+            gap = first - max(m for m in load.answered if m <= first and m < ready)
+            listening = _seconds_between(new.said(), "listening on", "is ready")
+            with capsys.disabled():
+                print(
+                    f"\nadoption: pids {pids} unchanged; listening to READY {listening:.3f} s; "
+                    f"SIGTERM to ready {ready - asked:.2f} s; {len(load.refused)} requests refused "
+                    f"within {max(load.refused, default=asked) - asked:.2f} s of SIGTERM, "
+                    f"{len(load.answered)} answered; longest pause around it {gap:.2f} s"
+                )
+            refused_until = max(load.refused, default=asked)
+            assert refused_until <= ready
+            # Without keep_engines nothing outlives the gateway: that is how it all ends here.
+            settings = yaml.safe_load(config.read_text())
+            settings["server"]["keep_engines"] = False
+            config.write_text(yaml.safe_dump(settings))
+            new.terminate()
+            with gateway(config, 3) as last:
+                until_ready(last)
+                assert sorted(p.pid for p in engine if alive(p)) == pids
+                last.terminate()
+        assert not [p for p in engine if alive(p)], json.dumps(
+            [psutil.Process(p).cmdline() for p in pids]
+        )
+
+
+def _seconds_between(output: str, first: str, second: str) -> float:
+    """Return the seconds between two lines of a log."""
+
+    def moment(mark: str) -> float:
+        line = next(line for line in output.splitlines() if mark in line)
+        hours, minutes, seconds = line.split()[1].replace(",", ".").split(":")
+        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+    return moment(second) - moment(first)

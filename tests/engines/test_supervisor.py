@@ -270,7 +270,7 @@ class TestSleep:
         await asleep
         assert engine.state is S.ASLEEP
 
-    @pytest.mark.parametrize("fault", ["refuse", "insomnia"])
+    @pytest.mark.parametrize("fault", ["refuse", "insomnia", "hoard"])
     async def test_engine_that_does_not_fall_asleep_is_ended(self, make: Make, fault: str) -> None:
         engine = make(sleep_level=1, args={"fake-sleep": fault})
         await ready(engine)

@@ -121,6 +121,8 @@ class Fake:
     # With --enable-sleep-mode and VLLM_SERVER_DEV_MODE: ok, or what goes wrong (`_sleep_mode`).
     sleep_mode: str | None = None
     asleep: int = 0  # the level, 0 while awake
+    # What sleep gives back: most of what the process holds.
+    weights: bytearray = field(default_factory=bytearray)
     generated: int = 0
 
     async def start(
@@ -237,6 +239,10 @@ class Fake:
             left.cancel()
             self.running -= 1
 
+    def load_weights(self) -> None:
+        """Take memory that is really there."""
+        self.weights = bytearray(b"w") * (256 * 1024 * 1024)
+
     def _sleep_mode(self, request: Seen, writer: asyncio.StreamWriter) -> bool:
         """The routes of sleep mode, as vLLM 0.32 has them, or as `sleep_mode` spoils them."""
         path, _, query = request.target.partition("?")
@@ -250,12 +256,15 @@ class Fake:
                 return self._plain(writer, b'{"error":"Sleep mode is not enabled"}', 500)
             if self.sleep_mode != "insomnia":  # says yes and does nothing
                 self.asleep = int(query.removeprefix("level=") or 1)
+                if self.sleep_mode != "hoard":
+                    self.weights = bytearray()
             return self._plain(writer, b'{"status":"sleeping","level":1}')
         if path == "/wake_up":
             if self.sleep_mode == "coma":
                 return self._plain(writer, b'{"error":"CUDA error"}', 500)
             if self.sleep_mode != "sleepwalk" and query != "tags=weights":
                 self.asleep = 0
+                self.load_weights()
         return self._plain(writer, b'{"status":"awake","tags":null}')
 
     def _parse(self, request: Seen) -> dict[str, Any]:
@@ -461,6 +470,7 @@ async def _main(options: argparse.Namespace) -> None:
     fake = Fake(options.served_model_name)
     if options.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
         fake.sleep_mode = options.fake_sleep
+        fake.load_weights()
     await fake.start(uds=options.uds, port=options.port)
     print(json.dumps(dict(os.environ)), flush=True)
     await asyncio.sleep(options.fake_die_after_s)

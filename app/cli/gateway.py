@@ -77,13 +77,19 @@ class Gateway:
         params: Mapping[str, Any] | None = None,
         method: str = "GET",
         timeout: "float | httpx.Timeout" = TIMEOUT_S,
+        json: object = None,
     ) -> T:
         """Return what the gateway answers. Raises Refused."""
         import httpx
 
         with self.told():
             answer = httpx.request(
-                method, self.url(path), params=params, headers=self.headers, timeout=timeout
+                method,
+                self.url(path),
+                params=params,
+                json=json,
+                headers=self.headers,
+                timeout=timeout,
             )
         return self.read(answer, kind)
 
@@ -115,11 +121,11 @@ class Gateway:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn an error that the gateway answers into one line and exit code 2."""
+    """Turn an error that the gateway answers into its lines and exit code 2."""
     try:
         yield
     except Refused as refused:
-        fail(str(refused))
+        fail(*str(refused).splitlines())
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -132,6 +138,7 @@ def shown(text: str) -> str:
 def _message(body: bytes) -> str:
     """Return what an error object says, for a terminal."""
     try:
-        return shown(msgspec.json.decode(body, type=_Refusal).error.message)
+        message = msgspec.json.decode(body, type=_Refusal).error.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "is that a gateway?"
+    return "\n".join(map(shown, message.splitlines()))

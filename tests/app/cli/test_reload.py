@@ -111,7 +111,7 @@ def test_a_refusal_by_something_else(server: Server, body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"ok": 1}', b"\xff"])
 def test_an_answer_that_is_none(server: Server, body: bytes) -> None:
     server.body = body
-    told = "the answer is not that of a gateway: is another server at --url?"
+    told = f"http://127.0.0.1:{server.server_address[1]} does not answer as a gateway does"
     assert fault() == fault("--json") == [told]
 
 

@@ -376,14 +376,16 @@ class Supervisor:
                 change = self._changed  # whatever changes from here on is looked at again
                 if (failure := await self._approach()) is not None:
                     return failure
-                quiet = asyncio.ensure_future(self._client.quiet())
-                await self._first(
-                    gone, watching, *([quiet] if self._client.in_flight else []), since=change
-                )
-                quiet.cancel()
+                await self._first(gone, watching, *self._quiet(), since=change)
         finally:
             watching.cancel()
         return None
+
+    def _quiet(self) -> list[asyncio.Future[Any]]:
+        """Return what is done when nothing is in flight, where that is waited for."""
+        if self.wanted is not Wanted.ASLEEP or not self._client.in_flight:
+            return []
+        return [asyncio.ensure_future(self._client.quiet())]
 
     async def _approach(self) -> Failure | None:
         """Go one step from the state towards what is wanted, if there is one to go."""

@@ -213,6 +213,16 @@ async def test_stall_is_told_after_the_bytes_before_it(client: Http1Client, fake
     await fake.until_idle()
 
 
+@pytest.mark.slow
+async def test_stall_is_told_in_its_time_though_a_first_byte_may_take_longer(fake: Fake) -> None:
+    patient = Http1Client(Address.from_url(fake.url), Timeouts(first_byte_s=3600, stall_s=0.2))
+    response = await patient.send(post(fake="stall:1"))
+    async with asyncio.timeout(20):
+        _, error = await drain_until_error(response)
+    assert isinstance(error, StallTimeout)
+    patient.close()
+
+
 async def test_steady_stream_longer_than_the_stall_timeout_goes_on(client: Http1Client) -> None:
     response = await client.send(post(fake="pace:20"))
     received = b""

@@ -60,6 +60,12 @@ class Link:
         self._family: dict[int, int] = {self.engine: _started(self.engine)}
 
     @property
+    def frozen(self) -> bool:
+        """Whether a signal has stopped the guardian, which obeys nobody then."""
+        guardian = processes.stat(self.guardian)
+        return guardian is not None and guardian.state == "T"
+
+    @property
     def pids(self) -> set[int]:
         """Every process of the engine that was ever seen."""
         return set(self._family)

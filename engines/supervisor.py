@@ -486,7 +486,8 @@ class Supervisor:
 
     async def _end(self, link: Link, gone: asyncio.Task[int], grace: float) -> None:
         link.stop(grace)
-        done, _ = await asyncio.wait({gone}, timeout=grace + GUARDIAN_SLACK_S)
+        patience = 0.0 if link.frozen else grace + GUARDIAN_SLACK_S
+        done, _ = await asyncio.wait({gone}, timeout=patience)
         if not done:
             log.error("engine %s: its guardian does not answer", self._launch.name)
             link.kill()

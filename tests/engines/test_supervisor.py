@@ -184,7 +184,7 @@ class TestRestart:
 
 
 class TestWatch:
-    @pytest.mark.parametrize("victim", [1, 2, 3])
+    @pytest.mark.parametrize("victim", [0, 1, 2, 3])
     async def test_frozen_process_is_replaced(
         self, make: Make, victim: int, quick_looks: None
     ) -> None:

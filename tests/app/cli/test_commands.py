@@ -131,7 +131,7 @@ async def test_ctrl_c_while_one_watches_is_quiet(tmp_path: Path) -> None:
         gateway(tmp_path, fake_start="hang") as one,
         command(one, "status", terminal=True) as status,
     ):
-        await status.until_shown("starting")
+        await status.until_shown("reading the configuration")
         status.process.send_signal(signal.SIGINT)
         assert await status.ended() == 130
         assert "Traceback" not in status.shown

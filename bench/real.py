@@ -40,7 +40,7 @@ def version() -> str:
 
 def measure(say: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Sample]:
     """Yield samples of the part "real". Raises StartError."""
-    _make_model()
+    make_model()
     say("starting vLLM")
     with ExitStack() as stack:
         engine = stack.enter_context(_engine())
@@ -92,7 +92,8 @@ def _engine() -> Iterator[str]:
         yield url
 
 
-def _make_model() -> None:
+def make_model() -> None:
+    """Make the demo model if it is missing. Raises StartError."""
     command = Path(sys.executable).with_name("vllm-gateway")
     try:
         subprocess.run(

@@ -1,0 +1,463 @@
+"""Processes are killed and frozen under load, on real vLLM; then: what is left, and who was told.
+
+    python -m bench.chaos [--minutes 10] [--seed 1]
+
+Two engines on the demo model behind one gateway. Whenever both have been READY for a few seconds, a
+process of one of them, or the gateway, gets SIGKILL or SIGSTOP; a gateway that was killed is
+started again as systemd would. Writes its sections of bench/RESULTS.md, or of .bench/RESULTS.md
+when it was shorter than five minutes. Exit code 1 when a check fails.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import yaml
+from rich.console import Console
+
+from bench import chaos_acts as acts
+from bench.chaos_acts import Act, Family, Run, Target
+from bench.chaos_load import SLOTS, Load, Outcome, chat, exchange, judge, slots
+from bench.chaos_report import Chaos, Done, tables
+from bench.children import (
+    ROOT,
+    WORK,
+    Child,
+    StartError,
+    child,
+    environment,
+    free_port,
+    terminated_like_interrupted,
+)
+from bench.peers import configuration
+from bench.real import DEMO, make_model
+from bench.report import replace_section
+from bench.terminal import show
+from engines import processes
+from engines.link import RECORD
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+WORTH_KEEPING_MIN = 5.0
+CLIENTS = 6
+ADMIN_KEY = "sk-chaos-admin-0123456789abcdef"
+# Different, so that no engine can pass for the other.
+MODELS = {"alpha": 2048, "beta": 1024}
+RESTART = {"backoff_s": 0.5, "max_backoff_s": 5, "budget": 1000}
+# On two cores and a cold page cache 57 s were seen for one engine; they load one after the other.
+READY_S = 300.0
+END_READY_S = 180.0
+# Between two acts, once every engine is READY again: time to serve.
+QUIET_S = (4.0, 14.0)
+LOOK_S = 0.25
+SYSTEMD_S = 1.0  # RestartSec
+FROZEN_GATEWAY_S = 5.0
+DRAIN_S = 30.0
+SETTLE_S = 10.0
+_STATE = re.compile(r"^gateway_engine_state\{([^}]*)\} 1(?:\.0)?$", re.MULTILINE)
+_GAUGE = re.compile(
+    r"^(gateway_(?:requests_in_flight|queue_depth))\{[^}]*\} ([-+.\de]+)$", re.MULTILINE
+)
+
+Say = Callable[[str], None]
+
+
+class Gateway:
+    """The gateway's process, started again and again on one port and one run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.run_dir = directory / "run"
+        self.starts = 0
+        self._directory = directory
+        self._config = directory / "gateway.yaml"
+        self._config.write_text(yaml.safe_dump(_configuration(directory, self.port)))
+        self._stack = contextlib.ExitStack()
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None
+        return self._child.pid
+
+    def start(self) -> None:
+        """Start it. Raises StartError."""
+        self.starts += 1
+        command = Path(sys.executable).with_name("vllm-gateway")
+        # Not in the repository: a developer's .env would be read there.
+        running = child(
+            f"chaos-gateway-{self.starts}",
+            [command, "serve", "--config", self._config],
+            cwd=self._directory,
+            env=environment(GATEWAY_ADMIN_KEY=ADMIN_KEY),
+            end_s=DRAIN_S + 30,
+        )
+        self._child = self._stack.enter_context(running)
+
+    def kill(self) -> None:
+        """Kill it, and only it."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._stack.close()
+
+    def end(self) -> int | None:
+        """Send SIGTERM; return the exit code once it has ended, None if it was not there."""
+        if self._child is None:
+            return None
+        if not self._child.ended:
+            os.kill(self.pid, signal.SIGCONT)
+        self._stack.close()
+        return self._child.process.returncode
+
+
+class Watcher:
+    """Looks at the gateway and its run directory, and keeps what it saw."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{gateway.port}", timeout=2.0, trust_env=False
+        )
+        self.states: dict[str, str] = {}
+        self.runs: dict[str, set[Run]] = {}
+        # Everything that was ever below the gateway.
+        self.family: Family = {}
+
+    async def look(self) -> str | None:
+        """Look once; return what /metrics says, or None when it does not answer."""
+        for record in self._gateway.run_dir.glob(f"*/{RECORD}"):
+            if (run := acts.run_of(record.parent)) is not None:
+                self.runs.setdefault(record.parent.name, set()).add(run)
+                self.family[run.guardian] = run.guardian_started
+                self.family |= acts.family(run.guardian)
+        self.family |= acts.family(self._gateway.pid)
+        try:
+            text = (await self._client.get("/metrics")).text
+        except httpx.TransportError:
+            self.states = {}
+            return None
+        self.states = dict(_states(text))
+        return text
+
+    async def until(
+        self, condition: Callable[[], bool], within_s: float, *, every_s: float = LOOK_S
+    ) -> bool:
+        """Look until a condition holds; return whether it did in time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while True:
+            await self.look()
+            if condition():
+                return True
+            if loop.time() >= deadline:
+                return False
+            await asyncio.sleep(every_s)
+
+    @property
+    def all_ready(self) -> bool:
+        return [self.states.get(f"{name}-0") for name in MODELS] == ["ready"] * len(MODELS)
+
+    def run(self, model: str) -> Run | None:
+        """Return what runs of a model now."""
+        return acts.run_of(self._gateway.run_dir / f"{model}-0")
+
+    async def open_leases(self) -> dict[str, float]:
+        """Return the sums of requests in flight and waiting once they are 0, or after SETTLE_S."""
+        sums: dict[str, float] = {}
+        for _ in range(int(SETTLE_S / LOOK_S)):
+            text = await self.look()
+            sums = {} if text is None else gauges(text)
+            if text is not None and not any(sums.values()):
+                break
+            await asyncio.sleep(LOOK_S)
+        return sums
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def _states(exposition: str) -> Iterator[tuple[str, str]]:
+    for labels in _STATE.findall(exposition):
+        found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        yield found["gateway_engine"], found["state"]
+
+
+def gauges(exposition: str) -> dict[str, float]:
+    """Return the sums over all models of what must be 0 when nobody asks."""
+    sums = {"gateway_requests_in_flight": 0.0, "gateway_queue_depth": 0.0}
+    for name, value in _GAUGE.findall(exposition):
+        sums[name] += float(value)
+    return sums
+
+
+class Storm:
+    """One chaos run: the acts, one after the other, and what came of each."""
+
+    def __init__(
+        self, chaos: Chaos, gateway: Gateway, watcher: Watcher, load: Load, say: Say
+    ) -> None:
+        self._chaos = chaos
+        self._gateway = gateway
+        self._watcher = watcher
+        self._load = load
+        self._say = say
+        self._dice = random.Random(chaos.seed)
+        self._began = asyncio.get_running_loop().time()
+
+    async def run(self) -> None:
+        """Strike until the time is over."""
+        loop = asyncio.get_running_loop()
+        deck = acts.deck(self._dice, self._targets())
+        while loop.time() < self._began + self._chaos.minutes * 60:
+            quiet_s = self._dice.uniform(*QUIET_S)
+            await self._watcher.until(lambda: False, quiet_s)
+            await self._strike(next(deck), self._dice.choice(list(MODELS)))
+
+    def _targets(self) -> list[Target]:
+        """Return who can be struck in every engine; a small executor has no worker of its own."""
+        runs = [run for model in MODELS if (run := self._watcher.run(model)) is not None]
+        common = [acts.members(run).keys() for run in runs]
+        return [t for t in Target if t is Target.GATEWAY or all(t in some for some in common)]
+
+    async def _strike(self, act: Act, model: str) -> None:
+        if act.target is Target.GATEWAY:
+            await self._strike_gateway(act)
+            return
+        before = self._watcher.run(model)
+        victims = acts.members(before).get(act.target, []) if before is not None else []
+        if before is None or not victims:
+            self._record(Done(act, model, None), f"{model}: there was none")
+            return
+        family = {before.guardian: before.guardian_started, **acts.family(before.guardian)}
+        pid = self._dice.choice(victims)
+        began = self._now
+        self._announce(act, f"of {model} (pid {pid})")
+        os.kill(pid, act.signum)
+        await self._await_recovery(act, model, began, {model: before}, family)
+
+    async def _strike_gateway(self, act: Act) -> None:
+        if act.signum is signal.SIGKILL:
+            # What leaked so far would be forgotten with the process.
+            await leases(self._chaos, self._watcher, self._load)
+            await self._watcher.until(lambda: False, QUIET_S[0])
+        before = {m: run for m in MODELS if (run := self._watcher.run(m)) is not None}
+        family = acts.family(self._gateway.pid)
+        began = self._now
+        self._announce(act, f"(pid {self._gateway.pid})")
+        if act.signum is signal.SIGSTOP:
+            os.kill(self._gateway.pid, signal.SIGSTOP)
+            await asyncio.sleep(FROZEN_GATEWAY_S)
+            os.kill(self._gateway.pid, signal.SIGCONT)
+            await self._await_recovery(act, "", began, {}, {})
+            return
+        self._load.gateway_goes()
+        self._gateway.kill()
+        await asyncio.sleep(SYSTEMD_S)
+        self._gateway.start()
+        await self._watcher.until(lambda: bool(self._watcher.states), READY_S)
+        self._load.gateway_is_back()
+        await self._await_recovery(act, "", began, before, family)
+
+    async def _await_recovery(
+        self, act: Act, model: str, began: float, before: dict[str, Run], family: Family
+    ) -> None:
+        """Wait until every engine is READY, those of `before` as new processes."""
+
+        def recovered() -> bool:
+            new = all(self._watcher.run(name) not in (None, run) for name, run in before.items())
+            return new and self._watcher.all_ready
+
+        in_time = await self._watcher.until(recovered, READY_S)
+        took = self._now - began if in_time else None
+        left = acts.alive(family)
+        self._chaos.left += [f"{act} of {model or 'all'}: pid {pid}" for pid in left]
+        words = f"READY again after {took:.1f} s" if took else f"not READY in {READY_S:g} s"
+        self._record(Done(act, model, took), words + (f", left: {left}" if left else ""))
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time() - self._began
+
+    def _announce(self, act: Act, whom: str) -> None:
+        self._say(f"{time.strftime('%H:%M:%S')} {self._now:6.1f} s  {act} {whom}")
+
+    def _record(self, done: Done, words: str) -> None:
+        self._chaos.acts.append(done)
+        self._say(f"{time.strftime('%H:%M:%S')} {self._now:6.1f} s      {words}")
+
+
+async def leases(chaos: Chaos, watcher: Watcher, load: Load) -> None:
+    """Let the clients rest, look whether anything is still taken, and let them go on."""
+    await load.pause()
+    sums = await watcher.open_leases()
+    if not sums:
+        chaos.leaks.append("the gateway did not tell")
+    chaos.leaks += [f"{name} {value:g}" for name, value in sums.items() if value]
+    for index, key in enumerate(load.keys):
+        whole, refused = await slots(load.port, key, load.models[index % len(load.models)])
+        if (whole, refused) != (SLOTS, 1):
+            chaos.leaks.append(
+                f"key {index}: of {SLOTS + 1} requests at once {whole} were answered and {refused} "
+                f"refused, not {SLOTS} and 1"
+            )
+    chaos.lease_looks += 1
+    load.resume()
+
+
+async def _last_look(chaos: Chaos, watcher: Watcher, load: Load) -> None:
+    """Look at a gateway that nobody strikes any more."""
+    chaos.all_ready = await watcher.until(lambda: watcher.all_ready, END_READY_S)
+    for model in MODELS:
+        answer, ending = await exchange(
+            load.port, load.keys[0], chat(model, 8, stream=False), f"last-{model}"
+        )
+        verdict = judge(answer, ending, stream=False)
+        if verdict.outcome is not Outcome.WHOLE:
+            chaos.unanswered.append(f"{model}: {verdict.words}")
+    await leases(chaos, watcher, load)
+    await load.pause()
+
+
+async def _keys(gateway: Gateway) -> tuple[str, ...]:
+    """Make a key for each client."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    url = f"http://127.0.0.1:{gateway.port}"
+    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as admin:
+        made = []
+        for index in range(CLIENTS):
+            fields = {"name": f"chaos-{index}", "concurrent_requests": SLOTS}
+            answer = await admin.post("/admin/keys", json=fields)
+            answer.raise_for_status()
+            made.append(str(answer.json()["key"]))
+    return tuple(made)
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Load) -> AsyncIterator[None]:
+    task = asyncio.create_task(work.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _serve(chaos: Chaos, gateway: Gateway, say: Say) -> Watcher:
+    """Run load and acts on a gateway; return the watcher, who knows every process there was."""
+    watcher = Watcher(gateway)
+    try:
+        if not await watcher.until(lambda: watcher.all_ready, READY_S):
+            raise StartError(f"the engines were not READY in {READY_S:g} s: see .bench/log/")
+        load = Load(gateway.port, tuple(MODELS), await _keys(gateway), chaos.seed)
+        chaos.outcomes, chaos.faults = load.outcomes, load.faults
+        async with _background(load):
+            load.resume()
+            await Storm(chaos, gateway, watcher, load, say).run()
+            await _last_look(chaos, watcher, load)
+    finally:
+        chaos.starts = {name: len(runs) for name, runs in sorted(watcher.runs.items())}
+        await watcher.close()
+    return watcher
+
+
+def run(minutes: float, seed: int, say: Say) -> Chaos:
+    """Run everything; return what came of it. Raises StartError."""
+    make_model()
+    chaos = Chaos(minutes, seed)
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        gateway = Gateway(directory)
+        stack.callback(_keep_logs, gateway.run_dir)
+        stack.callback(_end_all, gateway)
+        gateway.start()
+        watcher = asyncio.run(_serve(chaos, gateway, say))
+        chaos.exit_code = gateway.end()
+        orphans = acts.alive(watcher.family | acts.marked(gateway.run_dir))
+        chaos.orphans = [f"pid {pid} ({processes.title(pid)[:60]})" for pid in orphans]
+        chaos.sockets = [str(path) for path in acts.live_sockets(gateway.run_dir)]
+        chaos.gateway_starts = gateway.starts
+        chaos.traces = list(_traces(gateway.starts))
+    return chaos
+
+
+def _end_all(gateway: Gateway) -> None:
+    """End the gateway, and whatever it failed to end."""
+    gateway.end()
+    for pid, started in acts.marked(gateway.run_dir).items():
+        if processes.lives(pid, started):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _keep_logs(run_dir: Path) -> None:
+    for file in run_dir.glob("*/engine.log*"):
+        shutil.copy(file, WORK / "log" / f"chaos-{file.parent.name}-{file.name}")
+
+
+def _traces(starts: int) -> Iterator[str]:
+    """Yield the gateway's logs with something in them that nobody thought of."""
+    for number in range(1, starts + 1):
+        name = f"chaos-gateway-{number}.log"
+        if "Traceback" in (WORK / "log" / name).read_text(errors="replace"):
+            yield name
+
+
+def _configuration(directory: Path, port: int) -> dict[str, object]:
+    demo = yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())
+    engine = demo["models"][0]["engines"][0]
+    models: list[dict[str, object]] = [
+        {
+            "name": name,
+            "engines": [
+                {
+                    **engine,
+                    "model": str(DEMO),
+                    "args": {**engine["args"], "max-model-len": length},
+                    "restart": RESTART,
+                }
+            ],
+        }
+        for name, length in MODELS.items()
+    ]
+    return configuration(directory, port, models)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    parser = argparse.ArgumentParser(prog="python -m bench.chaos", description="The chaos run.")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    try:
+        with terminated_like_interrupted():
+            chaos = run(
+                options.minutes,
+                options.seed,
+                lambda text: console.print(text, soft_wrap=True, highlight=False),
+            )
+    except StartError as error:
+        sys.exit(str(error))
+    output = RESULTS if options.minutes >= WORTH_KEEPING_MIN else WORK / "RESULTS.md"
+    text = output.read_text() if output.exists() else ""
+    for made in tables(chaos):
+        text = replace_section(text, made.markdown())
+        show(made)
+    output.write_text(text)
+    for fault in chaos.faults:
+        console.print(fault, markup=False, soft_wrap=True, highlight=False)
+    console.print(f"written to {output.relative_to(WORK.parent)}")
+    sys.exit(0 if chaos.passed else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -79,6 +79,8 @@ class Gateway:
         self.port = free_port()
         self.run_dir = directory / "run"
         self.starts = 0
+        # Everything that was ever below it: EngineCore's title hides the mark of its environment.
+        self.family: Family = {}
         self._directory = directory
         self._config = directory / "gateway.yaml"
         self._config.write_text(yaml.safe_dump(_configuration(directory, self.port)))
@@ -129,17 +131,16 @@ class Watcher:
         )
         self.states: dict[str, str] = {}
         self.runs: dict[str, set[Run]] = {}
-        # Everything that was ever below the gateway.
-        self.family: Family = {}
 
     async def look(self) -> str | None:
         """Look once; return what /metrics says, or None when it does not answer."""
+        seen = self._gateway.family
         for record in self._gateway.run_dir.glob(f"*/{RECORD}"):
             if (run := acts.run_of(record.parent)) is not None:
                 self.runs.setdefault(record.parent.name, set()).add(run)
-                self.family[run.guardian] = run.guardian_started
-                self.family |= acts.family(run.guardian)
-        self.family |= acts.family(self._gateway.pid)
+                seen[run.guardian] = run.guardian_started
+                seen |= acts.family(run.guardian)
+        seen |= acts.family(self._gateway.pid)
         try:
             text = (await self._client.get("/metrics")).text
         except httpx.TransportError:
@@ -317,10 +318,9 @@ async def _last_look(chaos: Chaos, watcher: Watcher, load: Load) -> None:
     """Look at a gateway that nobody strikes any more."""
     chaos.all_ready = await watcher.until(lambda: watcher.all_ready, END_READY_S)
     for model in MODELS:
-        answer, ending = await exchange(
-            load.port, load.keys[0], chat(model, 8, stream=False), f"last-{model}"
-        )
-        verdict = judge(answer, ending, stream=False)
+        body = chat(model, 8, stream=False)
+        answer = await exchange(load.port, load.keys[0], body, f"last-{model}")
+        verdict = judge(answer.raw, answer.ending, stream=False)
         if verdict.outcome is not Outcome.WHOLE:
             chaos.unanswered.append(f"{model}: {verdict.words}")
     await leases(chaos, watcher, load)
@@ -351,8 +351,8 @@ async def _background(work: Load) -> AsyncIterator[None]:
         await asyncio.wait({task})
 
 
-async def _serve(chaos: Chaos, gateway: Gateway, say: Say) -> Watcher:
-    """Run load and acts on a gateway; return the watcher, who knows every process there was."""
+async def _serve(chaos: Chaos, gateway: Gateway, say: Say) -> None:
+    """Run load and acts on a gateway. Raises StartError."""
     watcher = Watcher(gateway)
     try:
         if not await watcher.until(lambda: watcher.all_ready, READY_S):
@@ -363,10 +363,10 @@ async def _serve(chaos: Chaos, gateway: Gateway, say: Say) -> Watcher:
             load.resume()
             await Storm(chaos, gateway, watcher, load, say).run()
             await _last_look(chaos, watcher, load)
+        chaos.silence_s = load.silence_s
     finally:
         chaos.starts = {name: len(runs) for name, runs in sorted(watcher.runs.items())}
         await watcher.close()
-    return watcher
 
 
 def run(minutes: float, seed: int, say: Say) -> Chaos:
@@ -379,9 +379,9 @@ def run(minutes: float, seed: int, say: Say) -> Chaos:
         stack.callback(_keep_logs, gateway.run_dir)
         stack.callback(_end_all, gateway)
         gateway.start()
-        watcher = asyncio.run(_serve(chaos, gateway, say))
+        asyncio.run(_serve(chaos, gateway, say))
         chaos.exit_code = gateway.end()
-        orphans = acts.alive(watcher.family | acts.marked(gateway.run_dir))
+        orphans = acts.alive(gateway.family | acts.marked(gateway.run_dir))
         chaos.orphans = [f"pid {pid} ({processes.title(pid)[:60]})" for pid in orphans]
         chaos.sockets = [str(path) for path in acts.live_sockets(gateway.run_dir)]
         chaos.gateway_starts = gateway.starts
@@ -392,10 +392,9 @@ def run(minutes: float, seed: int, say: Say) -> Chaos:
 def _end_all(gateway: Gateway) -> None:
     """End the gateway, and whatever it failed to end."""
     gateway.end()
-    for pid, started in acts.marked(gateway.run_dir).items():
-        if processes.lives(pid, started):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    for pid in acts.alive(gateway.family | acts.marked(gateway.run_dir)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _keep_logs(run_dir: Path) -> None:

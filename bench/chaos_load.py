@@ -60,6 +60,15 @@ class Outcome(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What came, how it ended, and the longest wait for a byte of it."""
+
+    raw: bytes
+    ending: Ending
+    silence_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """An outcome in words. `cut`: it may be explained by the death of the gateway."""
 
@@ -174,6 +183,8 @@ class Load:
     seed: int
     outcomes: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    # The longest that anybody waited for a byte, or for the end, of an answer.
+    silence_s: float = 0.0
     # From a SIGKILL of the gateway until the next one listens, on the loop's clock.
     gone: list[tuple[float, float]] = field(default_factory=list)
     _open: asyncio.Event = field(default_factory=asyncio.Event)
@@ -226,8 +237,9 @@ class Load:
         leave_s = dice.uniform(0.02, 1.5) if dice.random() < 0.2 else None
         clock = asyncio.get_running_loop().time
         began = clock()
-        answer, ending = await exchange(self.port, self.keys[index], body, request_id, leave_s)
-        verdict = judge(answer, ending, stream=body["stream"])
+        answer = await exchange(self.port, self.keys[index], body, request_id, leave_s)
+        self.silence_s = max(self.silence_s, answer.silence_s)
+        verdict = judge(answer.raw, answer.ending, stream=body["stream"])
         if verdict.cut and any(began <= end and clock() >= start for start, end in self.gone):
             verdict = Verdict(Outcome.GONE, verdict.words.partition(" after ")[0])
         if verdict.outcome is Outcome.FAULT:
@@ -264,12 +276,15 @@ def chat(model: str, tokens: int, words: str = "hello", *, stream: bool) -> dict
 
 async def exchange(
     port: int, key: str, body: dict[str, Any], request_id: str, leave_s: float | None = None
-) -> tuple[bytes, Ending]:
-    """Send a request on a connection of its own; return what came and how it ended.
+) -> Answer:
+    """Send a request on a connection of its own; return what came.
 
     With `leave_s` the client hangs up after so many seconds if the answer has not ended by then.
     """
+    clock = asyncio.get_running_loop().time
     pieces: list[bytes] = []
+    heard, silence_s = clock(), 0.0
+    ending = Ending.CLOSED
     try:
         async with asyncio.timeout(leave_s or PATIENCE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -277,15 +292,16 @@ async def exchange(
                 writer.write(_request(key, body, request_id))
                 while piece := await reader.read(READ):
                     pieces.append(piece)
+                    heard, silence_s = clock(), max(silence_s, clock() - heard)
             finally:
                 writer.transport.abort()
     except TimeoutError:
-        return b"".join(pieces), Ending.LATE if leave_s is None else Ending.LEFT
+        ending = Ending.LATE if leave_s is None else Ending.LEFT
     except ConnectionRefusedError:
-        return b"", Ending.REFUSED
+        ending = Ending.REFUSED
     except OSError:
-        return b"".join(pieces), Ending.RESET
-    return b"".join(pieces), Ending.CLOSED
+        ending = Ending.RESET
+    return Answer(b"".join(pieces), ending, max(silence_s, clock() - heard))
 
 
 def _request(key: str, body: dict[str, Any], request_id: str) -> bytes:
@@ -303,9 +319,7 @@ async def slots(port: int, key: str, model: str) -> tuple[int, int]:
     # Long enough that none has ended before the last has begun.
     body = chat(model, 100, stream=True)
     asked = (exchange(port, key, body, f"slots-{n}") for n in range(SLOTS + 1))
-    answers = [
-        (answer, judge(answer, ending, stream=True))
-        for answer, ending in await asyncio.gather(*asked)
-    ]
-    whole = sum(verdict.outcome is Outcome.WHOLE for _, verdict in answers)
-    return whole, sum(answer.startswith(b"HTTP/1.1 429") for answer, _ in answers)
+    answers = await asyncio.gather(*asked)
+    verdicts = [judge(answer.raw, answer.ending, stream=True) for answer in answers]
+    whole = sum(verdict.outcome is Outcome.WHOLE for verdict in verdicts)
+    return whole, sum(answer.raw.startswith(b"HTTP/1.1 429") for answer in answers)

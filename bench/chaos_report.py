@@ -34,6 +34,7 @@ class Chaos:
     acts: list[Done] = field(default_factory=list)
     outcomes: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    silence_s: float = 0.0
     starts: dict[str, int] = field(default_factory=dict)
     gateway_starts: int = 0
     # Processes of before an act that lived when the engine was READY again.
@@ -115,7 +116,8 @@ def _requests(chaos: Chaos) -> Table:
         ["", "requests"],
         rows,
         "As the clients saw them. A stream is whole with its usage and `[DONE]`; an error counts "
-        "as the contract's with its code, its status and its `Retry-After`.",
+        "as the contract's with its code, its status and its `Retry-After`. The longest that "
+        f"anybody waited for a byte: {chaos.silence_s:.1f} s.",
     )
 
 

@@ -60,6 +60,8 @@ END_READY_S = 180.0
 # Between two acts, once every engine is READY again: time to serve.
 QUIET_S = (4.0, 14.0)
 LOOK_S = 0.25
+# After its guardian began: Python's imports, the spawn of EngineCore and worker, the weights.
+LOADS_S = (1.0, 20.0)
 SYSTEMD_S = 1.0  # RestartSec
 FROZEN_GATEWAY_S = 5.0
 DRAIN_S = 30.0
@@ -227,23 +229,47 @@ class Storm:
         """Return who can be struck in every engine; a small executor has no worker of its own."""
         runs = [run for model in MODELS if (run := self._watcher.run(model)) is not None]
         common = [acts.members(run).keys() for run in runs]
-        return [t for t in Target if t is Target.GATEWAY or all(t in some for some in common)]
+        always = (Target.GATEWAY, Target.LOADING)
+        return [t for t in Target if t in always or all(t in some for some in common)]
 
     async def _strike(self, act: Act, model: str) -> None:
         if act.target is Target.GATEWAY:
             await self._strike_gateway(act)
             return
         before = self._watcher.run(model)
+        if act.target is Target.LOADING:
+            await self._strike_loading(act, model, before)
+            return
         victims = acts.members(before).get(act.target, []) if before is not None else []
         if before is None or not victims:
             self._record(Done(act, model, None), f"{model}: there was none")
             return
-        family = {before.guardian: before.guardian_started, **acts.family(before.guardian)}
+        family = acts.family_of(before)
         pid = self._dice.choice(victims)
         began = self._now
         self._announce(act, f"of {model} (pid {pid})")
         os.kill(pid, act.signum)
         await self._await_recovery(act, model, began, {model: before}, family)
+
+    async def _strike_loading(self, act: Act, model: str, before: Run | None) -> None:
+        loads_s = self._dice.uniform(*LOADS_S)
+        began = self._now
+        family = acts.family_of(before) if before is not None else {}
+        if before is not None:
+            self._announce(act, f"of {model} (pid {before.engine} first)")
+            os.kill(before.engine, signal.SIGKILL)
+        await self._watcher.until(lambda: self._watcher.run(model) not in (None, before), READY_S)
+        await self._watcher.until(lambda: False, loads_s)
+        if (loading := self._watcher.run(model)) is None:
+            self._record(Done(act, model, None), f"{model}: it did not start again")
+            return
+        family |= acts.family_of(loading)
+        pid = self._dice.choice(acts.vital(loading))
+        state = self._watcher.states.get(f"{model}-0")
+        self._announce(act, f"of {model} (pid {pid}, {processes.title(pid)[-40:]!r}, {state})")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        await self._await_recovery(act, model, began, {model: loading}, family)
 
     async def _strike_gateway(self, act: Act) -> None:
         if act.signum is signal.SIGKILL:
@@ -372,6 +398,7 @@ async def _serve(chaos: Chaos, gateway: Gateway, say: Say) -> None:
 def run(minutes: float, seed: int, say: Say) -> Chaos:
     """Run everything; return what came of it. Raises StartError."""
     make_model()
+    _forget_logs()
     chaos = Chaos(minutes, seed)
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
@@ -387,6 +414,12 @@ def run(minutes: float, seed: int, say: Say) -> Chaos:
         chaos.gateway_starts = gateway.starts
         chaos.traces = list(_traces(gateway.starts))
     return chaos
+
+
+def _forget_logs() -> None:
+    """Remove what an earlier run left, so that nobody reads it as this one's."""
+    for file in (WORK / "log").glob("chaos-*"):
+        file.unlink()
 
 
 def _end_all(gateway: Gateway) -> None:

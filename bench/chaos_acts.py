@@ -22,6 +22,8 @@ class Target(enum.StrEnum):
     WORKER = "worker"
     GUARDIAN = "guardian"
     GATEWAY = "gateway"
+    # Any process of an engine that was killed before and is on its way up again.
+    LOADING = "loading engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,12 @@ Family = dict[int, int]
 
 
 def deck(dice: random.Random, targets: list[Target]) -> Iterator[Act]:
-    """Yield acts without end: each pair of signal and target once, in any order, then anew."""
-    acts = [Act(s, t) for s in (signal.SIGKILL, signal.SIGSTOP) for t in targets]
+    """Yield acts without end: each pair of signal and target once, in any order, then anew.
+
+    What is stopped while it loads is found by the bound of a start alone: that is left out.
+    """
+    acts = [Act(signal.SIGKILL, t) for t in targets]
+    acts += [Act(signal.SIGSTOP, t) for t in targets if t is not Target.LOADING]
     while True:
         dice.shuffle(acts)
         yield from acts
@@ -91,6 +97,20 @@ def job(run: Run, pid: int, title: str) -> Target | None:
 def family(root: int) -> Family:
     """Return everything below a process."""
     return {pid: one.started for pid, one in processes.descendants(root).items()}
+
+
+def family_of(run: Run) -> Family:
+    """Return an engine's processes, its guardian's included."""
+    return {run.guardian: run.guardian_started, **family(run.guardian)}
+
+
+def vital(run: Run) -> list[int]:
+    """Return the processes without which an engine that loads cannot come up, titled or not yet."""
+    return [
+        pid
+        for pid in sorted(family_of(run))
+        if job(run, pid, title := processes.title(pid)) is not None or "spawn_main" in title
+    ]
 
 
 def alive(them: Mapping[int, int]) -> list[int]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bench import chaos_acts
 from bench.chaos import Gateway, gauges
 from bench.chaos_acts import Act, Run, Target, deck, job
-from bench.chaos_load import Ending, Load, Outcome, Verdict, judge
+from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, judge, slots
 from bench.chaos_report import ACTS, CHECKS, REQUESTS, Chaos, Done, tables
 from engines import processes
 from engines.link import MARK
@@ -143,11 +143,12 @@ def test_one_who_leaves_is_no_fault_and_one_who_waits_for_ever_is() -> None:
 
 def test_every_act_is_dealt_once_before_any_is_dealt_again() -> None:
     targets = list(Target)
-    dealt = list(islice(deck(random.Random(5), targets), 2 * len(targets) * 2))
-    half = len(dealt) // 2
-    assert len(set(dealt[:half])) == len(set(dealt[half:])) == half == 10
-    assert dealt == list(islice(deck(random.Random(5), targets), 20))
-    assert dealt != list(islice(deck(random.Random(6), targets), 20))
+    dealt = list(islice(deck(random.Random(5), targets), 22))
+    assert len(set(dealt[:11])) == 11
+    assert set(dealt[:11]) == set(dealt[11:])
+    assert Act(STOP, Target.LOADING) not in dealt
+    assert dealt == list(islice(deck(random.Random(5), targets), 22))
+    assert dealt != list(islice(deck(random.Random(6), targets), 22))
 
 
 @pytest.mark.parametrize(
@@ -260,6 +261,37 @@ async def test_a_cut_is_excused_only_while_the_gateway_was_killed(
     outcomes = {outcome for outcome, _ in load.outcomes}
     assert outcomes == {Outcome.GONE if killed else Outcome.FAULT}
     assert bool(load.faults) is not killed
+
+
+@pytest.fixture
+async def bounded_port() -> AsyncIterator[int]:
+    """A server that answers so many requests, all at once, and refuses the rest: a key with a leak.
+
+    It holds what it answers until it has refused one.
+    """
+    taken = 0
+    full = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        await reader.readuntil(b"\r\n\r\n")
+        taken += 1
+        if taken > SLOTS - 1:
+            full.set()
+            writer.write(sized(429, error("rate_limit_exceeded"), b"retry-after: 1"))
+        else:
+            await full.wait()
+            writer.write(chunked(CHUNK, USAGE, DONE))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_a_slot_that_leaked_is_missing(bounded_port: int) -> None:
+    assert await slots(bounded_port, "k", "m") == (SLOTS - 1, 2)
 
 
 def finished(**fields: object) -> Chaos:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import chaos_acts
-from bench.chaos import Gateway, gauges
 from bench.chaos_acts import Act, Run, Target, deck, job
+from bench.chaos_gateway import Gateway, gauges
 from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, judge, slots
 from bench.chaos_report import ACTS, CHECKS, REQUESTS, Chaos, Done, tables
 from engines import processes

@@ -247,7 +247,7 @@ class Load:
             where = f"{body['model']} {'stream' if body['stream'] else 'plain'}"
             took = clock() - began
             self.faults.append(f"{request_id} ({where}, after {took:.1f} s): {verdict.words}")
-            verdict = Verdict(Outcome.FAULT, "see below")
+            verdict = Verdict(Outcome.FAULT, "see the checks")
         self.outcomes[verdict.outcome, verdict.words] += 1
         return verdict
 

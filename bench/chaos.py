@@ -118,7 +118,8 @@ class Storm:
         family |= acts.family_of(loading)
         pid = self._dice.choice(acts.vital(loading))
         state = self._watcher.states.get(f"{model}-0")
-        self._announce(act, f"of {model} (pid {pid}, {processes.title(pid)[-40:]!r}, {state})")
+        job = acts.job(loading, pid, processes.title(pid)) or "spawned, without a title yet"
+        self._announce(act, f"of {model} (pid {pid}, {job}, {state})")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         await self._await_recovery(act, model, began, {model: loading}, family)

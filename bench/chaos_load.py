@@ -21,8 +21,8 @@ PATIENCE_S = 90.0
 # Slots of one key; each client has one request at a time, so that what leaks is soon missing.
 SLOTS = 8
 SLOTS_TRIES = 3
-# A whole answer costs the engine a tenth of a second; the machine has to load another beside it.
-PAUSE_S = 1.0
+# Bounded: while one engine answers, the other has to load, on two cores perhaps.
+PAUSE_S = 1.5
 # After a refusal, as a client that was told to come back does.
 BACK_OFF_S = 1.0
 READ = 65536
@@ -253,7 +253,7 @@ class Load:
 
 
 def _ask(dice: random.Random, models: tuple[str, ...]) -> dict[str, Any]:
-    long = dice.random() < 0.3
+    long = dice.random() < 0.2
     words = " ".join(["Tell me a story."] * dice.randint(1, 8))
     return chat(
         dice.choice(models),

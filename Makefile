@@ -47,6 +47,10 @@ bench: setup-dev ## the benchmarks, peers beside us; writes bench/RESULTS.md
 soak: setup-dev ## ten minutes of mixed and faulty load; what is left open, and the memory
 	@$(BIN)/python -m bench.soak
 
+.PHONY: chaos
+chaos: setup-dev ## ten minutes of SIGKILL and SIGSTOP under load, on real vLLM; what is left
+	@$(BIN)/python -m bench.chaos
+
 .PHONY: lock
 lock: ## pin the requirements again; UPGRADE=--upgrade for the newest
 	@UV=$$(deploy/setup.sh uv) UPGRADE=$(UPGRADE) requirements/lock.sh

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 
 from bench import kinds, machine, real, rounds
+from bench.chaos_report import ACTS, CHECKS, REQUESTS
 from bench.children import WORK, StartError, terminated_like_interrupted
 from bench.peers import Peer, peers, stub
 from bench.report import Table, facts, section_of, tables
@@ -25,8 +26,8 @@ from bench.terminal import show
 
 PARTS = ("streams", "plain", "stall", "real", "kinds")
 RESULTS = Path(__file__).with_name("RESULTS.md")
-# Written by `make soak`; a run of the benchmarks keeps it.
-SOAK = "Soak"
+# Written by `make soak` and `make chaos`; a run of the benchmarks keeps them.
+KEPT = ("Soak", ACTS, REQUESTS, CHECKS)
 METHOD = """\
 Everything talks to loopback on one machine: a stub engine that answers like `vllm serve` and
 computes nothing (`bench/stub_engine.py`), whoever is measured in front of it, and a load client
@@ -126,7 +127,9 @@ def _document(heading: str, made: Sequence[Table], found: Sequence[Peer], kept: 
 
 
 def _kept(output: Path) -> str:
-    return (section_of(output.read_text(), SOAK) if output.exists() else None) or ""
+    """Return the sections that other commands wrote."""
+    text = output.read_text() if output.exists() else ""
+    return "\n".join(found for heading in KEPT if (found := section_of(text, heading)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,142 @@
+"""Whom the chaos run strikes: the processes of engines by what they are, and in which order."""
+
+import enum
+import json
+import os
+import random
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines import processes
+from engines.link import MARK, RECORD
+
+
+class Target(enum.StrEnum):
+    """A process by its job."""
+
+    API_SERVER = "API server"
+    ENGINE_CORE = "EngineCore"
+    WORKER = "worker"
+    GUARDIAN = "guardian"
+    GATEWAY = "gateway"
+    # Any process of an engine that was killed before and is on its way up again.
+    LOADING = "loading engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One blow."""
+
+    signum: signal.Signals
+    target: Target
+
+    def __str__(self) -> str:
+        return f"{self.signum.name} {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One start of an engine, told from every other by the start times."""
+
+    guardian: int
+    guardian_started: int
+    engine: int
+    engine_started: int
+
+
+# pid → start time: together they name one process for good.
+Family = dict[int, int]
+
+
+def deck(dice: random.Random, targets: list[Target]) -> Iterator[Act]:
+    """Yield acts without end: each pair of signal and target once, in any order, then anew.
+
+    What is stopped while it loads is found by the bound of a start alone: that is left out.
+    """
+    acts = [Act(signal.SIGKILL, t) for t in targets]
+    acts += [Act(signal.SIGSTOP, t) for t in targets if t is not Target.LOADING]
+    while True:
+        dice.shuffle(acts)
+        yield from acts
+
+
+def run_of(directory: Path) -> Run | None:
+    """Return what runs in an engine's directory according to its guardian."""
+    try:
+        record = json.loads((directory / RECORD).read_text())
+        return Run(*(int(record[name]) for name in Run.__slots__))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def members(run: Run) -> dict[Target, list[int]]:
+    """Return the processes of an engine that runs, by their job."""
+    found: dict[Target, list[int]] = {}
+    if processes.lives(run.guardian, run.guardian_started):
+        for pid in (run.guardian, *processes.descendants(run.guardian)):
+            if (target := job(run, pid, processes.title(pid))) is not None:
+                found.setdefault(target, []).append(pid)
+    return found
+
+
+def job(run: Run, pid: int, title: str) -> Target | None:
+    """Return what a process of an engine does, or None for a helper (a resource tracker)."""
+    if pid == run.guardian:
+        return Target.GUARDIAN
+    if pid == run.engine:
+        return Target.API_SERVER
+    if title.startswith("VLLM::EngineCore"):
+        return Target.ENGINE_CORE
+    # vLLM names them by rank: VLLM::Worker, VLLM::Worker_TP0, ...
+    return Target.WORKER if title.startswith("VLLM::Worker") else None
+
+
+def family(root: int) -> Family:
+    """Return everything below a process."""
+    return {pid: one.started for pid, one in processes.descendants(root).items()}
+
+
+def family_of(run: Run) -> Family:
+    """Return an engine's processes, its guardian's included."""
+    return {run.guardian: run.guardian_started, **family(run.guardian)}
+
+
+def vital(run: Run) -> list[int]:
+    """Return the processes without which an engine that loads cannot come up, titled or not yet."""
+    return [
+        pid
+        for pid in sorted(family_of(run))
+        if job(run, pid, title := processes.title(pid)) is not None or "spawn_main" in title
+    ]
+
+
+def alive(them: Mapping[int, int]) -> list[int]:
+    """Return those of some processes that still live."""
+    return [pid for pid, started in them.items() if processes.lives(pid, started)]
+
+
+def marked(run_dir: Path) -> Family:
+    """Return every process on this machine that was started for an engine of a run directory."""
+    sign = f"{MARK}={run_dir}{os.sep}".encode()
+    found: Family = {}
+    for pid, one in processes.all_stats().items():
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile, or is somebody else's
+        if one.state != "Z" and any(v.startswith(sign) for v in environ.split(b"\0")):
+            found[pid] = one.started
+    return found
+
+
+def live_sockets(run_dir: Path) -> list[Path]:
+    """Return the sockets in a run directory on which somebody listens."""
+    found = []
+    for path in sorted(run_dir.glob("*/*.sock")):
+        with socket.socket(socket.AF_UNIX) as sock:
+            if sock.connect_ex(str(path)) == 0:
+                found.append(path)
+    return found

@@ -1,0 +1,356 @@
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import chaos_acts
+from bench.chaos_acts import Act, Run, Target, deck, job
+from bench.chaos_gateway import Gateway, gauges
+from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, judge, slots
+from bench.chaos_report import ACTS, CHECKS, REQUESTS, Chaos, Done, tables
+from engines import processes
+from engines.link import MARK
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+CHUNK = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"completion_tokens":1}}\n\n'
+DONE = b"data: [DONE]\n\n"
+PLAIN = b'{"choices":[{}],"usage":{"completion_tokens":1}}'
+
+
+def error(code: str | int) -> bytes:
+    """An error object of OpenAI's."""
+    fields = {"message": "m", "type": "server_error", "param": None, "code": code}
+    return json.dumps({"error": fields}, separators=(",", ":")).encode()
+
+
+def event(code: str | int) -> bytes:
+    return b"data: " + error(code) + b"\n\n"
+
+
+def chunked(*pieces: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    """A streamed answer as it comes over the wire."""
+    framed = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + framed + end
+
+
+def sized(status: int, body: bytes, *more: bytes) -> bytes:
+    head = b"".join(b"%s\r\n" % line for line in (b"content-length: %d" % len(body), *more))
+    return b"HTTP/1.1 %d X\r\n%s\r\n%s" % (status, head, body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "stream", "expected"),
+    [
+        (chunked(CHUNK, USAGE, DONE), True, Verdict(Outcome.WHOLE, "stream")),
+        (chunked(CHUNK + USAGE[:9], USAGE[9:] + DONE), True, Verdict(Outcome.WHOLE, "stream")),
+        (sized(200, PLAIN), False, Verdict(Outcome.WHOLE, "plain")),
+        (
+            chunked(CHUNK, event("engine_failed")),
+            True,
+            Verdict(Outcome.TOLD, "event engine_failed"),
+        ),
+        (
+            chunked(CHUNK, event("engine_failed"), end=b""),
+            True,
+            Verdict(Outcome.TOLD, "event engine_failed"),
+        ),
+        (
+            sized(502, error("engine_failed")),
+            False,
+            Verdict(Outcome.TOLD, "502 engine_failed"),
+        ),
+        (
+            sized(503, error("engine_unavailable"), b"Retry-After: 1"),
+            True,
+            Verdict(Outcome.TOLD, "503 engine_unavailable"),
+        ),
+    ],
+)
+def test_whole_answers_and_the_contracts_errors_are_known(
+    answer: bytes, stream: bool, expected: Verdict
+) -> None:
+    for ending in (Ending.CLOSED, Ending.RESET):
+        assert judge(answer, ending, stream=stream) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "stream", "words"),
+    [
+        (b"SSH-2.0-x", False, "not HTTP"),
+        (chunked(CHUNK, DONE), True, "without usage"),
+        (chunked(CHUNK, USAGE), True, "without its closing event"),
+        (chunked(CHUNK, DONE, USAGE), True, "without its closing event"),
+        (chunked(CHUNK, event("engine_failed"), DONE), True, "an error and then more"),
+        (chunked(CHUNK, event(500)), True, "another error"),
+        (chunked(CHUNK, event("made_up")), True, "another error"),
+        (sized(200, b"{}"), False, "is no answer"),
+        (sized(200, b"oh"), False, "is no answer"),
+        (sized(500, error("internal_error")), False, "HTTP 500"),
+        (sized(500, error(500)), True, "HTTP 500"),
+        (sized(502, b"Bad Gateway"), True, "HTTP 502"),
+        (sized(502, error("engine_unavailable")), False, "HTTP 502"),
+        (sized(503, error("engine_unavailable")), False, "without Retry-After"),
+        # Its key is good and its limits were never reached.
+        (sized(401, error("invalid_api_key")), False, "HTTP 401"),
+        (sized(429, error("rate_limit_exceeded"), b"retry-after: 1"), False, "HTTP 429"),
+    ],
+)
+def test_anything_else_is_a_fault(answer: bytes, stream: bool, words: str) -> None:
+    verdict = judge(answer, Ending.CLOSED, stream=stream)
+    assert verdict.outcome is Outcome.FAULT
+    assert words in verdict.words
+    assert not verdict.cut
+
+
+@pytest.mark.slow
+@given(st.binary(max_size=400), st.sampled_from(Ending), st.booleans())
+def test_whatever_comes_is_judged(noise: bytes, ending: Ending, stream: bool) -> None:
+    for answer in (noise, chunked(noise), chunked(noise)[: len(noise)], sized(503, noise)):
+        assert judge(answer, ending, stream=stream).outcome in Outcome
+
+
+@pytest.mark.parametrize(
+    ("answer", "stream"), [(chunked(CHUNK, USAGE, DONE), True), (sized(200, PLAIN), False)]
+)
+def test_an_answer_that_is_cut_anywhere_is_never_taken_for_whole(
+    answer: bytes, stream: bool
+) -> None:
+    for at in range(len(answer)):
+        part = answer[:at]
+        verdict = judge(part, Ending.RESET, stream=stream)
+        assert verdict.outcome is not Outcome.WHOLE
+        # Such an end may be laid at the door of a gateway that was killed.
+        assert verdict.cut
+
+
+def test_one_who_leaves_is_no_fault_and_one_who_waits_for_ever_is() -> None:
+    assert judge(chunked(CHUNK, end=b""), Ending.LEFT, stream=True).outcome is Outcome.LEFT
+    assert judge(chunked(CHUNK, end=b""), Ending.LATE, stream=True).outcome is Outcome.FAULT
+
+
+def test_every_act_is_dealt_once_before_any_is_dealt_again() -> None:
+    targets = list(Target)
+    dealt = list(islice(deck(random.Random(5), targets), 22))
+    assert len(set(dealt[:11])) == 11
+    assert set(dealt[:11]) == set(dealt[11:])
+    assert Act(STOP, Target.LOADING) not in dealt
+    assert dealt == list(islice(deck(random.Random(5), targets), 22))
+    assert dealt != list(islice(deck(random.Random(6), targets), 22))
+
+
+@pytest.mark.parametrize(
+    ("pid", "title", "expected"),
+    [
+        (1, "python -I -S guardian.py", Target.GUARDIAN),
+        (2, "python -m vllm.entrypoints", Target.API_SERVER),
+        (3, "VLLM::EngineCore", Target.ENGINE_CORE),
+        (3, "VLLM::EngineCore_DP0", Target.ENGINE_CORE),
+        (4, "VLLM::Worker", Target.WORKER),
+        (4, "VLLM::Worker_TP1", Target.WORKER),
+        (5, "python -c from multiprocessing.resource_tracker import main", None),
+    ],
+)
+def test_processes_are_known_by_what_they_do(pid: int, title: str, expected: Target | None) -> None:
+    assert job(Run(1, 10, 2, 20), pid, title) is expected
+
+
+def test_what_a_guardian_wrote_down_is_read_and_nothing_else(tmp_path: Path) -> None:
+    record = tmp_path / "engine.json"
+    assert chaos_acts.run_of(tmp_path) is None
+    for text in ("", "[]", "{}", '{"guardian": 1}'):
+        record.write_text(text)
+        assert chaos_acts.run_of(tmp_path) is None
+    numbers = {"guardian": 1, "guardian_started": 2, "engine": 3, "engine_started": 4}
+    record.write_text(json.dumps({"boot": "b", **numbers}))
+    assert chaos_acts.run_of(tmp_path) == Run(1, 2, 3, 4)
+
+
+def test_a_process_of_an_engine_is_found_by_its_mark_until_it_is_gone(tmp_path: Path) -> None:
+    env = {**os.environ, MARK: str(tmp_path / "run" / "alpha-0")}
+    argv = [sys.executable, "-c", "input('here\\n')"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        found = chaos_acts.marked(tmp_path / "run")
+        assert list(found) == [child.pid]
+        assert not chaos_acts.marked(tmp_path / "ru")
+        assert chaos_acts.alive(found) == [child.pid]
+        assert not chaos_acts.alive({child.pid: found[child.pid] + 1})
+        assert child.pid in chaos_acts.family(os.getpid())
+        child.communicate(b"\n", timeout=30)
+    assert not chaos_acts.alive(found)
+    assert not processes.lives(child.pid, found[child.pid])
+
+
+def test_a_socket_file_that_nobody_listens_on_is_no_live_socket(tmp_path: Path) -> None:
+    directory = tmp_path / "e"
+    directory.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / "http.sock"))
+    with socket.socket(socket.AF_UNIX) as live:
+        live.bind(str(directory / "ctl.sock"))
+        live.listen()
+        assert chaos_acts.live_sockets(tmp_path) == [directory / "ctl.sock"]
+    assert chaos_acts.live_sockets(tmp_path) == []
+
+
+def test_leases_are_summed_over_the_models() -> None:
+    text = (
+        'gateway_requests_in_flight{model="a"} 1.0\ngateway_requests_in_flight{model="b"} 2.0\n'
+        'gateway_queue_depth{model="a"} 0.0\ngateway_requests_total{model="a"} 9.0\n'
+    )
+    assert gauges(text) == {"gateway_requests_in_flight": 3.0, "gateway_queue_depth": 0.0}
+    assert not any(gauges("").values())
+
+
+def test_the_gateway_has_two_engines_that_differ(tmp_path: Path) -> None:
+    from app.settings import load_settings
+
+    Gateway(tmp_path)
+
+    models = load_settings(tmp_path / "gateway.yaml").models
+    specs = [engine for model in models for engine in model.engines]
+    assert [model.name for model in models] == ["alpha", "beta"]
+    assert specs[0] != specs[1]
+
+
+@pytest.fixture
+async def cutting_port() -> AsyncIterator[int]:
+    """A server that closes every connection without a word."""
+
+    async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def _first_outcome(load: Load) -> None:
+    sending = asyncio.create_task(load.run())
+    load.resume()
+    while not load.outcomes:
+        await asyncio.sleep(0)
+    sending.cancel()
+    await asyncio.wait({sending})
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_a_cut_is_excused_only_while_the_gateway_was_killed(
+    cutting_port: int, killed: bool
+) -> None:
+    load = Load(cutting_port, ("m",), ("k",), seed=4)
+    if killed:
+        load.gateway_goes()
+    await _first_outcome(load)
+    if killed:
+        load.gateway_is_back()
+    outcomes = {outcome for outcome, _ in load.outcomes}
+    assert outcomes == {Outcome.GONE if killed else Outcome.FAULT}
+    assert bool(load.faults) is not killed
+
+
+@pytest.fixture
+async def bounded_port() -> AsyncIterator[int]:
+    """A server that answers so many requests, all at once, and refuses the rest: a key with a leak.
+
+    It holds what it answers until it has refused one.
+    """
+    taken = 0
+    full = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        await reader.readuntil(b"\r\n\r\n")
+        taken += 1
+        if taken > SLOTS - 1:
+            full.set()
+            writer.write(sized(429, error("rate_limit_exceeded"), b"retry-after: 1"))
+        else:
+            await full.wait()
+            writer.write(chunked(CHUNK, USAGE, DONE))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_a_slot_that_leaked_is_missing(bounded_port: int) -> None:
+    assert await slots(bounded_port, "k", "m") == (SLOTS - 1, 2)
+
+
+def finished(**fields: object) -> Chaos:
+    """A run with nothing to find fault with."""
+    chaos = Chaos(
+        1,
+        7,
+        acts=[Done(Act(KILL, Target.WORKER), "alpha", 30.0)],
+        outcomes=Counter({(Outcome.WHOLE, "stream"): 1200, (Outcome.TOLD, "502 x"): 3}),
+        starts={"alpha-0": 2, "beta-0": 1},
+        lease_looks=1,
+        all_ready=True,
+        exit_code=0,
+    )
+    for name, value in fields.items():
+        setattr(chaos, name, value)
+    return chaos
+
+
+def test_a_run_without_a_fault_passes() -> None:
+    assert finished().passed
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"acts": []},
+        {"acts": [Done(Act(STOP, Target.GATEWAY), "", None)]},
+        {"outcomes": Counter()},
+        {"faults": ["x"]},
+        {"left": ["x"]},
+        {"leaks": ["x"]},
+        {"lease_looks": 0},
+        {"all_ready": False},
+        {"unanswered": ["x"]},
+        {"exit_code": None},
+        {"exit_code": 1},
+        {"orphans": ["x"]},
+        {"sockets": ["x"]},
+        {"traces": ["x"]},
+    ],
+)
+def test_every_single_fault_fails_it(fault: dict[str, object]) -> None:
+    assert not finished(**fault).passed
+
+
+def test_the_tables_say_what_was_done_and_what_came_of_it() -> None:
+    worker, core = Act(KILL, Target.WORKER), Act(STOP, Target.ENGINE_CORE)
+    times = [Done(worker, "alpha", 20.0), Done(worker, "beta", 40.0), Done(core, "beta", None)]
+    acts, requests, checks = tables(finished(acts=times, leaks=["a|b"] * 7))
+    assert [acts.title, requests.title, checks.title] == [ACTS, REQUESTS, CHECKS]
+    assert acts.rows == [
+        ["SIGKILL worker", "2", "2", "30.0", "40.0"],
+        ["SIGSTOP EngineCore", "1", "0", "–", "–"],
+    ]
+    assert "alpha-0 2, beta-0 1" in acts.note
+    assert ["answered whole", "1,200"] in requests.rows
+    assert ["failed as the contract says: 502 x", "3"] in requests.rows
+    shown = {row[0]: row[1] for row in checks.rows}
+    assert shown["no lease leaked (looked 1 times)"].endswith("a/b and 2 more")
+    assert shown["every engine READY again after each act"] == "failed: SIGSTOP EngineCore of beta"
+    assert shown["no process left after it"] == "passed"

@@ -195,9 +195,10 @@ async def _serve(
         await asyncio.wait({serving, stop, settled}, return_when=asyncio.FIRST_COMPLETED)
         if settled.done() and not stop.done():
             if hopeless(state):
+                failures = list(_failures(state))
                 server.should_exit = True
                 await serving
-                raise ConfigError(list(_failures(state)))
+                raise ConfigError(failures)
             print(banner(state, port, banner_key), flush=True)
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
         if state.settings.server.keep_engines:

@@ -126,7 +126,10 @@ def test_engines_that_cannot_start_say_why_and_the_gateway_exits_2(tmp_path: Pat
     assert lines[0] == (
         "vllm-gateway: engine missing-0: model directory /nonexistent/model does not exist"
     )
-    assert lines[1] == "vllm-gateway: engine flag-0: unrecognized arguments: --no-such-flag=3"
+    assert lines[1] == (
+        "vllm-gateway: engine flag-0: unrecognized arguments: --no-such-flag=3; "
+        "remove no-such-flag from args"
+    )
     assert lines[2].startswith(
         "vllm-gateway: engine long-0: User-specified max_model_len (99999) is greater than the "
         "derived max_model_len (max_position_embeddings=4096"

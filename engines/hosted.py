@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 from engines.base import Progress
 from engines.bridge import App
+from engines.failure import classify
 from engines.log import EngineLog
 from engines.startup import failure_of
 from engines.sweep import MARK
@@ -259,7 +260,7 @@ def _nothing() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise BuildFailed(message)
+    raise BuildFailed(str(classify(message, refused=True)))
 
 
 def _ended(code: int) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from app.residency.keeper import OnDemand
+from app.residency.entry import OnDemand
 from app.routing.catalogue import Bounds, Model, Replica
 from app.routing.slots import Plan, Slot, initial_slots
 from app.settings import ModelSettings, Settings

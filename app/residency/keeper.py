@@ -8,17 +8,15 @@ only that task and the keeper's own methods write its residency.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import ceil, inf
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from app.errors import EngineOverloaded, EngineUnavailable, GatewayError
+from app.residency.entry import Entry, Given, Loadable, OnDemand
 from app.residency.policy import Decision, Reason, Residency, Resident, Terms, decide
-from app.settings import ModelSettings
 from app.telemetry.metrics import Metrics
 from engines.base import EngineError, EngineState
-from engines.spec import ProcessSpec, Restart
 
 log = logging.getLogger(__name__)
 
@@ -29,137 +27,12 @@ MIN_GUESS_S, MAX_GUESS_S = 5.0, 60.0
 TIMER_S = 0.002
 
 
-class Loadable(Protocol):
-    """What is asked of an engine that is loaded on demand."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def state(self) -> EngineState: ...
-
-    @property
-    def last_error(self) -> str | None: ...
-
-    @property
-    def memory_gib(self) -> float | None:
-        """The memory that it takes while it is READY, declared or learned; None: not known yet."""
-        ...
-
-    @property
-    def load_s(self) -> float | None: ...
-
-    async def ensure_ready(self, deadline: float) -> None:
-        """Start or wake it when its turn has come, and return once it is READY.
-
-        Raises EngineUnavailable when that failed, though it may go on trying.
-        """
-        ...
-
-    async def unload(self) -> None:
-        """Return when it is ASLEEP, or STOPPED with its memory free; nothing starts it again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class OnDemand:
-    """A model that is loaded on demand."""
-
-    settings: ModelSettings
-    engines: tuple[Loadable, ...]
-
-    @property
-    def name(self) -> str:
-        return self.settings.name
-
-    @property
-    def restart(self) -> Restart:
-        spec = self.settings.engines[0]
-        assert isinstance(spec, ProcessSpec)  # ModelSettings has seen to it
-        return spec.restart
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """What the keeper knows of a model."""
-
-    model: OnDemand
-    residency: Residency = Residency.UNLOADED
-    holds: int = 0
-    wanted_since: float | None = None
-    load_began: float = 0.0
-    loaded_at: float = 0.0
-    last_used: float = 0.0
-    load_s: float | None = None
-    held_back: bool = False
-    asked_out: bool = False
-    # Somebody who was told to come back wants it as well.
-    promised: bool = False
-    # Loads that failed since the last that did not, and until when none is tried again.
-    failures: int = 0
-    retry_at: float = 0.0
-    # The requests that wait, in the order in which they came.
-    waiting: dict["_Given", None] = field(default_factory=dict)
-
-    @property
-    def up(self) -> bool:
-        return any(engine.state is EngineState.READY for engine in self.model.engines)
-
-    @property
-    def open(self) -> bool:
-        """Whether a request may use it now."""
-        return self.residency is Residency.LOADED and not self.held_back and self.up
-
-    @property
-    def need_gib(self) -> float | None:
-        needs = [engine.memory_gib for engine in self.model.engines]
-        known = [need for need in needs if need is not None]
-        return sum(known) if len(known) == len(needs) else None
-
-    @property
-    def reason(self) -> str | None:
-        """Why it could not be loaded, for operators."""
-        told = (f"{e.name}: {e.last_error}" for e in self.model.engines if e.last_error)
-        return next(told, None)
-
-    def resident(self) -> Resident:
-        return Resident(
-            self.model.name,
-            self.residency,
-            self.need_gib,
-            self.holds,
-            len(self.waiting),
-            self.wanted_since,
-            self.load_began,
-            self.loaded_at,
-            self.last_used,
-            self.load_s,
-            self.model.settings.keep_priority,
-            self.model.settings.idle_unload_s,
-            self.asked_out,
-        )
-
-    def answer(self, error: GatewayError | None) -> None:
-        """Tell all who wait: an error, or that each has a hold."""
-        for given in self.waiting:
-            if not given.done():
-                self.holds += error is None
-                given.set_result(error or self)
-        self.waiting.clear()
-        self.wanted_since = None
-        self.promised = False
-
-
-# What a request that waits is given: the entry that it has a hold on now, or why it has none.
-_Given = asyncio.Future[_Entry | GatewayError]
-
-
 class Hold:
     """The right of one request to use a model: it stays loaded until the context is left."""
 
     __slots__ = ("_entry", "_keeper", "waited_s")
 
-    def __init__(self, keeper: "Keeper", entry: _Entry, waited_s: float | None) -> None:
+    def __init__(self, keeper: "Keeper", entry: Entry, waited_s: float | None) -> None:
         self._keeper = keeper
         self._entry = entry
         self.waited_s = waited_s  # None: it did not have to wait
@@ -203,7 +76,7 @@ class Keeper:
         self._changed = asyncio.Event()  # replaced whenever a load or an unload has ended
         self._draining = False
         self._decided = decide((), inf, 0, 0.0, self._terms)
-        self._entries = {model.name: _Entry(model) for model in models}
+        self._entries = {model.name: Entry(model) for model in models}
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
@@ -275,7 +148,7 @@ class Keeper:
         Who waits for one that has new engines waits for those. What the old ones hold ends without
         the keeper: their owner stops them.
         """
-        before, self._entries = self._entries, {model.name: _Entry(model) for model in models}
+        before, self._entries = self._entries, {model.name: Entry(model) for model in models}
         for name, old in before.items():
             new = self._entries.get(name)
             if new is None:
@@ -316,7 +189,7 @@ class Keeper:
 
     # Requests
 
-    def _want(self, entry: _Entry) -> None:
+    def _want(self, entry: Entry) -> None:
         """Note that somebody wants a model that is not open. Raises EngineUnavailable."""
         name, now = entry.model.name, self._now()
         if self._draining:
@@ -339,11 +212,11 @@ class Keeper:
             entry.answer(error)
             raise error
 
-    async def _wait(self, entry: _Entry, bound_s: float) -> Hold:
+    async def _wait(self, entry: Entry, bound_s: float) -> Hold:
         """Return a hold once there is one. Cancelled, it leaves without."""
         loop = asyncio.get_running_loop()
         name, began = entry.model.name, loop.time()
-        given: _Given = loop.create_future()
+        given: Given = loop.create_future()
         entry.waiting[given] = None
         if entry.open:
             entry.answer(None)
@@ -353,7 +226,7 @@ class Keeper:
             told = await given
         except BaseException:
             if given.done() and not given.cancelled():
-                if isinstance(held := given.result(), _Entry):
+                if isinstance(held := given.result(), Entry):
                     self._leave(held)
             else:
                 self._forget(name, given)
@@ -367,7 +240,7 @@ class Keeper:
             raise told
         return Hold(self, told, loop.time() - began)
 
-    def _give_up(self, name: str, given: _Given) -> None:
+    def _give_up(self, name: str, given: Given) -> None:
         """Refuse a request that has waited too long; the model stays wanted."""
         if not given.done():
             entry = self._entries[name]  # that of a model that was removed has answered
@@ -375,7 +248,7 @@ class Keeper:
             given.set_result(self._overloaded(entry, f"was not loaded within {bound_s:g} s"))
             del entry.waiting[given]
 
-    def _forget(self, name: str, given: _Given) -> None:
+    def _forget(self, name: str, given: Given) -> None:
         """Let go of a request whose client left. A load that is under way goes on."""
         entry = self._entries[name]
         del entry.waiting[given]
@@ -383,14 +256,14 @@ class Keeper:
             entry.wanted_since = None
         self._decide()
 
-    def _leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: Entry) -> None:
         """End a hold."""
         entry.holds -= 1
         if entry.holds == 0:
             entry.last_used = self._now()
             self._decide()
 
-    def _least_wait_s(self, entry: _Entry) -> float:
+    def _least_wait_s(self, entry: Entry) -> float:
         """Return how long it takes at least until a model is open."""
         now, load_s = self._now(), entry.load_s or 0.0
         if entry.residency is Residency.LOADING:
@@ -399,7 +272,7 @@ class Keeper:
             return 0.0
         return load_s + self._decided.starts_in_s.get(entry.model.name, 0.0)
 
-    def _overloaded(self, entry: _Entry, what: str) -> EngineOverloaded:
+    def _overloaded(self, entry: Entry, what: str) -> EngineOverloaded:
         """Return the refusal of a request, which keeps the model wanted."""
         entry.promised = True
         after_s = self._least_wait_s(entry)
@@ -420,7 +293,7 @@ class Keeper:
     def _room_gib(self) -> float:
         return inf if self._budget_gib is None else self._budget_gib - self._fixed_gib()
 
-    def _sum(self, entry: _Entry) -> str:
+    def _sum(self, entry: Entry) -> str:
         return (
             f"it takes {entry.need_gib or 0.0:.1f} GiB, and of {self._budget_gib:g} GiB "
             f"the models that are always loaded leave {self._room_gib():.1f}"
@@ -453,18 +326,18 @@ class Keeper:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(moment + TIMER_S, self._decide)
 
-    def _begin(self, what: str, entry: _Entry, task: asyncio.Task[None]) -> None:
+    def _begin(self, what: str, entry: Entry, task: asyncio.Task[None]) -> None:
         task.set_name(f"{what} {entry.model.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _begin_load(self, entry: _Entry) -> None:
+    def _begin_load(self, entry: Entry) -> None:
         entry.residency = Residency.LOADING
         entry.load_began = self._now()
         log.info("model %s is loaded on demand", entry.model.name)
         self._begin("load", entry, asyncio.create_task(self._load(entry)))
 
-    async def _load(self, entry: _Entry) -> None:
+    async def _load(self, entry: Entry) -> None:
         """Start the engines of a model, and see what came of it."""
         # An engine that failed while it was loaded may have a restart before it. It starts afresh.
         failed = [e for e in entry.model.engines if e.state is EngineState.FAILED]
@@ -490,7 +363,7 @@ class Keeper:
         self._tell_change()
         self._decide()
 
-    def _note_loaded(self, entry: _Entry) -> None:
+    def _note_loaded(self, entry: Entry) -> None:
         entry.residency = Residency.LOADED
         entry.loaded_at = entry.last_used = self._now()
         entry.failures = 0
@@ -500,7 +373,7 @@ class Keeper:
         entry.held_back = False
         entry.answer(None)
 
-    def _note_failed(self, entry: _Entry) -> None:
+    def _note_failed(self, entry: Entry) -> None:
         restart = entry.model.restart
         backoff_s = min(restart.backoff_s * 2.0**entry.failures, restart.max_backoff_s)
         entry.failures += 1
@@ -515,20 +388,20 @@ class Keeper:
         error.retry_after_s = max(ceil(backoff_s), 1)
         entry.answer(error)
 
-    def _begin_unload(self, entry: _Entry, reason: Reason) -> None:
+    def _begin_unload(self, entry: Entry, reason: Reason) -> None:
         entry.residency = Residency.UNLOADING
         log.info("model %s is unloaded (%s)", entry.model.name, reason)
         self._metrics.eviction(entry.model.name, reason)
         self._begin("unload", entry, asyncio.create_task(self._unload(entry)))
 
-    async def _unload(self, entry: _Entry) -> None:
+    async def _unload(self, entry: Entry) -> None:
         await self._end_engines(entry, entry.model.engines)
         entry.residency = Residency.UNLOADED
         entry.asked_out = False
         self._tell_change()
         self._decide()
 
-    async def _end_engines(self, entry: _Entry, engines: Sequence[Loadable]) -> None:
+    async def _end_engines(self, entry: Entry, engines: Sequence[Loadable]) -> None:
         unloads = (engine.unload() for engine in engines)
         for fault in await asyncio.gather(*unloads, return_exceptions=True):
             if fault is not None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from app.errors import EngineOverloaded, EngineUnavailable
-from app.residency.keeper import Hold, Keeper, OnDemand
+from app.residency.entry import OnDemand
+from app.residency.keeper import Hold, Keeper
 from app.residency.policy import Residency, Resident, Terms
 from app.settings import ModelSettings
 from app.telemetry.metrics import Metrics

@@ -1,0 +1,136 @@
+"""A model that is loaded on demand, as the keeper knows it, and what it asks of engines."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.errors import GatewayError
+from app.residency.policy import Residency, Resident
+from app.settings import ModelSettings
+from engines.base import EngineState
+from engines.spec import ProcessSpec, Restart
+
+
+class Loadable(Protocol):
+    """What is asked of an engine that is loaded on demand."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def last_error(self) -> str | None: ...
+
+    @property
+    def memory_gib(self) -> float | None:
+        """The memory that it takes while it is READY, declared or learned; None: not known yet."""
+        ...
+
+    @property
+    def load_s(self) -> float | None: ...
+
+    async def ensure_ready(self, deadline: float) -> None:
+        """Start or wake it when its turn has come, and return once it is READY.
+
+        Raises EngineUnavailable when that failed, though it may go on trying.
+        """
+        ...
+
+    async def unload(self) -> None:
+        """Return when it is ASLEEP, or STOPPED with its memory free; nothing starts it again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemand:
+    """A model that is loaded on demand."""
+
+    settings: ModelSettings
+    engines: tuple[Loadable, ...]
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def restart(self) -> Restart:
+        spec = self.settings.engines[0]
+        assert isinstance(spec, ProcessSpec)  # ModelSettings has seen to it
+        return spec.restart
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What the keeper knows of a model."""
+
+    model: OnDemand
+    residency: Residency = Residency.UNLOADED
+    holds: int = 0
+    wanted_since: float | None = None
+    load_began: float = 0.0
+    loaded_at: float = 0.0
+    last_used: float = 0.0
+    load_s: float | None = None
+    held_back: bool = False
+    asked_out: bool = False
+    # Somebody who was told to come back wants it as well.
+    promised: bool = False
+    # Loads that failed since the last that did not, and until when none is tried again.
+    failures: int = 0
+    retry_at: float = 0.0
+    # The requests that wait, in the order in which they came.
+    waiting: dict["Given", None] = field(default_factory=dict)
+
+    @property
+    def up(self) -> bool:
+        return any(engine.state is EngineState.READY for engine in self.model.engines)
+
+    @property
+    def open(self) -> bool:
+        """Whether a request may use it now."""
+        return self.residency is Residency.LOADED and not self.held_back and self.up
+
+    @property
+    def need_gib(self) -> float | None:
+        needs = [engine.memory_gib for engine in self.model.engines]
+        known = [need for need in needs if need is not None]
+        return sum(known) if len(known) == len(needs) else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it could not be loaded, for operators."""
+        told = (f"{e.name}: {e.last_error}" for e in self.model.engines if e.last_error)
+        return next(told, None)
+
+    def resident(self) -> Resident:
+        return Resident(
+            self.model.name,
+            self.residency,
+            self.need_gib,
+            self.holds,
+            len(self.waiting),
+            self.wanted_since,
+            self.load_began,
+            self.loaded_at,
+            self.last_used,
+            self.load_s,
+            self.model.settings.keep_priority,
+            self.model.settings.idle_unload_s,
+            self.asked_out,
+        )
+
+    def answer(self, error: GatewayError | None) -> None:
+        """Tell all who wait: an error, or that each has a hold."""
+        for given in self.waiting:
+            if not given.done():
+                self.holds += error is None
+                given.set_result(error or self)
+        self.waiting.clear()
+        self.wanted_since = None
+        self.promised = False
+
+
+# What a request that waits is given: the entry that it has a hold on now, or why it has none.
+Given = asyncio.Future[Entry | GatewayError]

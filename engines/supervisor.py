@@ -27,7 +27,7 @@ from engines.probe import Probe
 from engines.restarts import RestartBudget
 from engines.sleeping import SleepFault, put_to_sleep, wake
 from engines.startup import StartupLog
-from engines.watch import LOOK_S, Judge, Look, counters, stopped
+from engines.watch import LOOK_S, Judge, Look, look_at, stopped
 
 log = logging.getLogger(__name__)
 
@@ -335,7 +335,7 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         began, patience = loop.time(), self._launch.spec.start_timeout_s
-        judge, look_at = Judge(inf), began
+        judge, next_look = Judge(inf), began
         while self.wanted is not Wanted.STOPPED:
             self._read_log()
             if self._launch.socket.exists() and await self._probe.healthy():
@@ -345,8 +345,8 @@ class Supervisor:
                 return None
             if (now := loop.time()) - began >= patience:
                 return Failure(f"not ready after {patience:g} s (start_timeout_s)")
-            if now >= look_at:
-                look_at = now + LOOK_S
+            if now >= next_look:
+                next_look = now + LOOK_S
                 standing = stopped(link.family().items())
                 if verdict := judge.verdict(Look(now, standing, 200, 0.0, None)):
                     return Failure(verdict)
@@ -436,21 +436,10 @@ class Supervisor:
     async def _watch(self, link: Link) -> str:
         """Return why the engine is dead once it is."""
         judge = Judge(self._launch.spec.progress_timeout_s)
-        loop = asyncio.get_running_loop()
         for number in itertools.count():
             if number % WEIGH_LOOKS == 0 and self.state is not State.ASLEEP:
                 await self._weigh()
-            waiting_s = self._client.silence_s(loop.time())
-            standing = stopped(link.family().items())
-            asked = not standing and waiting_s >= LOOK_S
-            exposition = await self._probe.metrics() if asked else None
-            look = Look(
-                at=loop.time(),
-                stopped=standing,
-                health=None if standing else await self._probe.health(),
-                waiting_s=waiting_s,
-                counters=None if exposition is None else counters(exposition),
-            )
+            look = await look_at(link, self._probe, self._client)
             if verdict := judge.verdict(look):
                 return verdict
             with contextlib.suppress(TimeoutError):

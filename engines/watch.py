@@ -5,10 +5,14 @@ engine does is seen in its own counters: they move with every step, in the middl
 as well.
 """
 
+import asyncio
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from engines.http1 import Http1Client
+from engines.link import Link
+from engines.probe import Probe
 from engines.processes import Stat
 
 # A look costs the engine a scrape of its metrics while it works.
@@ -91,3 +95,20 @@ class Judge:
 def stopped(family: Iterable[tuple[int, Stat]]) -> tuple[int, ...]:
     """Return those of some processes that a signal has stopped."""
     return tuple(pid for pid, one in family if one.state == "T")
+
+
+async def look_at(link: Link, probe: Probe, client: Http1Client) -> Look:
+    """Look at an engine that runs: its processes, its door, and what it owes the client."""
+    now = asyncio.get_running_loop().time
+    waiting_s = client.silence_s(now())
+    standing = stopped(link.family().items())
+    # One that stands still would keep the questions waiting as well.
+    asked = not standing and waiting_s >= LOOK_S
+    exposition = await probe.metrics() if asked else None
+    return Look(
+        at=now(),
+        stopped=standing,
+        health=None if standing else await probe.health(),
+        waiting_s=waiting_s,
+        counters=None if exposition is None else counters(exposition),
+    )

@@ -51,6 +51,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, so that a test need not wait for what production waits for."""
     monkeypatch.setattr(watch, "FROZEN_S", 0.3)
     monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
+    monkeypatch.setattr(watch, "LOOK_S", 0.05)
 
 
 class TestRestart:
@@ -210,9 +211,8 @@ class TestWatch:
         assert gone(before)
 
     async def test_engine_that_makes_no_progress_is_replaced(
-        self, make: Make, monkeypatch: pytest.MonkeyPatch
+        self, make: Make, quick_looks: None
     ) -> None:
-        monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
         engine = make(restart=AT_ONCE, progress_timeout_s=0.5)
         await ready(engine)
         response = await engine.send(chat(fake="stall:1"))
@@ -223,9 +223,8 @@ class TestWatch:
         assert "nothing has moved for 0.5 s" in (engine.last_error or "")
 
     async def test_silent_request_beside_one_that_moves_is_no_reason(
-        self, make: Make, monkeypatch: pytest.MonkeyPatch
+        self, make: Make, quick_looks: None
     ) -> None:
-        monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
         engine = make(restart=AT_ONCE, progress_timeout_s=0.5)
         await ready(engine)
         silent = await engine.send(chat(fake="stall:1"))

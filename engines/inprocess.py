@@ -18,6 +18,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from engines import redact
 from engines.answer import Answer
 from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
 from engines.bridge import Bridge
@@ -113,7 +114,7 @@ class InProcessEngine:
         return [*names, *self._spec.argv()]
 
     def describe(self) -> str:
-        return f"in this process: {shlex.join(self.argv())}"
+        return f"in this process: {redact.command(shlex.join(self.argv()))}"
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""
@@ -318,9 +319,9 @@ class InProcessEngine:
         return not left
 
     def _failed(self, reason: str) -> None:
-        self._last_error = reason
+        self._last_error = redact.hidden(reason)
         self._fire(Event.FAIL)
-        log.error("engine %s failed: %s", self._name, reason)
+        log.error("engine %s failed: %s", self._name, self._last_error)
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from engines import redact
 from engines.accelerator import Accelerator, HostMemory
 from engines.base import (
     EngineError,
@@ -141,7 +142,7 @@ class ProcessEngine:
 
     def describe(self) -> str:
         variables = [f"{name}={value}" for name, value in self._launch.env.items()]
-        return shlex.join([*variables, *self._launch.command])
+        return redact.command(shlex.join([*variables, *self._launch.command]))
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""

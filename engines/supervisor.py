@@ -17,6 +17,7 @@ from math import inf
 from typing import Any
 
 from engines import link as links
+from engines import redact
 from engines.base import EngineFacts, EngineState, Progress
 from engines.http1 import Address, Http1Client
 from engines.launch import Launch
@@ -210,12 +211,12 @@ class Supervisor:
 
     def _fail(self, failure: Failure) -> None:
         self._refuse(failure)
-        log.error("engine %s failed: %s", self._launch.name, failure.reason)
+        log.error("engine %s failed: %s", self._launch.name, self.last_error)
 
     def _refuse(self, failure: Failure) -> None:
         if self.state is not State.FAILED:
             self.failures += 1
-            self.last_error = failure.reason
+            self.last_error = redact.hidden(failure.reason)
             self._fire(Event.FAIL)
 
     async def _again(self, failure: Failure) -> bool:

@@ -13,8 +13,7 @@ from app.api.access import Right, guard
 from app.api.follow import Follow, Followers, readable, text_of
 from app.auth.keys import Authenticator
 from app.routing.catalogue import Catalogue
-from app.routing.orders import Orders
-from app.routing.redact import hidden
+from app.routing.orders import Orders, without_secrets
 from app.routing.report import EngineRow, engine_rows
 
 LINES = 200
@@ -64,13 +63,15 @@ def engines_router(
         """The last lines of an engine's output, without control characters and secrets."""
         reader = orders.log(name)
         if follow:
-            return Follow(reader, lines, hidden, followers, ending)
+            return Follow(reader, lines, without_secrets, followers, ending)
 
         def read() -> bytes:
             try:
                 # A progress bar has no end of its line while it moves.
                 found = [*reader.last(lines), *reader.rest()]
-                return text_of([hidden(line) for line in found[max(len(found) - lines, 0) :]])
+                return text_of(
+                    [without_secrets(line) for line in found[max(len(found) - lines, 0) :]]
+                )
             finally:
                 reader.close()
 

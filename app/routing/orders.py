@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 
 from app import errors
 from app.routing.catalogue import Catalogue, Replica
-from app.routing.redact import hidden
 from engines.base import Engine, EngineError, EngineState
+from engines.redact import hidden
 from engines.tail import Tail
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,11 @@ class Sleeper(Protocol):
     """An engine that may know vLLM's sleep mode."""
 
     async def sleep(self, level: int) -> None: ...
+
+
+def without_secrets(line: str) -> str:
+    """Return a line of an engine's log without the values of secrets."""
+    return hidden(line)
 
 
 class Orders:

@@ -282,3 +282,15 @@ async def test_sigkill_of_the_gateway_ends_every_process_of_its_engines(
     gateway.kill()
     await gateway.wait()
     await until(lambda: gone(processes), timeout=5.0)
+
+
+async def test_secret_flag_is_in_no_error_log_or_description(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make(args={"hf-tokn": "x", "hf-token": "hf_canary0123456789"})
+    with pytest.raises(EngineUnavailable, match="unrecognized arguments") as failed:
+        await ready(engine)
+    await until(lambda: engine.given_up)
+    told = f"{failed.value} {engine.last_error} {engine.describe()} {caplog.text}"
+    assert "--hf-token=***" in told
+    assert "canary" not in told

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.routing.redact import HIDDEN, command, hidden, is_secret
+from engines.redact import HIDDEN, command, hidden, is_secret
 
 CANARY = "hf_canary0123456789"
 

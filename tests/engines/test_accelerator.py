@@ -233,7 +233,7 @@ class TestWaiting:
         before = gpus.usage()
         driver.processes = [(0, OURS, 12.0)]
         driver.write()
-        assert await until_released(gpus, {OURS}, before, timeout_s=0.02) == 12.0
+        assert await until_released(gpus, {OURS}, before, timeout_s=0.2) == 12.0
 
     async def test_a_driver_that_fails_is_not_known_and_not_waited_for(
         self, driver: Driver, gpus: GpuMemory, caplog: pytest.LogCaptureFixture

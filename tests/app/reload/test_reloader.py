@@ -503,6 +503,48 @@ class TestModelsThatComeAndGo:
             assert engine(one, "lazy-0").state is EngineState.READY
 
 
+class TestOnDemand:
+    async def test_a_loaded_model_is_loaded_again_with_its_new_engine(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(), model("lazy", load="on_demand"))
+        async with gateway(file) as one:
+            assert (await one.chat("lazy")).status_code == 200
+            before = pids(one)
+            file.write(model(), model("lazy", process(args=LONGER), load="on_demand"))
+            assert (await reload(one))["ok"]
+            assert longest(one, "lazy-0")
+            assert engine(one, "lazy-0").state is EngineState.READY
+            assert pids(one)["lazy-0"] != before["lazy-0"]
+            assert pids(one)["demo-0"] == before["demo-0"]
+            assert (await one.chat("lazy")).status_code == 200
+
+    async def test_one_that_does_not_load_goes_back_and_loads_at_the_next_request(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model(), model("lazy", load="on_demand"))
+        async with gateway(file) as one:
+            assert (await one.chat("lazy")).status_code == 200
+            file.write(model(), model("lazy", crashing(), load="on_demand"))
+            [report] = (await reload(one))["models"]
+            assert report["outcome"] == "rolled back"
+            assert "no room for KV cache" in report["reason"]
+            assert "fake-start" not in engine(one, "lazy-0").describe()
+            assert (await one.chat("lazy")).status_code == 200
+
+    async def test_a_stream_ends_before_its_engine_is_replaced(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model(), model("lazy", load="on_demand"))
+        async with gateway(file) as one:
+            body = {"model": "lazy", "stream": True, "fake": "tokens:100:5"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                lines = answer.aiter_lines()
+                await anext(lines)
+                file.write(model(), model("lazy", process(args=LONGER), load="on_demand"))
+                reloading = asyncio.create_task(reload(one))
+                told = [line async for line in lines if line]
+            assert told[-1] == "data: [DONE]"
+            assert (await reloading)["ok"]
+            assert longest(one, "lazy-0")
+
+
 class TestWhatIsRefused:
     async def test_a_fault_in_the_file_touches_nothing(self, tmp_path: Path) -> None:
         file = File(tmp_path, model())

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -220,9 +221,12 @@ async def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
     run_dir = tmp_path_factory.mktemp("run")
     spec = InProcessSpec.model_validate({**ENGINE, "kind": "in_process"})
     engine = InProcessEngine("e", spec, served_name="demo", run_dir=run_dir)
+    before = dict(os.environ)  # it sets variables of its own in this process
     await ready(engine)
     yield Subject(engine, None)
     await engine.stop(5.0)
+    os.environ.clear()
+    os.environ.update(before)
     assert engine.state is EngineState.STOPPED
     assert marked(str(run_dir / "e")) == []
 

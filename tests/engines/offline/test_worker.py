@@ -1,5 +1,6 @@
 """What vLLM itself makes of engine flags and sampling parameters, and how its refusals are told."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ pytestmark = [
 ]
 
 
-def test_engine_flags_are_read_as_vllm_serve_reads_them() -> None:
+def test_engine_flags_are_read_as_vllm_serve_reads_them(tmp_path: Path) -> None:
+    model = str(tmp_path)  # a directory: vLLM looks for a name in its cache where it is offline
     args = parse_engine_args(
-        "m",
+        model,
         [
             ["max-model-len", "1k"],
             ["enforce_eager", "True"],
@@ -23,7 +25,7 @@ def test_engine_flags_are_read_as_vllm_serve_reads_them() -> None:
             ["hf-overrides", '{"a": 1}'],
         ],
     )
-    assert (args.model, args.max_model_len, args.enforce_eager) == ("m", 1000, True)
+    assert (args.model, args.max_model_len, args.enforce_eager) == (model, 1000, True)
     assert (args.enable_prefix_caching, args.hf_overrides) == (False, {"a": 1})
 
 

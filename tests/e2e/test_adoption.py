@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -28,6 +29,15 @@ from tests.e2e.deployment import (
 )
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture
+def kept() -> Iterator[list[psutil.Process]]:
+    """Engines that outlive their gateways on purpose; not the test."""
+    processes: list[psutil.Process] = []
+    yield processes
+    for process in filter(alive, processes):
+        process.kill()
 
 
 @contextmanager
@@ -117,7 +127,7 @@ class LongStream:
 
 
 def test_restarted_gateway_takes_over_its_engines_under_load(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: list[psutil.Process]
 ) -> None:
     config = write_config(
         tmp_path, {"name": "demo", "engines": [ENGINE]}, keep_engines=True, drain_timeout_s=60
@@ -125,6 +135,7 @@ def test_restarted_gateway_takes_over_its_engines_under_load(
     with gateway(config, 1) as old:
         until_ready(old)
         engine = [p for p in old.family() if alive(p)]
+        kept += engine
         pids = sorted(p.pid for p in engine)
         load, stream = Load(old.url), LongStream(old.url)
         threads = [threading.Thread(target=load.run) for _ in range(2)]

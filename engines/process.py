@@ -136,10 +136,6 @@ class ProcessEngine:
         """Whether it failed and will not be started again by itself."""
         return self.state is EngineState.FAILED and not self._life.alive
 
-    def command(self) -> list[str]:
-        """Return the engine's whole command line."""
-        return list(self._launch.command)
-
     def describe(self) -> str:
         variables = [f"{name}={value}" for name, value in self._launch.env.items()]
         return redact.command(shlex.join([*variables, *self._launch.command]))

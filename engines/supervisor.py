@@ -427,7 +427,10 @@ class Supervisor:
 
     async def _held(self) -> float | None:
         """Return the GiB that the engine holds, None where nobody knows."""
-        return None if self._link is None else await self._launch.memory.held_gib(self._link.pids)
+        if self._link is None:
+            return None
+        # Looked for anew: of an engine that was taken over only the API server is known at first.
+        return await self._launch.memory.held_gib(self._link.family())
 
     async def _weigh(self) -> None:
         """Learn what the engine takes, where nobody has declared it."""

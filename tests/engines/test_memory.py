@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from engines import memory, supervisor
-from engines.accelerator import GpuMemory
+from engines.accelerator import GpuMemory, HostMemory
 from engines.process import ProcessEngine
 from engines.spec import ProcessSpec
 from tests.engines.processes import LAUNCHER, build, family, ready, until
@@ -51,6 +51,24 @@ async def test_host_memory_of_an_engine_is_learned(tmp_path: Path) -> None:
     await until(lambda: (engine.memory_gib or 0.0) > 0.25)
     await engine.stop(0.0)
     assert engine.memory_gib is not None  # what it took when it last ran
+
+
+async def test_memory_of_an_engine_that_is_taken_over_is_that_of_all_its_processes(
+    tmp_path: Path,
+) -> None:
+    old = build(tmp_path, keep=True, args={"fake-children": True})
+    await ready(old)
+    await until(lambda: old.memory_gib is not None)
+    pids = [process.pid for process in family(old)]
+    await old.release()
+    new = build(tmp_path, keep=True, args={"fake-children": True})
+    try:
+        await ready(new)
+        await until(lambda: new.memory_gib is not None)
+        only_server = HostMemory().held_gib([pids[1]])
+        assert (new.memory_gib or 0.0) > 1.1 * only_server
+    finally:
+        await new.stop(0.0)
 
 
 async def test_declared_memory_is_believed(tmp_path: Path) -> None:

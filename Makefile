@@ -3,6 +3,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 CONFIG ?= deploy/demo.yaml
+# The quick tests share the cores; the others run alone, for what they start takes all of them.
+# Nothing in tests/e2e is quick, and the SDKs that it imports take a second of each process.
+QUICK := not vllm and not slow
+PARALLEL := -q -n auto --maxprocesses 4 --ignore tests/e2e
+# Where it is set, each process of vLLM compiles its thousands of modules again: 7 s at every start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## list the targets
@@ -22,15 +28,16 @@ setup-dev: ## the environment with what the tests need
 	@deploy/setup.sh dev
 
 .PHONY: test
-test: setup-dev check ## all tests, real vLLM included
+test: setup-dev check ## all tests, the quick ones first, then real vLLM and what else takes long
 	@tests/install-services.sh
 	@$(BIN)/vllm-gateway demo-model var/demo-model
-	@$(BIN)/python -m pytest
+	@status=0; $(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)" || status=1; \
+		$(BIN)/python -m pytest -m "not ($(QUICK))" || status=1; exit $$status
 
 .PHONY: test-unit
 test-unit: setup-dev ## the quick tests: no engine, nothing over a quarter of a second
 	@tests/install-services.sh
-	@$(BIN)/python -m pytest -m "not vllm and not slow"
+	@$(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)"
 
 .PHONY: check
 check: setup-dev ## formatting, lint, types, import rules
@@ -56,5 +63,10 @@ lock: ## pin the requirements again; UPGRADE=--upgrade for the newest
 	@UV=$$(deploy/setup.sh uv) UPGRADE=$(UPGRADE) requirements/lock.sh
 
 .PHONY: schema
-schema: setup-dev ## write the JSON Schema of the configuration file
+schema: setup-dev ## write what is made from the code: the JSON Schema, docs/settings.md, docs/commands.md
 	@$(BIN)/python -c 'import json; from app.settings import schema; print(json.dumps(schema(), indent=2))' > deploy/gateway.schema.json
+	@$(BIN)/python -m tests.docs.reference
+
+.PHONY: dashboards
+dashboards: setup-dev ## write Grafana's dashboards from deploy/grafana/generate
+	@$(BIN)/python -m deploy.grafana.generate

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 
-from app.routing.catalogue import Replica
+from app.routing.replica import Replica
 from app.routing.slots import Slot
 from app.settings import ConfigError, ModelSettings, Settings
 from engines.accelerator import Accelerator, AcceleratorError, find_accelerator

@@ -16,7 +16,11 @@ from typing import Any, ClassVar, cast
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from app.errors import (
     BadRequest,
@@ -26,7 +30,7 @@ from app.errors import (
     RequestTimeout,
     TooManyConnections,
 )
-from app.relay.exchange import WRITE
+from app.relay.exchange import ANSWER, REFUSED, WRITE, Headers
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +91,7 @@ class ClientConnection(HttpToolsProtocol):
         # The request that is being answered; `cycle` is the last one that was read.
         self._running: RequestResponseCycle | None = None
 
-    def on_refusal(self, status: int) -> None:
+    def on_refusal(self, error: GatewayError) -> None:
         """Note a request that was refused here, and that no application sees."""
         raise NotImplementedError
 
@@ -230,7 +234,7 @@ class ClientConnection(HttpToolsProtocol):
             app = partial(_without_chunks, app, cycle)
         else:
             scope = cast(dict[str, Any], cycle.scope)
-            scope["extensions"] = {WRITE: answer.write_chunk}
+            scope["extensions"] = {WRITE: answer.write_chunk, ANSWER: answer.write_whole}
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -316,13 +320,15 @@ class ClientConnection(HttpToolsProtocol):
         if running is None and self._phase is _Phase.BODY:
             self._close()  # it has had its answer
             return
-        self.on_refusal(error.status)
-        if running is not None:
+        if running is None:
+            self.on_refusal(error)
+        else:
             running.disconnected = True  # nobody else will tell it before the client has gone
             running.message_event.set()
             if running.response_started:
                 self._close()
                 return
+            cast(dict[str, Any], running.scope)[REFUSED] = error.status
         self.transport.write(_answer(error))
         self.transport.write_eof()
         self.flow.resume_reading()
@@ -354,6 +360,28 @@ class _Answer:
         else:
             self.write(chunk)
         return not self._flow.write_paused
+
+    def write_whole(self, status: int, headers: Headers, body: bytes) -> bool:
+        """See `app.relay.exchange.ANSWER`. What uvicorn's `send` does, without its checks."""
+        cycle = self._cycle
+        if (
+            cycle.response_started
+            or cycle.disconnected
+            or not cycle.keep_alive
+            or self._flow.write_paused
+            or cycle.scope["method"] == "HEAD"
+        ):
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        pieces = [STATUS_LINE[status]]
+        for name, value in (*cycle.default_headers, *headers):
+            pieces += (name, b": ", value, b"\r\n")
+        pieces += (b"\r\n", body)
+        self._transport.write(b"".join(pieces))
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
 
     def write(self, data: bytes) -> None:
         if self._head is not None:

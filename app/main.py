@@ -3,7 +3,7 @@
     client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ limits ─▶ residency ─▶ admission ─▶ routing
                             │                  │                                           └▶ engine
                             │                  └▶ usage, telemetry at the end, whatever happened
-                            └▶ RequestId ─▶ HeadAsGet ─▶ AdminDoor ─▶ /v1/models, /admin, …
+                            └▶ HeadAsGet ─▶ Recorded ─▶ Counted ─▶ AdminDoor ─▶ /v1/models, …
 
 `create_app` builds everything; the lifespan starts it and ends it.
 """
@@ -16,8 +16,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -29,9 +30,10 @@ from app.api.admin_models import admin_models_router
 from app.api.answers import ANSWERS
 from app.api.caller import caller
 from app.api.dataplane import DataPlane
-from app.api.middleware import HeadAsGet, RequestId
+from app.api.logs import logs_router
+from app.api.middleware import Counted, HeadAsGet, Preflights, Recorded
 from app.api.models import models_router
-from app.api.ops import ops_router
+from app.api.ops import metrics_router, ops_router
 from app.api.reload import reload_router
 from app.api.schema import schema_router
 from app.api.usage import usage_router
@@ -42,18 +44,24 @@ from app.database.database import Database, DatabaseUnavailable
 from app.errors import GatewayError
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
-from app.relay.relay import Relay, RelayBounds
+from app.relay.relay import Relay
+from app.relay.rooms import RelayBounds, Rooms
 from app.reload.fleet import REMOTE_START_S, STOP_GRACE_S, Standing, stand
-from app.reload.reloader import Reloader, Rooms
+from app.reload.reloader import Adjustable, Reloader
 from app.residency.keeper import Keeper
 from app.routing.catalogue import Catalogue
 from app.routing.orders import Orders
-from app.routing.policy import LeastLoaded
 from app.routing.report import engine_figures
+from app.routing.scrape import EnginesPage
 from app.routing.slots import initial_slots
 from app.settings import Settings
 from app.telemetry.access import AccessLog
+from app.telemetry.lag import LoopLag
+from app.telemetry.levels import Levels
+from app.telemetry.logs import is_json
 from app.telemetry.metrics import Metrics
+from app.telemetry.trace import tracer_for
+from app.telemetry.writer import Direct, Output
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
@@ -61,6 +69,9 @@ from engines.base import Engine, EngineState, EngineUnavailable
 from engines.inprocess import InProcessEngine
 from engines.link import RECORD, end_strangers
 from engines.process import ProcessEngine
+
+if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
+    from app.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +109,15 @@ class State:
     keeper: Keeper
     metrics: Metrics
     access: AccessLog
+    tracer: "Tracer | None"
     reloader: Reloader
     orders: Orders
+    engines_page: EnginesPage
+    lag: LoopLag = field(default_factory=LoopLag)
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
+    # What the metrics' own port serves; None: they are on the main port.
+    metrics_door: ASGIApp | None = None
     # Set when every engine that is started at once is READY or FAILED.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -116,15 +132,25 @@ def create_app(
     *,
     launcher: Sequence[str] | None = None,
     source: Callable[[], Settings] | None = None,
+    tracer: "Tracer | None" = None,
+    output: Output | None = None,
 ) -> FastAPI:
     """Return the gateway's application.
 
     `launcher` runs vLLM's server, default: this interpreter's vLLM. `source` reads the settings
-    again for a reload, default: they are what they were. Raises LauncherMissing, and ConfigError
-    when the GPUs that engines ask for do not fit.
+    again for a reload, default: they are what they were. `tracer` makes traces, default: as the
+    settings say. `output` takes the access lines, default: standard error. Raises LauncherMissing,
+    and ConfigError when the GPUs that engines ask for do not fit or the packages for traces are
+    missing.
     """
     metrics = Metrics()
-    access = AccessLog()
+    output = output or Direct()
+    access = AccessLog(output, as_json=is_json(settings.logs))
+    levels = Levels(settings.logs)
+    if tracer is None:
+        tracer = tracer_for(settings.traces)
+    if tracer is not None:
+        metrics.watch_spans(tracer.counts)
     builder = Builder(settings, launcher)
     standing = stand_up(settings, builder)
     catalogue = Catalogue([one.model() for one in standing])
@@ -152,24 +178,22 @@ def create_app(
         fixed_gib=partial(_eager_gib, catalogue),
         slots=server.parallel_starts,
     )
-    relay = Relay(
-        authenticator,
+    rooms = Rooms(
         limiter,
         budgets,
         admission,
         keeper,
         catalogue,
-        Attempts(LeastLoaded(), metrics),
-        ledger,
+        Attempts(metrics),
         metrics,
-        access,
         RelayBounds.of(settings),
     )
+    relay = Relay(authenticator, rooms, ledger, access, tracer)
     settled = asyncio.Event()
     reloader = Reloader(
         settings,
         standing,
-        Rooms(catalogue, admission, keeper, authenticator, ledger, relay),
+        Adjustable(rooms, authenticator, ledger, levels),
         source=source or (lambda: settings),
         builder=builder,
         settled=settled,
@@ -187,12 +211,20 @@ def create_app(
         keeper,
         metrics,
         access,
+        tracer,
         reloader,
         orders,
+        EnginesPage(catalogue, metrics),
         settled=settled,
     )
+    metrics.watch_log(lambda: output.lost)
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
     metrics.watch_figures(lambda: engine_figures(catalogue))
+    metrics.watch_queues(admission.queue_limits)
+    metrics.watch_budgets(budgets.used_up)
+    metrics.watch_ledger(lambda: ledger.pending)
+    metrics.watch_loop(state.lag.read)
+    metrics.watch_models(lambda: ((model.name, model.on_demand) for model in catalogue.models))
 
     app = FastAPI(
         title="vllm-gateway",
@@ -205,13 +237,19 @@ def create_app(
     app.state.gateway = state
     client = caller(authenticator, limiter, metrics)
     auditor = guard(authenticator, Right.USAGE_READ)
-    app.include_router(models_router(catalogue, client))
-    app.include_router(usage_router(partial(usage_report, database), client, auditor))
-    app.include_router(ops_router(catalogue, admission, metrics))
-    app.include_router(keys_router(key_store, authenticator))
-    app.include_router(reload_router(reloader, authenticator))
-    app.include_router(engines_router(catalogue, orders, authenticator, lambda: admission.draining))
-    app.include_router(
+    pages = metrics_router(metrics, state.engines_page, settings.metrics_key)
+    if settings.metrics.port is not None:
+        state.metrics_door = _metrics_app(pages, access)
+    _serve(
+        app,
+        models_router(catalogue, client),
+        usage_router(partial(usage_report, database), client, auditor),
+        ops_router(catalogue, admission),
+        *([pages] if settings.metrics.port is None else []),
+        keys_router(key_store, authenticator),
+        reload_router(reloader, authenticator),
+        logs_router(levels, authenticator),
+        engines_router(catalogue, orders, authenticator, lambda: admission.draining),
         admin_models_router(
             catalogue,
             orders,
@@ -219,23 +257,39 @@ def create_app(
             authenticator,
             load=_either(keeper, keeper.load, orders.load),
             unload=_either(keeper, keeper.unload, orders.unload),
-        )
+        ),
+        schema_router(authenticator),
     )
-    app.include_router(schema_router(authenticator))
-    # What is added last is met first.
     app.add_middleware(AdminDoor, authenticator=authenticator, metrics=metrics)
-    app.add_middleware(HeadAsGet)
-    app.add_middleware(RequestId)
-    state.door = DataPlane(app, relay)
+    app.add_middleware(Counted, metrics=metrics)
+    # Outside of FastAPI's own layers, the outermost of which answers what nobody caught.
+    state.door = DataPlane(HeadAsGet(Recorded(app, access)), relay)
     if server.cors_origins:
-        state.door = CORSMiddleware(
+        cors = CORSMiddleware(
             state.door,
             allow_origins=server.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),  # OpenAI's SDK sends a dozen of its own
             expose_headers=EXPOSED_HEADERS,
         )
+        state.door = Preflights(cors, access)
     return app
+
+
+def _metrics_app(pages: APIRouter, access: AccessLog) -> ASGIApp:
+    """Return what serves the metrics and nothing else."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False, exception_handlers=dict(ANSWERS))
+    _serve(app, pages)
+    return HeadAsGet(Recorded(app, access))
+
+
+def _serve(app: FastAPI, *routers: APIRouter) -> None:
+    """Have an application serve the routes of routers, which are complete.
+
+    FastAPI's include_router makes each of them a second time, to add what is said there: 18 ms.
+    """
+    for router in routers:
+        app.router.routes.extend(router.routes)
 
 
 def _either(keeper: Keeper, on_demand: Act, eager: Act) -> Act:
@@ -258,7 +312,8 @@ def stand_up(settings: Settings, builder: Builder) -> list[Standing]:
 
 
 def build_catalogue(settings: Settings) -> Catalogue:
-    """Return the models of a configuration. Raises what `stand_up` does."""
+    """Return the models of a configuration. Raises what `create_app` does."""
+    tracer_for(settings.traces)
     return Catalogue([one.model() for one in stand_up(settings, Builder(settings))])
 
 
@@ -279,13 +334,18 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.create_task(state.ledger.run(), name="write usage"),
     ]
     await _hint(state)
+    if state.tracer is not None:
+        state.tracer.start()
     starting = asyncio.create_task(_start_engines(state), name="start engines")
     state.keeper.start()
+    state.lag.start()
     try:
         yield
     finally:
+        state.lag.stop()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        await state.engines_page.close()
         await state.reloader.close()
         await state.orders.close()
         await state.keeper.close()
@@ -299,6 +359,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(*background, return_exceptions=True)
         await state.authenticator.close()
         await state.database.close()
+        if state.tracer is not None:
+            await state.tracer.close()
         state.access.flush()
 
 

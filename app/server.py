@@ -10,27 +10,54 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from time import perf_counter
+from typing import Literal
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from app.connection import ClientConnection, ConnectionBounds
-from app.database.database import Database, DatabaseUnavailable
-from app.errors import Conflict, InvalidConfiguration
+from app.database.database import Database, DatabaseUnavailable, NewerDatabase
+from app.errors import Conflict, GatewayError, InvalidConfiguration
 from app.main import State, create_app, hopeless, release_engines
-from app.settings import ConfigError, Settings
+from app.notify import ServiceManager
+from app.reload.fleet import STOP_GRACE_S
+from app.settings import ConfigError, ServerSettings, Settings
+from app.telemetry.access import RequestRecord, request_id
+from app.telemetry.metrics import NO_ENDPOINT
+from app.telemetry.writer import Output
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 STDERR = 2
+# How often the service manager is told how we fare, where it does not ask for more.
+STATUS_S = 10.0
+# What an end takes beside drain and engines: the last records, open connections.
+CLOSING_S = 15.0
+# Connections of the metrics' own port: a Prometheus has one, people look in.
+MAX_SCRAPERS = 64
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: ours drain first."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        # Set once connections are accepted, or the start has failed.
+        self.begun = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.begun.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -42,46 +69,63 @@ def serve(
     *,
     banner_key: str | None = None,
     source: Callable[[], Settings] | None = None,
+    output: Output | None = None,
 ) -> None:
     """Run the gateway until it is told to stop.
 
-    `banner_key` is shown in the ready banner, `source` reads the settings again for a reload.
+    `banner_key` is shown in the ready banner, `source` reads the settings again for a reload,
+    `output` takes the access lines.
     Raises ConfigError, also when no engine could be started and none may come up later or the file
     of the database cannot be had, and LauncherMissing.
     """
+    manager = ServiceManager.take_from(os.environ)
     check_database(settings)
-    sock = listen(settings.server.host, settings.server.port)
     with contextlib.ExitStack() as ours:
-        ours.callback(sock.close)
+        sock = ours.enter_context(listen(settings.server.host, settings.server.port))
+        metrics = settings.metrics
+        metrics_sock = (
+            None
+            if metrics.port is None
+            else ours.enter_context(
+                listen(metrics.host, metrics.port, "GATEWAY_METRICS__PORT=8002")
+            )
+        )
         ours.enter_context(locked(settings.server.run_dir))
-        app = create_app(settings, source=source)
+        app = create_app(settings, source=source, output=output)
+        state: State = app.state.gateway
         # What is there now stays: the collector need not walk it again (5 % of the CPU here).
         gc.freeze()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(app, sock, banner_key, ours))
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(app, sock, metrics_sock, banner_key, ours, manager))
+        finally:
+            state.access.flush()  # whatever the loop ended of
 
 
 def check_database(settings: Settings) -> None:
-    """Raise ConfigError when the file of the database cannot be made or is none.
+    """Raise ConfigError when the file of the database cannot be made or is none, or is too new.
 
-    A database server is not asked: it may only be down for now.
+    A database server may only be down for now; but that its tables are too new is known at once.
     """
 
     async def check() -> None:
         database = Database(settings.state.database_url.get_secret_value())
         try:
-            if database.dialect == "sqlite":
-                await database.migrate()
+            await database.migrate()
         except DatabaseUnavailable as error:
-            raise ConfigError([f"state.database_url {database!r}: {error}"]) from None
+            if database.dialect == "sqlite" or isinstance(error, NewerDatabase):
+                raise ConfigError([f"state.database_url {database!r}: {error}"]) from None
         finally:
             await database.close()
 
     asyncio.run(check())
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a bound socket. Raises ConfigError when the address cannot be had."""
+def listen(host: str, port: int, example: str = "GATEWAY_SERVER__PORT=8001") -> socket.socket:
+    """Return a bound socket. Raises ConfigError when the address cannot be had.
+
+    `example` is a variable that sets another port.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,7 +137,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock.close()
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ConfigError(
-            [f"cannot listen on {host}:{port}: {reason}; choose another: GATEWAY_SERVER__PORT=8001"]
+            [f"cannot listen on {host}:{port}: {reason}; choose another: {example}"]
         ) from None
     return sock
 
@@ -119,7 +163,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         os.close(file)
 
 
-def uvicorn_server(app: FastAPI) -> uvicorn.Server:
+def uvicorn_server(app: FastAPI) -> _Server:
     """Return the server that carries the application, its signals left to the caller."""
     state: State = app.state.gateway
     server = state.settings.server
@@ -132,34 +176,76 @@ def uvicorn_server(app: FastAPI) -> uvicorn.Server:
             server.client_stall_s,
         )
 
-        def on_refusal(self, status: int) -> None:
-            state.metrics.refusal(status)
+        def on_refusal(self, error: GatewayError) -> None:
+            state.metrics.refusal(error.status)
+            record = RequestRecord(request_id(()), NO_ENDPOINT, perf_counter(), method="-")
+            record.status, record.fault = error.status, error.message
+            state.access.write(record, 0.0)
 
-    config = uvicorn.Config(
-        state.door,
+    running = _Server(_config(state.door, Connection, server, lifespan="on"))
+    opened = running.server_state.connections
+    state.metrics.watch_connections(lambda: len(opened), server.max_connections)
+    return running
+
+
+def metrics_server(app: FastAPI) -> uvicorn.Server | None:
+    """Return the server of the metrics' own port, None where they have none."""
+    state: State = app.state.gateway
+    if state.metrics_door is None:
+        return None
+    server = state.settings.server
+
+    class Connection(ClientConnection):
+        bounds = ConnectionBounds(
+            MAX_SCRAPERS,
+            server.header_timeout_s,
+            server.body_timeout_s,
+            server.client_stall_s,
+        )
+
+        def on_refusal(self, error: GatewayError) -> None:
+            """Nobody counts those who scrape."""
+
+    return _Server(_config(state.metrics_door, Connection, server, lifespan="off"))
+
+
+def _config(
+    door: ASGIApp,
+    connection: type[ClientConnection],
+    server: ServerSettings,
+    *,
+    lifespan: Literal["on", "off"],
+) -> uvicorn.Config:
+    return uvicorn.Config(
+        door,
         loop="uvloop",
         interface="asgi3",
-        http=Connection,
+        http=connection,
         timeout_keep_alive=server.keep_alive_s,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing here asks who the client says it is
-        lifespan="on",
+        lifespan=lifespan,
         backlog=BACKLOG,
         # Its own wait for open connections; by then the drain has ended all that may go on.
         timeout_graceful_shutdown=1,
     )
-    return _Server(config)
 
 
 async def _serve(
-    app: FastAPI, sock: socket.socket, banner_key: str | None, ours: contextlib.ExitStack
+    app: FastAPI,
+    sock: socket.socket,
+    metrics_sock: socket.socket | None,
+    banner_key: str | None,
+    ours: contextlib.ExitStack,
+    manager: ServiceManager | None,
 ) -> None:
-    """Serve until told to stop. `ours` holds what only one gateway can have: port and directory."""
+    """Serve until told to stop. `ours` holds what only one gateway has: ports and directory."""
     state: State = app.state.gateway
     server = uvicorn_server(app)
+    scraped = metrics_server(app)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -185,12 +271,18 @@ async def _serve(
             asked.set()
 
     loop.add_signal_handler(signal.SIGHUP, on_hangup)
-    reloading = asyncio.create_task(_reload_when(asked, state), name="reload on SIGHUP")
+    reloading = asyncio.create_task(_reload_when(asked, state, manager), name="reload on SIGHUP")
     serving = asyncio.create_task(server.serve([sock]), name="serve")
+    telling = asyncio.create_task(_tell(manager, state, server)) if manager else None
     stop = asyncio.create_task(stopping.wait())
     settled = asyncio.create_task(state.settled.wait())
     port: int = sock.getsockname()[1]
     log.info("listening on %s:%d, starting engines", state.settings.server.host, port)
+    scraping: asyncio.Task[None] | None = None
+    if scraped is not None and metrics_sock is not None:
+        scraping = asyncio.create_task(scraped.serve([metrics_sock]), name="serve metrics")
+        host = state.settings.metrics.host
+        log.info("metrics are on %s:%d", host, metrics_sock.getsockname()[1])
     try:
         await asyncio.wait({serving, stop, settled}, return_when=asyncio.FIRST_COMPLETED)
         if settled.done() and not stop.done():
@@ -199,35 +291,73 @@ async def _serve(
                 server.should_exit = True
                 await serving
                 raise ConfigError(failures)
-            print(banner(state, port, banner_key), flush=True)
+            _say(banner(state, port, banner_key))
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if manager:
+            within = state.settings.server.drain_timeout_s + STOP_GRACE_S + CLOSING_S
+            manager.stopping(f"draining: {status(state)}", within)
         if state.settings.server.keep_engines:
-            await _hand_over(state, server, ours)
+            await _hand_over(state, [one for one in (server, scraped) if one is not None], ours)
         await _drain(state, server)
         await serving
         log.info("stopped")
     finally:
-        for task in (stop, settled, reloading):
+        for task in filter(None, (stop, settled, reloading, telling)):
             task.cancel()
+        if scraped is not None and scraping is not None:
+            scraped.should_exit = True
+            await scraping
 
 
-async def _hand_over(state: State, server: uvicorn.Server, ours: contextlib.ExitStack) -> None:
+async def _hand_over(
+    state: State, servers: Iterable[uvicorn.Server], ours: contextlib.ExitStack
+) -> None:
     """Let the next gateway begin at once: what is in flight here goes on beside it."""
     state.admission.drain()
     await state.reloader.close()
     await release_engines(state)
-    for listening in server.servers:
-        listening.close()
+    for server in servers:
+        for listening in server.servers:
+            listening.close()
     ours.close()
     log.info("the port and the engines are free for the next gateway")
 
 
-async def _reload_when(asked: asyncio.Event, state: State) -> None:
+async def _tell(manager: ServiceManager, state: State, server: _Server) -> None:
+    """Tell the service manager that we serve, and from then on that we live and how we fare.
+
+    We serve when we listen: models may load for an hour, or at the first request, and meanwhile
+    the others answer, and /ready says how far it is.
+    """
+    await server.begun.wait()
+    # Half of its patience, as sd_watchdog_enabled(3) advises.
+    pause = min(STATUS_S, manager.watchdog_s / 2) if manager.watchdog_s else STATUS_S
+    told = False
+    while server.started:
+        if told:
+            manager.alive(status(state))
+        else:
+            told = manager.ready(status(state))
+        await asyncio.sleep(pause)
+
+
+def status(state: State) -> str:
+    """Return in one line how the gateway fares."""
+    engines = state.catalogue.engines
+    ready = sum(engine.state == "ready" for engine in engines)
+    return (
+        f"{ready} of {len(engines)} engines ready, {state.admission.in_flight} requests in flight"
+    )
+
+
+async def _reload_when(asked: asyncio.Event, state: State, manager: ServiceManager | None) -> None:
     """Reload each time it is asked for; signals that come meanwhile are one more reload."""
     while True:
         await asked.wait()
         asked.clear()
         log.info("SIGHUP: reloading the configuration")
+        if manager:
+            manager.reloading()
         try:
             report = await state.reloader.reload(wait=True)
         except (InvalidConfiguration, Conflict) as error:
@@ -238,6 +368,8 @@ async def _reload_when(asked: asyncio.Event, state: State) -> None:
             log.exception("reload: a fault of the gateway's own")
         else:
             log.info("reload: %s", report.summary)
+        if manager:
+            manager.ready(status(state))
 
 
 async def _drain(state: State, server: uvicorn.Server) -> None:
@@ -255,6 +387,21 @@ async def _drain(state: State, server: uvicorn.Server) -> None:
         await asyncio.wait({idle}, timeout=min(left, 0.1))
     idle.cancel()
     server.should_exit = True
+
+
+def _say(text: str) -> None:
+    """Print to standard output without waiting for whoever reads it."""
+    if sys.stdout is None:
+        return
+    data = f"{text}\n".encode()
+    sys.stdout.flush()
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            os.write(sys.stdout.fileno(), data)
+
+    # A daemon: where nobody reads, it must not keep the process from its end.
+    threading.Thread(target=write, name="print the banner", daemon=True).start()
 
 
 def _failures(state: State) -> Iterator[str]:

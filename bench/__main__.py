@@ -1,8 +1,9 @@
 """The benchmarks: the gateway and its peers beside each other, on a stub engine and on real vLLM.
 
-    python -m bench [--quick] [--only streams|plain|stall|real|kinds]...
+    python -m bench [--quick] [--only streams|plain|stall|real|kinds|telemetry]...
 
-A whole run writes bench/RESULTS.md, any other .bench/RESULTS.md.
+A whole run writes bench/RESULTS.md, telemetry alone its section there, any other run
+.bench/RESULTS.md.
 """
 
 import argparse
@@ -15,16 +16,16 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench import kinds, machine, real, rounds
+from bench import kinds, machine, real, rounds, telemetry
 from bench.chaos_report import ACTS, CHECKS, REQUESTS
 from bench.children import WORK, StartError, terminated_like_interrupted
 from bench.peers import Peer, peers, stub
-from bench.report import Table, facts, section_of, tables
+from bench.report import Table, facts, replace_section, section_of, tables
 from bench.samples import Sample, Samples
 from bench.seats import Seat, direct
 from bench.terminal import show
 
-PARTS = ("streams", "plain", "stall", "real", "kinds")
+PARTS = ("streams", "plain", "stall", "real", "kinds", "telemetry")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # Written by `make soak` and `make chaos`; a run of the benchmarks keeps them.
 KEPT = ("Soak", ACTS, REQUESTS, CHECKS)
@@ -47,6 +48,11 @@ def main() -> None:
     options = parser.parse_args()
     parts: Sequence[str] = options.only or PARTS
     console = Console(stderr=True)
+    if set(parts) == {"telemetry"} and not options.quick:
+        made_alone = telemetry.table(telemetry.measure(quick=False))
+        RESULTS.write_text(replace_section(RESULTS.read_text(), made_alone.markdown()))
+        show(made_alone)
+        return
     started = time.monotonic()
     notes: list[str] = []
     with terminated_like_interrupted(), console.status("setting up the peers") as status:
@@ -60,10 +66,13 @@ def main() -> None:
 
         found = peers(note)
         samples = list(_measure(parts, found, say, note, quick=options.quick))
+        say("metrics and access log")
+        told = telemetry.measure(quick=options.quick) if "telemetry" in parts else None
     whole = not options.quick and set(parts) == set(PARTS)
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
-    made = list(tables(results))
+    *most, goals = tables(results)
+    made = [*most, *([telemetry.table(told)] if told else []), goals]
     failed = [f"{count} of {reason}" for reason, count in results.failures().items()]
     heading = (
         f"# Results of the benchmarks\n\nWritten by `{_command(parts, quick=options.quick)}`; the "

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines import processes
-from engines.link import MARK, RECORD
+from engines.link import RECORD
+from engines.processes import MARK
 
 
 class Target(enum.StrEnum):

@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ START_S = 60.0
 DIRECT = "direct"
 GATEWAY = "vllm-gateway"
 WITH_REDIS = "vllm-gateway, limits in Redis"
+WITH_TRACES = "vllm-gateway, traces on"
 ROUTER = "vllm-router"
 LITELLM = "litellm"
 
@@ -55,7 +57,11 @@ class Peer:
 def peers(say: Callable[[str], None]) -> list[Peer]:
     """Return the gateway and every peer that could be installed; `say` is told of the others."""
     version = metadata.version("vllm-gateway")
-    found = [Peer(GATEWAY, version, _gateway), Peer(WITH_REDIS, version, _gateway_with_redis)]
+    found = [
+        Peer(GATEWAY, version, _gateway),
+        Peer(WITH_REDIS, version, _gateway_with_redis),
+        Peer(WITH_TRACES, version, _gateway_with_traces),
+    ]
     starts = {ROUTER: _router, LITELLM: _litellm}
     for line in REQUIREMENTS.read_text().splitlines():
         if not line.startswith("#"):
@@ -125,6 +131,34 @@ def _gateway_with_redis(engine: str, directory: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
+def _gateway_with_traces(engine: str, directory: Path) -> Iterator[Target]:
+    models: list[dict[str, object]] = [
+        {"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}
+    ]
+    home = directory / "with-traces"
+    home.mkdir(exist_ok=True)
+    with _collector(home) as traces, gateway(home, models, traces=traces) as (running, url):
+        yield Target(WITH_TRACES, url, running.pid)
+
+
+@contextlib.contextmanager
+def _collector(directory: Path) -> Iterator[str]:
+    """Run a collector that takes every span and keeps none; the value is its URL."""
+    port = free_port()
+    argv = [
+        str(metadata.distribution("rotel").locate_file("rotel/rotel-agent")),
+        *("start", "--exporter", "blackhole"),
+        *("--otlp-http-endpoint", f"127.0.0.1:{port}"),
+        *("--otlp-grpc-endpoint", f"127.0.0.1:{free_port()}"),
+    ]
+    # It can run processors in Python, and so needs the interpreter's library.
+    env = environment(LD_LIBRARY_PATH=sysconfig.get_config_var("LIBDIR"))
+    with child("collector", argv, cwd=directory, env=env) as running:
+        wait_until(lambda: _listens(port), running, START_S)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
 def _redis(directory: Path) -> Iterator[str]:
     port = free_port()
     argv = ["redis-server", *("--port", str(port), "--bind", "127.0.0.1", "--save", "")]
@@ -145,6 +179,7 @@ def gateway(
     *,
     start_s: float = START_S,
     redis_url: str | None = None,
+    traces: str | None = None,
 ) -> Iterator[tuple[Child, str]]:
     """Run the gateway's command on these models; the values are its process and its URL.
 
@@ -153,7 +188,7 @@ def gateway(
     """
     port = free_port()
     config = directory / "gateway.yaml"
-    config.write_text(yaml.safe_dump(configuration(directory, port, models, redis_url)))
+    config.write_text(yaml.safe_dump(configuration(directory, port, models, redis_url, traces)))
     command = Path(sys.executable).with_name("vllm-gateway")
     url = f"http://127.0.0.1:{port}"
     env = environment(GATEWAY_API_KEYS=KEY)
@@ -166,7 +201,11 @@ def gateway(
 
 
 def configuration(
-    directory: Path, port: int, models: list[dict[str, object]], redis_url: str | None = None
+    directory: Path,
+    port: int,
+    models: list[dict[str, object]],
+    redis_url: str | None = None,
+    traces: str | None = None,
 ) -> dict[str, object]:
     """Return a gateway's configuration that keeps everything in `directory`."""
     database = f"sqlite+aiosqlite:///{directory}/gateway.db"
@@ -174,6 +213,7 @@ def configuration(
         "server": {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")},
         "state": {"database_url": database, "redis_url": redis_url},
         "limits": {"default": dict.fromkeys(LIMITS, 10**9)},
+        "traces": {"endpoint": traces},
         "models": models,
     }
 

@@ -16,6 +16,7 @@ from bench.peers import DIRECT, GATEWAY, KEY, MODEL, ROUTER, Peer, answers
 from bench.rounds import Say, send
 from bench.samples import Sample
 from engines.process import vllm_launcher
+from engines.processes import MARK
 from engines.spec import ProcessSpec
 
 DEMO = ROOT / "var" / "demo-model"
@@ -78,16 +79,17 @@ def load(url: str, *, streams: int, requests: int) -> Load:
 
 @contextmanager
 def _engine() -> Iterator[str]:
-    """Run vLLM with the demo's settings; the value is its URL.
+    """Run vLLM as the gateway runs the demo's engine; the value is its URL.
 
-    On TCP, which the router needs; an engine that the gateway runs itself is on a Unix socket.
+    But on TCP, which the router needs; an engine that the gateway runs itself is on a Unix socket.
     """
     demo = ProcessSpec.model_validate(spec())
     port = free_port()
     argv = [*vllm_launcher(), f"--model={DEMO}", f"--served-model-name={MODEL}"]
     argv += ["--host=127.0.0.1", f"--port={port}", *demo.argv()]
     url = f"http://127.0.0.1:{port}"
-    with child("vllm", argv, env=environment(**demo.env), end_s=30) as running:
+    env = environment(**demo.env, **{MARK: str(ROOT / ".bench" / "engine")})
+    with child("vllm", argv, env=env, end_s=30) as running:
         wait_until(lambda: answers(url), running, START_S)
         yield url
 

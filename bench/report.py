@@ -107,6 +107,7 @@ def _plain(samples: Samples) -> Table:
         "Plain requests",
         ["", "at a time", "CPU µs per request", "added latency p50 ms", "requests/s"],
         rows,
+        "With traces on, every request is traced, and a collector takes its spans.",
     )
 
 

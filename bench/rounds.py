@@ -8,7 +8,7 @@ import msgspec
 
 from bench.children import ROOT
 from bench.load import Load, Result, arguments
-from bench.peers import KEY, LITELLM, MODEL, WITH_REDIS, Target
+from bench.peers import KEY, LITELLM, MODEL, WITH_REDIS, WITH_TRACES, Target
 from bench.samples import Sample
 from bench.seats import Seat
 
@@ -38,9 +38,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def requests_of(self, target: str) -> int:
         """Return how many requests a target gets; 0 if it is left out.
 
-        What Redis costs is paid once for a request, so streams have nothing to add.
+        What Redis and traces cost is paid once for a request, so streams have nothing to add.
         """
-        if target == WITH_REDIS and self.part != "plain":
+        if target in (WITH_REDIS, WITH_TRACES) and self.part != "plain":
             return 0
         return self.requests_litellm if target == LITELLM else self.requests
 

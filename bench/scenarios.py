@@ -92,7 +92,12 @@ class Client:
         return "left"
 
     async def slow_reader(self) -> str:
-        """Read a few bytes every 100 ms of a large answer, then leave or read on."""
+        """Read a few bytes every 100 ms of a large answer, then leave or read on.
+
+        A sender fills a window that is small for it only when its persist timer fires, five times a
+        second (RFC 9293, 3.8.6.2.1): one in 1,800 of these gets 10 KB/s, with all of the answer in
+        the gateway's kernel, and sees no end in time. `ss -ti` tells: FIN-WAIT-1, rwnd_limited.
+        """
         body = _chat(FAST, tokens=5000, stream=True)
         async with self._connection(limit=1024, receive_buffer=4096) as (reader, writer):
             writer.write(self._request(json.dumps(body).encode()))

@@ -17,8 +17,9 @@ import uvloop
 
 from app.main import State, create_app
 from app.server import listen, uvicorn_server
-from app.settings import load_settings
-from app.telemetry.logs import configure
+from app.settings import Settings, load_settings
+from app.telemetry.logs import configured
+from app.telemetry.writer import Output
 from engines.remote import RemoteEngine
 
 # What is only on its way out is given this long before it counts as left.
@@ -78,10 +79,9 @@ async def settled(
     return leftovers(state, server, before)
 
 
-async def serve(config: Path) -> Leftovers:
+async def serve(settings: Settings, output: Output) -> Leftovers:
     """Serve until SIGTERM; return what was open then."""
-    settings = load_settings(config)
-    app = create_app(settings)
+    app = create_app(settings, output=output)
     state: State = app.state.gateway
     server = uvicorn_server(app)
     stop = asyncio.Event()
@@ -100,9 +100,12 @@ async def serve(config: Path) -> Leftovers:
 
 def main() -> None:
     """Entry point of the command."""
-    configure()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(serve(Path(sys.argv[1])))
+    settings = load_settings(Path(sys.argv[1]))
+    with (
+        configured(settings.logs) as output,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        found = runner.run(serve(settings, output))
     print(msgspec.json.encode(found).decode(), flush=True)
 
 

@@ -63,6 +63,10 @@ class EngineState(enum.StrEnum):
     FAILED = "failed"
 
 
+# An engine in these states works on requests.
+SERVING = (EngineState.READY, EngineState.DRAINING)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What an engine said of itself, on its door and in its log; None where it did not say.
@@ -204,6 +208,13 @@ class Engine(Protocol):
 
     async def send(self, request: EngineRequest) -> EngineResponse:
         """Send a request and return when the head of the answer is here. Raises EngineError."""
+        ...
+
+    async def exposition(self) -> bytes:
+        """Return its own Prometheus series, as it writes them.
+
+        Counts as no request, and neither starts nor wakes it. Raises EngineError, soon.
+        """
         ...
 
     async def drain(self) -> None:

@@ -30,14 +30,16 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from engines import processes
+from engines import processes, scratch
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOG_LIMIT = 16 * 1024 * 1024  # then the log moves to LOGFILE.1 and a new one begins
 SWEEP_S = 10.0  # how long killed processes may take to vanish (uninterruptible sleep)
+TRACKERS_S = 3.0  # how long resource trackers may take to clean up, a tenth of a second as a rule
 
 
 def prctl(option: int, value: int) -> None:
@@ -81,9 +83,9 @@ def spawn(argv: list[str], log_pipe: int) -> int:
     return pid
 
 
-def kill(pid: int, signum: int, *, group: bool = False) -> None:
+def kill(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        (os.killpg if group else os.kill)(pid, signum)
+        os.kill(pid, signum)
 
 
 class Log:
@@ -257,13 +259,17 @@ class Guardian:
                 self.exit_code = os.waitstatus_to_exitcode(status)
 
     def sweep(self) -> None:
-        """Kill whatever is left below us and wait until it is gone."""
-        deadline = time.monotonic() + SWEEP_S
-        kill(self.engine, signal.SIGKILL, group=True)
-        while self.reap() and time.monotonic() < deadline:
+        """Kill whatever is left below us, wait until it is gone, and remove its temporary files.
+
+        Resource trackers end by themselves, when they have cleaned up after the others.
+        """
+        began = time.monotonic()
+        while self.reap() and (passed := time.monotonic() - began) < SWEEP_S:
             for pid in processes.descendants(os.getpid()):
-                kill(pid, signal.SIGKILL)
+                if passed >= TRACKERS_S or not processes.is_tracker(pid):
+                    kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+        scratch.remove(Path(self.directory))
 
 
 def main(directory: str, keep: str, fingerprint: str, argv: list[str]) -> int:
@@ -279,6 +285,7 @@ def main(directory: str, keep: str, fingerprint: str, argv: list[str]) -> int:
     try:
         engine = spawn(argv, log_pipe_engine)
     except OSError as error:
+        scratch.remove(Path(directory))
         gateway.say({"error": f"cannot run {argv[0]}: {os.strerror(error.errno or errno.EIO)}"})
         return 1
     os.close(log_pipe_engine)

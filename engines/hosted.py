@@ -30,12 +30,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from engines import scratch
 from engines.base import Progress
 from engines.bridge import App
 from engines.failure import classify
 from engines.log import EngineLog
+from engines.processes import MARK
 from engines.startup import failure_of
-from engines.sweep import MARK
 
 # The environment and multiprocessing's executable are one for the process, so is the lock on them.
 _BUILDING = threading.Lock()
@@ -48,6 +49,8 @@ LOG_DATE_FORMAT = "%m-%d %H:%M:%S"
 # How often EngineCore is asked for a sign of life. It answers between two steps; one that is stuck
 # or stopped does not.
 PING_S = 5.0
+# Where vLLM makes sockets (vllm/envs.py); by default in TMPDIR, which here is the gateway's.
+RPC_BASE = "VLLM_RPC_BASE_PATH"
 # A loop that was not scheduled for a while runs its late timers before it reads what came.
 LATE_S = 1.0
 
@@ -142,6 +145,7 @@ class Construction:
         self._env = env
         self._directory = directory
         self._log = directory / "engine.log"
+        self.temporary: Path | None = None  # None: where the environment says
         self._given_up = threading.Event()
         self.progress = Progress("waiting for its turn")
         self.running = False
@@ -179,7 +183,11 @@ class Construction:
         handler = logging.FileHandler(self._log, encoding="utf-8")
         handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATE_FORMAT))
         try:
-            with _logging_kept(), _executable(self._write_executable()):
+            with (
+                _logging_kept(),
+                _executable(self._write_executable()),
+                _sockets_in(self.temporary),
+            ):
                 _log_to(handler)
                 # The handler that it gives itself at its import, and that goes again, takes this.
                 with contextlib.redirect_stdout(handler.stream):
@@ -238,8 +246,16 @@ class Construction:
         python = sys.executable
         mark = f"{MARK}={self._directory}"
         command = [python, "-I", "-S", str(APART), str(os.getpid()), mark, str(self._log), python]
+        variables = {}
+        if self.temporary is not None:
+            variables = scratch.variables(self._directory, self.temporary)
+        lines = [
+            "#!/bin/sh",
+            *(f"export {n}={shlex.quote(v)}" for n, v in variables.items() if n not in self._env),
+            f'exec {shlex.join(command)} "$@"\n',
+        ]
         script = self._directory / "python.sh"
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        script.write_text("\n".join(lines))
         script.chmod(0o700)
         return script
 
@@ -288,6 +304,19 @@ def _logging_kept() -> Iterator[None]:
         root.setLevel(level)
         root.handlers[:] = handlers
         logging.setLogRecordFactory(factory)
+
+
+@contextlib.contextmanager
+def _sockets_in(directory: Path | None) -> Iterator[None]:
+    """Have vLLM make the sockets between its processes there, if nobody has said where."""
+    if directory is None or RPC_BASE in os.environ:
+        yield
+        return
+    os.environ[RPC_BASE] = str(directory)
+    try:
+        yield
+    finally:
+        del os.environ[RPC_BASE]
 
 
 @contextlib.contextmanager

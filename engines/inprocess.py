@@ -18,7 +18,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from engines import redact
+from engines import redact, scratch
 from engines.answer import Answer
 from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
 from engines.bridge import Bridge
@@ -27,6 +27,7 @@ from engines.lifecycle import Event, after
 from engines.log import EngineLog
 from engines.probe import Probe
 from engines.restarts import RestartBudget
+from engines.scrape import scrape
 from engines.spec import InProcessSpec
 from engines.startup import StartupLog
 from engines.sweep import sweep
@@ -70,7 +71,9 @@ class InProcessEngine:
         self._restarts = 0
         self._load_s: float | None = None
         self._construction: Construction | None = None  # there from START to its end
-        self._bridge: Bridge | None = None  # there while it is READY or DRAINING
+        # Both are there while it is READY or DRAINING.
+        self._bridge: Bridge | None = None
+        self._control: Bridge | None = None  # questions of ours are not requests in flight
         self._life_task: asyncio.Task[None] | None = None
         # Replaced at every change of state, so that each waiter sees each change.
         self._changed = asyncio.Event()
@@ -144,6 +147,11 @@ class InProcessEngine:
             raise EngineUnavailable(f"engine {self._name} is {self._state}")
         return await self._bridge.send(request)
 
+    async def exposition(self) -> bytes:
+        if self._control is None:
+            raise EngineUnavailable(f"engine {self._name} is {self._state}")
+        return await scrape(self._control)
+
     async def drain(self) -> None:
         self._drain_asked.set()
         while self._state is EngineState.READY:
@@ -195,15 +203,15 @@ class InProcessEngine:
     async def _lives(self) -> None:
         """Build the engine again and again, until it is told to stop or given up."""
         budget = RestartBudget(self._spec.restart)
-        served = False
+        served_s = 0.0
         while True:
-            served = await self._one_life() or served
-            if served:
+            served_s += await self._one_life()
+            if served_s:
                 # What is left of vLLM here holds itself in cycles; it need not meet its successor.
                 await asyncio.to_thread(gc.collect)
             if self._state is not EngineState.FAILED or self._drain_asked.is_set():
                 return
-            pause = budget.next(asyncio.get_running_loop().time()) if served else None
+            pause = budget.next(served_s) if served_s else None
             if pause is None:
                 return
             log.info("engine %s is started again in %g s", self._name, pause)
@@ -214,9 +222,13 @@ class InProcessEngine:
             self._restarts += 1
             self._fire(Event.START)
 
-    async def _one_life(self) -> bool:
-        """Run it from STARTING to STOPPED or FAILED, nothing of it left; return if it served."""
-        started = asyncio.get_running_loop().time()
+    async def _one_life(self) -> float:
+        """Run it from STARTING to STOPPED or FAILED, nothing of it left.
+
+        Return for how many seconds it served; 0: it never came up.
+        """
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         patience = self._spec.start_timeout_s
         self._construction = Construction(self.argv(), self._env, self._dir)
         starting = asyncio.create_task(self._start(self._construction))
@@ -227,21 +239,23 @@ class InProcessEngine:
             )
             if stop.done():
                 self._fire(Event.STOP)
-                return False
+                return 0.0
             if not starting.done():
                 self._failed(f"not ready after {patience:g} s (start_timeout_s)")
-                return False
-            self._bridge = starting.result()
-            self._load_s = asyncio.get_running_loop().time() - started
+                return 0.0
+            self._bridge = clients = starting.result()
+            self._control = Bridge(clients.address, clients.app, clients.timeouts, clients.dead)
+            ready = loop.time()
+            self._load_s = ready - started
             self._last_error = None
             self._fire(Event.LOADED)
             if self._restarts:
                 log.info("engine %s is ready again", self._name)
             await self._serve(self._construction, stop)
-            return True
+            return loop.time() - ready
         except BuildFailed as error:
             self._failed(str(error))
-            return False
+            return 0.0
         finally:
             stop.cancel()
             await self._clear(self._construction, starting)
@@ -261,6 +275,13 @@ class InProcessEngine:
         except OSError as error:
             raise BuildFailed(f"{self._dir}: {error.strerror}") from None
         await self._sweep()
+        if scratch.TMPDIR not in self._env:
+            try:
+                construction.temporary = scratch.fresh(self._dir)
+            except scratch.TooDeep as error:
+                raise BuildFailed(str(error)) from None
+            except OSError as error:
+                raise BuildFailed(f"{self._dir}: {error.strerror}") from None
         async with self._turn:
             hosted = await asyncio.to_thread(construction.run)
         try:
@@ -301,15 +322,17 @@ class InProcessEngine:
             await asyncio.sleep(ABANDON_S)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        bridge, self._bridge = self._bridge, None
-        if bridge is not None:
-            await bridge.close()
+        bridges, self._bridge, self._control = (self._control, self._bridge), None, None
+        for bridge in bridges:
+            if bridge is not None:
+                await bridge.close()
         if construction.hosted is not None:
             grace = self._grace if self._state is EngineState.STOPPING else 0.0
             await asyncio.to_thread(construction.hosted.shutdown, grace)
             construction.hosted = None
         if await self._sweep():
             await asyncio.to_thread(end_tracker)
+        await asyncio.to_thread(scratch.remove, self._dir)
 
     async def _sweep(self) -> bool:
         """Kill what is left of its processes; return whether nothing is."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines import link as links
+from engines import scratch
 from engines.base import EngineFacts
 from engines.link import CannotRun
 from engines.memory import EngineMemory
@@ -16,8 +17,6 @@ from engines.sleeping import SLEEP_ENV
 from engines.spec import ProcessSpec
 
 FACTS = "facts.json"
-# struct sockaddr_un holds 108 bytes, the last one a zero (unix(7)).
-LONGEST_SOCKET_PATH = 107
 # Nothing of the gateway's own configuration, keys above all, is an engine's business.
 PRIVATE_PREFIX = "GATEWAY_"
 
@@ -52,19 +51,27 @@ class Launch:
         asleep = SLEEP_ENV if self.spec.sleep_level else {}
         return {**asleep, **self.env, **self.spec.env}
 
-    def environment(self) -> dict[str, str]:
-        """Return the whole environment of the engine."""
-        ours = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
-        return {**ours, **self.own_env}
+    def prepare(self) -> dict[str, str]:
+        """Make the directory; return the whole environment of the engine.
 
-    def prepare(self) -> None:
-        """Make the directory. Raises CannotRun where it or the model plainly will not do."""
+        Raises OSError, and CannotRun where the directory or the model plainly will not do.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.chmod(0o700)
-        if len(os.fsencode(str(self.socket))) > LONGEST_SOCKET_PATH:
+        if len(os.fsencode(str(self.socket))) > scratch.LONGEST_SOCKET_PATH:
             raise CannotRun(f"the path {self.socket} is too long for a socket: set server.run_dir")
         if missing := self.spec.missing_model():
             raise CannotRun(missing)
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
+        return {**ours, **self._temporary(), **self.own_env}
+
+    def _temporary(self) -> dict[str, str]:
+        if scratch.TMPDIR in self.own_env:
+            return {}
+        try:
+            return scratch.variables(self.directory, scratch.fresh(self.directory))
+        except scratch.TooDeep as error:
+            raise CannotRun(str(error)) from None
 
     def note(self, facts: EngineFacts, load_s: float | None) -> None:
         """Put down what is known of the engine, for a gateway that takes it over."""

@@ -13,19 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import processes
+from engines import processes, scratch
 
 log = logging.getLogger(__name__)
 
 GUARDIAN = Path(__file__).with_name("guardian.py")
 RECORD = "engine.json"
-# In the environment of every process of an engine: the directory of that engine. vLLM warns of
-# unknown variables that begin with VLLM_, and those with GATEWAY_ are settings of ours.
-MARK = "ENGINE_OF_GATEWAY"
 # How long a guardian that lives may take to say who it is, and a killed process to vanish.
 HELLO_S = 5.0
 VANISH_S = 10.0
 POLL_S = 0.02
+# How long resource trackers may take to clean up, a tenth of a second as a rule.
+TRACKERS_S = 3.0
 
 
 class CannotRun(Exception):
@@ -70,12 +69,27 @@ class Link:
         """Every process of the engine that was ever seen."""
         return set(self._family)
 
-    def family(self) -> dict[int, processes.Stat]:
-        """Return the processes of the engine, its guardian's own included."""
-        found = processes.descendants(self.guardian)
+    def members(self) -> dict[int, processes.Stat]:
+        """Return those processes that are known and live, the guardian included.
+
+        It reads a file for each of them, where `family` reads one for every process of the machine:
+        10 µs each, 20 ms where two thousand run.
+        """
+        known = {self.guardian: self._guardian_started, **self._family}
+        found = ((pid, processes.stat(pid)) for pid in known)
+        return {
+            pid: one
+            for pid, one in found
+            if one is not None and one.started == known[pid] and one.state != "Z"
+        }
+
+    async def family(self) -> dict[int, processes.Stat]:
+        """Look for the processes of the engine, and return what `members` does from then on."""
+        self._note(await asyncio.to_thread(processes.descendants, self.guardian))
+        return self.members()
+
+    def _note(self, found: Mapping[int, processes.Stat]) -> None:
         self._family |= {pid: one.started for pid, one in found.items()}
-        ours = processes.stat(self.guardian)
-        return found if ours is None else {self.guardian: ours, **found}
 
     def stop(self, grace: float) -> None:
         """Have the engine ended, by force after `grace` seconds."""
@@ -108,7 +122,7 @@ class Link:
 
     def kill(self) -> None:
         """Kill the guardian and the engine; `ended` returns when they are gone."""
-        self.family()
+        self._note(processes.descendants(self.guardian))
         for pid in (self.guardian, self.engine):
             _kill(pid, {self.guardian: self._guardian_started, **self._family}[pid])
 
@@ -117,8 +131,10 @@ class Link:
         self._writer.close()
 
     async def _sweep(self) -> None:
-        await _end(self._family)
+        trackers = set(filter(processes.is_tracker, self._family))
+        await _end({pid: s for pid, s in self._family.items() if pid not in trackers})
         await _end_remains(self._directory, self.guardian, self._guardian_started)
+        scratch.remove(self._directory)
 
 
 async def spawn(
@@ -133,7 +149,7 @@ async def spawn(
     log_file = directory / "engine.log"
     with contextlib.closing(theirs):
         try:
-            pid = _launch(argv, {**env, MARK: str(directory)}, theirs.fileno(), log_file)
+            pid = _launch(argv, {**env, processes.MARK: str(directory)}, theirs.fileno(), log_file)
         except CannotRun:
             ours.close()
             raise
@@ -159,10 +175,12 @@ async def find(directory: Path) -> Link | None:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(HELLO_S):
                 reader, writer = await asyncio.open_unix_connection(str(directory / "ctl.sock"))
-                hello = await _hear(reader, HELLO_S)
-                if "pid" in hello:
-                    return Link(reader, writer, directory, guardian, hello)
-                writer.close()
+                with contextlib.ExitStack() as undo:
+                    undo.callback(writer.close)
+                    hello = await _hear(reader, HELLO_S)
+                    if "pid" in hello:
+                        undo.pop_all()
+                        return Link(reader, writer, directory, guardian, hello)
         # It is ending, or does not answer: either way it is of no use to anybody.
         await _gone({guardian: started}, patience=HELLO_S)
         _kill(guardian, started)
@@ -170,6 +188,7 @@ async def find(directory: Path) -> Link | None:
     await _end_remains(directory, guardian if this_boot else 0, started)
     for name in (RECORD, "ctl.sock", "http.sock"):
         (directory / name).unlink(missing_ok=True)
+    scratch.remove(directory)
     return None
 
 
@@ -217,7 +236,7 @@ def _remains(directory: Path, guardian: int, started: int) -> dict[int, int]:
         for pid, one in everybody.items()
         if pid != os.getpid()
         and (
-            processes.carries(pid, MARK, str(directory))
+            processes.carries(pid, processes.MARK, str(directory))
             or (ours and one.session == guardian and processes.title(pid).startswith("VLLM::"))
         )
     }
@@ -226,14 +245,19 @@ def _remains(directory: Path, guardian: int, started: int) -> dict[int, int]:
 async def _end_remains(directory: Path, guardian: int, started: int) -> None:
     """Kill what lives of an engine without a guardian, again until nothing does.
 
-    One look is not enough: a process may be forking while its parent is killed.
+    One look is not enough: a process may be forking while its parent is killed. Resource trackers
+    end by themselves, when they have cleaned up after the others.
     """
-    deadline = asyncio.get_running_loop().time() + VANISH_S
-    while left := _remains(directory, guardian, started):
-        await _end(left)
-        if asyncio.get_running_loop().time() >= deadline:
+    began = asyncio.get_running_loop().time()
+    # In a thread: it reads about every process of the machine.
+    while left := await asyncio.to_thread(_remains, directory, guardian, started):
+        passed = asyncio.get_running_loop().time() - began
+        if passed >= VANISH_S:
             log.error("%s: processes %s do not end", directory.name, sorted(left))
             return
+        patient = passed < TRACKERS_S
+        await _end({p: s for p, s in left.items() if not (patient and processes.is_tracker(p))})
+        await asyncio.sleep(POLL_S)
 
 
 async def _end(them: Mapping[int, int]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from engines import redact
 from engines.accelerator import Accelerator, HostMemory
 from engines.base import (
+    SERVING,
     EngineError,
     EngineFacts,
     EngineRequest,
@@ -21,6 +22,7 @@ from engines.base import (
 from engines.http1 import Address, Http1Client, Http1Response
 from engines.launch import Launch
 from engines.memory import EngineMemory
+from engines.scrape import scrape
 from engines.spec import ProcessSpec
 from engines.supervisor import Supervisor, Wanted
 
@@ -176,6 +178,11 @@ class ProcessEngine:
         if response.status >= 500:
             self._life.suspect()
         return response
+
+    async def exposition(self) -> bytes:
+        if self.state not in SERVING:
+            raise EngineUnavailable(f"engine {self._name} is {self.state}")
+        return await scrape(self._life.control)
 
     async def drain(self) -> None:
         self._life.want(Wanted.DRAINED)

@@ -3,6 +3,10 @@
 import os
 from dataclasses import dataclass
 
+# In the environment of every process of an engine: the directory of that engine. vLLM warns of
+# unknown variables that begin with VLLM_, and those with GATEWAY_ are settings of the gateway.
+MARK = "ENGINE_OF_GATEWAY"
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:
@@ -59,7 +63,7 @@ def carries(pid: int, variable: str, value: str) -> bool:
     Children inherit it over sessions, groups and parents; one that gives itself a title
     (setproctitle, as vLLM's EngineCore does) writes over what the kernel shows of it.
     """
-    return f"{variable}={value}".encode() in _read(f"/proc/{pid}/environ").split(b"\0")
+    return os.fsencode(f"{variable}={value}") in _read(f"/proc/{pid}/environ").split(b"\0")
 
 
 def title(pid: int) -> str:
@@ -73,6 +77,15 @@ def _read(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""  # it ended meanwhile, or is somebody else's
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether it is a resource tracker of Python's multiprocessing, and has not ended.
+
+    When those that it works for have ended, however they did, it removes what they left in
+    /dev/shm and ends. Nobody else knows what that was: such names are random.
+    """
+    return "multiprocessing.resource_tracker import main" in title(pid)
 
 
 def boot_id() -> str:

@@ -21,11 +21,18 @@ _SECRETS = frozenset(
 _HARMLESS = re.compile(r"-?\d+(?:\.\d+)?|none|null|true|false", re.IGNORECASE)
 # "KeyError: 'layers.0'" names a class, not a key.
 _CLASS = re.compile(r"(?:Error|Exception|Warning)$")
-_USERINFO = re.compile(r"(?<=://)[^\s/@'\"]{1,256}:[^\s/@'\"]{0,256}(?=@)")
+_USERINFO = re.compile(r"(?<=://)[^\s/@'\"]{0,256}:[^\s/@'\"]{0,256}(?=@)")
 # name=, 'name': and --name before a value.
 _NAME = re.compile(
     r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z][\w.-]{0,63})"
     r"(?P<between>[\"']?\s{0,4}[:=]\s{0,4}|[ ]{1,4})"
+)
+# What is secret by its form, whatever stands before it: keys in the style of OpenAI's and ours,
+# Hugging Face's tokens, credentials of a header (RFC 9110, section 11.6.2).
+_FORM = re.compile(
+    r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{16,})"
+    r"|(?:(?<=\bBearer )|(?<=\bBasic ))[\w.~+/-]{8,}=*",
+    re.ASCII | re.IGNORECASE,
 )
 _VALUE = re.compile(r"""\[[^\]]*\]|"[^"]*"|'[^']*'|[^\s,;)}\]]+""")
 
@@ -40,7 +47,7 @@ def is_secret(name: str, value: str = "") -> bool:
 
 def hidden(line: str) -> str:
     """Return a line of a log or an error without the values of secrets."""
-    line = _USERINFO.sub(HIDDEN, line)
+    line = _FORM.sub(HIDDEN, _USERINFO.sub(HIDDEN, line))
     shown, at, done = "", 0, 0
     while found := _NAME.search(line, at):
         at = found.end("name")

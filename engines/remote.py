@@ -5,10 +5,18 @@ import logging
 import os
 import time
 
-from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
+from engines.base import (
+    SERVING,
+    EngineFacts,
+    EngineRequest,
+    EngineState,
+    EngineUnavailable,
+    Progress,
+)
 from engines.http1 import Address, Http1Client, Http1Response
 from engines.lifecycle import Event, after
 from engines.probe import Probe
+from engines.scrape import scrape
 from engines.spec import RemoteSpec
 
 log = logging.getLogger(__name__)
@@ -30,6 +38,8 @@ class RemoteEngine:
         key = os.environ.get(spec.api_key_env) if spec.api_key_env else None
         headers = (("authorization", f"Bearer {key}"),) if key else ()
         self._client = Http1Client(Address.from_url(spec.url), spec.timeouts, headers)
+        # Its own connections: questions of ours are not requests in flight.
+        self._control = Http1Client(self._client.address, spec.timeouts, headers)
         self._state = EngineState.STOPPED
         self._since = time.time()
         self._facts = EngineFacts()
@@ -90,6 +100,11 @@ class RemoteEngine:
             raise EngineUnavailable(f"engine {self._name} is {self._state}")
         return await self._client.send(request)
 
+    async def exposition(self) -> bytes:
+        if self._state not in SERVING:
+            raise EngineUnavailable(f"engine {self._name} is {self._state}")
+        return await scrape(self._control)
+
     async def drain(self) -> None:
         if self._state is EngineState.READY:
             self._fire(Event.DRAIN)
@@ -104,13 +119,14 @@ class RemoteEngine:
         if self._state is EngineState.STOPPING:
             self._fire(Event.EXIT)
         self._client.close()
+        self._control.close()
 
     def _fire(self, event: Event) -> None:
         self._state = after(self._state, event)
         self._since = time.time()
 
     async def _watch(self) -> None:
-        probe = Probe(self._client)
+        probe = Probe(self._control)
         while True:
             fault = await probe.reachable()
             if fault is None and self._state is not EngineState.READY:

@@ -46,18 +46,25 @@ class Restart(SpecModel):
     budget: int = Field(
         5, ge=0, description="Restarts within window_s before the engine is given up; 0: never."
     )
-    window_s: float = Field(600.0, gt=0, description="How long a restart counts.")
+    window_s: float = Field(
+        600.0, gt=0, description="How long a restart counts, in seconds that the engine serves."
+    )
 
 
 class LocalSpec(SpecModel):
     """An engine on this machine: what both kinds of it have in common."""
 
     model: str = Field(min_length=1, description="A directory or a Hugging Face repository.")
+    # Not in a repr: either may hold a token.
     args: dict[str, FlagValue] = Field(
-        default_factory=dict, description="Any flag of `vllm serve`, without the leading dashes."
+        default_factory=dict,
+        repr=False,
+        description="Any flag of `vllm serve`, without the leading dashes.",
     )
     env: dict[str, str] = Field(
-        default_factory=dict, description="Environment variables of the engine, added to ours."
+        default_factory=dict,
+        repr=False,
+        description="Environment variables of the engine, added to ours.",
     )
     gpus: (
         Literal["auto"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None

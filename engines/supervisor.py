@@ -33,7 +33,8 @@ from engines.watch import LOOK_S, Judge, Look, look_at, stopped
 log = logging.getLogger(__name__)
 
 PROBE_S = 0.2
-# Memory is asked for once a minute: reading what a large process holds is work for the kernel.
+# Once a minute the engine's processes are looked for, among all of the machine's, and weighed:
+# reading what a large one holds is work for the kernel.
 WEIGH_LOOKS = 12
 # A guardian reports within its own sweep bound after the grace; later than this it is stuck.
 GUARDIAN_SLACK_S = 15.0
@@ -69,8 +70,8 @@ class Supervisor:
         self._launch = launch
         self._client = client
         # Its own connections: questions of ours are not requests in flight.
-        self._control = Http1Client(Address(uds=str(launch.socket)), launch.spec.timeouts)
-        self._probe = Probe(self._control)
+        self.control = Http1Client(Address(uds=str(launch.socket)), launch.spec.timeouts)
+        self._probe = Probe(self.control)
         self._turn = turn
         self._log = EngineLog(launch.directory / "engine.log")
         self._startup = StartupLog()
@@ -88,6 +89,7 @@ class Supervisor:
         self.memory_gib = launch.spec.memory_gib
         self.grace = 0.0
         self._served = False  # it was READY once, so what it runs with can be run
+        self._served_s = 0.0  # in all its runs
         self._level: int = launch.spec.sleep_level or 1
         self._released = False
         self._link: Link | None = None
@@ -226,12 +228,12 @@ class Supervisor:
             # It could be run before: a disk that went away may come back.
             wait: float | None = restart.max_backoff_s
         else:
-            wait = None if failure.lasting else self._restarts.next(loop.time())
+            wait = None if failure.lasting else self._restarts.next(self._served_s)
         if wait is None:
             self._not_before = loop.time() + restart.max_backoff_s
             if not failure.lasting:
                 log.error(
-                    "engine %s is given up after %d restarts in %g s; "
+                    "engine %s is given up after %d restarts in %g s of service; "
                     "`vllm-gateway models load` starts it again",
                     *(self._launch.name, restart.budget, restart.window_s),
                 )
@@ -278,14 +280,16 @@ class Supervisor:
                 failure = await self._until_up(link, gone, adopted=adopted)
                 await turn.aclose()
                 if failure is None and self.state is State.READY:
+                    began = asyncio.get_running_loop().time()
                     failure = await self._serve(link, gone)
+                    self._served_s += asyncio.get_running_loop().time() - began
                 failure = await self._finish(link, gone, failure)
                 await self._launch.memory.until_free(link.pids)
                 return failure
             finally:
                 self._link = None
                 gone.cancel()
-                self._control.close()
+                self.control.close()
                 if self._released:  # what it does for others goes on
                     link.close()
                 else:
@@ -314,11 +318,10 @@ class Supervisor:
 
     async def _spawn(self) -> Link:
         launch = self._launch
-        launch.prepare()
+        environment = launch.prepare()
         if self._log.path.exists():
             self._log.path.replace(self._log.path.with_suffix(".log.previous"))
         await launch.memory.note_before()
-        environment = launch.environment()
         return await links.spawn(
             launch.directory,
             launch.command,
@@ -348,7 +351,7 @@ class Supervisor:
                 return Failure(f"not ready after {patience:g} s (start_timeout_s)")
             if now >= next_look:
                 next_look = now + LOOK_S
-                standing = stopped(link.family().items())
+                standing = stopped((await link.family()).items())
                 if verdict := judge.verdict(Look(now, standing, 200, 0.0, None)):
                     return Failure(verdict)
             await self._first(gone, timeout=PROBE_S)
@@ -403,7 +406,7 @@ class Supervisor:
 
     async def _fall_asleep(self) -> None:
         try:
-            await put_to_sleep(self._control, self._level, self._held)
+            await put_to_sleep(self.control, self._level, self._held)
         except SleepFault as fault:
             log.error("engine %s is ended instead of asleep: %s", self._launch.name, fault)
             self.last_error = f"did not fall asleep: {fault}"
@@ -416,7 +419,7 @@ class Supervisor:
         self._fire(Event.START)
         began = asyncio.get_running_loop().time()
         try:
-            await wake(self._control, self._level, self._launch.served_name)
+            await wake(self.control, self._level, self._launch.served_name)
         except SleepFault as fault:
             return Failure(f"did not wake: {fault}")
         finally:
@@ -430,11 +433,13 @@ class Supervisor:
         if self._link is None:
             return None
         # Looked for anew: of an engine that was taken over only the API server is known at first.
-        return await self._launch.memory.held_gib(self._link.family())
+        return await self._launch.memory.held_gib(await self._link.family())
 
-    async def _weigh(self) -> None:
-        """Learn what the engine takes, where nobody has declared it."""
-        if self._launch.spec.memory_gib is None and (held := await self._held()) is not None:
+    async def _weigh(self, link: Link) -> None:
+        """Learn which processes the engine has and, where nobody has declared it, what it takes."""
+        if self._launch.spec.memory_gib is not None:
+            await link.family()
+        elif (held := await self._held()) is not None:
             self.memory_gib = max(held, self.memory_gib or 0.0)
 
     async def _watch(self, link: Link) -> str:
@@ -442,7 +447,7 @@ class Supervisor:
         judge = Judge(self._launch.spec.progress_timeout_s)
         for number in itertools.count():
             if number % WEIGH_LOOKS == 0 and self.state is not State.ASLEEP:
-                await self._weigh()
+                await self._weigh(link)
             look = await look_at(link, self._probe, self._client)
             if verdict := judge.verdict(look):
                 return verdict

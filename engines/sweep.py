@@ -7,7 +7,8 @@ the mark does not carry it.
 
 Run as a script it is the sentinel of a gateway that holds engines inside itself:
 `python -I -S sweep.py VALUE`. Its standard input is a pipe from the gateway; when that ends, the
-gateway has ended, however it did, and what carries the mark is killed.
+gateway has ended, however it did: what carries the mark is killed, and the engine's temporary files
+are removed.
 """
 
 import contextlib
@@ -15,18 +16,20 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
-# The variable whose value names one engine: its directory in the run directory. vLLM warns of
-# unknown variables that begin with VLLM_, and those with GATEWAY_ are settings of the gateway.
-MARK = "ENGINE_OF_GATEWAY"
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from engines import processes, scratch
+
 SWEEP_S = 10.0  # how long killed processes may take to vanish (uninterruptible sleep)
 
 
 def marked(value: str) -> list[int]:
     """Return every process that carries the mark, this one and zombies left out."""
-    mark = _mark(value)
     found = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return [pid for pid in found if pid != os.getpid() and _carries(pid, mark)]
+    return [
+        pid for pid in found if pid != os.getpid() and processes.carries(pid, processes.MARK, value)
+    ]
 
 
 def sweep(value: str, within_s: float = SWEEP_S) -> list[int]:
@@ -35,32 +38,24 @@ def sweep(value: str, within_s: float = SWEEP_S) -> list[int]:
     Blocks for as long as that takes, milliseconds as a rule.
     """
     deadline = time.monotonic() + within_s
-    mark = _mark(value)
-    while (left := marked(value)) and time.monotonic() < deadline:
+    looks = 0  # one after the other that found nothing: a process amid exec shows no environment
+    while looks < 2:
+        left = marked(value)
+        if left and time.monotonic() >= deadline:
+            return left
+        looks = 0 if left else looks + 1
         for pid in left:
-            _kill(pid, mark)
+            _kill(pid, value)
         time.sleep(0.01)
-    return left
+    return []
 
 
-def _mark(value: str) -> bytes:
-    return b"\0" + os.fsencode(f"{MARK}={value}") + b"\0"
-
-
-def _carries(pid: int, mark: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in b"\0" + file.read() + b"\0"
-    except OSError:  # it ended meanwhile, or is somebody else's
-        return False
-
-
-def _kill(pid: int, mark: bytes) -> None:
+def _kill(pid: int, value: str) -> None:
     """Kill a process if it is still the one that carries the mark, not a heir of its number."""
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
-            if _carries(pid, mark):
+            if processes.carries(pid, processes.MARK, value):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
@@ -73,7 +68,9 @@ def main(value: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while os.read(0, 4096):
         pass
-    return 1 if sweep(value) else 0
+    left = sweep(value)
+    scratch.remove(Path(value))
+    return 1 if left else 0
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ async def look_at(link: Link, probe: Probe, client: Http1Client) -> Look:
     """Look at an engine that runs: its processes, its door, and what it owes the client."""
     now = asyncio.get_running_loop().time
     waiting_s = client.silence_s(now())
-    standing = stopped(link.family().items())
+    standing = stopped(link.members().items())
     # One that stands still would keep the questions waiting as well.
     asked = not standing and waiting_s >= LOOK_S
     exposition = await probe.metrics() if asked else None

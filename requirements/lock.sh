@@ -8,13 +8,19 @@ uv=${UV:-uv}
 find_links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$(python3 -m pip config get global.find-links 2>/dev/null || true)}}
 [ -z "$find_links" ] || export UV_FIND_LINKS=${find_links// /,}
 pin() {
-    "$uv" pip compile ../pyproject.toml --quiet ${UPGRADE:-} --python-version 3.11 \
-        --python-platform x86_64-manylinux_2_28 --generate-hashes --no-annotate \
+    "$uv" pip compile --quiet ${UPGRADE:-} --python-version 3.11 \
+        --python-platform "x86_64-manylinux_${glibc:-2_28}" --generate-hashes --no-annotate \
         --custom-compile-command "make lock" "$@"
 }
-pin --extra cpu --override overrides.txt -o cpu.txt
-pin --extra gpu -o gpu.txt
-pin --extra cpu --extra dev --override overrides.txt -c cpu.txt -o all.txt
+project=../pyproject.toml
+pin $project --extra traces -o gateway.txt   # the gateway in front of remote engines, without vLLM
+pin $project --extra cpu --extra traces --override overrides.txt -o cpu.txt
+# From the package index alone: a CPU build of PyTorch that this machine keeps would pass for the
+# CUDA build of the same version.
+(unset UV_FIND_LINKS; pin $project --extra gpu --extra traces -o gpu.txt)
+# rotel, which only tests run, wants Debian 12 or what is as new.
+glibc=2_34 pin $project --extra cpu --extra traces --extra dev --override overrides.txt -c cpu.txt -o all.txt
+printf 'hatchling\nuv\n' | pin - -o build.txt   # what the images are built with
 
 python3 - <<'PY'
 import re

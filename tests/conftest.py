@@ -1,7 +1,8 @@
 """What all tests share: the loop of production, and one gateway with one real vLLM engine."""
 
 import asyncio
-import secrets
+import gc
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("unhurried")
 
 
+def pytest_configure() -> None:
+    """Have what tests start hear SIGINT, which a shell's background jobs ignore."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -36,6 +43,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.startswith("tests/e2e/"):
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector from what is imported and collected: a third of all time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests recorded as `shown`: tables that are worth reading when all is well too."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for name, text in report.user_properties:
+                if name == "shown" and report.when == "call":
+                    terminalreporter.section(report.nodeid)
+                    terminalreporter.write_line(text)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +110,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """A real PostgreSQL for tests that leave it running; each makes a database of its own."""
+    """A real PostgreSQL for tests that leave it running; each has a database of its own."""
     server = PostgresServer()
     try:
         server.start()
@@ -96,4 +125,4 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
     server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.create(f"test_{secrets.token_hex(8)}")
+    return server.emptied()

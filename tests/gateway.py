@@ -9,14 +9,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
+import uvicorn
 
 from app.database.database import Database
 from app.main import State, create_app
-from app.server import listen, uvicorn_server
+from app.server import listen, metrics_server, uvicorn_server
 from app.settings import Settings, digest
+
+if TYPE_CHECKING:
+    from app.telemetry.tracing import Tracer
 
 KEY = "sk-test-0123456789abcdef"
 AUTH = {"authorization": f"Bearer {KEY}"}
@@ -31,6 +35,7 @@ class Gateway:
     state: State
     port: int
     client: httpx.AsyncClient
+    metrics_port: int | None = None  # where the metrics have a port of their own
 
     async def chat(self, model: str = "demo", **fields: Any) -> httpx.Response:
         """Ask for a chat completion."""
@@ -46,7 +51,7 @@ class Gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(payload)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 return await reader.read()
         finally:
             writer.close()
@@ -101,21 +106,22 @@ async def running(
     *,
     settle: bool = True,
     source: Callable[[], Settings] | None = None,
+    tracer: "Tracer | None" = None,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway; unless told otherwise it has settled when the body begins.
 
-    `source` reads the settings again for a reload.
+    `source` reads the settings again for a reload, `tracer` makes traces.
     """
-    app = create_app(settings, launcher=launcher, source=source)
+    app = create_app(settings, launcher=launcher, source=source, tracer=tracer)
+    scraped = metrics_server(app)
     server = uvicorn_server(app)
-    sock = listen(settings.server.host, settings.server.port)
-    port: int = sock.getsockname()[1]
     state: State = app.state.gateway
-    # What server.serve does, less its ticks of 0.1 s: those would make every test a slow one.
-    server.config.load()
-    server.lifespan = server.config.lifespan_class(server.config)
-    await server.startup([sock])
-    await server.on_tick(0)
+    port = await _listening(server, settings.server.host, settings.server.port)
+    servers: list[uvicorn.Server] = [server]
+    metrics_port: int | None = None
+    if scraped is not None:
+        servers.append(scraped)
+        metrics_port = await _listening(scraped, settings.metrics.host, settings.metrics.port or 0)
     try:
         if settle:
             await state.settled.wait()
@@ -125,14 +131,27 @@ async def running(
             timeout=20,
             verify=False,  # certificates take longer to load than a request takes
         ) as client:
-            yield Gateway(state, port, client)
+            yield Gateway(state, port, client, metrics_port)
     finally:
-        for listener in server.servers:
-            listener.close()
-        for connection in list(server.server_state.connections):
-            connection.shutdown()
-        await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
+        for one in servers:
+            for listener in one.servers:
+                listener.close()
+            for connection in list(one.server_state.connections):
+                connection.shutdown()
+            await asyncio.gather(*one.server_state.tasks, return_exceptions=True)
         await server.lifespan.shutdown()
+
+
+async def _listening(server: uvicorn.Server, host: str, port: int) -> int:
+    """Have a server listen; return its port."""
+    sock = listen(host, port)
+    # What server.serve does, less its ticks of 0.1 s: those would make every test a slow one.
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup([sock])
+    await server.on_tick(0)
+    found: int = sock.getsockname()[1]
+    return found
 
 
 def free_port() -> int:

@@ -4,6 +4,14 @@ set -euo pipefail
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
 compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || missing+=(postgresql)
+command -v prometheus >/dev/null && command -v promtool >/dev/null || missing+=(prometheus)
+command -v bwrap >/dev/null || missing+=(bubblewrap)
+command -v systemd-analyze >/dev/null || missing+=(systemd)
+# The collector of traces, which is in .venv/, loads the interpreter's library; Debian's Python has
+# that in a package of its own.
+libdir=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')
+LD_LIBRARY_PATH=$libdir "$(echo .venv/lib/python3.*/site-packages/rotel/rotel-agent)" version >/dev/null 2>&1 ||
+    missing+=("lib$(basename .venv/lib/python3.*)")
 [ ${#missing[@]} -gt 0 ] || exit 0
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)

@@ -1,23 +1,37 @@
-"""Real servers for the tests, Redis and PostgreSQL on free ports, and what can happen to them."""
+"""Real servers for the tests, on free ports, and what can happen to them."""
 
 import asyncio
+import contextlib
 import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
+import sysconfig
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import asyncpg
+import httpx
 import psutil
 import redis
+import yaml
 
 from tests.gateway import free_port
 
 START_S = 30.0
+# Whoever was there before holds no lock any more, and nothing is left of what it made.
+EMPTY = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid();
+DROP SCHEMA public CASCADE;
+CREATE SCHEMA public;
+"""
 
 
 class Server:
@@ -46,6 +60,12 @@ class Server:
             self._process.send_signal(self._end)
             self._process.wait(START_S)
             self._process = None
+
+    @property
+    def pid(self) -> int:
+        """The process, which must have been started."""
+        assert self._process is not None
+        return self._process.pid
 
     def pause(self) -> None:
         """Let it hang: connections stay open, and nothing answers."""
@@ -105,6 +125,9 @@ class PostgresServer(Server):
             raise RuntimeError("PostgreSQL is not installed; tests/install-services.sh does that")
         self._bin = found[-1].parent
         self._data = self.directory / "data"
+        self._made = False  # whether there is the database of `emptied`
+        # A command that runs the server, where that is to be in surroundings of its own.
+        self.within: list[str] = []
         self._as: list[str] = []
         if os.getuid() == 0:  # PostgreSQL refuses to run as root
             user = pwd.getpwnam("postgres")
@@ -122,11 +145,11 @@ class PostgresServer(Server):
             "fsync": "off",
         }
         flags = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
-        return [*self._as, str(self._bin / "postgres"), "-D", str(self._data), *flags]
+        return [*self.within, *self._as, str(self._bin / "postgres"), "-D", str(self._data), *flags]
 
     def _answers(self) -> bool:
         try:
-            self._run("SELECT 1")
+            self.run("SELECT 1")
         except (OSError, asyncpg.PostgresError):
             return False
         return True
@@ -137,17 +160,29 @@ class PostgresServer(Server):
 
     def create(self, database: str) -> str:
         """Make an empty database and return its URL."""
-        self._run(f"CREATE DATABASE {database}")
+        self.run(f"CREATE DATABASE {database}")
         return self.url(database)
 
-    def _run(self, statement: str) -> None:
+    def emptied(self) -> str:
+        """Return the URL of a database that is empty and nobody else's, until the next call.
+
+        It is always the same one: to make a database takes ten times as long as to empty it.
+        """
+        if not self._made:
+            self.create("emptied")
+            self._made = True
+        self.run(EMPTY, "emptied")
+        return self.url("emptied")
+
+    def run(self, statement: str, database: str = "postgres") -> None:
+        """Execute a statement as superuser."""
         # In a thread: the caller may be on a loop.
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(lambda: asyncio.run(self._execute(statement))).result()
+            thread.submit(lambda: asyncio.run(self._execute(statement, database))).result()
 
-    async def _execute(self, statement: str) -> None:
+    async def _execute(self, statement: str, database: str) -> None:
         connection = await asyncpg.connect(
-            host="127.0.0.1", port=self.port, user="postgres", database="postgres", timeout=5
+            host="127.0.0.1", port=self.port, user="postgres", database=database, timeout=20
         )
         try:
             await connection.execute(statement)
@@ -172,4 +207,76 @@ class PostgresServer(Server):
         assert self._process is not None
         parent = psutil.Process(self._process.pid)
         for process in (parent, *parent.children(recursive=True)):
-            process.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):  # a backend whose client just left
+                process.send_signal(number)
+
+
+class PrometheusServer(Server):
+    """A Prometheus with the configuration and the rules of a directory, looking each second."""
+
+    def __init__(self, home: Path, targets: list[str]) -> None:
+        """`targets` take the place of those in home/prometheus.yml."""
+        super().__init__("prometheus")
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = yaml.safe_load((home / "prometheus.yml").read_text())
+        config["global"] = dict.fromkeys(config["global"], "1s")
+        for job in config["scrape_configs"]:
+            job["static_configs"] = [{"targets": targets}]
+        (self.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
+        shutil.copytree(home / "rules", self.directory / "rules")
+
+    def _command(self) -> list[str]:
+        options = {
+            "config.file": str(self.directory / "prometheus.yml"),
+            "storage.tsdb.path": str(self.directory / "data"),
+            "web.listen-address": f"127.0.0.1:{self.port}",
+            "log.level": "warn",
+        }
+        return ["prometheus", *(f"--{name}={value}" for name, value in options.items())]
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/-/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def ask(self, path: str, **parameters: Any) -> Any:
+        """Return the data of an answer of the HTTP API below /api/v1. Raises RuntimeError."""
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30).json()
+        if answer["status"] != "success":
+            raise RuntimeError(f"{path} {parameters}: {answer['error']}")
+        return answer["data"]
+
+
+class CollectorServer(Server):
+    """A collector of traces, which takes OTLP over HTTP and gRPC and sends it on over HTTP.
+
+    It is rotel, as its wheel has it; `url` and `grpc_url` are where it listens.
+    """
+
+    def __init__(self, to: str) -> None:
+        """`to` is where spans go, without a path."""
+        super().__init__("collector")
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._grpc = f"127.0.0.1:{free_port()}"
+        self.grpc_url = f"http://{self._grpc}"
+        self._to = to
+
+    def _command(self) -> list[str]:
+        options = {
+            "otlp-http-endpoint": f"127.0.0.1:{self.port}",
+            "otlp-grpc-endpoint": self._grpc,
+            "batch-timeout": "20ms",
+            "exporter": "otlp",
+            "otlp-exporter-endpoint": self._to,
+            "otlp-exporter-protocol": "http",
+        }
+        program = distribution("rotel").locate_file("rotel/rotel-agent")
+        # It can run processors in Python, and so needs the interpreter's library.
+        library = f"LD_LIBRARY_PATH={sysconfig.get_config_var('LIBDIR')}"
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        return ["env", library, str(program), "start", *flags]
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0

@@ -4,7 +4,7 @@ A `Permit` is held from before an engine is chosen until the last byte has left,
 means that the gateway may end.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -92,6 +92,12 @@ class Admission:
         """Return how many requests for a model are under way, and how many wait."""
         lane = self._lanes[model]
         return lane.in_flight, lane.waiting
+
+    def queue_limits(self) -> Iterator[tuple[str, int]]:
+        """Return every model with how many of its requests may wait."""
+        for model, lane in self._lanes.items():
+            if model is not None:
+                yield model, lane.max_waiting
 
     async def permit(
         self,

@@ -59,12 +59,13 @@ class Lane:
         self._look_again: asyncio.TimerHandle | None = None
         self._none = asyncio.Event()  # no slot is held
         self._none.set()
+        metrics.open_model(model)
         self.rebound(settings)
 
     def rebound(self, settings: QueueSettings) -> None:
         """Go by other bounds. Who waits already stays, as long as he was told he may."""
         self._bound = inf if settings.max_in_flight is None else settings.max_in_flight
-        self._max_waiting = settings.max_waiting
+        self.max_waiting = settings.max_waiting
         self._timeout_s = settings.timeout_s
         self._hand_out()
 
@@ -95,7 +96,7 @@ class Lane:
         Cancelled, it leaves without one: a slot that was handed to it meanwhile goes to the next.
         """
         began = perf_counter()
-        if self._queue.size >= self._max_waiting:
+        if self._queue.size >= self.max_waiting:
             raise self._overloaded("has as many requests under way and waiting as it may", began)
         if not self._queue.size:
             self._pace.begin(began)

@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.middleware import record_of
 from app.auth.keys import Authenticator
 from app.auth.principal import Principal, Role
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, dialect_of
@@ -26,9 +27,19 @@ class Right(StrEnum):
     USAGE_READ = "usage:read"
     ENGINES_READ = "engines:read"
     ENGINES_WRITE = "engines:write"
+    LOGS_READ = "logs:read"
+    LOGS_WRITE = "logs:write"
 
 
-_READS = frozenset({Right.SCHEMA_READ, Right.KEYS_READ, Right.USAGE_READ, Right.ENGINES_READ})
+_READS = frozenset(
+    {
+        Right.SCHEMA_READ,
+        Right.KEYS_READ,
+        Right.USAGE_READ,
+        Right.ENGINES_READ,
+        Right.LOGS_READ,
+    }
+)
 
 RIGHTS: Mapping[Role, frozenset[Right]] = {
     Role.CLIENT: frozenset(),
@@ -66,10 +77,11 @@ def guard(authenticator: Authenticator, right: Right) -> Callable[[Request], Awa
     return guarded
 
 
-def error_response(error: GatewayError, path: str) -> Response:
-    """Return an error as the callers of a path read one."""
+def error_response(error: GatewayError, scope: Scope) -> Response:
+    """Return an error as the callers of a path read one, and note it for the request's line."""
+    record_of(scope).fault = error.message
     headers = {name.decode(): value.decode() for name, value in error.headers()}
-    body = error.body(dialect_of(path))
+    body = error.body(dialect_of(scope["path"]))
     return Response(body, error.status, headers, media_type="application/json")
 
 
@@ -91,11 +103,12 @@ class AdminDoor:
             await self._app(scope, receive, send)
             return
         try:
-            await self._authenticator.admin(scope["headers"])
+            principal = await self._authenticator.admin(scope["headers"])
+            record_of(scope).principal = principal.id
         except GatewayError as error:
             if isinstance(error, InvalidApiKey):
                 self._metrics.auth_failure(error.reason)
-            await error_response(error, path)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         size = 0
 

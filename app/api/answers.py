@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 async def _gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.GatewayError)
-    return error_response(error, request.scope["path"])
+    return error_response(error, request.scope)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
@@ -39,7 +39,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         known = errors.InvalidJson("the body is not JSON that can be read")
     else:
         known = errors.GatewayError(str(error.detail))
-    return error_response(known, path)
+    return error_response(known, request.scope)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -54,25 +54,25 @@ async def _invalid(request: Request, error: Exception) -> Response:
         known = errors.BadRequest("the body must be a JSON object, with its content type")
     else:
         known = errors.BadRequest(faults([{**first, "loc": place}])[0])
-    return error_response(known, request.scope["path"])
+    return error_response(known, request.scope)
 
 
 async def _database(request: Request, error: Exception) -> Response:
     log.warning("%s %s: %s", request.method, request.scope["path"], error)
     known = errors.ServiceUnavailable("the database does not answer; try again")
-    return error_response(known, request.scope["path"])
+    return error_response(known, request.scope)
 
 
 async def _name_taken(request: Request, error: Exception) -> Response:
-    return error_response(errors.BadRequest(str(error)), request.scope["path"])
+    return error_response(errors.BadRequest(str(error)), request.scope)
 
 
 async def _unknown_key(request: Request, error: Exception) -> Response:
-    return error_response(errors.RouteNotFound(str(error)), request.scope["path"])
+    return error_response(errors.RouteNotFound(str(error)), request.scope)
 
 
 async def _unexpected(request: Request, _: Exception) -> Response:
-    return error_response(errors.GatewayError("internal error"), request.scope["path"])
+    return error_response(errors.GatewayError("internal error"), request.scope)
 
 
 Answer = Callable[[Request, Exception], Coroutine[Any, Any, Response]]

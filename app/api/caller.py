@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 
+from app.api.middleware import record_of
 from app.auth.keys import Authenticator
 from app.auth.principal import Principal
 from app.errors import InvalidApiKey
@@ -29,6 +30,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
         except InvalidApiKey as error:
             metrics.auth_failure(error.reason)
             raise
+        record_of(request.scope).principal = principal.id
         ask = Ask(principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, concurrent=False)
         decision = await limiter.decide(ask)
         if (refusal := decision.refusal) is not None:

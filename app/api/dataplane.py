@@ -7,10 +7,10 @@ list, so no client reaches them through us, whatever an engine was started with.
 import re
 from collections.abc import Awaitable
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.relay.relay import Endpoint, Relay
+from app.relay.relay import Relay
+from app.relay.rooms import Endpoint
 
 # These count tokens or turn them into text and back; the model computes nothing.
 UNMETERED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})
@@ -59,7 +59,4 @@ class DataPlane:
         """Relay what is on the list; `scope["path"]` never holds anything of the Host header."""
         if scope["type"] != "http" or (endpoint := endpoint_of(scope["path"])) is None:
             return self._app(scope, receive, send)
-        if scope["method"] == "OPTIONS":
-            allowed = ", ".join((*endpoint.methods, "OPTIONS"))
-            return Response(status_code=204, headers={"allow": allowed})(scope, receive, send)
         return self._relay.serve(endpoint, scope, receive, send)

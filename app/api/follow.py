@@ -76,7 +76,7 @@ class Follow(Response):
                 stack.enter_context(self._followers.one())
                 first = await asyncio.to_thread(self._first)
             except ServiceUnavailable as error:
-                await error_response(error, scope["path"])(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             # uvicorn's send is silent about a client that left; receive tells.
             left = asyncio.create_task(_left(receive))

@@ -1,30 +1,84 @@
 """What is true of every request beside the data plane's, which does the same itself. Pure ASGI."""
 
+import logging
 from collections.abc import Awaitable
+from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.telemetry.access import request_id
+from app.relay.exchange import REFUSED
+from app.relay.relay import CLIENT_CLOSED_REQUEST
+from app.telemetry.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
+from app.telemetry.metrics import NO_ENDPOINT, Metrics
+
+log = logging.getLogger(__name__)
+
+RECORD = "gateway.record"
+# Asked every few seconds by machines that are no clients: told at debug, counted by nobody.
+QUIET = frozenset({"/health", "/ready", "/metrics", "/metrics/engines"})
+# What browsers ask before a page's request leaves: told at debug and counted by nobody as well.
+PREFLIGHT = "preflight"
 
 
-class RequestId:
-    """Keeps the client's x-request-id where it is harmless, makes one otherwise, returns it."""
+class Recorded:
+    """Gives a request its id, returns that to the client, and writes the request's line.
 
-    def __init__(self, app: ASGIApp) -> None:
+    The id is the client's x-request-id where that is harmless. Answers what nobody caught.
+    """
+
+    def __init__(self, app: ASGIApp, access: AccessLog, endpoint: str = NO_ENDPOINT) -> None:
+        """`endpoint` is what a request is called that comes to no route."""
         self._app = app
+        self._access = access
+        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        header = (b"x-request-id", request_id(scope["headers"]).encode())
+        record = RequestRecord(request_id(scope["headers"]), self._endpoint, perf_counter())
+        record.method = scope["method"]
+        record.status = CLIENT_CLOSED_REQUEST  # unless it gets an answer
+        scope[RECORD] = record
+        header = (b"x-request-id", record.request_id.encode())
+        whole = False
+
+        async def counted() -> Message:
+            message = await receive()
+            record.bytes_in += len(message.get("body", b""))
+            record.client_gone |= message["type"] == "http.disconnect" and not whole
+            return message
 
         def send_with_id(message: Message) -> Awaitable[None]:
+            nonlocal whole
             if message["type"] == "http.response.start":
+                record.status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), header]}
+            else:
+                record.bytes_out += len(message.get("body", b""))
+                whole = not message.get("more_body", False)
             return send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, counted, send_with_id)
+        except Exception:
+            # FastAPI has answered it as far as that could be, and raises it for whoever logs.
+            record.fault = "internal error"
+            told = {"request_id": record.request_id}
+            log.exception("a request failed in a way nobody thought of", extra=told)
+        finally:
+            record.status = scope.get(REFUSED, record.status)
+            route = scope.get("route")
+            if route is not None:
+                record.endpoint = route.path
+            quiet = record.endpoint in QUIET or record.endpoint == PREFLIGHT
+            self._access.write(record, perf_counter() - record.started, quiet=quiet)
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """Return what is told of the request of a scope when it has ended."""
+    record: RequestRecord = scope[RECORD]
+    return record
 
 
 class HeadAsGet:
@@ -37,3 +91,60 @@ class HeadAsGet:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
+
+
+class Preflights:
+    """Has what CORSMiddleware answers itself recorded; all else passes through it unchanged."""
+
+    def __init__(self, cors: ASGIApp, access: AccessLog) -> None:
+        self._cors = cors
+        self._recorded = Recorded(cors, access, PREFLIGHT)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "http" and scope["method"] == "OPTIONS" and _is_preflight(scope):
+            return self._recorded(scope, receive, send)
+        return self._cors(scope, receive, send)
+
+
+def _is_preflight(scope: Scope) -> bool:
+    names = {name for name, _ in scope["headers"]}
+    return names >= {b"origin", b"access-control-request-method"}
+
+
+class Counted:
+    """Counts requests by the route that they came to: one of ours, or none."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in QUIET:
+            await self._app(scope, receive, send)
+            return
+        began = perf_counter()
+        status = CLIENT_CLOSED_REQUEST
+
+        def send_counted(message: Message) -> Awaitable[None]:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            return send(message)
+
+        try:
+            await self._app(scope, receive, send_counted)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            status = scope.get(REFUSED, status)
+            self._metrics.request(UNKNOWN_MODEL, _endpoint(scope), status, perf_counter() - began)
+
+
+def _endpoint(scope: Scope) -> str:
+    """Return the route's path with its parameters' names, never what a client put there."""
+    path: str = scope["path"]
+    if path == "/admin" or path.startswith("/admin/"):
+        return "/admin"
+    endpoint: str = getattr(scope.get("route"), "path", NO_ENDPOINT)
+    return endpoint

@@ -1,15 +1,22 @@
 """What operators and load balancers ask: is the process alive, does it serve, how much."""
 
-from fastapi import APIRouter, Response
+import hmac
+
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.admission.admission import Admission
+from app.auth.keys import presented_key
+from app.errors import InvalidApiKey
 from app.routing.catalogue import Catalogue
+from app.routing.scrape import EnginesPage
+from app.settings import digest
+from app.telemetry.merge import TEXT_FORMAT
 from app.telemetry.metrics import Metrics
 
 
-def ops_router(catalogue: Catalogue, admission: Admission, metrics: Metrics) -> APIRouter:
-    """Return /health, /ready and /metrics."""
+def ops_router(catalogue: Catalogue, admission: Admission) -> APIRouter:
+    """Return /health and /ready, which ask for no key."""
     router = APIRouter(tags=["operations"])
 
     @router.get("/health")
@@ -26,10 +33,34 @@ def ops_router(catalogue: Catalogue, admission: Admission, metrics: Metrics) -> 
             return JSONResponse({"status": "no engine is up"}, 503)
         return JSONResponse({"status": "ready"})
 
+    return router
+
+
+def metrics_router(metrics: Metrics, engines: EnginesPage, key: bytes | None) -> APIRouter:
+    """Return what Prometheus scrapes; with `key`, a digest, it asks for that key."""
+
+    async def let_in(request: Request) -> None:
+        if key is None:
+            return
+        try:
+            if not hmac.compare_digest(digest(presented_key(request.scope["headers"])), key):
+                raise InvalidApiKey("this is not the key to the metrics")  # noqa: TRY301
+        except InvalidApiKey as error:
+            metrics.auth_failure(error.reason)
+            raise
+
+    router = APIRouter(tags=["operations"], dependencies=[Depends(let_in)])
+
     @router.get("/metrics")
     async def exposition() -> Response:
         """Prometheus series of this process."""
         body, content_type = metrics.exposition()
         return Response(body, headers={"content-type": content_type})
+
+    @router.get("/metrics/engines")
+    async def engines_page() -> Response:
+        """Prometheus series of the engines, each with the label gateway_engine."""
+        body = await engines.exposition()
+        return Response(body, headers={"content-type": TEXT_FORMAT})
 
     return router

@@ -95,6 +95,8 @@ class KeyStore:
     def __init__(self, database: Database, *, now_ms: Callable[[], int] = wall_ms) -> None:
         self._database = database
         self._now_ms = now_ms
+        # A version of the database, and a revision that it has at least.
+        self._seen: tuple[tuple[int, int], int] | None = None
 
     async def create(self, fields: KeyFields) -> tuple[ApiKey, NewKey]:
         """Make a key; its text is returned once and kept nowhere. Raises NameTaken."""
@@ -192,12 +194,18 @@ class KeyStore:
 
         With None, no ids: whoever has seen nothing has nothing to throw away.
         """
+        version = await self._database.version()
+        if seen is not None and self._seen == (version, seen):
+            return seen, []
         async with self._database.read() as connection:
             number = await _read_revision(connection)
-            if seen is None or number <= seen:
-                return number, []
-            query = select(api_keys.c.id).where(api_keys.c.revision > seen)
-            return number, list((await connection.execute(query)).scalars())
+            changed: list[str] = []
+            if seen is not None and number > seen:
+                query = select(api_keys.c.id).where(api_keys.c.revision > seen)
+                changed = list((await connection.execute(query)).scalars())
+        if version is not None:
+            self._seen = version, number
+        return number, changed
 
     async def touch(self, used_ms: Mapping[str, int]) -> None:
         """Note when keys were last used. Not a change: it raises no revision."""

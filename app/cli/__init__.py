@@ -9,6 +9,7 @@ import typer
 from app.cli.faults import ConfigOption, fail, faults
 from app.cli.generate import PlainHelp, generate
 from app.cli.keys import keys
+from app.cli.log_level import log_level
 from app.cli.logs import logs
 from app.cli.models import models
 from app.cli.reload import reload
@@ -29,6 +30,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
 app.command()(status)
 app.command()(logs)
+app.command("log-level")(log_level)
 app.command()(usage)
 app.command()(reload)
 app.command(cls=PlainHelp)(generate)
@@ -45,20 +47,21 @@ def serve(
     """Run the gateway."""
     from app.keyfile import read_or_make
     from app.server import serve as run
-    from app.telemetry.logs import configure
+    from app.telemetry.logs import configured
 
     with faults():
         key = read_or_make(key_file) if key_file else None
         source = partial(load_settings, config, extra_keys=[key] if key else [])
         settings = source()
-        configure()
-        run(settings, banner_key=key, source=source)
+        with configured(settings.logs) as output:
+            run(settings, banner_key=key, source=source, output=output)
 
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
     """Validate the configuration and print what would run."""
     from app.main import build_catalogue
+    from app.telemetry import logs as log
     from engines.spec import LocalSpec
 
     with faults():
@@ -71,6 +74,7 @@ def check(config: ConfigOption = None) -> None:
         ]
         if missing:
             raise ConfigError(missing)
+        log.check(settings.logs)
         catalogue = build_catalogue(settings)
         _print_plan(settings)
         for model in catalogue.models:
@@ -112,6 +116,9 @@ def _print_plan(settings: Settings) -> None:
     keys = f"keys: {len(settings.api_keys)} from the environment, others from the key store"
     if not settings.auth.enabled:
         keys = "no keys: open to all"
+    metrics = settings.metrics
+    if metrics.port is not None:
+        print(f"metrics on {metrics.host}:{metrics.port}")
     print(f"listen on {server.host}:{server.port}, {keys}, run directory {server.run_dir}")
 
 

@@ -14,12 +14,13 @@ from threading import Thread
 from typing import Any
 from weakref import WeakSet
 
+import aiosqlite
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from app.database.migrate import is_current, upgrade
+from app.database.migrate import NewerTables, is_current, upgrade
 from app.deadline import deadline
 
 log = logging.getLogger(__name__)
@@ -28,12 +29,22 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 2.0
 # A migration may rewrite a table.
 MIGRATION_DEADLINE_S = 600.0
+# Statements that SQLite keeps ready, of 128 by default: the ledger's largest take 150 KiB each.
+CACHED_STATEMENTS = 16
 # How often a database that was down at the start is tried again.
 RETRY_S = 1.0
 
 
 class DatabaseUnavailable(Exception):
     """The database did not answer in time, or not at all. The message holds no password."""
+
+
+class NewerDatabase(DatabaseUnavailable):
+    """A newer gateway has changed the tables, and there is no way back but a copy."""
+
+
+class Refused(DatabaseUnavailable):
+    """The database took no offence at being asked, but at these values: never will it take them."""
 
 
 class Database:
@@ -47,9 +58,13 @@ class Database:
         # One for each of SQLite's connections.
         self._threads: WeakSet[Thread] = WeakSet()
         if self._engine.dialect.name == "sqlite":
-            event.listen(self._engine.sync_engine, "connect", self._note_thread)
+            event.listen(self._engine.sync_engine, "do_connect", self._have_begun)
         self._migrated = False
         self._opening: asyncio.Task[None] | None = None
+        # What `version` asks on. It writes nothing: a connection does not hear of its own commits.
+        self._observer: AsyncConnection | None = None
+        self._observers = 0  # so far; the numbers of two of them cannot be compared
+        self._observing = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Database {self._url.render_as_string(hide_password=True)}>"
@@ -60,7 +75,7 @@ class Database:
         return self._engine.dialect.name
 
     async def migrate(self) -> None:
-        """Bring the tables to this version. Raises DatabaseUnavailable."""
+        """Bring the tables to this version. Raises DatabaseUnavailable and NewerDatabase."""
         if self.dialect == "sqlite" and (file := self._url.database) and file != ":memory:":
             try:
                 Path(file).parent.mkdir(parents=True, exist_ok=True)
@@ -84,13 +99,18 @@ class Database:
             await self.migrate()
         except DatabaseUnavailable as error:
             log.error("%s; trying again every %g s", error, RETRY_S)
-            self._opening = asyncio.create_task(self._open_later(), name="open the database")
+            opening = self._open_later(str(error))
+            self._opening = asyncio.create_task(opening, name="open the database")
 
-    async def _open_later(self) -> None:
+    async def _open_later(self, fault: str) -> None:
         while not self._migrated:
             await asyncio.sleep(RETRY_S)
-            with contextlib.suppress(DatabaseUnavailable):
+            try:
                 await self.migrate()
+            except DatabaseUnavailable as error:
+                if str(error) != fault:
+                    fault = str(error)
+                    log.error("%s", fault)
         log.info("the database is there")
 
     async def close(self) -> None:
@@ -100,6 +120,8 @@ class Database:
             await asyncio.gather(self._opening, return_exceptions=True)
         with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):
             async with asyncio.timeout(self._deadline_s):
+                if self._observer is not None:
+                    await self._observer.close()
                 await self._engine.dispose()
         # A statement whose waiter was cancelled goes on in its thread, which then tells the loop;
         # so the loop must not end before it.
@@ -107,8 +129,17 @@ class Database:
             if thread.is_alive():
                 await asyncio.to_thread(thread.join, self._deadline_s)
 
-    def _note_thread(self, connection: Any, _: object) -> None:
-        self._threads.add(connection.driver_connection._thread)
+    def _have_begun(self, _: object, __: object, ___: object, options: dict[str, Any]) -> None:
+        options["async_creator_fn"] = self._begin
+
+    def _begin(self, *arguments: Any, **options: Any) -> aiosqlite.Connection:
+        """Return a connection to be awaited; its thread is known even if nobody does to the end."""
+        options["cached_statements"] = CACHED_STATEMENTS
+        connection = aiosqlite.connect(*arguments, **options)
+        thread = connection._thread  # as SQLAlchemy itself reaches for it
+        thread.daemon = True
+        self._threads.add(thread)
+        return connection
 
     @contextlib.asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -127,6 +158,30 @@ class Database:
         async with self._translated(self._deadline_s), self._writing.begin() as connection:
             yield connection
 
+    async def version(self) -> tuple[int, int] | None:
+        """Return what is equal until somebody commits; None: the database does not tell.
+
+        That is SQLite's data_version (https://www.sqlite.org/pragma.html#pragma_data_version), for
+        a fifteenth of what a transaction costs. Raises DatabaseUnavailable.
+        """
+        self._check()
+        if self.dialect != "sqlite" or self._url.database in (None, "", ":memory:"):
+            return None  # in memory there is one connection, which hears nothing of itself
+        async with self._translated(self._deadline_s), self._observing:
+            observer, self._observer = self._observer, None
+            if observer is None:
+                observer = await self._engine.connect()
+                self._observers += 1
+            async with contextlib.AsyncExitStack() as undo:
+                undo.push_async_callback(observer.invalidate)
+                driver = (await observer.get_raw_connection()).driver_connection
+                assert driver is not None
+                # One visit to the connection's thread; a transaction of SQLAlchemy's makes eight.
+                ((number,),) = await driver.execute_fetchall("PRAGMA data_version")
+                undo.pop_all()
+            self._observer = observer
+            return self._observers, int(number)
+
     def _check(self) -> None:
         if not self._migrated:
             raise DatabaseUnavailable("the database has not been reached yet")
@@ -140,12 +195,26 @@ class Database:
         except TimeoutError:
             told = f"the database does not answer: nothing within {deadline_s:g} s"
             raise DatabaseUnavailable(told) from None
-        except (SQLAlchemyError, OSError) as error:
+        except NewerTables as error:
+            raise NewerDatabase(str(error)) from None
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             reason: object = error
             if isinstance(error, DBAPIError):
                 reason = error.orig  # without the statement and its parameters
             words = str(reason).partition("\n")[0] or type(reason).__name__
+            if refuses(error):
+                raise Refused(f"the database refuses it: {words}") from None
             raise DatabaseUnavailable(f"the database does not answer: {words}") from None
+
+
+def refuses(error: Exception) -> bool:
+    """Return whether an error is about the values of a statement, and lasts as long as they do.
+
+    PostgreSQL's classes 22 (data exception) and 23 (integrity constraint violation); asyncpg's
+    errors of class 22 have no class of their own in SQLAlchemy.
+    """
+    state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+    return isinstance(error, IntegrityError | DataError) or state[:2] in ("22", "23")
 
 
 def _engine(url: str, deadline_s: float) -> AsyncEngine:

@@ -9,6 +9,10 @@ call that was under way, changes nothing.
 import enum
 
 
+class RedisUnavailable(Exception):
+    """Redis did not answer in time, or not as it should. The message holds no password."""
+
+
 class State(enum.Enum):
     """Whether calls are made."""
 

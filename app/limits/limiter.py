@@ -9,18 +9,23 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from app.errors import Headers, RateLimited, ServiceUnavailable
 from app.limits import judgement
-from app.limits.link import Link, RedisUnavailable
+from app.limits.breaker import RedisUnavailable
 from app.limits.memory import MemoryStore
-from app.limits.redis import LEASE_S, RedisStore
 from app.limits.terms import Ask, Reading, Scopes, Terms, settlement
 from app.settings import LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 
+if TYPE_CHECKING:  # redis-py is imported only where limits are counted there: 9 MiB
+    from app.limits.redis import RedisStore
+
 log = logging.getLogger(__name__)
+
+# A gateway that dies holds its slots for that long at most; three renewals fit in, so one may fail.
+LEASE_S = 25.0
 
 MEANWHILE = {
     "local": "this gateway counts limits for itself until it does",
@@ -89,8 +94,10 @@ class Limiter:
         self._memory = MemoryStore(settings.burst_s)
         self._redis: RedisStore | None = None
         if state.redis_url is not None:
-            self._link = Link(state.redis_url.get_secret_value(), state.redis_timeout_s)
-            self._redis = RedisStore(
+            from app.limits import link, redis
+
+            self._link = link.Link(state.redis_url.get_secret_value(), state.redis_timeout_s)
+            self._redis = redis.RedisStore(
                 self._link,
                 state.redis_prefix,
                 settings.burst_s,

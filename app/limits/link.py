@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import NoScriptError, RedisError
 
 from app.deadline import deadline
+from app.limits.breaker import RedisUnavailable
 
 # The deadline is the caller's, an answer is MessagePack, and nothing of RESP3 is needed.
 OPTIONS = {
@@ -25,10 +26,6 @@ OPTIONS = {
     "protocol": 2,
 }
 SCRIPT = Path(__file__).with_name("script.lua")
-
-
-class RedisUnavailable(Exception):
-    """Redis did not answer in time, or not as it should. The message holds no password."""
 
 
 class Wire(Protocol):

@@ -18,14 +18,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from app.limits.batch import Release, Renewal, Request, is_scarce, pack, readings
-from app.limits.breaker import Event, State, after
-from app.limits.link import Link, RedisUnavailable
+from app.limits.breaker import Event, RedisUnavailable, State, after
+from app.limits.link import Link
 from app.limits.terms import Reading, Terms, undoing
 
 log = logging.getLogger(__name__)
 
-# A gateway that dies holds its slots for that long at most; three renewals fit in, so one may fail.
-LEASE_S = 25.0
 # Redis does nothing else while the script runs, so one call is bounded.
 MOST_AT_ONCE = 256
 PROBE_S = 1.0
@@ -64,7 +62,7 @@ class RedisStore:
         changed: Callable[[str | None], None],
         failed: Callable[[], None],
         *,
-        lease_s: float = LEASE_S,
+        lease_s: float,
     ) -> None:
         self._link = link
         self._prefix = prefix

@@ -31,6 +31,8 @@ class Head(msgspec.Struct, frozen=True):
 class Truncated(Exception):
     """The answer broke after its head had left; the client has been told as far as possible."""
 
+    code = "answer_truncated"
+
 
 def head_of(answer: EngineResponse) -> Head:
     """Return an answer's head. Raises EngineFailed for an answer that is not fit for a client."""
@@ -60,7 +62,13 @@ async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Heade
         while not answer.ended and len(body) <= WHOLE_BYTES:
             body += await answer.read()
     except EngineError as error:
-        log.warning("an answer broke before its end: %s", error)
+        record = exchange.record
+        told = {
+            "request_id": record.request_id,
+            "model": record.model,
+            "engine": record.engine,
+        }
+        log.warning("an answer broke before its end: %s", error, extra=told)
         raise as_gateway_error(error) from None
     if answer.ended:
         usage = read_usage(body)
@@ -68,8 +76,7 @@ async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Heade
             # A keep-alive has promised a stream: the answer, a refusal most likely, is an event.
             await exchange.body(as_event(body, exchange.dialect), more=True)
             return usage
-        await exchange.start(answer.status, headers)
-        await exchange.body(body, more=False)
+        await exchange.whole(answer.status, headers, body)
         return usage
     if exchange.streaming:
         raise EngineFailed("the engine did not answer with a stream")

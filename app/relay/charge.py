@@ -14,7 +14,7 @@ class Charge:
     Leaving it unsettled gives everything back but the request itself, which stays counted.
     """
 
-    __slots__ = ("_budget", "_cached_weight", "_decision")
+    __slots__ = ("_budget", "_cached_weight", "_decision", "_share")
 
     def __init__(
         self, decision: Decision, budget: Reservation | None, cached_weight: float
@@ -22,11 +22,22 @@ class Charge:
         self._decision = decision
         self._budget = budget
         self._cached_weight = cached_weight
+        self._share: Decision | None = None
+
+    def also(self, share: Decision) -> None:
+        """Settle another decision as well, that of a model which serves in another's place.
+
+        Who made it ends it. A charge has one share at a time.
+        """
+        self._share = share
 
     def settle(self, usage: Usage) -> None:
         """Note what the request took: limits weigh cached tokens, a budget counts them whole."""
         uncached = usage.prompt - usage.cached + usage.completion
-        self._decision.settle(uncached + self._cached_weight * usage.cached)
+        tokens = uncached + self._cached_weight * usage.cached
+        self._decision.settle(tokens)
+        if self._share is not None:
+            self._share.settle(tokens)
         if self._budget is not None:
             self._budget.settle(usage.prompt + usage.completion)
 

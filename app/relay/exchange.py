@@ -14,6 +14,13 @@ from app.telemetry.access import RequestRecord
 # chunked body at once and returns whether the client takes more. Only after the head has been
 # sent, and not for the last piece. Without it every chunk costs a task switch and a coroutine.
 WRITE = "vllm_gateway.write"
+# The same for a whole answer: status, headers that tell the body's length, body. It returns False
+# where the answer must go through `send`; then nothing was sent. It takes no look at the headers,
+# so they must be ours or of an answer that httptools has read.
+ANSWER = "vllm_gateway.answer"
+# Where the server puts into the scope what it answered itself, to a request whose body came to no
+# good end: its status. The application sees only a client that is gone.
+REFUSED = "gateway.refused"
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -21,13 +28,15 @@ Headers = Sequence[tuple[bytes, bytes]]
 class ClientStalled(Exception):
     """The client reads nothing of what waits for it."""
 
+    code = "client_stalled"
+
 
 class Exchange:
     """One request on its way: where its answer goes, and what is noted of it."""
 
     __slots__ = (
-        "_headers", "_send", "_timeout_s", "_unsent", "_write", "complete", "dialect", "record",
-        "scope", "standing", "started", "streaming",
+        "_answer", "_headers", "_send", "_timeout_s", "_unsent", "_write", "complete", "dialect",
+        "record", "scope", "standing", "started", "streaming",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +56,11 @@ class Exchange:
         extensions: Mapping[str, Any] = scope.get("extensions") or {}
         # None: the server offers no way to write but `send`, or the answer has a length.
         self._write: Callable[[bytes], bool] | None = extensions.get(WRITE)
+        # None: as above, or layers between want to see the head, as those do that add to it for a
+        # page of another origin.
+        self._answer: Callable[[int, Headers, bytes], bool] | None = (
+            None if b"origin" in self._headers else extensions.get(ANSWER)
+        )
         # What was pushed and could not be written; None while the client takes everything.
         self._unsent: list[bytes] | None = None
 
@@ -55,20 +69,31 @@ class Exchange:
         value: bytes = self._headers.get(name, b"")
         return value
 
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer. Raises ClientStalled."""
+        if (
+            self._answer is not None
+            and _has_length(headers)
+            and self._answer(status, self._with_ours(headers), body)
+        ):
+            self.started = self.complete = True
+            self.record.status = status
+            self.record.bytes_out += len(body)
+            return
+        await self.start(status, headers)
+        await self.body(body, more=False)
+
     async def start(self, status: int, headers: Headers) -> None:
         """Send the head of the answer. Raises ClientStalled."""
         self.started = True
         self.record.status = status
-        if any(name == b"content-length" for name, _ in headers):
+        if _has_length(headers):
             self._write = None
-        request_id = (b"x-request-id", self.record.request_id.encode())
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, request_id, *self.standing],
-            }
-        )
+        head = self._with_ours(headers)
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+
+    def _with_ours(self, headers: Headers) -> Headers:
+        return [*headers, (b"x-request-id", self.record.request_id.encode()), *self.standing]
 
     async def body(self, data: bytes, *, more: bool) -> None:
         """Send a piece of the answer, and wait for a client that is slow. Raises ClientStalled."""
@@ -127,8 +152,7 @@ class Exchange:
             body = error.body(self.dialect)
             length = b"%d" % len(body)
             headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-            await self.start(error.status, headers + error.headers())
-            await self.body(body, more=False)
+            await self.whole(error.status, headers + error.headers(), body)
 
     async def _in_time(self, message: Message) -> None:
         try:
@@ -136,3 +160,8 @@ class Exchange:
                 await self._send(message)
         except TimeoutError:
             raise ClientStalled(f"the client read nothing for {self._timeout_s:g} s") from None
+
+
+def _has_length(headers: Headers) -> bool:
+    """Whether the headers of an answer tell how long its body is."""
+    return any(name == b"content-length" for name, _ in headers)

@@ -28,7 +28,7 @@ APPLIED = frozenset(
         "limits.default.requests_per_minute",
         "limits.default.tokens_per_minute", "limits.default.concurrent_requests",
         "limits.unstated_output_tokens", "limits.cached_token_weight", "usage.retention_days",
-        "api_keys", "admin_key",
+        "logs.level", "logs.levels", "api_keys", "admin_key",
     }
 )  # fmt: skip
 # An engine in the gateway's own process shares its memory and its environment.
@@ -245,7 +245,17 @@ def _section_changes(old: Settings, new: Settings) -> Iterator[Change]:
                 yield Change(name, "changed")
         elif isinstance(one, BaseModel):
             # In Python's own terms, in which two secrets that differ are different.
-            yield from _changes(flat(one.model_dump(), name), flat(other.model_dump(), name))
+            yield from _changes(_settings_of(one, name), _settings_of(other, name))
+
+
+def _settings_of(section: BaseModel, place: str) -> dict[str, object]:
+    """Return every setting of a section by path; one that is a mapping is a value of its own."""
+    found: dict[str, object] = {}
+    for name in type(section).model_fields:
+        member = getattr(section, name)
+        inside = f"{place}.{name}"
+        found |= _settings_of(member, inside) if isinstance(member, BaseModel) else {inside: member}
+    return found
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[Change]:

@@ -3,11 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.residency.entry import OnDemand
-from app.routing.catalogue import Bounds, Model, Replica
+from app.routing.affinity import PrefixAffinity, SessionAffinity
+from app.routing.catalogue import Bounds, Model
+from app.routing.policy import LeastLoaded, RoundRobin, SelectionPolicy
+from app.routing.replica import Replica
 from app.routing.slots import Plan, Slot, initial_slots
 from app.settings import ModelSettings, Settings
 from engines.base import Engine, EngineState, EngineUnavailable
@@ -22,6 +25,12 @@ REMOTE_START_S = 10.0
 
 # Makes an engine that is not started: of which model, and under what name.
 Build = Callable[[str, Slot], Replica]
+POLICIES: Mapping[str, type[SelectionPolicy]] = {
+    "least_loaded": LeastLoaded,
+    "prefix": PrefixAffinity,
+    "round_robin": RoundRobin,
+    "session": SessionAffinity,
+}
 # States of an engine that nobody has asked to run.
 IDLE = frozenset({EngineState.STOPPED, EngineState.ASLEEP})
 
@@ -53,6 +62,8 @@ class Standing:
     settings: ModelSettings
     engines: list[Running]
     created: int = field(default_factory=lambda: int(time.time()))
+    # What it has learned outlasts a reload that changes something else.
+    _policy: SelectionPolicy = field(default_factory=LeastLoaded, init=False)
 
     @property
     def name(self) -> str:
@@ -76,6 +87,9 @@ class Standing:
     def model(self) -> Model:
         """Return the model as the catalogue has it."""
         settings = self.settings
+        policy = POLICIES[settings.policy]
+        if type(self._policy) is not policy:
+            self._policy = policy()
         return Model(
             settings.name,
             settings.aliases,
@@ -83,6 +97,8 @@ class Standing:
             Bounds(settings.max_choices, settings.max_output_tokens),
             settings.limits,
             settings.load == "on_demand",
+            self._policy,
+            settings.fallbacks,
             self.created,
         )
 

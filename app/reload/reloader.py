@@ -10,19 +10,18 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from app.admission.admission import Admission
 from app.auth.keys import Authenticator
 from app.building import Builder, Placed, Slots
 from app.errors import Conflict, GatewayError, InvalidConfiguration
-from app.relay.relay import Relay, RelayBounds
+from app.relay.rooms import RelayBounds, Rooms
 from app.reload.difference import Addition, Difference, ModelChange, applied, difference
 from app.reload.fleet import IDLE, Fleet, NotStarted, Standing
 from app.reload.report import ModelReport, Outcome, Report
-from app.residency.keeper import Keeper
-from app.routing.catalogue import Catalogue
 from app.routing.slots import Plan, plan
 from app.settings import ConfigError, ModelSettings, Settings
+from app.telemetry.levels import Levels
 from app.usage.ledger import Ledger
 from engines.process import LauncherMissing
 from engines.spec import LocalSpec
@@ -31,15 +30,20 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class Adjustable:
     """What goes by settings and can be given others."""
 
-    catalogue: Catalogue
-    admission: Admission
-    keeper: Keeper
+    rooms: Rooms
     authenticator: Authenticator
     ledger: Ledger
-    relay: Relay
+    levels: Levels
+
+
+def _outcome(task: asyncio.Task[Report], fault: BaseException | None) -> str:
+    """Return how a reload ended, as gateway_reloads_total has it."""
+    if fault is None:
+        return "done" if task.result().ok else "partial"
+    return "invalid" if isinstance(fault, InvalidConfiguration) else "failed"
 
 
 class Reloader:
@@ -49,7 +53,7 @@ class Reloader:
         self,
         settings: Settings,
         standing: Sequence[Standing],
-        rooms: Rooms,
+        adjustable: Adjustable,
         *,
         source: Callable[[], Settings],
         builder: Builder,
@@ -61,7 +65,8 @@ class Reloader:
         """
         self._settings = settings
         self._standing = {one.name: one for one in standing}
-        self._rooms = rooms
+        self._adjustable = adjustable
+        self._rooms = adjustable.rooms
         self._source = source
         self._settled = settled
         self._builder = builder
@@ -91,7 +96,7 @@ class Reloader:
             raise Conflict("the gateway still starts its engines; try again when it has")
         task = asyncio.create_task(self._in_turn(dry_run), name="reload")
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, dry_run))
         return await asyncio.shield(task)
 
     async def close(self) -> None:
@@ -101,10 +106,12 @@ class Reloader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._fleet.close()
 
-    def _ended(self, task: asyncio.Task[Report]) -> None:
+    def _ended(self, dry_run: bool, task: asyncio.Task[Report]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # perhaps nobody waits for it any more
+            fault = task.exception()  # perhaps nobody waits for it any more
+            if not dry_run:
+                self._rooms.metrics.reload(_outcome(task, fault))
 
     async def _in_turn(self, dry_run: bool) -> Report:
         async with self._turn:
@@ -199,10 +206,11 @@ class Reloader:
         return tuple(reports)
 
     def _apply_sections(self) -> None:
-        settings, rooms = self._settings, self._rooms
-        rooms.relay.bounds = RelayBounds.of(settings)
-        rooms.authenticator.replace(settings.api_keys, settings.admin_key, settings.limits.default)
-        rooms.ledger.reprice({}, settings.usage.retention_days)
+        settings, its = self._settings, self._adjustable
+        its.rooms.bounds = RelayBounds.of(settings)
+        its.authenticator.replace(settings.api_keys, settings.admin_key, settings.limits.default)
+        its.levels.replace(settings.logs)
+        its.ledger.reprice({}, settings.usage.retention_days)
 
     def _take_over(self, moved: Sequence[ModelChange]) -> None:
         """Go by the new settings of models, but for aliases that others still have.
@@ -219,7 +227,8 @@ class Reloader:
 
     def _open(self, model: ModelSettings) -> None:
         self._rooms.admission.open(model.name, model.queue)
-        self._rooms.ledger.reprice({model.name: model.price}, self._settings.usage.retention_days)
+        days = self._settings.usage.retention_days
+        self._adjustable.ledger.reprice({model.name: model.price}, days)
 
     def _names_of_others(self, standing: Standing | None) -> dict[str, str]:
         """Return the names that clients may send for other models, each with its model."""

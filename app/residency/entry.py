@@ -8,6 +8,7 @@ from app.errors import GatewayError
 from app.residency.policy import Residency, Resident
 from app.settings import ModelSettings
 from engines.base import EngineState
+from engines.restarts import pause_s
 from engines.spec import ProcessSpec, Restart
 
 
@@ -77,7 +78,7 @@ class Entry:
     asked_out: bool = False
     # Somebody who was told to come back wants it as well.
     promised: bool = False
-    # Loads that failed since the last that did not, and until when none is tried again.
+    # Loads that failed and deaths, since it last worked, and until when no load is tried again.
     failures: int = 0
     retry_at: float = 0.0
     # The requests that wait, in the order in which they came.
@@ -120,6 +121,22 @@ class Entry:
             self.model.settings.idle_unload_s,
             self.asked_out,
         )
+
+    def note_fault(self, now: float) -> float:
+        """Note that it did not load, or has died; return for how many seconds none is to be tried.
+
+        What a load achieves shows only in time: an engine that dies at its first request has loaded
+        before, for minutes perhaps. So it has worked when it was loaded for `restart.window_s`, or
+        was unloaded alive; one that has worked is loaded again at once when it dies.
+        """
+        restart = self.model.restart
+        died = self.residency is Residency.LOADED
+        if died and now - self.loaded_at >= restart.window_s:
+            self.failures = 0
+        wait_s = 0.0 if died and not self.failures else pause_s(restart, self.failures)
+        self.failures += 1
+        self.retry_at = now + wait_s
+        return wait_s
 
     def answer(self, error: GatewayError | None) -> None:
         """Tell all who wait: an error, or that each has a hold."""

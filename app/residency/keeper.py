@@ -118,7 +118,7 @@ class Keeper:
         Raises KeyError for one that is not on demand, and EngineUnavailable with the reason.
         """
         entry = self._entries[name]
-        entry.retry_at = 0.0
+        entry.retry_at, entry.failures = 0.0, 0
         if entry.open:
             return
         self._want(entry)
@@ -194,13 +194,14 @@ class Keeper:
         name, now = entry.model.name, self._now()
         if self._draining:
             raise EngineUnavailable(SHUTTING_DOWN)
+        died = entry.residency is Residency.LOADED and not entry.up
+        if died and (wait_s := entry.note_fault(now)):
+            self._begin_rest(entry, wait_s)
         if now < entry.retry_at:
-            error = EngineUnavailable(f"the model {name!r} could not be loaded; try again later")
-            error.retry_after_s = ceil(entry.retry_at - now)
-            raise error
+            raise self._resting(entry)
         if entry.wanted_since is None:
             entry.wanted_since = now
-        if entry.residency is Residency.LOADED and not entry.up:
+        if died:
             # Its engines have ended. They are started again in the memory that they had.
             self._begin_load(entry)
         decision = self._decide()
@@ -366,7 +367,6 @@ class Keeper:
     def _note_loaded(self, entry: Entry) -> None:
         entry.residency = Residency.LOADED
         entry.loaded_at = entry.last_used = self._now()
-        entry.failures = 0
         if entry.load_s is None:
             entry.load_s = max((e.load_s or 0.0 for e in entry.model.engines), default=0.0) or None
         # Before anything else is decided: a load serves those who waited for it, whatever follows.
@@ -374,22 +374,36 @@ class Keeper:
         entry.answer(None)
 
     def _note_failed(self, entry: Entry) -> None:
-        restart = entry.model.restart
-        backoff_s = min(restart.backoff_s * 2.0**entry.failures, restart.max_backoff_s)
-        entry.failures += 1
-        entry.retry_at = self._now() + backoff_s
+        wait_s = entry.note_fault(self._now())
         entry.asked_out = False
-        name = entry.model.name
         log.error(
             "model %s could not be loaded (%s); not tried again for %g s",
-            name, entry.reason or "no engine told why", backoff_s,
-        )  # fmt: skip
+            *(entry.model.name, entry.reason or "no engine told why", wait_s),
+        )
+        entry.answer(self._resting(entry))
+
+    def _begin_rest(self, entry: Entry, wait_s: float) -> None:
+        """End the engines of a model that has died again, and would be started again by itself."""
+        log.error(
+            "model %s died again %.0f s after it was loaded (%s); not loaded for %g s",
+            *(entry.model.name, self._now() - entry.loaded_at),
+            *(entry.reason or "no engine told why", wait_s),
+        )
+        entry.residency = Residency.UNLOADING
+        self._begin("end", entry, asyncio.create_task(self._unload(entry)))
+        entry.answer(self._resting(entry))
+
+    def _resting(self, entry: Entry) -> EngineUnavailable:
+        """Return the refusal of a request for a model that is not to be loaded yet."""
+        name = entry.model.name
         error = EngineUnavailable(f"the model {name!r} could not be loaded; try again later")
-        error.retry_after_s = max(ceil(backoff_s), 1)
-        entry.answer(error)
+        error.retry_after_s = max(ceil(entry.retry_at - self._now()), 1)
+        return error
 
     def _begin_unload(self, entry: Entry, reason: Reason) -> None:
         entry.residency = Residency.UNLOADING
+        if entry.up:
+            entry.failures = 0  # whatever it did before, this time it worked
         log.info("model %s is unloaded (%s)", entry.model.name, reason)
         self._metrics.eviction(entry.model.name, reason)
         self._begin("unload", entry, asyncio.create_task(self._unload(entry)))

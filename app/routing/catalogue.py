@@ -3,59 +3,15 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from app.errors import ModelNotFound, RouteNotFound
+from app.routing.policy import LeastLoaded, SelectionPolicy
+from app.routing.replica import Replica
 from app.settings import NO_LIMITS, LimitSettings
-from engines.base import Engine, EngineResponse, EngineState
+from engines.base import Engine, EngineState
 
 # Of the names that there are, in an error for whoever mistyped one.
 MOST_NAMED = 20
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One engine of a model, and the name the engine knows the model by."""
-
-    engine: Engine
-    served_name: str
-    in_flight: int = 0  # leases that are held; never below 0
-    # What the engine last called itself in a stream's usage chunk (`system_fingerprint`).
-    fingerprint: str | None = None
-    kind: str = "process"  # as the configuration calls it
-
-    def lease(self) -> "Lease":
-        """Return one more request's place on this replica, counted from now until its release."""
-        return Lease(self)
-
-
-class Lease:
-    """One request's place on a replica, with the answer given there; a context that ends both."""
-
-    __slots__ = ("answer", "replica")
-
-    def __init__(self, replica: Replica) -> None:
-        self.replica = replica
-        self.answer: EngineResponse | None = None
-        replica.in_flight += 1
-
-    def release(self) -> None:
-        """Give the place back, once. An answer that is not whole is broken off."""
-        if self.answer is not None:
-            self.answer.close()
-        self.replica.in_flight -= 1
-
-    def __enter__(self) -> EngineResponse:
-        assert self.answer is not None
-        return self.answer
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +34,9 @@ class Model:
     limits: LimitSettings = NO_LIMITS
     # Its engines start at the first request, not with the gateway.
     on_demand: bool = False
+    policy: SelectionPolicy = field(default_factory=LeastLoaded)
+    # Names of the models that serve its requests, in this order, when none of its engines can.
+    fallbacks: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -118,6 +77,16 @@ class Catalogue:
     def current(self, model: Model) -> Model:
         """Return a model that was found before as it is now; itself if it is gone."""
         return self._own.get(model.name, model)
+
+    def in_turn(self, model: Model, allows: Callable[[str], bool]) -> Iterator[Model]:
+        """Return a model, and then those that may serve the caller in its place.
+
+        The latter as they are when it is their turn; their own fallbacks are not among them.
+        """
+        yield model
+        for name in model.fallbacks:
+            if allows(name) and (other := self._own.get(name)) is not None:
+                yield other
 
     def named(self, name: str) -> Model:
         """Return the model of a name or alias, for an operator.

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from app import errors
-from app.routing.catalogue import Catalogue, Replica
+from app.routing.catalogue import Catalogue
+from app.routing.replica import Replica
 from engines.base import Engine, EngineError, EngineState
 from engines.redact import hidden
 from engines.tail import Tail

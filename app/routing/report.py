@@ -7,7 +7,8 @@ from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, Field, PlainSerializer
 
-from app.routing.catalogue import Catalogue, Model, Replica
+from app.routing.catalogue import Catalogue, Model
+from app.routing.replica import Replica
 from app.telemetry.engines import EngineFigures
 from engines.base import Engine, EngineFacts, EngineState
 from engines.redact import command, hidden

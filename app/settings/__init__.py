@@ -23,16 +23,20 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from app.settings.fallbacks import fault_of
 from app.settings.sections import (
     NO_LIMITS,
     AuthSettings,
     LimitSettings,
     LimitsSettings,
+    LogSettings,
+    MetricsSettings,
     ModelSettings,
     PriceSettings,
     QueueSettings,
     ServerSettings,
     StateSettings,
+    TracesSettings,
     UsageSettings,
 )
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
@@ -43,12 +47,15 @@ __all__ = (
     "ConfigError",
     "LimitSettings",
     "LimitsSettings",
+    "LogSettings",
+    "MetricsSettings",
     "ModelSettings",
     "PriceSettings",
     "QueueSettings",
     "ServerSettings",
     "Settings",
     "StateSettings",
+    "TracesSettings",
     "UsageSettings",
     "digest",
     "load_settings",
@@ -59,7 +66,7 @@ DEFAULT_FILE = "gateway.yaml"
 ENV_FILE = ".env"
 MIN_KEY_LENGTH = 20
 # Given in the environment or .env only, never in a file that is copied and committed.
-SECRETS = frozenset({"api_keys", "admin_key"})
+SECRETS = frozenset({"api_keys", "admin_key", "metrics_key"})
 SPECS: Mapping[int | str, type[BaseModel]] = {
     "process": ProcessSpec,
     "in_process": InProcessSpec,
@@ -93,8 +100,8 @@ def _digests(value: object) -> object:
     return tuple(digest(key.encode()) for key in keys)
 
 
-def _admin_digest(value: object) -> object:
-    """Turn GATEWAY_ADMIN_KEY into its digest; an empty one is a mistake, not the absence of one."""
+def _one_digest(value: object) -> object:
+    """Turn a key into its digest; an empty one is a mistake, not the absence of one."""
     if not isinstance(value, str):
         return value
     digests = _digests(value)
@@ -120,12 +127,21 @@ class Settings(BaseSettings):
     state: StateSettings = StateSettings()
     limits: LimitsSettings = LimitsSettings()
     usage: UsageSettings = UsageSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    traces: TracesSettings = TracesSettings()
+    logs: LogSettings = LogSettings()
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     api_keys: Annotated[tuple[bytes, ...], NoDecode, BeforeValidator(_digests)] = Field(
         (), repr=False, description="Client keys, comma-separated, at least 20 characters each."
     )
-    admin_key: Annotated[bytes | None, NoDecode, BeforeValidator(_admin_digest)] = Field(
+    admin_key: Annotated[bytes | None, NoDecode, BeforeValidator(_one_digest)] = Field(
         None, repr=False, description="The key to /admin, at least 20 characters."
+    )
+    metrics_key: Annotated[bytes | None, NoDecode, BeforeValidator(_one_digest)] = Field(
+        None,
+        repr=False,
+        description="The key to /metrics and /metrics/engines, at least 20 characters; default: "
+        "they ask for none.",
     )
 
     @model_validator(mode="after")
@@ -136,6 +152,8 @@ class Settings(BaseSettings):
                 if name in seen:
                     raise ValueError(f"two models answer to the name {name!r}")
                 seen.add(name)
+        if fault := fault_of({model.name: model.fallbacks for model in self.models}):
+            raise ValueError(fault)
         return self
 
     @classmethod

@@ -1,14 +1,19 @@
 """The sections of the configuration file: what may stand in each, and what it means."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from engines.spec import EngineSpec, SpecModel
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+# More than there are modules here; each is a logger that stays for good.
+MAX_LEVELS = 100
 REDIS_SCHEMES = ("redis", "rediss", "unix")
+TRACES_PATH = "/v1/traces"
 
 
 class ServerSettings(SpecModel):
@@ -193,6 +198,80 @@ class UsageSettings(SpecModel):
     )
 
 
+class MetricsSettings(SpecModel):
+    host: str = Field("127.0.0.1", description="Address of the metrics' own port.")
+    port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="A port of their own for /metrics and /metrics/engines, which are not on the "
+        "main port then; 0 takes a free one. Default: they are on the main port.",
+    )
+
+
+def collector_url(url: str) -> str:
+    """Return the URL of a collector with its path. Raises ValueError, which does not repeat it."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0 or not re.fullmatch(r"[!-~]+", url):
+        raise ValueError("must be a URL with a port from 1 to 65535, in printable ASCII")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"must look like http://collector:4318{TRACES_PATH}")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError(
+            "must hold no credentials, query or fragment; OTEL_EXPORTER_OTLP_HEADERS is for keys"
+        )
+    path = TRACES_PATH if parts.path in ("", "/") else parts.path
+    return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+class TracesSettings(SpecModel):
+    endpoint: str | None = Field(
+        None,
+        description="Where traces go, OTLP over HTTP: http://collector:4318/v1/traces; without a "
+        "path, /v1/traces. Headers for it stand in OTEL_EXPORTER_OTLP_HEADERS. Default: no traces.",
+    )
+    sample_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="The part of requests that are traced; a client's traceparent decides for its "
+        "own.",
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _known_endpoint(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        return collector_url(url)
+
+
+LoggerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class LogSettings(SpecModel):
+    format: Literal["auto", "json", "text"] = Field(
+        "auto", description="How a line looks; auto: text on a terminal, JSON elsewhere."
+    )
+    level: LogLevel = Field("info", description="What is not worth a line below this.")
+    levels: dict[LoggerName, LogLevel] = Field(
+        {},
+        max_length=MAX_LEVELS,
+        description="Levels of their own for parts of the gateway and for libraries: relay, "
+        "engines.supervisor, access, httpx…",
+    )
+    file: Path | None = Field(
+        None,
+        description="Append the log to this file, not to standard error; it is made again when it "
+        "was moved away.",
+    )
+
+
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -207,6 +286,17 @@ class ModelSettings(SpecModel):
     )
     limits: LimitSettings = Field(
         NO_LIMITS, description="Limits of the model for all keys together."
+    )
+    policy: Literal["round_robin", "least_loaded", "prefix", "session"] = Field(
+        "least_loaded",
+        description="Which engine gets a request: the next one, the one with the fewest in flight, "
+        "the one that knows the beginning of the prompt, or the one of the session (x-session-id, "
+        "prompt_cache_key, user or the key).",
+    )
+    fallbacks: tuple[ModelName, ...] = Field(
+        (),
+        description="Models that serve a request when no engine of this one can, tried in this "
+        "order, each by its name. Only those that the key may use; theirs are not tried.",
     )
     queue: QueueSettings = QueueSettings()
     load: Literal["eager", "on_demand"] = Field(

@@ -3,11 +3,10 @@
 A remote engine may call itself what it likes: what becomes a label is printable and short.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from app.telemetry.series import Counter, Gauge, Registry
 
 LONGEST_LABEL = 64
 _ENGINE = ("model", "gateway_engine")
@@ -38,36 +37,63 @@ class EngineFigures:
     memory_gib: float | None = None
 
 
-class EngineSeries(Collector):
-    """gateway_engine_restarts_total, gateway_engine_info, and a gauge for each figure."""
+class EngineSeries:
+    """The state of every engine, its restarts, what runs, and a gauge for each figure."""
 
-    def __init__(self, read: Callable[[], Iterable[EngineFigures]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        figures = list(self._read())
-        restarts = CounterMetricFamily(
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._state = Gauge(
+            registry,
+            "gateway_engine_state",
+            "1 for the state that an engine is in, 0 for the others.",
+            (*_ENGINE, "state"),
+        )
+        self._restarts = Counter(
+            registry,
             "gateway_engine_restarts",
             "How often an engine was started again after it had failed.",
-            labels=_ENGINE,
+            _ENGINE,
         )
-        info = GaugeMetricFamily(
-            "gateway_engine_info", "1; the labels tell what runs.", labels=(*_ENGINE, *_INFO)
+        self._info = Gauge(
+            registry, "gateway_engine_info", "1; the labels tell what runs.", (*_ENGINE, *_INFO)
         )
-        for one in figures:
-            restarts.add_metric((one.model, one.engine), one.restarts)
-            told = [getattr(one, name) for name in _INFO]
-            if any(told):
-                info.add_metric((one.model, one.engine, *map(label, told)), 1.0)
-        yield restarts
-        yield info
-        for field, name, text in _GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=_ENGINE)
-            for one in figures:
-                value = getattr(one, field)
-                if value is not None:
-                    gauge.add_metric((one.model, one.engine), value)
-            yield gauge
+        self._gauges = {
+            field: Gauge(registry, name, text, _ENGINE) for field, name, text in _GAUGES
+        }
+
+    def watch_states(
+        self, read: Callable[[], Iterable[tuple[str, str, str]]], states: Iterable[str]
+    ) -> None:
+        """Export the state of engines; `read` returns (model, engine, state) for each."""
+        every = tuple(states)
+
+        def set_states() -> None:
+            self._state.values = {
+                (model, engine, state): int(state == current)
+                for model, engine, current in read()
+                for state in every
+            }
+
+        self._registry.before_scrape(set_states)
+
+    def watch_figures(self, read: Callable[[], Iterable[EngineFigures]]) -> None:
+        """Export what is known of engines; `read` returns it for each."""
+
+        def set_figures() -> None:
+            figures = {(one.model, one.engine): one for one in read()}
+            self._restarts.values = {place: one.restarts for place, one in figures.items()}
+            told = {place: [getattr(one, name) for name in _INFO] for place, one in figures.items()}
+            self._info.values = {
+                (*place, *map(label, values)): 1 for place, values in told.items() if any(values)
+            }
+            for field, gauge in self._gauges.items():
+                gauge.values = {
+                    place: value
+                    for place, one in figures.items()
+                    if (value := getattr(one, field)) is not None
+                }
+
+        self._registry.before_scrape(set_figures)
 
 
 def label(value: str | None) -> str:

@@ -4,16 +4,18 @@ Labels are bounded: a model is one of the catalogue's names or "unknown", an end
 allow-list's, a status one of HTTP's. Nothing that a client makes up becomes a label.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from app.telemetry.access import UNKNOWN_MODEL, Tokens
 from app.telemetry.engines import EngineFigures, EngineSeries
-from app.telemetry.series import Buckets, Counter, Gauge, Histogram
+from app.telemetry.series import Buckets, Counter, Gauge, Histogram, Registry
+
+# The endpoint of a request that came to none: a path that is not there, or no HTTP at all.
+NO_ENDPOINT = "none"
 
 # A cached tokenize takes 2 ms, a long reasoning answer ten minutes.
 DURATION_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -33,32 +35,13 @@ GAP_BUCKETS = (
 )  # fmt: skip
 
 
-class EngineStates(Collector):
-    """gateway_engine_state, read when somebody scrapes: 1 for the state an engine is in."""
-
-    def __init__(
-        self, read: Callable[[], Iterable[tuple[str, str, str]]], states: list[str]
-    ) -> None:
-        self._read = read
-        self._states = states
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "gateway_engine_state",
-            "1 for the state that an engine is in, 0 for the others.",
-            labels=("model", "gateway_engine", "state"),
-        )
-        for model, engine, current in self._read():
-            for state in self._states:
-                family.add_metric((model, engine, state), float(state == current))
-        yield family
-
-
 class Metrics:
     """The gateway's series."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = registry = Registry()
+        info = Gauge(registry, "gateway_info", "1; the label tells what runs.", ("version",))
+        info.set((version("vllm-gateway"),), 1)
         self._requests = Counter(
             registry,
             "gateway_requests",
@@ -110,6 +93,12 @@ class Metrics:
             "Requests that were sent to another replica, by what went wrong with the one before.",
             ("reason",),
         )
+        self._fallbacks = Counter(
+            registry,
+            "gateway_fallbacks",
+            "Requests that were handed on to another model since none of the engines could serve.",
+            ("model", "fallback"),
+        )
         self._auth_failures = Counter(
             registry,
             "gateway_auth_failures",
@@ -122,6 +111,13 @@ class Metrics:
             "Tokens of the requests that ended; cached ones are part of the prompt's.",
             ("model", "kind"),
         )
+        self._trace_spans = Counter(
+            registry,
+            "gateway_trace_spans",
+            "Spans that the collector of traces took, and spans that were dropped.",
+            ("outcome",),
+        )
+        self._trace_spans.values = {("exported",): 0, ("dropped",): 0}
         self._usage_records = Counter(
             registry,
             "gateway_usage_records",
@@ -164,12 +160,90 @@ class Metrics:
             ("model",),
             LOAD_BUCKETS,
         )
+        self._scrape_errors = Counter(
+            registry,
+            "gateway_engine_scrape_errors",
+            "Engines' own series that could not be had, or not all of them, for /metrics/engines.",
+            ("model", "gateway_engine"),
+        )
         self._evictions = Counter(
             registry,
             "gateway_model_evictions",
             "Models on demand that were unloaded: idle, to make room, or by an operator.",
             ("model", "reason"),
         )
+        self._on_demand = Gauge(
+            registry,
+            "gateway_model_on_demand",
+            "1 for a model whose engines start at a request, 0 for one that is always loaded.",
+            ("model",),
+        )
+        self._queue_limit = Gauge(
+            registry, "gateway_queue_limit", "Requests that may wait for an engine.", ("model",)
+        )
+        self._nearly_used = Gauge(
+            registry,
+            "gateway_budgets_nearly_used",
+            "Keys in use that have spent 90 % or more of a budget, or all of it.",
+            ("window",),
+        )
+        self._exhausted = Gauge(
+            registry,
+            "gateway_budgets_exhausted",
+            "Keys in use that have spent all of a budget.",
+            ("window",),
+        )
+        self._usage_pending = Gauge(
+            registry,
+            "gateway_usage_records_pending",
+            "Usage records in memory that are not known to be in the database.",
+        )
+        self._ledger_errors = Counter(
+            registry,
+            "gateway_ledger_errors",
+            "Writes of usage records that failed; they are repeated while that can help.",
+        )
+        self._reloads = Counter(
+            registry,
+            "gateway_reloads",
+            "Reloads of the configuration, by how they ended.",
+            ("outcome",),
+        )
+        self._connections = Gauge(
+            registry, "gateway_connections", "Connections of clients that are open."
+        )
+        self._connections_limit = Gauge(
+            registry, "gateway_connections_limit", "Connections of clients that may be open."
+        )
+        self._loop_lag = Gauge(
+            registry,
+            "gateway_event_loop_lag_seconds",
+            "The longest that the event loop was late for a timer in the last 15 to 30 s.",
+        )
+        self._lines_lost = Counter(
+            registry,
+            "gateway_log_lines_lost",
+            "Lines of the log that did not get where they belong: standard error took no more, or "
+            "the file could not be written.",
+        )
+        self._engines = EngineSeries(registry)
+        ProcessCollector(registry=registry)
+        # A rate needs a value before the first count.
+        for series, values in (
+            (self._usage_records, ("completed", "refused", "failed", "disconnected")),
+            (self._auth_failures, ("missing", "invalid")),
+            (self._rate_limited, ("requests", "tokens", "concurrency", "budget")),
+            (self._reloads, ("done", "partial", "invalid", "failed")),
+        ):
+            for value in values:
+                series.add((value,), 0)
+
+    def open_model(self, model: str) -> None:
+        """Have the series of a model that are always there."""
+        self._in_flight.add((model,), 0)
+        self._queue_depth.add((model,), 0)
+        for kind in ("prompt", "cached", "completion"):
+            self._tokens.add((model, kind), 0)
 
     def request(self, model: str, endpoint: str, status: int, seconds: float) -> None:
         """Count a request that ended."""
@@ -178,7 +252,7 @@ class Metrics:
 
     def refusal(self, status: int) -> None:
         """Count a request that was refused before anybody could tell what it was for."""
-        self._requests.add((UNKNOWN_MODEL, "none", str(status)))
+        self._requests.add((UNKNOWN_MODEL, NO_ENDPOINT, str(status)))
 
     def first_token(self, model: str, seconds: float) -> None:
         """Record the time to the first token of a stream."""
@@ -197,7 +271,7 @@ class Metrics:
         self._in_flight.add((model,), change)
 
     def usage(self, model: str, outcome: str, tokens: Tokens | None) -> None:
-        """Count the tokens of a request that reached an engine, and how it ended."""
+        """Count how a request ended that reached an engine, and what it took, if tokens."""
         self._usage_records.add((outcome,))
         if tokens is not None:
             self._tokens.add((model, "prompt"), tokens.prompt)
@@ -211,6 +285,10 @@ class Metrics:
     def retry(self, reason: str) -> None:
         """Count a request that goes to another replica; `reason` is the name of an error class."""
         self._retries.add((reason,))
+
+    def fallback(self, model: str, fallback: str) -> None:
+        """Count a request for a model that another one is to serve."""
+        self._fallbacks.add((model, fallback))
 
     def auth_failure(self, reason: str) -> None:
         """Count a request refused for its key: missing or invalid."""
@@ -248,16 +326,82 @@ class Metrics:
         """Count a model that is unloaded: idle, room or operator."""
         self._evictions.add((model, reason))
 
+    def ledger_error(self) -> None:
+        """Count a write of usage records that failed."""
+        self._ledger_errors.add()
+
+    def reload(self, outcome: str) -> None:
+        """Count a reload: done, partial (some models could not), invalid or failed."""
+        self._reloads.add((outcome,))
+
+    def engine_scraped(self, model: str, engine: str, *, whole: bool) -> None:
+        """Count an engine whose series were asked for; not `whole`: some or all are missing."""
+        self._scrape_errors.add((model, engine), 0 if whole else 1)
+
+    # What is read when somebody scrapes
+
     def watch_engines(
         self, read: Callable[[], Iterable[tuple[str, str, str]]], states: list[str]
     ) -> None:
         """Export the state of engines; `read` returns (model, engine, state) for each."""
-        self.registry.register(EngineStates(read, states))
+        self._engines.watch_states(read, states)
 
     def watch_figures(self, read: Callable[[], Iterable[EngineFigures]]) -> None:
         """Export what is known of engines; `read` returns it for each."""
-        self.registry.register(EngineSeries(read))
+        self._engines.watch_figures(read)
+
+    def watch_queues(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """Export how many requests may wait; `read` returns that for each model."""
+
+        def set_limits() -> None:
+            self._queue_limit.values = {(model,): most for model, most in read()}
+
+        self.registry.before_scrape(set_limits)
+
+    def watch_budgets(self, read: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        """Export the budgets; `read` returns window, keys near its end, keys at its end."""
+
+        def set_budgets() -> None:
+            for window, near, at_end in read():
+                self._nearly_used.set((window,), near)
+                self._exhausted.set((window,), at_end)
+
+        self.registry.before_scrape(set_budgets)
+
+    def watch_ledger(self, pending: Callable[[], int]) -> None:
+        """Export how many records wait to be written."""
+        self.registry.before_scrape(lambda: self._usage_pending.set((), pending()))
+
+    def watch_connections(self, opened: Callable[[], int], limit: int) -> None:
+        """Export how many connections of clients are open, and how many may be."""
+        self._connections_limit.set((), limit)
+        self.registry.before_scrape(lambda: self._connections.set((), opened()))
+
+    def watch_spans(self, read: Callable[[], tuple[int, int]]) -> None:
+        """Export how many spans were exported and dropped; another thread counts what left."""
+
+        def set_spans() -> None:
+            exported, dropped = read()
+            self._trace_spans.values = {("exported",): exported, ("dropped",): dropped}
+
+        self.registry.before_scrape(set_spans)
+
+    def watch_loop(self, lag_s: Callable[[], float]) -> None:
+        """Export how late the event loop was."""
+        self.registry.before_scrape(lambda: self._loop_lag.set((), lag_s()))
+
+    def watch_log(self, lost: Callable[[], int]) -> None:
+        """Export how many lines of the log were lost."""
+        self.registry.before_scrape(lambda: self._lines_lost.values.update({(): lost()}))
+
+    def watch_models(self, read: Callable[[], Iterable[tuple[str, bool]]]) -> None:
+        """Export which models are on demand; `read` returns (model, on demand) for each."""
+
+        def set_models() -> None:
+            self._on_demand.values = {(model,): int(on_demand) for model, on_demand in read()}
+
+        self.registry.before_scrape(set_models)
 
     def exposition(self) -> tuple[bytes, str]:
         """Return what GET /metrics answers: body and content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        return self.registry.page(), CONTENT_TYPE_PLAIN_0_0_4

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +34,8 @@ WAIT_S = 0.25
 FIRST_WAIT_S = 3.0
 # Keys nobody used for so long are forgotten.
 FORGET_S = 60.0
+# What part of a budget is nearly all of it.
+NEARLY = 0.9
 # Keys of one statement.
 READ_AT_ONCE = 500
 
@@ -41,10 +43,12 @@ READ_AT_ONCE = 500
 class _Key:
     """A key in use."""
 
-    __slots__ = ("read_at", "reading", "spending", "used_at")
+    __slots__ = ("daily", "monthly", "read_at", "reading", "spending", "used_at")
 
     def __init__(self) -> None:
         self.spending = Spending()
+        self.daily: int | None = None  # budgets, as they were when it was used last
+        self.monthly: int | None = None
         self.used_at = 0.0
         self.read_at = -math.inf
         self.reading: asyncio.Future[None] | None = None  # done when it was read, or could not be
@@ -112,6 +116,7 @@ class Budgets:
         now = self._clock()
         key = self._keys.get(key_id) or self._watch(key_id)
         key.used_at = now
+        key.daily, key.monthly = daily, monthly
         if not 0 <= now - key.read_at < REFRESH_S:
             await self._refresh(key_id, key, now)
             now = self._clock()
@@ -122,6 +127,25 @@ class Budgets:
         if refused is not None:
             raise refused
         return Reservation(key.spending, tokens)
+
+    def used_up(self) -> Iterator[tuple[str, int, int]]:
+        """Return, for day and month, how many keys have used NEARLY of a budget, and how many all.
+
+        Of the keys in use: one that asked within FORGET_S. Tokens held for requests under way do
+        not count, nor do budgets of 0, which are meant to be used up.
+        """
+        now = self._clock()
+        day = day_of(now)
+        shares: dict[str, list[float]] = {"day": [], "month": []}
+        for key in self._keys.values():
+            if key.spending.known and 0 <= now - key.used_at < FORGET_S:
+                spent, held = key.spending.spent(day), key.spending.held
+                if key.daily:
+                    shares["day"].append((spent.today - held) / key.daily)
+                if key.monthly:
+                    shares["month"].append((spent.month - held) / key.monthly)
+        for window, used in shares.items():
+            yield window, sum(one >= NEARLY for one in used), sum(one >= 1 for one in used)
 
     async def close(self) -> None:
         """End the reading of the database."""

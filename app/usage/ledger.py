@@ -8,6 +8,9 @@ While the database is down up to MAX_WAITING records wait. Then it is the new on
 what is kept is then one unbroken stretch, both ends of the gap are in the log, and a batch whose
 commit nobody saw, which may well be in the database, is never given up. The access log has a line
 for every request whatever happens here.
+
+A record that the database takes offence at, however often it is asked, is given up and counted; the
+others of its batch are written without it.
 """
 
 import asyncio
@@ -16,32 +19,19 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-from sqlalchemy import (
-    JSON,
-    Insert,
-    ScalarSelect,
-    String,
-    bindparam,
-    case,
-    cast,
-    column,
-    delete,
-    func,
-    select,
-)
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ScalarSelect, delete, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.database.database import Database, DatabaseUnavailable
-from app.database.schema import usage_daily, usage_records
+from app.database.database import Database, DatabaseUnavailable, Refused, refuses
+from app.database.schema import usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
-from app.usage.rows import MOST, DailySums, Price, Stamped, UsageRecord, row_id, rows_of
+from app.usage.rows import DailySums, Price, Stamped, UsageRecord, row_id, rows_of
+from app.usage.statements import add_to_daily, insert_records
 
 __all__ = ("Ledger", "UsageRecord")
 
@@ -53,6 +43,8 @@ FLUSH_S = 0.25
 BATCH = 1_000
 AT_ONCE = 100
 MAX_WAITING = 100_000
+# How often parts of a batch are tried to find which records are refused; then whole parts go.
+MOST_TRIES = 200
 RETRY_S = (0.25, 5.0)  # after the first failure, and at most; doubled in between
 # How long the end of the gateway may wait for the database.
 CLOSE_S = 5.0
@@ -62,20 +54,19 @@ RETENTION_CHUNK = 500
 RETENTION_PAUSE_S = 0.05
 _DAY_S = 86_400
 
-_json = msgspec.json.Encoder()
-
 Watch = Callable[[int, float, UsageRecord], None]
 
 
 class _Batch:
     """Records of one transaction. `tried`: it may be in the database already."""
 
-    __slots__ = ("number", "records", "tried")
+    __slots__ = ("number", "records", "refused", "tried")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.records: list[Stamped] = []
         self.tried = False
+        self.refused = False  # one of them cannot be written
 
 
 class Ledger:
@@ -153,11 +144,15 @@ class Ledger:
                     await self._write_closed()
         self._ended = True
         self._turn()
-        left = sum(len(batch.records) for batch in self._closed)
-        if left:
+        if left := self.pending:
             self._closed.clear()
             self._metrics.usage_lost(left)
             log.error("%d usage records are lost: the database does not answer", left)
+
+    @property
+    def pending(self) -> int:
+        """How many records are not known to be in the database."""
+        return len(self._open.records) + sum(len(batch.records) for batch in self._closed)
 
     # What budgets need, to count every record once
 
@@ -208,19 +203,30 @@ class Ledger:
         while self._closed:
             batch = self._closed[0]
             try:
+                if batch.refused:
+                    await self._sift(batch)
                 await self._write(batch)
+            except Refused as error:
+                fault: Exception = error
             except DatabaseUnavailable as error:
+                self._metrics.ledger_error()
                 self._note_down(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, longest_s)
                 continue
-            except Exception:
-                log.exception("%d usage records cannot be written", len(batch.records))
-                self._lose(len(batch.records))
+            except Exception as error:  # noqa: BLE001 - of a record that is not what it should be
+                fault = error
             else:
+                self._closed.popleft()
                 self._written = batch.number
                 pause_s = RETRY_S[0]
+                continue
+            self._metrics.ledger_error()
+            if not batch.refused:
+                batch.refused = True
+                continue
             self._closed.popleft()
+            self._give_up(len(batch.records), fault)
         if self._down or self._lost:
             log.warning("usage is written again; %d records were lost", self._lost)
             self._down = False
@@ -228,8 +234,9 @@ class Ledger:
 
     async def _write(self, batch: _Batch) -> None:
         """Write a batch unless it is there. Raises DatabaseUnavailable."""
+        if not batch.records:
+            return
         sums = DailySums()
-        insert = _insert_records(self._database.dialect)
         async with self._database.write() as connection:
             if batch.tried and await self._is_there(connection, batch):
                 return
@@ -238,8 +245,45 @@ class Ledger:
                 records = batch.records[place : place + AT_ONCE]
                 rows = rows_of(self._gateway, batch.number, records, self._prices, place)
                 sums.add(rows)
-                await connection.execute(insert, {"rows": _json.encode(rows).decode()})
-            await connection.execute(_add_to_daily(self._database.dialect), sums.rows())
+                await insert_records(connection, rows)
+            await add_to_daily(connection, sums)
+
+    async def _sift(self, batch: _Batch) -> None:
+        """Leave in a batch what the database takes. Raises DatabaseUnavailable."""
+        records, good = batch.records, list[Stamped]()
+        groups = deque(records[at : at + AT_ONCE] for at in range(0, len(records), AT_ONCE))
+        reason: Exception | None = None
+        tries = 0
+        async with self._database.write() as connection:
+            while groups:
+                group = groups.popleft()
+                tries += 1
+                fault = await self._fault_of(connection, batch.number, group)
+                if fault is None:
+                    good += group
+                elif len(group) > 1 and tries < MOST_TRIES:
+                    half = len(group) // 2
+                    groups.extendleft((group[half:], group[:half]))
+                reason = fault or reason
+        batch.records = good
+        if reason is not None:
+            self._give_up(len(records) - len(good), reason)
+
+    async def _fault_of(
+        self, connection: AsyncConnection, batch: int, records: Sequence[Stamped]
+    ) -> Exception | None:
+        """Return why records cannot be written, None if they can. They are not written."""
+        savepoint = await connection.begin_nested()
+        try:
+            rows = rows_of(self._gateway, batch, records, self._prices)
+            await insert_records(connection, rows)
+        except Exception as error:
+            if isinstance(error, SQLAlchemyError) and not refuses(error):
+                raise
+            return error
+        finally:
+            await savepoint.rollback()
+        return None
 
     async def _is_there(self, connection: AsyncConnection, batch: _Batch) -> bool:
         first = usage_records.c.id == row_id(self._gateway, batch.number)
@@ -249,6 +293,13 @@ class Ledger:
         if not self._down:
             self._down = True
             log.error("usage waits in memory, %d records at most: %s", self._max_waiting, error)
+
+    def _give_up(self, records: int, fault: Exception) -> None:
+        """Lose records that the database will never take."""
+        reason = getattr(fault, "orig", fault)  # without the statement and its parameters
+        log.error("%d usage records cannot be written: %s", records, reason)
+        self._lost += records
+        self._metrics.usage_lost(records)
 
     def _lose(self, records: int) -> None:
         if not self._lost:
@@ -287,34 +338,3 @@ class Ledger:
             if done.rowcount < RETENTION_CHUNK:
                 return deleted
             await asyncio.sleep(RETENTION_PAUSE_S)
-
-
-@cache
-def _insert_records(dialect: str) -> Insert:
-    """Return the statement that inserts `rows`, a JSON list of objects.
-
-    One parameter, for the sake of those who stream meanwhile: with one for each value, SQLite's
-    driver takes Python's lock for every row, and asyncpg converts every value on the loop.
-    """
-    rows = bindparam("rows", type_=String)
-    columns = usage_records.columns
-    if dialect == "postgresql":
-        typed = [column(one.name, one.type) for one in columns]
-        records = func.json_to_recordset(cast(rows, JSON)).table_valued(*typed)
-        source = select(*records.render_derived(with_types=True).columns)
-    else:
-        each = func.json_each(rows).table_valued("value")
-        source = select(*(func.json_extract(each.c.value, f"$.{one.name}") for one in columns))
-    return usage_records.insert().from_select([one.name for one in columns], source)
-
-
-@cache
-def _add_to_daily(dialect: str) -> Any:
-    """Return the statement that adds rows to `usage_daily`."""
-    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    statement: Any = insert(usage_daily)
-    sums = {}
-    for name, most in MOST.items():
-        total = usage_daily.c[name] + statement.excluded[name]
-        sums[name] = case((total > most, most), else_=total)
-    return statement.on_conflict_do_update(index_elements=["day", "key_id", "model"], set_=sums)

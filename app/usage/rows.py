@@ -20,7 +20,6 @@ from app.usage.reading import Usage
 
 # A record and the moment it ended, in seconds since 1970.
 Stamped = tuple[float, "UsageRecord"]
-Row = dict[str, Any]
 
 # The columns hold 64 bits. A sum that gets here is an engine's nonsense; it stays here.
 MAX_TOKENS = 2**53 - 1
@@ -34,7 +33,6 @@ MOST = {
     "reasoning_tokens": MAX_TOKENS,
     "cost_nano": MAX_COST,
 }
-_ADDED = tuple(MOST)[2:]  # what a row has, too
 _DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1).toordinal()
 _NOTHING = Usage(0, 0)
@@ -54,6 +52,29 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     queue_s: float | None
     ttft_s: float | None
     total_s: float
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One row of `usage_records`: its columns, in their order."""
+
+    id: str
+    at_ms: int
+    request_id: str
+    key_id: str
+    model: str
+    engine: str
+    endpoint: str
+    status: int
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    estimated: bool
+    queue_ms: float | None
+    ttft_ms: float | None
+    total_ms: float
+    cost_nano: int
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -111,26 +132,26 @@ def rows_of(
     for at_s, record in records:
         used = record.usage or _NOTHING
         rows.append(
-            {
-                "id": row_id(gateway, batch, place),
-                "at_ms": int(at_s * 1000),
-                "request_id": kept(record.request_id, 128),
-                "key_id": kept(record.key_id, 64),
-                "model": kept(record.model, 256),
-                "engine": kept(record.engine, 64),
-                "endpoint": kept(record.endpoint, 64),
-                "status": record.status,
-                "outcome": record.outcome,
-                "prompt_tokens": _count(used.prompt),
-                "cached_tokens": _count(used.cached),
-                "completion_tokens": _count(used.completion),
-                "reasoning_tokens": _count(used.reasoning),
-                "estimated": used.estimated,
-                "queue_ms": _ms(record.queue_s),
-                "ttft_ms": _ms(record.ttft_s),
-                "total_ms": _ms(record.total_s) or 0.0,
-                "cost_nano": prices.get(record.model, FREE).cost(used),
-            }
+            Row(
+                row_id(gateway, batch, place),
+                int(at_s * 1000),
+                kept(record.request_id, 128),
+                kept(record.key_id, 64),
+                kept(record.model, 256),
+                kept(record.engine, 64),
+                kept(record.endpoint, 64),
+                record.status,
+                record.outcome,
+                _count(used.prompt),
+                _count(used.cached),
+                _count(used.completion),
+                _count(used.reasoning),
+                used.estimated,
+                _ms(record.queue_s),
+                _ms(record.ttft_s),
+                _ms(record.total_s) or 0.0,
+                prices.get(record.model, FREE).cost(used),
+            )
         )
         place += 1
     return rows
@@ -140,21 +161,24 @@ class DailySums:
     """What rows of `usage_records` add to `usage_daily`."""
 
     def __init__(self) -> None:
-        self._days: dict[tuple[str, str, str], Row] = {}
+        self._days: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows up."""
         for row in rows:
-            place = (_day(row["at_ms"] // _DAY_MS), row["key_id"], row["model"])
+            place = (_day(row.at_ms // _DAY_MS), row.key_id, row.model)
             if (sums := self._days.get(place)) is None:
                 names = dict(zip(("day", "key_id", "model"), place, strict=True))
                 sums = self._days[place] = {**names, **dict.fromkeys(MOST, 0)}
             sums["requests"] += 1
-            sums["estimated_requests"] += row["estimated"]
-            for name in _ADDED:
-                sums[name] += row[name]
+            sums["estimated_requests"] += row.estimated
+            sums["prompt_tokens"] += row.prompt_tokens
+            sums["cached_tokens"] += row.cached_tokens
+            sums["completion_tokens"] += row.completion_tokens
+            sums["reasoning_tokens"] += row.reasoning_tokens
+            sums["cost_nano"] += row.cost_nano
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[dict[str, Any]]:
         """Return the rows, in order of their key.
 
         In order, so that the batches of two gateways cannot wait for each other in a circle.
@@ -176,7 +200,7 @@ def start_of(day: str) -> datetime:
 
 
 def _count(tokens: int) -> int:
-    return min(max(tokens, 0), MAX_TOKENS)
+    return tokens if 0 <= tokens <= MAX_TOKENS else min(max(tokens, 0), MAX_TOKENS)
 
 
 def kept(value: str, longest: int) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from engines import processes, scratch
 from engines.offline.prompts import Prompt
 from engines.startup import failure_of
 
@@ -155,6 +156,15 @@ class Session:
     def _spawn(self, directory: str, door: socket.socket, fd: int) -> "subprocess.Popen[bytes]":
         worker = (sys.executable, "-P", "-m", "engines.offline.worker", str(fd))
         environment = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
+        # The guardian removes what vLLM leaves there, also where this process is killed. Code that
+        # PyTorch compiles is for the next batch as well.
+        try:
+            environment[scratch.TMPDIR] = str(scratch.fresh(Path(directory)))
+        except scratch.TooDeep as error:
+            raise OfflineError(str(error), users=True) from None
+        compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+        environment.setdefault(scratch.INDUCTOR, str(compiled))
+        environment[processes.MARK] = directory
         return subprocess.Popen(  # noqa: S603 - our own interpreter and files
             [sys.executable, "-I", "-S", str(GUARDIAN), directory, NOT_KEPT, "", *worker],
             stdin=door.fileno(),

@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tests.fakes.vllm import PATIENCE_S as PATIENCE_S
 from tests.gateway import AUTH, Gateway
 
-# For a machine on which this process may be starved; no test waits for it when all is well.
-PATIENCE_S = 20.0
 BODY = b'{"model":"demo"}'
 KEY_LINE = b"authorization: %s" % AUTH["authorization"].encode()
 

@@ -6,6 +6,8 @@ import signal
 import socket
 import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,7 @@ import pytest
 import yaml
 
 from app.auth.format import make
-from app.server import listen, locked
+from app.server import check_database, listen, locked
 from app.settings import ConfigError
 from tests.e2e.deployment import (
     COMMAND,
@@ -25,7 +27,7 @@ from tests.e2e.deployment import (
     until_ready,
     write_config,
 )
-from tests.gateway import free_port, remote
+from tests.gateway import free_port, remote, settings_for
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +79,7 @@ def test_sigterm_lets_a_stream_end_and_refuses_new_requests(fake_url: str, tmp_p
         with deployment.client() as client:
             assert client.get("/ready").status_code == 200
             deployment.process.send_signal(signal.SIGTERM)
-            until(lambda: client.get("/ready").status_code == 503, 5)
+            until(lambda: client.get("/ready").status_code == 503, 20)
             refused = client.post("/v1/chat/completions", json={"model": "demo"})
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "engine_unavailable"
@@ -94,7 +96,7 @@ def test_requests_that_do_not_end_are_cut_after_the_drain_timeout_and_told(
     with deployed(tmp_path, model, drain_timeout_s=0.5) as deployment:
         until_ready(deployment)
         with start_stream(deployment) as stream, send(deployment, fake="hang") as plain:
-            until(lambda: in_flight(deployment) == 2, 5)
+            until(lambda: in_flight(deployment) == 2, 20)
             deployment.process.send_signal(signal.SIGTERM)
             assert deployment.process.wait(10) == 0
             event = read_all(stream).split(b"data: ")[-1]
@@ -105,7 +107,7 @@ def test_requests_that_do_not_end_are_cut_after_the_drain_timeout_and_told(
     assert b'"code":"engine_unavailable"' in answer
     assert "2 requests did not end in 0.5 s" in said
     assert "Traceback" not in said
-    assert said.count("fault='cut by the shutdown'") == 2
+    assert said.count('"fault":"cut by the shutdown"') == 2
 
 
 def test_sigterm_lets_those_who_wait_be_served(fake_url: str, tmp_path: Path) -> None:
@@ -114,9 +116,9 @@ def test_sigterm_lets_those_who_wait_be_served(fake_url: str, tmp_path: Path) ->
         until_ready(deployment)
         stream = start_stream(deployment)
         with send(deployment) as first, send(deployment) as second:
-            until(lambda: waiting(deployment) == 2, 5)
+            until(lambda: waiting(deployment) == 2, 20)
             deployment.process.send_signal(signal.SIGTERM)
-            until(lambda: "draining" in deployment.said(), 5)
+            until(lambda: "draining" in deployment.said(), 20)
             stream.close()
             assert deployment.process.wait(10) == 0
             for connection in (first, second):
@@ -130,7 +132,7 @@ def test_those_who_wait_longer_than_the_drain_may_take_are_told(
     with deployed(tmp_path, model, drain_timeout_s=0.2) as deployment:
         until_ready(deployment)
         with start_stream(deployment), send(deployment) as first, send(deployment) as second:
-            until(lambda: waiting(deployment) == 2, 5)
+            until(lambda: waiting(deployment) == 2, 20)
             deployment.process.send_signal(signal.SIGTERM)
             assert deployment.process.wait(10) == 0
             for connection in (first, second):
@@ -138,7 +140,7 @@ def test_those_who_wait_longer_than_the_drain_may_take_are_told(
                 assert answer.startswith(b"HTTP/1.1 503")
                 assert b'"code":"engine_unavailable"' in answer
         assert "Traceback" not in deployment.said()
-        assert deployment.said().count("fault='cut by the shutdown'") == 3
+        assert deployment.said().count('"fault":"cut by the shutdown"') == 3
 
 
 def test_second_signal_does_not_wait(fake_url: str, tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_second_signal_does_not_wait(fake_url: str, tmp_path: Path) -> None:
         until_ready(deployment)
         stream = start_stream(deployment)
         deployment.process.send_signal(signal.SIGTERM)
-        until(lambda: "draining" in deployment.said(), 5)
+        until(lambda: "draining" in deployment.said(), 20)
         deployment.process.send_signal(signal.SIGTERM)
         assert deployment.process.wait(10) == 0
         stream.close()
@@ -219,6 +221,81 @@ def test_port_in_use_is_told() -> None:
             listen("127.0.0.1", port)
 
 
+def test_a_metrics_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        config = write_config(tmp_path, {"name": "demo", "engines": [remote("http://127.0.0.1:1")]})
+        ended = subprocess.run(
+            [*COMMAND, "serve", "--config", str(config)],
+            env=environment(GATEWAY_METRICS__PORT=str(port)),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines() == [
+        f"vllm-gateway: cannot listen on 127.0.0.1:{port}: Address already in use; choose another: "
+        "GATEWAY_METRICS__PORT=8002"
+    ]
+
+
+@contextmanager
+def apart(config: Path, port: int, output: Path) -> Iterator[Deployment]:
+    """Run a gateway whose metrics are on `port`; it serves when the body begins."""
+    server = yaml.safe_load(config.read_text())["server"]
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [*COMMAND, "serve", "--config", str(config)],
+            env=environment(GATEWAY_METRICS__PORT=str(port)),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    deployment = Deployment(process, server["port"], Path(server["run_dir"]), output)
+    try:
+        until_ready(deployment)
+        yield deployment
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0, deployment.said()
+
+
+def test_the_metrics_port_serves_until_the_drain_is_over(fake_url: str, tmp_path: Path) -> None:
+    config = write_config(tmp_path, {"name": "demo", "engines": [remote(fake_url)]})
+    port = free_port()
+    with apart(config, port, tmp_path / "said") as deployment:
+        assert httpx.get(f"{deployment.url}/metrics").status_code == 404
+        with start_stream(deployment):
+            deployment.process.terminate()
+            until(lambda: "draining" in deployment.said(), 10)
+            page = httpx.get(f"http://127.0.0.1:{port}/metrics")
+            assert 'gateway_requests_in_flight{model="demo"} 1.0' in page.text
+    assert f"metrics are on 127.0.0.1:{port}" in deployment.said()
+
+
+def test_the_next_gateway_has_both_ports_while_the_old_one_drains(
+    fake_url: str, tmp_path: Path
+) -> None:
+    model = {"name": "demo", "engines": [remote(fake_url)]}
+    config = write_config(tmp_path, model, keep_engines=True)
+    port = free_port()
+    with apart(config, port, tmp_path / "old") as old, start_stream(old) as stream:
+        old.process.terminate()
+        until(lambda: "free for the next gateway" in old.said(), 10)
+        with apart(config, port, tmp_path / "new") as new:
+            page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+            assert (
+                'gateway_engine_state{gateway_engine="demo-0",model="demo",state="ready"} 1' in page
+            )
+            assert 'gateway_requests_in_flight{model="demo"} 1.0' not in page, "the old one's"
+            with new.client() as client:
+                body = {"model": "demo", "messages": []}
+                assert client.post("/v1/chat/completions", json=body).status_code == 200
+            assert old.process.poll() is None
+            assert stream.recv(4096), "the stream goes on"
+
+
 def test_host_that_is_not_ours_is_told() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen("192.0.2.1", 0)
@@ -284,3 +361,26 @@ def test_run_directory_serves_one_gateway_at_a_time(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         assert os.listdir(tmp_path) == ["gateway.lock"]
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_clear_line() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"server.run_dir /proc/nope: No such file or directory"),
+        locked(Path("/proc/nope")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [("nope/gateway.db", "No such file or directory"), ("self", "unable to open database file")],
+)
+def test_a_database_file_that_cannot_be_made_is_one_clear_line(
+    tmp_path: Path, place: str, told: str
+) -> None:
+    url = f"sqlite+aiosqlite:////proc/{place}"
+    model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
+    settings = settings_for(model, run_dir=tmp_path, state={"database_url": url})
+    with pytest.raises(ConfigError) as caught:
+        check_database(settings)
+    assert str(caught.value) == f"state.database_url <Database {url}>: /proc/{place}: {told}"

@@ -1,6 +1,7 @@
 """The configuration: what loads, what is refused, and in which words."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from app.settings import ConfigError, digest, load_settings
+from app.settings.fallbacks import fault_of
 from tests.app.configuration import (
     CANARY,
     GOOD,
@@ -243,6 +245,78 @@ class TestOneLinePerFault:
         assert line.startswith("server.port: ")
 
 
+def with_fallbacks(**models: list[str]) -> str:
+    """A file whose models have these fallbacks."""
+    engines = [{"kind": "process", "model": "m"}]
+    fallbacks = [{"name": n, "fallbacks": f, "engines": engines} for n, f in models.items()]
+    return yaml.safe_dump({"models": fallbacks})
+
+
+class TestFallbacks:
+    def test_models_may_share_one_and_have_several(self) -> None:
+        found = load(with_fallbacks(a=["c", "b"], b=["c"], c=["d"], d=[]))
+        assert [model.fallbacks for model in found.models] == [("c", "b"), ("c",), ("d",), ()]
+
+    @pytest.mark.parametrize(
+        ("text", "line"),
+        [
+            (
+                with_fallbacks(demo=["dmeo-small"], **{"demo-small": []}),
+                "the model 'demo' has the fallback 'dmeo-small', which is no model; "
+                "did you mean 'demo-small'?",
+            ),
+            (
+                with_fallbacks(demo=["xyz"]),
+                "the model 'demo' has the fallback 'xyz', which is no model; "
+                "use a model's own name",
+            ),
+            (with_fallbacks(demo=["demo"]), "the model 'demo' is a fallback of itself"),
+            (with_fallbacks(a=["b", "b"], b=[]), "the model 'a' has the fallback 'b' twice"),
+            (
+                with_fallbacks(a=["b"], b=["a"]),
+                "fallbacks go round in a ring: 'a' → 'b' → 'a'",
+            ),
+            (
+                with_fallbacks(x=["b"], b=["d", "c"], c=["b"], d=[]),
+                "fallbacks go round in a ring: 'b' → 'c' → 'b'",
+            ),
+        ],
+    )
+    def test_a_fault_is_one_line(self, text: str, line: str) -> None:
+        assert faults(text) == [line]
+
+    def test_an_alias_is_no_models_own_name(self) -> None:
+        text = with_fallbacks(a=["al"], b=[]).replace("name: b", "name: b\n  aliases: [al]")
+        assert "has the fallback 'al', which is no model" in faults(text)[0]
+
+    @given(
+        st.dictionaries(
+            st.integers(0, 6),
+            st.lists(st.integers(0, 6), max_size=4, unique=True),
+            min_size=1,
+        )
+    )
+    @settings(max_examples=200, deadline=None)
+    def test_every_ring_is_found_and_nothing_else(self, graph: dict[int, list[int]]) -> None:
+        fallbacks = {
+            str(name): [str(other) for other in others if other in graph and other != name]
+            for name, others in graph.items()
+        }
+        fault = fault_of(fallbacks)
+        # What leads nowhere is taken away until nothing is left, or only what leads into rings.
+        left = dict(fallbacks)
+        while ends := [name for name, others in left.items() if not set(others) & left.keys()]:
+            for name in ends:
+                del left[name]
+        assert (fault is not None) == bool(left)
+        if fault is not None:
+            ring = (
+                fault.removeprefix("fallbacks go round in a ring: ").replace("'", "").split(" → ")
+            )
+            assert ring[0] == ring[-1]
+            assert all(b in fallbacks[a] for a, b in pairwise(ring))
+
+
 class TestEnvironment:
     def test_environment_beats_the_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GATEWAY_SERVER__PORT", "9001")
@@ -371,19 +445,21 @@ class TestKeys:
             monkeypatch.setenv("GATEWAY_API_KEYS", value)
         assert load(GOOD).api_keys == ()
 
+    @pytest.mark.parametrize("name", ["admin_key", "metrics_key"])
     @pytest.mark.parametrize("value", ["", " ", "short", "x" * 19, f"{OTHER},{OTHER}"])
-    def test_an_admin_key_that_is_empty_short_or_double_is_refused(
-        self, value: str, monkeypatch: pytest.MonkeyPatch
+    def test_a_key_of_operators_that_is_empty_short_or_double_is_refused(
+        self, name: str, value: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("GATEWAY_ADMIN_KEY", value)
+        monkeypatch.setenv(f"GATEWAY_{name.upper()}", value)
         (line,) = faults(GOOD)
-        assert line.startswith("admin_key: ")
+        assert line.startswith(f"{name}: ")
 
-    def test_of_the_admin_key_only_the_digest_is_kept(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("name", ["admin_key", "metrics_key"])
+    def test_of_a_key_of_operators_only_the_digest_is_kept(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("GATEWAY_ADMIN_KEY", OTHER)
-        assert load(GOOD).admin_key == digest(OTHER.encode())
+        monkeypatch.setenv(f"GATEWAY_{name.upper()}", OTHER)
+        assert getattr(load(GOOD), name) == digest(OTHER.encode())
         assert OTHER not in repr(load(GOOD))
 
     def test_no_key_is_needed_where_everybody_may_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,3 +666,48 @@ class TestState:
     def test_passwords_in_urls_are_in_no_repr(self) -> None:
         urls = "{database_url: 'postgresql+asyncpg://u:canary@h/d', redis_url: 'redis://:canary@h'}"
         assert "canary" not in repr(load(f"state: {urls}\n{GOOD}"))
+
+
+class TestTraces:
+    def test_there_are_none_unless_an_endpoint_is_set(self) -> None:
+        assert load(GOOD).traces.endpoint is None
+
+    @pytest.mark.parametrize(
+        ("given", "used"),
+        [
+            ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
+            ("https://collector/otlp/v1/traces", "https://collector/otlp/v1/traces"),
+            ("http://collector:4318", "http://collector:4318/v1/traces"),
+            ("http://[::1]:4318/", "http://[::1]:4318/v1/traces"),
+        ],
+    )
+    def test_an_endpoint_is_a_url_and_has_a_path(self, given: str, used: str) -> None:
+        assert load(f"traces: {{endpoint: '{given}'}}\n{GOOD}").traces.endpoint == used
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "canary:4317",
+            "grpc://canary:4317",
+            "http://",
+            "http:///canary",
+            "http://canary:0",
+            "http://canary:99999",
+            "http://can ary:4318",
+            "http://[canary",
+            "http://canarÿ:4318",
+            "http://u:canary@h:4318",
+            "http://canary@h:4318",
+            "http://h:4318/v1/traces?key=canary",
+            "http://h:4318/v1/traces#canary",
+        ],
+    )
+    def test_any_other_is_refused_in_one_line_that_does_not_repeat_it(self, url: str) -> None:
+        (line,) = faults(f"traces: {{endpoint: '{url}'}}\n{GOOD}")
+        assert line.startswith("traces.endpoint: must ")
+        assert "canar" not in line
+
+    @pytest.mark.parametrize("ratio", ["-0.1", "1.1", ".nan"])
+    def test_a_ratio_is_a_part(self, ratio: str) -> None:
+        (line,) = faults(f"traces: {{sample_ratio: {ratio}}}\n{GOOD}")
+        assert line.startswith("traces.sample_ratio: ")

@@ -88,7 +88,7 @@ def test_sighup_applies_the_file_and_a_fault_in_it_changes_nothing(
         "+ model new (starts new-0)",
         "model new: added",
     ):
-        assert f"reload: {line}\n" in said
+        assert f'"reload: {line}"' in said
     assert "Traceback" not in said
 
 

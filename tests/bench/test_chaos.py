@@ -21,7 +21,7 @@ from bench.chaos_gateway import Gateway, gauges
 from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, judge, slots
 from bench.chaos_report import ACTS, CHECKS, REQUESTS, Chaos, Done, tables
 from engines import processes
-from engines.link import MARK
+from engines.processes import MARK
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 CHUNK = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

@@ -61,6 +61,10 @@ class Deployment:
         transport = httpx.HTTPTransport(uds=str(self.run_dir / name / "http.sock"))
         return httpx.Client(base_url="http://engine", transport=transport, timeout=120)
 
+    def temporary(self, name: str = "demo-0") -> Path:
+        """The engine's temporary directory."""
+        return (self.run_dir / name / "tmp").resolve()
+
     def said(self) -> str:
         return self.output.read_text()
 
@@ -168,6 +172,30 @@ def until(condition: Callable[[], bool], timeout: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout:g} s"
         time.sleep(0.02)
+
+
+def traces(deployment: Deployment, processes: list[psutil.Process]) -> set[Path]:
+    """Return what an engine on real vLLM has in file systems and must not leave there.
+
+    That is its temporary directory with all in it, and shared memory. No socket is elsewhere.
+    """
+    temporary = deployment.temporary()
+    sockets = {
+        Path(str(connection.laddr))
+        for process in processes
+        for connection in process.net_connections("unix")
+        if str(connection.laddr).startswith("/")
+    }
+    ours = [path for path in sockets if not path.is_relative_to(deployment.run_dir)]
+    assert all(path.is_relative_to(temporary) for path in ours), ours
+    # One between the API server and EngineCore at least, and the file by which workers meet.
+    assert any(path.is_relative_to(temporary) for path in sockets)
+    assert list(temporary.glob("vllm_dist_*"))
+    mapped = {m.path for process in processes for m in process.memory_maps()}
+    shared = {path for path in map(Path, mapped) if path.parts[1:3] == ("dev", "shm")}
+    shared = {path for path in shared if path.exists()}  # the rest has no name any more
+    assert shared
+    return {temporary, *shared}
 
 
 def alive(process: psutil.Process) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -187,9 +188,8 @@ def test_restarted_gateway_takes_over_its_engines_under_load(
 def _seconds_between(output: str, first: str, second: str) -> float:
     """Return the seconds between two lines of a log."""
 
-    def moment(mark: str) -> float:
+    def moment(mark: str) -> datetime:
         line = next(line for line in output.splitlines() if mark in line)
-        hours, minutes, seconds = line.split()[1].replace(",", ".").split(":")
-        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+        return datetime.fromisoformat(json.loads(line)["time"])
 
-    return moment(second) - moment(first)
+    return (moment(second) - moment(first)).total_seconds()

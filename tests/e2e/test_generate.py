@@ -4,6 +4,7 @@ import json
 import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,12 +52,14 @@ def generate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def generating(output: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+def generating(
+    output: Path, *arguments: str, **variables: str
+) -> Iterator["subprocess.Popen[str]"]:
     """Run the command; when the body ends, it and all that it started must be gone."""
     with output.open("w") as errors:
         process = subprocess.Popen(
             command(*arguments),
-            env=environment(**ENGINE["env"]),
+            env=environment(**ENGINE["env"], **variables),
             stdout=subprocess.DEVNULL,
             stderr=errors,
             text=True,
@@ -160,14 +163,19 @@ def test_ctrl_c_keeps_the_answers_that_are_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+    ("signum", "code", "left"),
+    [(signal.SIGTERM, 143, set()), (signal.SIGKILL, -signal.SIGKILL, {"engine.log"})],
 )
 def test_nothing_of_vllm_outlives_the_command(
-    signum: signal.Signals, code: int, tmp_path: Path
+    signum: signal.Signals, code: int, left: set[str], tmp_path: Path
 ) -> None:
-    with generating(tmp_path / "errors.txt", *EAGER, "--prompt", "a") as process:
-        process.send_signal(signum)
-        assert process.wait(60) == code
+    # Paths of sockets are short.
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = (*EAGER, "--prompt", "a")
+        with generating(tmp_path / "errors.txt", *arguments, TMPDIR=directory) as process:
+            process.send_signal(signum)
+            assert process.wait(60) == code
+        assert {path.name for path in Path(directory).rglob("*") if not path.is_dir()} == left
 
 
 def test_what_vllm_refuses_is_one_line() -> None:

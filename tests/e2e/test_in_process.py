@@ -20,6 +20,7 @@ from tests.e2e.deployment import (
     demo_model,
     deployed,
     run,
+    traces,
     until,
     until_ready,
     write_config,
@@ -72,6 +73,8 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
             assert client.get("/ready").status_code == 503
             until_ready(deployment)
             first = engine_processes(deployment)
+            host = deployment.process.pid
+            left = traces(deployment, [*map(psutil.Process, [host, *first])])
             said = answer(client)
 
             work = {**HELLO, "stream": True, "n": 64, "temperature": 1, "ignore_eos": True}
@@ -88,6 +91,8 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
             until(lambda: client.get("/ready").status_code == 200, START_S)
             second = engine_processes(deployment)
             assert second
+            assert not [path for path in left if path.is_file()], "the directory is in use again"
+            left = traces(deployment, [*map(psutil.Process, [host, *second])])
             assert not set(first) & set(second)
             assert answer(client) == said
             log = deployment.said()
@@ -99,6 +104,7 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
         deployment.process.kill()
         deployment.process.wait()
         until(lambda: not any(alive(process) for process in family), 10)
+        assert not [path for path in left if path.exists()]
 
 
 def test_sigterm_while_it_loads_leaves_no_process(tmp_path: Path) -> None:

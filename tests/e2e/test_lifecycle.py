@@ -22,6 +22,7 @@ from tests.e2e.deployment import (
     deployed,
     environment,
     run,
+    traces,
     until,
     until_ready,
     write_config,
@@ -37,24 +38,30 @@ def engine_processes(deployment: Deployment) -> list[psutil.Process]:
     return processes
 
 
-def test_sigkill_of_the_gateway_leaves_no_process(tmp_path: Path) -> None:
+def test_sigkill_of_the_gateway_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     demo_model()
     with deployed(tmp_path, DEMO) as deployment:
         until_ready(deployment)
         processes = engine_processes(deployment)
+        left = traces(deployment, processes)
         deployment.process.kill()
         deployment.process.wait()
         until(lambda: not any(alive(p) for p in processes), 5)
+        assert not [path for path in left if path.exists()]
 
 
-def test_sigkill_of_the_api_server_leaves_no_process_and_is_told(tmp_path: Path) -> None:
+def test_sigkill_of_the_api_server_leaves_no_process_and_no_file_and_is_told(
+    tmp_path: Path,
+) -> None:
     demo_model()
     with deployed(tmp_path, DEMO) as deployment:
         until_ready(deployment)
         processes = engine_processes(deployment)
+        left = traces(deployment, processes)
         server = next(p for p in processes if p.cmdline()[1:2] == ["-m"])
         os.kill(server.pid, signal.SIGKILL)
         until(lambda: not any(alive(p) for p in processes), 5)
+        assert not [path for path in left if path.exists()]
         with deployment.client() as client:
             until(lambda: client.get("/ready").status_code == 503, 5)
             assert client.get("/health").status_code == 200

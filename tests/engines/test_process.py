@@ -98,6 +98,70 @@ async def test_placement_is_in_the_engines_environment_above_the_gateways_own(
         await engine.stop(0.0)
 
 
+async def test_engine_has_a_temporary_directory_of_its_own_unless_it_was_given_one(
+    make: Make, tmp_path: Path
+) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    first = make()
+    second = make(name="demo-1", env={"TMPDIR": str(given)})
+    await asyncio.gather(ready(first), ready(second))
+    with open(f"/proc/{first.pid}/environ") as environment:
+        own = dict(pair.split("=", 1) for pair in environment.read().split("\0") if pair)["TMPDIR"]
+    assert (tmp_path / "demo-0" / "tmp").resolve() == Path(own)
+    assert f'"TMPDIR": "{given}"' in "\n".join(second.recent_log())
+    await second.stop(0.0)
+    assert given.exists()
+
+
+# Two processes of an engine that share memory, as vLLM's do; a semaphore of it has a name as well.
+SHARING = """
+import multiprocessing, sys, tempfile, time
+from multiprocessing.shared_memory import SharedMemory
+
+def share(started):
+    memory = SharedMemory(create=True, size=4096)
+    print("shared", memory.name, flush=True)
+    open(tempfile.mktemp(), "w").close()
+    started.release()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    started = context.Semaphore(0)
+    print("shared", "sem." + started._semlock.name[1:], flush=True)
+    context.Process(target=share, args=(started,)).start()
+    started.acquire()
+    print("both share", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["nobody", "guardian", "server", "worker"])
+async def test_end_leaves_neither_shared_memory_nor_temporary_files(
+    make: Make, tmp_path: Path, victim: str
+) -> None:
+    program = tmp_path / "sharing.py"
+    program.write_text(SHARING)
+    engine = make(launcher=(sys.executable, str(program)))
+    starting = asyncio.create_task(ready(engine))
+    await until(lambda: "both share" in engine.recent_log())
+    names = [line.split()[1] for line in engine.recent_log() if line.startswith("shared ")]
+    shared = [Path("/dev/shm", name) for name in names]
+    temporary = (tmp_path / "demo-0" / "tmp").resolve()
+    assert len(shared) == 2
+    assert all(path.exists() for path in [*shared, *temporary.iterdir(), temporary])
+    guardian, server, *below = family(engine)
+    if victim == "nobody":
+        await engine.stop(0.0)
+    else:
+        {"guardian": guardian, "server": server, "worker": below[-1]}[victim].kill()
+        await until(lambda: engine.given_up) if victim != "worker" else await engine.stop(0.0)
+    with pytest.raises(EngineUnavailable):
+        await starting
+    assert not any(path.exists() for path in [*shared, temporary, tmp_path / "demo-0" / "tmp"])
+
+
 async def test_failed_start_tells_the_engines_own_reason(make: Make) -> None:
     engine = make(args={"fake-start": "crash"})
     with pytest.raises(EngineUnavailable, match="no room for KV cache"):

@@ -12,7 +12,8 @@ from engines import processes
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    program = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(flush=True);"
+    # The grandchild itself says that it is there: until its exec is over it has no environment.
+    program = "import subprocess, sys; subprocess.Popen(['sh', '-c', 'echo; read _']);"
     program += " sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", program],

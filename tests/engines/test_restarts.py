@@ -1,4 +1,4 @@
-"""How often a failed engine is started again, on a clock of the test's own."""
+"""How often a failed engine is started again, for seconds of service that the test counts."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -104,6 +104,14 @@ class TestRestart:
         assert engine.restarts == AT_ONCE["budget"]
         assert engine.last_error == "no room for KV cache"
 
+    async def test_time_that_an_engine_loads_forgives_no_restart(self, make: Make) -> None:
+        shorter_than_a_load = {**AT_ONCE, "window_s": 0.001}
+        engine = make(args={"fake-start": "crash"}, restart=shorter_than_a_load)
+        with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+            await ready(engine)
+        await until(lambda: engine.given_up)
+        assert engine.restarts == AT_ONCE["budget"]
+
     async def test_engine_that_was_given_up_is_not_started_by_the_next_request(
         self, make: Make
     ) -> None:

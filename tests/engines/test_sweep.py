@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from engines import sweep
-from engines.sweep import MARK, marked
+from engines.processes import MARK
+from engines.sweep import marked
 
-# A parent, and a child in a session of its own; each says its pid and waits for ever.
+# A parent, and a child in a session of its own; both wait for ever. The child says that it is
+# there before its pid is told: until its exec is over it has no environment.
 FAMILY = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"],
-                         start_new_session=True)
+program = "import time; print(flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-S", "-c", program], start_new_session=True,
+                         stdout=subprocess.PIPE)
+child.stdout.readline()
 print(os.getpid(), child.pid, flush=True)
 time.sleep(600)
 """

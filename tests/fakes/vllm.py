@@ -10,6 +10,7 @@ program it takes vLLM's place under a `ProcessEngine`:
 import argparse
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 HEAD_JSON = b"content-type: application/json\r\n"
+# For a machine on which this process may be starved; nobody waits for it when all is well.
+PATIENCE_S = 20.0
 
 
 @dataclass
@@ -124,6 +127,10 @@ class Fake:
     # What sleep gives back: most of what the process holds.
     weights: bytearray = field(default_factory=bytearray)
     generated: int = 0
+    # How it misbehaves at every request, as if each had a field `fake`.
+    fault: str | None = None
+    # ok, or how GET /metrics goes wrong (`_metrics`).
+    metrics: str = "ok"
 
     async def start(
         self, *, host: str = "127.0.0.1", port: int = 0, uds: str | None = None
@@ -153,13 +160,13 @@ class Fake:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
-    async def until_idle(self, timeout: float = 5.0) -> None:
+    async def until_idle(self, timeout: float = PATIENCE_S) -> None:
         """Return when nothing is running."""
         async with asyncio.timeout(timeout):
             while self.running:
                 await asyncio.sleep(0.002)
 
-    async def until_running(self, count: int = 1, timeout: float = 5.0) -> None:
+    async def until_running(self, count: int = 1, timeout: float = PATIENCE_S) -> None:
         """Return when `count` answers are under way."""
         async with asyncio.timeout(timeout):
             while self.running < count:
@@ -202,10 +209,7 @@ class Fake:
         if path == "/health":
             return self._plain(writer, b"")
         if path == "/metrics":
-            label = f'{{model_name="{self.model}"}}'
-            text = f"vllm:num_requests_running{label} {self.running}.0\n"
-            text += f"vllm:generation_tokens_total{label} {self.generated}.0\n"
-            return self._plain(writer, text.encode())
+            return await self._metrics(writer)
         if path in ("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"):
             return self._sleep_mode(request, writer)
         if path == "/version":
@@ -215,6 +219,9 @@ class Fake:
             card["max_model_len"] = self.max_model_len
             return self._plain(writer, json.dumps({"object": "list", "data": [card]}).encode())
         if path.startswith("/v1/responses/"):
+            if self.fault == "hang":
+                await reader.read(1)  # until the client leaves
+                return False
             one = path.split("/")[3]
             found = one in self.stored
             answer = {"id": one} if found else {"error": {"message": "not found", "code": 404}}
@@ -267,6 +274,50 @@ class Fake:
                 self.load_weights()
         return self._plain(writer, b'{"status":"awake","tags":null}')
 
+    async def _metrics(self, writer: asyncio.StreamWriter) -> bool:
+        """Two of vLLM 0.32's families, or what `metrics` makes of them."""
+        labels = f'{{engine="0",model_name="{self.model}"}}'
+        kind = "counter" if self.metrics == "retyped" else "gauge"
+        page = (
+            "# HELP vllm:num_requests_running Number of requests in model execution batches.\n"
+            f"# TYPE vllm:num_requests_running {kind}\n"
+            f"vllm:num_requests_running{labels} {self.running}.0\n"
+            "# HELP vllm:generation_tokens_total Number of generation tokens processed.\n"
+            "# TYPE vllm:generation_tokens_total counter\n"
+            f"vllm:generation_tokens_total{labels} {self.generated}.0\n"
+        ).encode()
+        match self.metrics:
+            case "ok" | "retyped":  # as another version may declare it
+                return self._plain(writer, page)
+            case "failing":
+                return self._plain(writer, b"Internal Server Error", 500)
+            case "html":
+                return self._plain(writer, b"<!doctype html>\n<title>Sign in</title>\n")
+            case "binary":
+                return self._plain(writer, bytes(range(256)) * 16 + b"\n")
+            case "half_line":
+                return self._plain(writer, page[:-20])
+            case "gzip":  # which nobody asked for
+                body = gzip.compress(page)
+                head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+                writer.write(head % len(body) + body)
+                return True
+            case "endless":  # 100 MB
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
+                for _ in range(100):
+                    writer.write(b"vllm:x_total 1.0\n".ljust(1_000, b"\n") * 1_000)
+                    await writer.drain()
+            case "not_http":
+                writer.write(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
+            case "dying":
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n" + page)
+                await writer.drain()
+            case "hanging":
+                await asyncio.sleep(3600)
+            case _:
+                raise AssertionError(f"the fake knows no {self.metrics!r}")
+        return False
+
     def _parse(self, request: Seen) -> dict[str, Any]:
         try:
             body = json.loads(request.body)
@@ -277,6 +328,8 @@ class Fake:
     async def _generate(
         self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter
     ) -> bool:
+        if self.fault is not None:
+            body = {**body, "fake": self.fault}
         if "fake" in body:
             return await self._misbehave(body, writer)
         if path not in ("/v1/chat/completions", "/v1/completions", "/v1/messages"):
@@ -288,7 +341,7 @@ class Fake:
             error = {"message": "max_tokens must be at least 1", "code": 400, "param": None}
             return self._plain(writer, json.dumps({"error": error}).encode(), 400)
         if not body.get("stream"):
-            return self._plain(writer, completion(self.model, "hello"))
+            return self._plain(writer, completion(self.model, "hello there"))
         self._stream_head(writer)
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         for event in chat_stream(self.model, choices=body.get("n") or 1, usage=usage):

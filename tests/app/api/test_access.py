@@ -28,6 +28,8 @@ ROWS: dict[tuple[str, str], set[str]] = {
     ("POST", "/admin/keys/{key_id}/enable"): {"manager"},
     ("GET", "/admin/usage"): READERS,
     ("POST", "/admin/reload"): set(),
+    ("GET", "/admin/logs"): READERS,
+    ("PUT", "/admin/logs"): set(),
     ("GET", "/admin/openapi.json"): READERS,
     ("GET", "/admin/engines"): READERS,
     ("GET", "/admin/engines/{name}"): READERS,
@@ -39,8 +41,13 @@ ROWS: dict[tuple[str, str], set[str]] = {
     ("POST", "/admin/models/{name:path}/sleep"): set(),
     ("POST", "/admin/models/{name:path}/wake"): set(),
 }
+# What a route asks for in a body; the others take an empty one.
+BODIES: dict[tuple[str, str], dict[str, object]] = {
+    ("POST", "/admin/keys"): {"name": "new"},
+    ("PUT", "/admin/logs"): {"levels": {}},
+}
 UNKNOWN = {"nobody", "garbage", "made up", "expired admin", "disabled admin", "deleted admin"}
-CALLERS = [*UNKNOWN, "client", "static client", "auditor", "manager", "admin", "root"]
+CALLERS = [*sorted(UNKNOWN), "client", "static client", "auditor", "manager", "admin", "root"]
 
 
 @pytest.fixture
@@ -96,7 +103,7 @@ async def test_routes_let_in_who_has_the_right_and_nobody_else(
     for (method, path), others in ROWS.items():
         target, _ = await store.create(KeyFields(name=f"{method} {path}"))
         before = await store.get(target.id)
-        body = {"name": "new"} if (method, path) == ("POST", "/admin/keys") else {}
+        body = BODIES.get((method, path), {})
         name = "demo-0" if path.startswith("/admin/engines") else "demo"
         address = path.replace(":path", "").format(key_id=target.id, name=name)
         response = await gateway.client.request(method, address, json=body, headers=headers)

@@ -67,7 +67,7 @@ def message(answer: httpx.Response) -> str:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -249,7 +249,7 @@ class TestFollow:
 
     async def test_a_gateway_that_drains_lets_followers_go(self, gateway: Gateway) -> None:
         log_of(gateway).write_text("1\n")
-        async with asyncio.timeout(10), followed(gateway) as lines:
+        async with asyncio.timeout(20), followed(gateway) as lines:
             assert await anext(lines) == "1"
             gateway.state.admission.drain()
             assert [line async for line in lines] == []

@@ -3,31 +3,62 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from app.api.dataplane import ENDPOINTS, endpoint_of
-from tests.fakes.vllm import Fake
+from tests.fakes.vllm import PATIENCE_S, Fake
 from tests.gateway import AUTH, Gateway, remote, running, settings_for
 
 LIMIT = 100_000
+# Most of these leave nothing behind, so that they share a gateway, and the loop on which it runs.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
+def serving(fake: Fake, run_dir: Path) -> AbstractAsyncContextManager[Gateway]:
+    """Run a gateway with one model."""
+    model = {"name": "demo", "aliases": ["org/al"], "engines": [remote(fake.url)]}
+    return running(settings_for(model, run_dir=run_dir, server={"max_body_bytes": LIMIT}))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[Fake]:
     async with Fake() as server:
         yield server
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "aliases": ["org/al"], "engines": [remote(fake.url)]}
-    settings = settings_for(model, run_dir=tmp_path, server={"max_body_bytes": LIMIT})
-    async with running(settings) as one:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(engine: Fake, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    async with serving(engine, tmp_path_factory.mktemp("shared")) as one:
+        yield one
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fake(engine: Fake) -> Fake:
+    """The engine behind the gateway; it has seen nothing yet."""
+    engine.seen.clear()
+    return engine
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def gateway(shared: Gateway) -> AsyncIterator[Gateway]:
+    """The gateway that is shared, with a client of one's own. Nothing is under way afterwards."""
+    url = shared.client.base_url
+    async with httpx.AsyncClient(base_url=url, headers=AUTH, timeout=20, verify=False) as client:
+        yield replace(shared, client=client)
+    await asyncio.wait_for(shared.state.admission.idle(), PATIENCE_S)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+    """A gateway that no other test has asked anything, or will."""
+    async with serving(fake, tmp_path) as one:
         yield one
 
 
@@ -104,7 +135,7 @@ async def test_host_header_never_opens_a_door(gateway: Gateway, fake: Fake, host
     assert posts(fake) == []
 
 
-def test_endpoint_is_found_by_the_exact_path() -> None:
+async def test_endpoint_is_found_by_the_exact_path() -> None:
     assert endpoint_of("/v1/responses/resp_1") is not endpoint_of("/v1/responses/resp_1/cancel")
     assert endpoint_of("/v1/responses/") is None
     assert endpoint_of("/v1/responses/a\n") is None
@@ -302,32 +333,32 @@ async def test_health_ready_and_metrics_need_no_key(gateway: Gateway) -> None:
     assert wanted in metrics.text
 
 
-async def test_draining_gateway_refuses_and_says_so(gateway: Gateway) -> None:
-    gateway.state.admission.drain()
-    response = await gateway.chat()
+async def test_draining_gateway_refuses_and_says_so(own: Gateway) -> None:
+    own.state.admission.drain()
+    response = await own.chat()
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_unavailable"
     assert "retry-after" in response.headers
-    assert (await gateway.client.get("/ready")).status_code == 503
-    assert (await gateway.client.get("/health")).status_code == 200
+    assert (await own.client.get("/ready")).status_code == 503
+    assert (await own.client.get("/health")).status_code == 200
 
 
-async def test_requests_are_counted_with_bounded_labels(gateway: Gateway) -> None:
+async def test_requests_are_counted_with_bounded_labels(own: Gateway) -> None:
     for n in range(20):
-        await gateway.chat(f"made-up-{n}")
-        await gateway.client.post(f"/made/up/{n}")
-    await gateway.chat()
-    await gateway.chat(stream=True)
-    text = (await gateway.client.get("/metrics")).text
+        await own.chat(f"made-up-{n}")
+        await own.client.post(f"/made/up/{n}")
+    await own.chat()
+    await own.chat(stream=True)
+    text = (await own.client.get("/metrics")).text
     assert "made" not in text
     labels = {"endpoint": "/v1/chat/completions"}
     count = "gateway_requests_total"
-    assert await gateway.metric(count, model="unknown", status="404", **labels) == 20
-    assert await gateway.metric(count, model="demo", status="200", **labels) == 2
-    assert await gateway.metric("gateway_time_to_first_token_seconds_count", model="demo") == 1
-    assert await gateway.metric("gateway_overhead_seconds_count", model="demo") == 2
+    assert await own.metric(count, model="unknown", status="404", **labels) == 20
+    assert await own.metric(count, model="demo", status="200", **labels) == 2
+    assert await own.metric("gateway_time_to_first_token_seconds_count", model="demo") == 1
+    assert await own.metric("gateway_overhead_seconds_count", model="demo") == 2
     duration = "gateway_request_duration_seconds_count"
-    assert await gateway.metric(duration, model="demo", **labels) == 2
+    assert await own.metric(duration, model="demo", **labels) == 2
 
 
 async def test_in_flight_is_counted_while_a_request_runs(gateway: Gateway, fake: Fake) -> None:
@@ -356,18 +387,33 @@ async def test_keys_are_in_no_log_and_no_answer(
 
 
 async def test_every_request_leaves_one_line(
-    gateway: Gateway, capsys: pytest.CaptureFixture[str]
+    own: Gateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await gateway.chat()
-    await gateway.chat("nope")
-    await gateway.client.get("/v1/chat/completions")
-    gateway.state.access.flush()
-    lines = [line.split(" access: ")[1] for line in capsys.readouterr().err.splitlines()]
-    assert len(lines) == 3
-    assert lines[0].startswith("200 /v1/chat/completions model=demo engine=demo-0 key=key-")
-    assert " tokens=3+2 " in lines[0]
-    assert lines[1].startswith("404 /v1/chat/completions model=unknown engine=- key=key-")
-    assert lines[2].startswith("405 /v1/chat/completions model=unknown engine=- key=- tokens=- ")
+    answers = [
+        await own.chat(),
+        await own.chat("nope"),
+        await own.client.get("/v1/chat/completions"),
+    ]
+    own.state.access.flush()
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    # The gateway that other tests share may write what it had to say just now.
+    told = [one for one in lines if one["request_id"] in ids]
+    assert [one["request_id"] for one in told] == ids
+    assert [(one["method"], one["endpoint"], one["status"]) for one in told] == [
+        ("POST", "/v1/chat/completions", 200),
+        ("POST", "/v1/chat/completions", 404),
+        ("GET", "/v1/chat/completions", 405),
+    ]
+    assert [(one["model"], one["engine"]) for one in told] == [
+        ("demo", "demo-0"),
+        ("unknown", None),
+        ("unknown", None),
+    ]
+    assert (told[0]["prompt_tokens"], told[0]["completion_tokens"]) == (3, 2)
+    assert (told[0]["key"][:4], told[1]["key"][:4], told[2]["key"]) == ("key-", "key-", None)
+    assert all(one["total_ms"] >= 0 and not one["client_gone"] for one in told)
+    assert all(one["bytes_out"] > 0 for one in told)
 
 
 async def test_open_gateway_needs_no_key(tmp_path: Path) -> None:

@@ -566,7 +566,7 @@ async def test_the_task_polls_and_flushes_until_it_is_cancelled(
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
     clock.advance(keys.FLUSH_S)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (await store.get(key_id)).last_used_ms is None:
             await asyncio.sleep(0.001)
         await store.disable(key_id)
@@ -592,7 +592,7 @@ async def test_a_fault_nobody_thought_of_is_a_store_that_does_not_answer(
         await auth.authenticate(bearer(key))
     assert len([record for record in caplog.records if record.exc_info]) == 1
     store.broken = False
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while auth._offline:
             await asyncio.sleep(0.001)
     await auth.authenticate(bearer(key))

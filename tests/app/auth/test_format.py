@@ -76,6 +76,7 @@ def test_a_longer_key_is_refused(at: int, more: bytes) -> None:
         b"",
         b"sk-gw-",
     ],
+    ids=range(10),  # a key is another at each run
 )
 def test_what_only_looks_like_it_is_refused(wrong: bytes) -> None:
     assert id_of(wrong) is None

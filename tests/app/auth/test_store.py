@@ -270,6 +270,21 @@ async def test_every_change_is_told_once_in_order(store: KeyStore) -> None:
         assert await store.changed_since(now) == (now, [])
 
 
+async def test_no_transaction_where_nobody_has_committed(
+    store: KeyStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if database.dialect != "sqlite":
+        pytest.skip("only SQLite tells whether somebody has")
+    key = await made(store)
+    seen, _ = await store.changed_since(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "read", None)
+        assert await store.changed_since(seen) == (seen, [])
+    assert await store.changed_since(seen - 1) == (seen, [key.id])
+    await store.disable(key.id)
+    assert await store.changed_since(seen) == (seen + 1, [key.id])
+
+
 async def test_changes_at_once_each_get_a_revision(store: KeyStore, database: Database) -> None:
     keys = [await made(store) for _ in range(5)]
     before = await revision(database)

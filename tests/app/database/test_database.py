@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -13,11 +15,16 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from app.database.database import Database, DatabaseUnavailable
+from app.database.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata
-from tests.gateway import free_port
+from app.server import check_database
+from app.settings import ConfigError
+from tests.gateway import free_port, remote, settings_for
 from tests.services import PostgresServer
+
+# Far above what anything takes here, however busy the machine is.
+PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -51,6 +58,61 @@ async def test_gateways_that_start_together_migrate_once(database_url: str) -> N
         await asyncio.gather(*(one.close() for one in several))
 
 
+class TestNewerGateway:
+    @pytest.fixture
+    async def newer(self, database_url: str) -> str:
+        """The URL of a database that a gateway after this one has brought to its version."""
+        database = Database(database_url)
+        await database.migrate()
+        async with database.write() as connection:
+            await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        await database.close()
+        return database_url
+
+    async def test_an_older_one_leaves_the_tables_alone_and_says_what_to_do(
+        self, newer: str
+    ) -> None:
+        database = Database(newer)
+        with pytest.raises(NewerDatabase, match=r"those of a newer gateway .* put back the copy"):
+            await database.migrate()
+        with pytest.raises(DatabaseUnavailable):
+            async with database.read():
+                pass
+        await database.close()
+
+    async def test_an_older_one_does_not_start(self, newer: str, tmp_path: Path) -> None:
+        model = {"name": "demo", "engines": [remote("http://127.0.0.1:9")]}
+        settings = settings_for(model, run_dir=tmp_path, state={"database_url": newer})
+        with pytest.raises(ConfigError) as caught:
+            await asyncio.to_thread(check_database, settings)
+        [fault] = caught.value.faults
+        assert "those of a newer gateway (revision 9999, this one knows " in fault
+        assert fault == fault.splitlines()[0]
+
+    async def test_one_whose_database_comes_up_later_says_so(
+        self, newer: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("app.database.database.RETRY_S", 0.01)
+        real, tries = Database.migrate, 0
+
+        async def migrate(self: Database) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise DatabaseUnavailable("the database does not answer")
+            await real(self)
+
+        monkeypatch.setattr(Database, "migrate", migrate)
+        database = Database(newer)
+        await database.open()
+        async with asyncio.timeout(20):
+            while tries < 4:
+                await asyncio.sleep(0.01)
+        await database.close()
+        told = [one.message for one in caplog.records if "newer gateway" in one.message]
+        assert len(told) == 1
+
+
 async def test_a_transaction_that_raises_changes_nothing(database: Database) -> None:
     await database.migrate()
     with contextlib.suppress(ZeroDivisionError):
@@ -59,6 +121,50 @@ async def test_a_transaction_that_raises_changes_nothing(database: Database) -> 
             raise ZeroDivisionError
     async with database.read() as connection:
         assert (await connection.execute(text("SELECT value FROM revision"))).scalar() == 0
+
+
+async def test_a_version_stays_until_somebody_commits(
+    database: Database, database_url: str
+) -> None:
+    await database.migrate()
+    before = await database.version()
+    if database.dialect == "postgresql":
+        assert before is None
+        return
+    async with database.read() as connection:
+        await connection.execute(text("SELECT value FROM revision"))
+    assert await database.version() == before
+    other = Database(database_url)  # the command line, say
+    await other.migrate()
+    for writer in (database, other):
+        async with writer.write() as connection:
+            await connection.execute(text("UPDATE revision SET value = value + 1"))
+            assert await database.version() == before
+        after = await database.version()
+        assert after != before
+        before = after
+    await other.close()
+
+
+async def test_no_version_is_told_twice_across_an_error(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+    await database.migrate()
+    before = await database.version()
+    assert database._observer is not None
+    driver = (await database._observer.get_raw_connection()).driver_connection
+    assert driver is not None
+    await driver._execute(driver._conn.close)
+    with pytest.raises(DatabaseUnavailable, match="closed database"):
+        await database.version()
+    assert await database.version() not in (before, None)
+    await database.close()
+
+
+async def test_a_database_in_memory_tells_no_version() -> None:
+    database = Database("sqlite+aiosqlite:///:memory:")
+    await database.migrate()
+    assert await database.version() is None
+    await database.close()
 
 
 async def test_a_fault_shows_no_statement_and_no_value(database: Database) -> None:
@@ -97,6 +203,41 @@ async def test_a_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnavailable, match=f"{tmp_path}: unable to open"):
         await database.migrate()
     assert threading.active_count() == before
+
+
+async def test_connection_that_nobody_waits_for_any_more_ends_with_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its thread would speak to a loop that may have ended."""
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=PATIENCE_S)
+    await database.migrate()
+    before = threading.active_count()
+    asked, may_open = threading.Event(), threading.Event()
+    connect = sqlite3.connect
+
+    def connect_late(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        asked.set()
+        may_open.wait(PATIENCE_S)
+        connection: sqlite3.Connection = connect(*arguments, **options)
+        return connection
+
+    async def read() -> None:
+        async with database.read():
+            pytest.fail("it was cancelled before")
+
+    async with database.read():  # with the pool's only connection
+        monkeypatch.setattr("aiosqlite.core.sqlite3.connect", connect_late)
+        reading = asyncio.create_task(read())
+        await asyncio.to_thread(asked.wait, PATIENCE_S)
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
+    closing = asyncio.create_task(database.close())
+    done, _ = await asyncio.wait({closing}, timeout=0.1)
+    may_open.set()
+    await closing
+    assert not done
+    assert threading.active_count() <= before
     await database.close()
 
 

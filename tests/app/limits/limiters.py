@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app.errors import GatewayError
-from app.limits.limiter import Decision, Limiter
-from app.limits.redis import LEASE_S
+from app.limits.limiter import LEASE_S, Decision, Limiter
 from app.limits.terms import Ask
 from app.settings import LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics

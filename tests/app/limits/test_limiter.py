@@ -3,6 +3,8 @@
 import asyncio
 import random
 import secrets
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
@@ -10,7 +12,7 @@ import pytest
 import redis
 
 from app.errors import RateLimited
-from app.limits.limiter import Decision, Limiter
+from app.limits.limiter import LEASE_S, Decision, Limiter
 from app.limits.link import Link
 from app.limits.redis import Grant, RedisStore
 from app.limits.terms import Ask, terms_of
@@ -19,6 +21,9 @@ from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import NONE, ask, limits
 from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes, turns
 from tests.services import RedisServer
+
+# Of so many a minute none comes back while a test runs, however busy the machine is: six seconds.
+SLOW = 10
 
 
 @pytest.fixture
@@ -53,16 +58,17 @@ async def test_entering_raises_the_refusal(limiter: Limiter) -> None:
     refused = await limiter.decide(wanted)
     with pytest.raises(RateLimited, match="1 request per minute") as caught, refused:
         pytest.fail("it was refused")
-    assert (caught.value.limit, caught.value.retry_after_s) == ("requests", 60)
+    assert caught.value.limit == "requests"
+    assert caught.value.retry_after_s in range(51, 61)
 
 
 async def test_passed_and_refused_requests_have_headers(limiter: Limiter) -> None:
-    wanted = ask(limits(requests=1, tokens=1000), tokens=400)
+    wanted = ask(limits(requests=1, tokens=SLOW), tokens=4)
     for _ in range(2):
         headers = dict((await limiter.decide(wanted)).headers)
         assert headers[b"x-ratelimit-remaining-requests"] == b"0"
-        assert headers[b"x-ratelimit-limit-tokens"] == b"1000"
-        assert headers[b"x-ratelimit-remaining-tokens"] == b"600"
+        assert headers[b"x-ratelimit-limit-tokens"] == b"10"
+        assert headers[b"x-ratelimit-remaining-tokens"] == b"6"
 
 
 async def test_leaving_gives_the_slot_and_the_tokens_back_but_not_the_request(
@@ -91,7 +97,7 @@ async def test_more_tokens_than_were_reserved_are_owed(limiter: Limiter) -> None
     refusal = (await limiter.decide(wanted)).refusal
     assert refusal is not None
     assert refusal.limit == "tokens"
-    assert refusal.retry_after_s == 62  # 610 too many and 10 to come, at ten a second
+    assert refusal.retry_after_s in range(52, 63)  # 610 too many and 10 to come, at ten a second
 
 
 async def test_leaving_twice_gives_back_once(limiter: Limiter) -> None:
@@ -118,7 +124,7 @@ async def test_a_request_that_is_larger_than_the_limit_passes_alone(limiter: Lim
     assert await passes(limiter, huge)
     refusal = (await limiter.decide(small)).refusal
     assert refusal is not None
-    assert refusal.retry_after_s in (540, 541)
+    assert refusal.retry_after_s in range(531, 542)
 
 
 async def test_a_number_of_tokens_beyond_all_measure_does_no_harm(limiter: Limiter) -> None:
@@ -163,7 +169,7 @@ async def test_the_slot_comes_back_however_the_request_ends(limiter: Limiter) ->
 
 @pytest.mark.services
 @pytest.mark.parametrize(
-    "key", [limits(requests=30), limits(tokens=300), limits(concurrent=30)], ids=str
+    "key", [limits(requests=5), limits(tokens=50), limits(concurrent=5)], ids=str
 )
 async def test_two_gateways_share_limits_exactly(
     redis_server: RedisServer, prefix: str, key: LimitSettings
@@ -171,7 +177,7 @@ async def test_two_gateways_share_limits_exactly(
     async with limiter_on(redis_server.url, prefix) as a, limiter_on(redis_server.url, prefix) as b:
         wanted = ask(key, tokens=10)
         got = await asyncio.gather(*(passes(one, wanted) for _ in range(50) for one in (a, b)))
-    assert sum(got) == 30
+    assert sum(got) == 5  # of so few a minute none comes back within twelve seconds
 
 
 @pytest.mark.services
@@ -192,8 +198,8 @@ async def test_the_slots_of_a_gateway_that_died_come_back_and_no_others(
 ) -> None:
     """One gateway renews no more, as if it were killed; another keeps an older slot."""
     ours, theirs = (ask(limits(concurrent=1), key_id=name) for name in ("ours", "theirs"))
-    dead = Limiter(LimitsSettings(), shared(redis_server, prefix), Metrics(), lease_s=0.5)
-    async with limiter_on(redis_server.url, prefix, lease_s=0.5) as alive:
+    dead = Limiter(LimitsSettings(), shared(redis_server, prefix), Metrics(), lease_s=1.5)
+    async with limiter_on(redis_server.url, prefix, lease_s=1.5) as alive:
         with await alive.decide(ours):
             assert await passes(dead, theirs)
             assert not await passes(alive, theirs)
@@ -232,7 +238,7 @@ async def test_more_requests_than_one_call_holds_are_all_answered(
     redis_server: RedisServer, prefix: str
 ) -> None:
     async with limiter_on(redis_server.url, prefix) as limiter:
-        wanted = ask(limits(requests=700))
+        wanted = ask(limits(concurrent=700))  # a bucket would fill while they are asked
         got = await asyncio.gather(*(passes(limiter, wanted) for _ in range(1000)))
     assert sum(got) == 700
 
@@ -241,14 +247,14 @@ async def test_more_requests_than_one_call_holds_are_all_answered(
 async def test_what_is_still_to_be_sent_at_the_end_is_sent(
     redis_server: RedisServer, prefix: str
 ) -> None:
-    wanted = ask(limits(concurrent=9, tokens=100), tokens=10)
+    wanted = ask(limits(concurrent=9, tokens=SLOW), tokens=1)
     async with limiter_on(redis_server.url, prefix) as one:
         held = await one.decide(wanted)
         with held:
-            held.settle(25)
+            held.settle(3)
     async with limiter_on(redis_server.url, prefix) as other:
         headers = dict((await other.decide(wanted)).headers)
-        assert headers[b"x-ratelimit-remaining-tokens"] == b"65"
+        assert headers[b"x-ratelimit-remaining-tokens"] == b"6"
         assert [await passes(other, wanted) for _ in range(2)] == [True, True]
 
 
@@ -327,13 +333,22 @@ async def test_a_request_that_is_cancelled_as_its_answer_comes_leaves_nothing(
 ) -> None:
     terms = terms_of(ask(limits(1, 10, 1), limits(1, 10, 1)))
     link = CancellingLink(redis_server.url, PATIENT_S)
-    store = RedisStore(link, prefix, 60.0, PATIENT_S, lambda reason: None, lambda: None)
+    store = RedisStore(
+        link, prefix, 60.0, PATIENT_S, lambda reason: None, lambda: None, lease_s=LEASE_S
+    )
     deciding = asyncio.create_task(store.decide(terms))
     link.victim = deciding
     await asyncio.gather(deciding, return_exceptions=True)
     assert deciding.cancelled()
     assert (await store.decide(terms)).reading.admitted
     await store.close()
+
+
+@pytest.mark.slow
+def test_redis_is_not_loaded_where_limits_are_counted_in_memory() -> None:
+    code = "import sys, app.cli, app.server; print({'redis', 'hiredis'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "set()\n"
 
 
 def shared(server: RedisServer, prefix: str) -> StateSettings:

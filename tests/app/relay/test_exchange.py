@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message
 
 from app.errors import Dialect, EngineFailed, TooManyConnections
-from app.relay.exchange import WRITE, ClientStalled, Exchange
+from app.relay.exchange import ANSWER, WRITE, ClientStalled, Exchange, Headers
 from app.telemetry.access import RequestRecord
 
 AGES = 20.0
@@ -24,6 +24,7 @@ class Server:
         self.open.set()
         self.messages: list[Message] = []
         self.written: list[bytes] = []
+        self.answers: list[tuple[int, Headers, bytes]] = []
 
     async def send(self, message: Message) -> None:
         await self.open.wait()
@@ -34,6 +35,11 @@ class Server:
     def write(self, data: bytes) -> bool:
         """Take everything, as a socket's buffer does, and say whether more may come."""
         self.written.append(data)
+        return self.open.is_set()
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> bool:
+        if self.open.is_set():
+            self.answers.append((status, headers, body))
         return self.open.is_set()
 
     @property
@@ -56,7 +62,7 @@ def exchange_with(
 ) -> Exchange:
     scope: dict[str, Any] = {"type": "http", "headers": list(headers)}
     if write:
-        scope["extensions"] = {WRITE: server.write}
+        scope["extensions"] = {WRITE: server.write, ANSWER: server.answer}
     record = RequestRecord("id-1", "/v1/completions", perf_counter())
     return Exchange(scope, server.send, record, dialect, timeout_s)
 
@@ -170,20 +176,76 @@ async def test_client_that_reads_a_little_has_not_stalled(server: Server) -> Non
     assert server.bytes == b"".join(b"%d," % number for number in range(20))
 
 
+# Whole answers
+
+LENGTH = (b"content-length", b"3")
+
+
+async def test_whole_answer_is_written_at_once(server: Server) -> None:
+    exchange = exchange_with(server)
+    exchange.standing = [(b"x-ratelimit-limit-requests", b"5")]
+    await exchange.whole(201, [LENGTH], b"one")
+    headers = [LENGTH, (b"x-request-id", b"id-1"), (b"x-ratelimit-limit-requests", b"5")]
+    assert server.answers == [(201, headers, b"one")]
+    assert server.messages == []
+    assert exchange.started
+    assert exchange.complete
+    assert (exchange.record.status, exchange.record.bytes_out) == (201, 3)
+
+
+@pytest.mark.parametrize(
+    ("headers", "asked"),
+    [
+        pytest.param([], (), id="its length is not told"),
+        pytest.param([LENGTH], ((b"origin", b"https://page"),), id="a layer adds to its head"),
+    ],
+)
+async def test_whole_answer_goes_through_the_layers_where_it_must(
+    server: Server, headers: Headers, asked: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    exchange = exchange_with(server, headers=asked)
+    await exchange.whole(200, headers, b"one")
+    assert server.answers == []
+    head, body = server.messages
+    assert head["headers"] == [*headers, (b"x-request-id", b"id-1")]
+    assert body == {"type": "http.response.body", "body": b"one", "more_body": False}
+    assert exchange.complete
+
+
+async def test_whole_answer_that_cannot_be_written_at_once_waits(server: Server) -> None:
+    exchange = exchange_with(server)
+    server.open.clear()
+    sending = asyncio.create_task(exchange.whole(200, [LENGTH], b"one"))
+    await asyncio.sleep(0)
+    assert not sending.done()
+    server.open.set()
+    await sending
+    assert server.answers == []
+    assert [message["type"] for message in server.messages] == [
+        "http.response.start",
+        "http.response.body",
+    ]
+    assert exchange.record.bytes_out == 3
+
+
 # Faults
 
 
-async def test_fault_before_the_head_is_a_whole_answer(server: Server) -> None:
-    exchange = exchange_with(server)
+@pytest.mark.parametrize("write", [True, False])
+async def test_fault_before_the_head_is_a_whole_answer(server: Server, write: bool) -> None:
+    exchange = exchange_with(server, write=write)
     await exchange.fail(TooManyConnections("too many"))
-    head, body = server.messages
-    headers = dict(head["headers"])
-    assert head["status"] == exchange.record.status == 503
+    if not write:
+        head, last = server.messages
+        assert not last["more_body"]
+        server.answers = [(head["status"], head["headers"], last["body"])]
+    [(status, pairs, body)] = server.answers
+    headers = dict(pairs)
+    assert status == exchange.record.status == 503
     assert headers[b"content-type"] == b"application/json"
-    assert int(headers[b"content-length"]) == len(body["body"])
+    assert int(headers[b"content-length"]) == len(body)
     assert b"retry-after" in headers
-    assert json.loads(body["body"])["error"]["code"] == "too_many_connections"
-    assert not body["more_body"]
+    assert json.loads(body)["error"]["code"] == "too_many_connections"
     assert exchange.complete
 
 

@@ -4,17 +4,18 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from app.api.dataplane import ENDPOINTS
-from tests.fakes.vllm import Fake
+from engines.base import EngineState
+from tests.fakes.vllm import PATIENCE_S, Fake
 from tests.gateway import AUTH, Gateway, free_port, remote, running, settings_for
-
-QUICK = {"connect_s": 0.3, "first_byte_s": 0.3, "stall_s": 0.3}
 
 
 @pytest.fixture
@@ -23,17 +24,33 @@ async def fake() -> AsyncIterator[Fake]:
         yield server
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "aliases": ["al"], "engines": [remote(fake.url, timeouts=QUICK)]}
+@asynccontextmanager
+async def serving(fake: Fake, tmp_path: Path, **timeouts: float) -> AsyncIterator[Gateway]:
+    """Run a gateway whose engine has all the time, unless told otherwise."""
+    model = {"name": "demo", "aliases": ["al"], "engines": [remote(fake.url, timeouts=timeouts)]}
     async with running(settings_for(model, run_dir=tmp_path)) as one:
         yield one
         # Whatever a test did: no slot, lease or connection may be left behind.
-        await asyncio.wait_for(one.state.admission.idle(), 5)
+        await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
         replicas = [r for m in one.state.catalogue.models for r in m.replicas]
         assert [r.in_flight for r in replicas] == [0] * len(replicas)
         assert await one.metric("gateway_requests_in_flight", model="demo") == 0
         await fake.until_idle()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[tuple[Gateway, Fake]]:
+    """A gateway and its engine for tests that leave nothing behind, on a loop that they share."""
+    async with Fake() as fake, serving(fake, tmp_path_factory.mktemp("shared")) as gateway:
+        yield gateway, fake
+
+
+@pytest.fixture
+async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with serving(fake, tmp_path) as one:
+        yield one
 
 
 def error_of(response: httpx.Response) -> Any:
@@ -137,8 +154,9 @@ async def test_broken_answer_before_the_first_byte_is_502(gateway: Gateway, faul
 
 
 @pytest.mark.slow
-async def test_no_answer_in_time_is_504(gateway: Gateway) -> None:
-    response = await gateway.chat(fake="hang")
+async def test_no_answer_in_time_is_504(fake: Fake, tmp_path: Path) -> None:
+    async with serving(fake, tmp_path, first_byte_s=0.3) as gateway:
+        response = await gateway.chat(fake="hang")
     assert response.status_code == 504
     assert error_of(response)["code"] == "engine_timeout"
 
@@ -156,14 +174,15 @@ async def test_no_answer_in_time_is_504(gateway: Gateway) -> None:
     ],
 )
 async def test_fault_in_mid_stream_is_one_error_event_and_no_done(
-    gateway: Gateway, fault: str, events: int, code: str
+    fake: Fake, tmp_path: Path, fault: str, events: int, code: str
 ) -> None:
     body = json.dumps({"model": "demo", "stream": True, "fake": fault}).encode()
-    answer = await gateway.raw(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        b"authorization: %s\r\ncontent-length: %d\r\n\r\n%s"
-        % (AUTH["authorization"].encode(), len(body), body)
-    )
+    async with serving(fake, tmp_path, stall_s=0.3) as gateway:
+        answer = await gateway.raw(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"authorization: %s\r\ncontent-length: %d\r\n\r\n%s"
+            % (AUTH["authorization"].encode(), len(body), body)
+        )
     text = answer.split(b"\r\n\r\n", 1)[1]
     assert not text.endswith(b"0\r\n\r\n"), "the framing must show that the answer is not whole"
     datas = [json.loads(line[6:]) for line in text.split(b"\n") if line.startswith(b"data: ")]
@@ -175,7 +194,7 @@ async def test_fault_in_mid_stream_is_one_error_event_and_no_done(
 async def test_request_of_an_engine_that_died_is_asked_of_another_once(
     fake: Fake, tmp_path: Path
 ) -> None:
-    model = {"name": "demo", "engines": [remote(fake.url, timeouts=QUICK) for _ in range(3)]}
+    model = {"name": "demo", "engines": [remote(fake.url) for _ in range(3)]}
     async with running(settings_for(model, run_dir=tmp_path)) as gateway:
         assert (await gateway.chat(fake="dead")).status_code == 502
         assert sum(one.target == "/v1/chat/completions" for one in fake.seen) == 2
@@ -221,9 +240,18 @@ async def test_chunks_are_sent_on_as_they_come(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("fault", ["hang", "pace:5", "stall:1"])
 @pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.asyncio(loop_scope="module")
 async def test_disconnect_ends_the_engines_work(
-    gateway: Gateway, fake: Fake, fault: str, path: str
+    shared: tuple[Gateway, Fake], fault: str, path: str
 ) -> None:
+    gateway, fake = shared
+    counted = {"model": "demo", "endpoint": path, "status": "499"}
+
+    async def told() -> list[float]:
+        left = await gateway.metric("gateway_client_disconnects_total")
+        return [fake.aborted, left, await gateway.metric("gateway_requests_total", **counted)]
+
+    before = await told()
     body = json.dumps({"model": "demo", "fake": fault}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(
@@ -233,11 +261,11 @@ async def test_disconnect_ends_the_engines_work(
     await fake.until_running()
     writer.close()
     await fake.until_idle()
-    assert fake.aborted == 1
-    await gateway.state.admission.idle()
-    assert await gateway.metric("gateway_client_disconnects_total") == 1
-    counted = {"model": "demo", "endpoint": path, "status": "499"}
-    assert await gateway.metric("gateway_requests_total", **counted) == 1
+    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    assert await told() == [count + 1 for count in before]
+    (replica,) = gateway.state.catalogue.models[0].replicas
+    assert replica.in_flight == 0
+    assert await gateway.metric("gateway_requests_in_flight", model="demo") == 0
 
 
 async def test_disconnect_while_the_engine_is_connected_to_ends_that(tmp_path: Path) -> None:
@@ -254,6 +282,10 @@ async def test_disconnect_while_the_engine_is_connected_to_ends_that(tmp_path: P
             }
             app = running(settings_for(model, run_dir=tmp_path), settle=False)
             async with app as gateway:
+                (replica,) = gateway.state.catalogue.models[0].replicas
+                async with asyncio.timeout(PATIENCE_S):
+                    while replica.engine.state is EngineState.STOPPED:  # nobody asks it yet
+                        await asyncio.sleep(0.002)
                 body = b'{"model":"m"}'
                 _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
                 writer.write(
@@ -261,8 +293,7 @@ async def test_disconnect_while_the_engine_is_connected_to_ends_that(tmp_path: P
                     b"content-length: %d\r\n\r\n%s"
                     % (AUTH["authorization"].encode(), len(body), body)
                 )
-                (replica,) = gateway.state.catalogue.models[0].replicas
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     while replica.in_flight == 0:
                         await asyncio.sleep(0.002)
                     writer.close()
@@ -275,15 +306,15 @@ async def test_disconnect_while_the_engine_is_connected_to_ends_that(tmp_path: P
 async def test_disconnect_before_the_body_is_whole_is_recorded(
     gateway: Gateway, fake: Fake
 ) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: %s\r\n"
-        b"content-length: 100\r\n\r\n{" % AUTH["authorization"].encode()
+        b"content-length: 100\r\nexpect: 100-continue\r\n\r\n{" % AUTH["authorization"].encode()
     )
-    await writer.drain()
-    await asyncio.sleep(0.02)
+    async with asyncio.timeout(PATIENCE_S):
+        assert b" 100 " in await reader.readline(), "the body is being read"
     writer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await gateway.metric("gateway_client_disconnects_total") == 0:
             await asyncio.sleep(0.005)
     assert not [seen for seen in fake.seen if seen.method == "POST"]
@@ -313,7 +344,7 @@ async def test_pipelined_requests_are_answered_in_order(gateway: Gateway) -> Non
 
 async def test_replica_that_cannot_be_connected_to_is_passed_over(tmp_path: Path) -> None:
     async with Fake() as alive:
-        dead = remote(f"http://127.0.0.1:{free_port()}", timeouts=QUICK)
+        dead = remote(f"http://127.0.0.1:{free_port()}")
         model = {"name": "demo", "engines": [dead, remote(alive.url)]}
         async with running(settings_for(model, run_dir=tmp_path)) as gateway:
             # A server that dies between two requests is READY in our eyes, so it is asked first.
@@ -355,7 +386,7 @@ async def test_request_that_kills_engines_is_not_tried_on_all_of_them(tmp_path: 
 
 
 async def test_no_engine_up_is_503_with_retry_after(tmp_path: Path) -> None:
-    dead = remote(f"http://127.0.0.1:{free_port()}", timeouts=QUICK)
+    dead = remote(f"http://127.0.0.1:{free_port()}")
     settings = settings_for({"name": "demo", "engines": [dead]}, run_dir=tmp_path)
     async with running(settings) as gateway:
         response = await gateway.chat()

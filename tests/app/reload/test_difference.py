@@ -53,6 +53,13 @@ class TestLines:
             "~ model demo: args.max-model-len 2048 → 4096 (restarts demo-0, demo-1)"
         ]
 
+    def test_the_metrics_port_and_key_need_a_restart(self) -> None:
+        new = settings(metrics={"port": 9400}, metrics_key=digest(CANARY.encode()))
+        assert lines(settings(), new) == [
+            "! metrics.port none → 9400 (needs a restart)",
+            "! metrics_key changed (needs a restart)",
+        ]
+
     def test_what_only_the_gateway_knows(self) -> None:
         new = settings(model(aliases=["a", "b"], price={"prompt": 1}, queue={"timeout_s": 5}))
         assert lines(settings(), new) == [
@@ -173,7 +180,8 @@ def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]
 
 # One of these is another valid value of any setting, whatever its type.
 CANDIDATES: tuple[object, ...] = (
-    1, 2, "x", "auto", "on_demand", "open", False, True, ["x"], {"x": "y"}
+    1, 2, "x", "auto", "on_demand", "open", "session", "json", "debug", False, True,
+    ["x"], {"x": "y"}, {"x": "debug"},
 )  # fmt: skip
 
 

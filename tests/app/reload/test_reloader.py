@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from app.errors import Conflict
 from app.reload.report import Report
+from app.routing.affinity import SessionAffinity
 from app.settings import ConfigError, Settings, digest
 from engines.base import EngineState
 from engines.process import ProcessEngine
@@ -103,7 +105,7 @@ def below() -> set[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -646,3 +648,64 @@ class TestTheEndOfTheGateway:
         with pytest.raises(asyncio.CancelledError):
             await reloading
         assert below() == before
+
+
+class TestRouting:
+    async def test_another_policy_applies_at_once_and_touches_no_engine(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = File(tmp_path, model("demo", process(2)))
+        async with gateway(file) as one:
+            before = pids(one)
+            file.write(model("demo", process(2), policy="session"))
+            told = await reload(one)
+            assert told["difference"] == ["~ model demo: policy least_loaded → session"]
+            assert pids(one) == before
+            for _ in range(4):
+                assert (await one.chat()).status_code == 200
+            [now] = one.state.catalogue.models
+            assert isinstance(now.policy, SessionAffinity)
+            one.state.access.flush()
+            told_engines = re.findall(r'"engine":"(\S+?)"', capsys.readouterr().err)
+            assert len(told_engines) == 4
+            assert len(set(told_engines)) == 1, "all of a key is one session"
+
+    async def test_what_a_policy_has_learned_outlasts_other_changes(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", process(2), policy="prefix"))
+        async with gateway(file) as one:
+            await one.chat(messages=[{"role": "user", "content": "x" * 5000}])
+            [before] = one.state.catalogue.models
+            file.write(model("demo", process(2), policy="prefix", aliases=["al"]))
+            await reload(one)
+            [after] = one.state.catalogue.models
+            assert after.aliases == ("al",)
+            assert after.policy is before.policy
+
+    async def test_fallbacks_come_and_go(self, tmp_path: Path) -> None:
+        broken = remote(f"http://127.0.0.1:{free_port()}")
+        file = File(tmp_path, model("demo", broken), model("small"))
+        async with gateway(file) as one:
+            assert (await one.chat()).status_code == 503
+            file.write(model("demo", broken, fallbacks=["small"]), model("small"))
+            told = await reload(one)
+            assert told["difference"] == ["~ model demo: fallbacks [] → [small]"]
+            assert (await one.chat()).json()["model"] == "small"
+            file.write(model("demo", broken))
+            await reload(one)
+            assert (await one.chat()).status_code == 503
+
+
+async def test_reloads_are_counted_by_their_ends_and_dry_runs_are_not(tmp_path: Path) -> None:
+    file = File(tmp_path, model("demo", remote("http://127.0.0.1:1")))
+    async with gateway(file) as one:
+        await reload(one, dry_run=True)
+        await reload(one)
+        file.fault = "gateway.yaml: a fault"
+        for dry_run in (True, False):
+            answer = await one.client.post("/admin/reload", json={"dry_run": dry_run}, headers=ROOT)
+            assert answer.status_code == 400
+        file.fault = None
+        file.write(model("demo", remote("http://127.0.0.1:1")), model("new", crashing()))
+        assert (await reload(one))["ok"] is False
+        for outcome, count in {"done": 1, "invalid": 1, "partial": 1, "failed": 0}.items():
+            assert await one.metric("gateway_reloads_total", outcome=outcome) == count, outcome

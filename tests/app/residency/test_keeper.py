@@ -213,6 +213,43 @@ class TestRefusals:
         with await kept.keeper.hold("a"):
             assert engine.starts == 2
 
+    async def test_a_model_that_dies_at_each_request_is_not_loaded_for_each(
+        self, keep: Keep, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = FakeEngine("a")
+        kept = keep(on_demand(engine, restart={"backoff_s": 15}))
+        for _ in range(2):  # the second finds it dead, and has it loaded at once
+            with await kept.keeper.hold("a"):
+                engine.die()
+        for _ in range(3):
+            with pytest.raises(EngineUnavailable, match="try again later") as refusal:
+                await kept.keeper.hold("a")
+            assert refusal.value.retry_after_s == 30
+        await kept.until_is("a", Residency.UNLOADED)
+        # Its supervisor would have started it again by itself.
+        assert (engine.starts, engine.state) == (2, EngineState.STOPPED)
+        assert "a: it died while serving (killed by SIGKILL)); not loaded for 30 s" in caplog.text
+        assert kept.metric("gateway_model_evictions_total", model="a", reason="room") == 0
+
+    @pytest.mark.parametrize("mends", ["an operator's load", "a stay that ended alive"])
+    async def test_faults_are_forgotten(self, keep: Keep, mends: str) -> None:
+        engine = FakeEngine("a")
+        kept = keep(on_demand(engine, restart={"backoff_s": 15}))
+        for _ in range(2):
+            with await kept.keeper.hold("a"):
+                if engine.starts == 1 or mends == "an operator's load":
+                    engine.die()
+        if mends == "an operator's load":
+            with pytest.raises(EngineUnavailable):
+                await kept.keeper.hold("a")
+            await kept.keeper.load("a")
+        else:
+            await kept.keeper.unload("a")
+        with await kept.keeper.hold("a"):
+            engine.die()
+        with await kept.keeper.hold("a"):
+            assert engine.starts == 4
+
     async def test_a_model_that_cannot_fit_is_refused_at_once(
         self, keep: Keep, caplog: pytest.LogCaptureFixture
     ) -> None:

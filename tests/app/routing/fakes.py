@@ -1,4 +1,4 @@
-"""An engine that only has the attributes that routing looks at."""
+"""An engine that only has the attributes that routing looks at, and a request's clues."""
 
 from dataclasses import dataclass, field
 
@@ -26,8 +26,25 @@ class FakeEngine:
     async def send(self, request: EngineRequest) -> EngineResponse:
         raise NotImplementedError
 
+    async def exposition(self) -> bytes:
+        raise NotImplementedError
+
     async def drain(self) -> None:
         self.state = EngineState.DRAINING
 
     async def stop(self, grace: float) -> None:
         self.state = EngineState.STOPPED
+
+
+@dataclass
+class FakeClues:
+    """See `app.routing.policy.Clues`."""
+
+    asker: bytes = b""
+    text: bytes = b""
+
+    def session(self) -> bytes:
+        return self.asker
+
+    def prompt(self, most: int) -> bytes:
+        return self.text[:most]

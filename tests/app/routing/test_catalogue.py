@@ -3,11 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from app.errors import ModelNotFound
-from app.routing.catalogue import Catalogue, Model, Replica
+from app.routing.catalogue import Catalogue, Model
+from app.routing.replica import Replica
 from engines.base import EngineFacts, EngineState, Headers
 from tests.app.routing.fakes import FakeEngine
 
@@ -85,7 +87,8 @@ class TestNames:
         assert [one for _, one in listed] == [demo, demo, other]
 
     def test_a_model_knows_since_when_it_is_there(self) -> None:
-        assert abs(model().created - time.time()) <= 2
+        before = int(time.time())
+        assert before <= model().created <= time.time()
 
 
 class TestReplace:
@@ -112,6 +115,30 @@ class TestReplace:
         assert catalogue.ready_engines("demo") == 1
         catalogue.replace([])
         assert catalogue.ready_engines("demo") == 0
+
+
+class TestFallbacks:
+    def test_come_after_the_model_in_their_order_without_theirs(self) -> None:
+        demo, small, tiny = model("demo"), model("small"), model("tiny")
+        demo = replace(demo, fallbacks=("tiny", "small"))
+        small = replace(small, fallbacks=("far",))
+        catalogue = Catalogue([demo, small, tiny, model("far")])
+        assert list(catalogue.in_turn(demo, anything)) == [demo, tiny, small]
+
+    def test_are_only_what_the_caller_may_use(self) -> None:
+        demo = replace(model("demo"), fallbacks=("small", "tiny"))
+        tiny = model("tiny")
+        catalogue = Catalogue([demo, model("small"), tiny])
+        assert list(catalogue.in_turn(demo, lambda name: name == "tiny")) == [demo, tiny]
+
+    def test_are_as_they_are_when_it_is_their_turn(self) -> None:
+        demo = replace(model("demo"), fallbacks=("gone", "small"))
+        catalogue = Catalogue([demo, model("gone"), model("small")])
+        turns = catalogue.in_turn(demo, anything)
+        assert next(turns) is demo
+        small = model("small")
+        catalogue.replace([model("demo"), small, model("other", ["gone"])])
+        assert list(turns) == [small], "not another that answers to the name of one that is gone"
 
 
 class TestReady:

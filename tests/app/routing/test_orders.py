@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from app import errors
-from app.routing.catalogue import Catalogue, Model, Replica
+from app.routing.catalogue import Catalogue, Model
 from app.routing.orders import Orders
+from app.routing.replica import Replica
 from engines.base import EngineState, EngineUnavailable
 from tests.app.routing.fakes import FakeEngine
 

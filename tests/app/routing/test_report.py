@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from app.routing.catalogue import Catalogue, Model, Replica
+from app.routing.catalogue import Catalogue, Model
+from app.routing.replica import Replica
 from app.routing.report import EngineRow, ModelRow, engine_figures, engine_rows
 from engines.base import EngineFacts, EngineState, Progress
 from tests.app.routing.fakes import FakeEngine

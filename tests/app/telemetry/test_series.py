@@ -1,11 +1,15 @@
 """Series of plain numbers, written as prometheus-client writes its own."""
 
+from math import inf, nan
+
 import prometheus_client
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from app.telemetry.metrics import (
     DURATION_BUCKETS,
@@ -13,7 +17,7 @@ from app.telemetry.metrics import (
     OVERHEAD_BUCKETS,
     TTFT_BUCKETS,
 )
-from app.telemetry.series import Buckets, Counter, Gauge, Histogram
+from app.telemetry.series import Buckets, Counter, Gauge, Histogram, Registry
 
 BOUNDS = {
     "duration": DURATION_BUCKETS,
@@ -22,13 +26,78 @@ BOUNDS = {
     "gap": GAP_BUCKETS,
 }
 # What breaks an exposition that does not escape it.
-LABEL = st.sampled_from(["demo", "", 'say "hi"', "a\\b", "a\nb", "模型"])
+LABEL = st.sampled_from(["demo", "", 'say "hi"', "a\\b", "a\nb", "100%d", "模型"])
+ANY_LABEL = LABEL | st.text(max_size=20)
 
 
 def exposition(registry: CollectorRegistry) -> list[str]:
     """What a scrape sees, without the series of creation times, which ours do not have."""
     lines = generate_latest(registry).decode().splitlines()
     return [line for line in lines if "_created" not in line]
+
+
+def parsed(page: bytes) -> dict[str, tuple[str, str, list[Sample]]]:
+    """What Prometheus understands of a page: type, help and samples by name."""
+    families = text_string_to_metric_families(page.decode())
+    return {f.name: (f.type, f.documentation, f.samples) for f in families}
+
+
+class TestPage:
+    @given(data=st.data())
+    @settings(max_examples=60)
+    def test_it_says_what_prometheus_clients_encoder_says(self, data: st.DataObject) -> None:
+        registry = Registry()
+        text = 'A "text" with \\ and\na second line.'
+        counter = Counter(registry, "c", text, ("model", "kind"))
+        gauge = Gauge(registry, "g", text, ("z", "a"))
+        single = Counter(registry, "single", text)
+        histogram = Histogram(registry, "h_seconds", text, ("model", "endpoint"), OVERHEAD_BUCKETS)
+        number = st.integers(0, 2**60) | st.floats(0, 1e300)
+        for _ in range(2):  # the second page is written from lines that were kept
+            for one, two, value in data.draw(
+                st.lists(st.tuples(ANY_LABEL, ANY_LABEL, number), max_size=5)
+            ):
+                counter.add((one, two), value)
+                gauge.set((one, two), -value)
+                single.add((), value)
+                histogram.of((one, two)).observe(value)
+            assert parsed(registry.page()) == parsed(generate_latest(registry))
+
+    def test_series_that_are_gone_are_not_on_it_and_not_kept(self) -> None:
+        registry = Registry()
+        gauge = Gauge(registry, "g", "Some text.", ("model",))
+        for number in range(50):
+            gauge.values = {(str(number),): number}
+            page = registry.page().decode()
+            assert page.count("g{") == 1
+            assert f'g{{model="{number}"}} {number}.0\n' in page
+            assert len(gauge._heads) <= 2
+
+    @pytest.mark.parametrize(
+        ("value", "written"),
+        [(inf, "+Inf"), (-inf, "-Inf"), (nan, "NaN"), (0.1, "0.1"), (1, "1.0"), (1e20, "1e+20")],
+    )
+    def test_numbers_are_written_as_go_reads_them(self, value: float, written: str) -> None:
+        registry = Registry()
+        Gauge(registry, "g", "Some text.").set((), value)
+        assert registry.page().decode().endswith(f"\ng {written}\n")
+
+    def test_a_collector_of_others_is_on_it(self) -> None:
+        registry = Registry()
+        theirs = prometheus_client.Counter("theirs", "Some text.", registry=registry)
+        theirs.inc()
+        Counter(registry, "ours", "Some text.").add()
+        assert b"theirs_total 1.0\n" in registry.page()
+        assert b"ours_total 1.0\n" in registry.page()
+
+    @pytest.mark.parametrize("name", ["x", "x_total", "h_bucket", "h"])
+    def test_a_name_that_is_taken_is_refused(self, name: str) -> None:
+        registry = Registry()
+        Counter(registry, "x", "Some text.")
+        Histogram(registry, "h", "Some text.", ("model",), (1, 2))
+        with pytest.raises(ValueError, match="Duplicated"):
+            Gauge(registry, name, "Some text.")
+        assert registry.page().count(b"# TYPE") == 2
 
 
 class TestCounter:

@@ -214,6 +214,40 @@ class TestOneGateway:
             assert await gateway.has_spent(0)
 
 
+class TestWhatIsTold:
+    """What becomes gateway_budgets_nearly_used and gateway_budgets_exhausted."""
+
+    async def test_keys_near_and_at_the_end_of_their_budgets(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            for number, (daily, monthly) in enumerate(
+                [(100, None), (91, 1_000), (90, 100), (None, None), (0, 0)]
+            ):
+                key_id = f"key-{number}"
+                await gateway.lets(key_id, daily, monthly, 1)
+                gateway.spend(90, key_id)
+            # Of 100, 91, 90 by day 90 are spent; of 1,000 and 100 by month.
+            assert [*gateway.budgets.used_up()] == [("day", 3, 1), ("month", 1, 0)]
+
+    async def test_what_is_held_for_requests_under_way_does_not_count(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            with await gateway.budgets.reserve("key-1", 100, 100, 100):
+                assert [*gateway.budgets.used_up()] == [("day", 0, 0), ("month", 0, 0)]
+
+    async def test_a_key_that_asks_no_more_does_not_count(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            await gateway.lets("key-1", 100, None, 1)
+            gateway.spend(100)
+            assert [*gateway.budgets.used_up()] == [("day", 1, 1), ("month", 0, 0)]
+            clock.now += FORGET_S
+            assert [*gateway.budgets.used_up()] == [("day", 0, 0), ("month", 0, 0)]
+
+
 class TestSeveralGateways:
     async def test_what_others_spend_shows_when_the_database_is_read_again(
         self, database: Faulty, clock: Clock

@@ -198,7 +198,7 @@ class TestDatabaseDown:
         running = asyncio.create_task(ledger.run())
         for _ in range(10):
             ledger.add(record())
-            await asyncio.sleep(0.002)
+        await until(lambda: bool(caplog.records))
         database.down = False
         await until(lambda: ledger.written and caplog.records[1:])
         assert [(each.levelno, each.message) for each in caplog.records] == [
@@ -247,16 +247,79 @@ class TestDatabaseDown:
         ledger.add(record())
         assert lost(metrics) == BATCH + 8
 
-    async def test_a_batch_that_nobody_can_write_keeps_no_other_out(
-        self, database: Faulty, caplog: pytest.LogCaptureFixture
+
+POISON = "poison"
+
+
+async def forbid(database: Faulty, table: str) -> None:
+    """Have the database refuse the model `poison` in a table, for ever."""
+    if database.dialect == "postgresql":
+        statement = f"ALTER TABLE {table} ADD CONSTRAINT picky CHECK (model <> '{POISON}')"
+    else:
+        statement = (
+            f"CREATE TRIGGER picky BEFORE INSERT ON {table} WHEN NEW.model = '{POISON}' "
+            "BEGIN SELECT RAISE(ABORT, 'picky'); END"
+        )
+    async with database.write() as connection:
+        await connection.exec_driver_sql(statement)
+
+
+class TestRefused:
+    @pytest.fixture
+    async def picky(self, database: Faulty) -> Faulty:
+        await forbid(database, "usage_records")
+        return database
+
+    async def test_one_record_is_given_up_and_the_rest_of_its_batch_written(
+        self, picky: Faulty, caplog: pytest.LogCaptureFixture
     ) -> None:
         metrics = Metrics()
+        ledger = ledger_for(picky, metrics)
+        batch = [record(request_id=str(number)) for number in range(250)]
+        batch[120] = record(model=POISON)
+        await flushed(ledger, *batch)
+        assert lost(metrics) == 1
+        assert (await totals(picky))["requests"] == 249
+        assert POISON not in {row.model for row in await rows(picky, usage_daily)}
+        first, second = caplog.messages
+        assert first.startswith("1 usage records cannot be written: ")
+        assert "picky" in first
+        assert second == "usage is written again; 1 records were lost"
+
+    async def test_a_commit_that_nobody_heard_of_is_not_done_twice(self, picky: Faulty) -> None:
+        metrics = Metrics()
+        ledger = ledger_for(picky, metrics)
+        picky.unheard = 2  # what is found out about the batch, then the batch itself
+        await flushed(ledger, record(model=POISON), record(), record())
+        assert (await totals(picky))["requests"] == 2
+        assert lost(metrics) == 1
+
+    async def test_a_batch_of_nothing_else_keeps_no_other_out(
+        self, picky: Faulty, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledger_module, "MOST_TRIES", 20)
+        metrics = Metrics()
+        ledger = ledger_for(picky, metrics)
+        await flushed(ledger, *[record(model=POISON)] * BATCH, record())
+        assert lost(metrics) == BATCH
+        assert (await totals(picky))["requests"] == 1
+
+    async def test_a_record_that_is_not_one_is_given_up(self, database: Faulty) -> None:
+        metrics = Metrics()
         ledger = ledger_for(database, metrics)
-        bad = record(usage="7")  # what no checker lets through
-        await flushed(ledger, *[bad] * BATCH, record())
+        await flushed(ledger, record(), record(usage="7"), record())
+        assert lost(metrics) == 1
+        assert (await totals(database))["requests"] == 2
+
+    async def test_sums_that_the_database_refuses_keep_no_other_batch_out(
+        self, database: Faulty
+    ) -> None:
+        await forbid(database, "usage_daily")
+        metrics = Metrics()
+        ledger = ledger_for(database, metrics)
+        await flushed(ledger, *[record(model=POISON)] * BATCH, record())
         assert lost(metrics) == BATCH
         assert (await totals(database))["requests"] == 1
-        caplog.clear()
 
 
 @pytest.mark.slow
@@ -400,12 +463,12 @@ def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRec
         daily.add(some)
         each += some
     days = daily.rows()
-    assert len({row["id"] for row in each}) == len(records)
-    assert all(len(row["id"]) == 32 for row in each)
-    assert [row["id"] for row in each] == sorted(row["id"] for row in each)
+    assert len({row.id for row in each}) == len(records)
+    assert all(len(row.id) == 32 for row in each)
+    assert [row.id for row in each] == sorted(row.id for row in each)
     names = [(day["day"], day["key_id"], day["model"]) for day in days]
     assert names == sorted(set(names))
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_nano"):
-        assert sum(row[name] for row in each) == sum(day[name] for day in days)
+        assert sum(getattr(row, name) for row in each) == sum(day[name] for day in days)
     assert sum(day["requests"] for day in days) == len(records)
-    assert sum(day["estimated_requests"] for day in days) == sum(r["estimated"] for r in each)
+    assert sum(day["estimated_requests"] for day in days) == sum(r.estimated for r in each)

@@ -1,5 +1,8 @@
 """A batch whose processes are killed from outside, before vLLM is even loaded."""
 
+import tempfile
+from pathlib import Path
+
 import psutil
 import pytest
 
@@ -13,7 +16,9 @@ JOB = Job(model="org/none", prompts=(Prompt("a"),))
 def family() -> tuple[psutil.Process, psutil.Process]:
     """Return the guardian and the worker."""
     guardian = next(
-        one for one in psutil.Process().children() if any("guardian" in w for w in one.cmdline())
+        one
+        for one in psutil.Process().children()
+        if one.status() != psutil.STATUS_ZOMBIE and any("guardian" in w for w in one.cmdline())
     )
     [worker] = guardian.children()
     return guardian, worker
@@ -38,6 +43,18 @@ def test_a_killed_process_ends_the_batch_and_leaves_nothing(victim: int, said: s
             list(session.events())
     assert str(caught.value) == said
     until(lambda: not any(map(alive, both)), 10)
+
+
+def test_a_temporary_directory_too_deep_for_sockets_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 80)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(OfflineError, match="too long for vLLM's sockets") as caught, Session(JOB):
+        raise AssertionError("it started")
+    assert caught.value.users
+    assert list(deep.iterdir()) == []
 
 
 def test_leaving_early_ends_everything() -> None:

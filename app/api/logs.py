@@ -1,0 +1,66 @@
+"""/admin/logs: which lines of the log are worth writing, while the gateway runs."""
+
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.access import Right, guard
+from app.auth.keys import Authenticator
+from app.auth.principal import Principal
+from app.errors import BadRequest
+from app.settings.sections import MAX_LEVELS, LoggerName, LogLevel
+from app.telemetry.levels import Levels, TooManyLevels
+
+log = logging.getLogger(__name__)
+
+
+class LevelFields(BaseModel):
+    """Levels to set, by the name of a part of the gateway or of a logger; null takes one back."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    levels: Annotated[
+        dict[LoggerName, LogLevel | None],
+        Field(max_length=MAX_LEVELS, examples=[{"relay": "debug", "engines.supervisor": None}]),
+    ]
+
+
+class ShownLevels(BaseModel):
+    """Every level that is in force, and those of them that were set while the gateway ran."""
+
+    levels: dict[str, LogLevel]
+    set_at_run_time: dict[str, LogLevel]
+
+    @classmethod
+    def of(cls, levels: Levels) -> "ShownLevels":
+        return cls(levels=levels.in_force(), set_at_run_time=dict(levels.set_at_run_time))
+
+
+def logs_router(levels: Levels, authenticator: Authenticator) -> APIRouter:
+    """Return the routes of /admin/logs."""
+    # The scheme is there for the schema; the guard below does the work.
+    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
+    router = APIRouter(prefix="/admin/logs", tags=["operations"], dependencies=[scheme])
+    reading = Depends(guard(authenticator, Right.LOGS_READ))
+    writing = Depends(guard(authenticator, Right.LOGS_WRITE))
+
+    @router.get("", dependencies=[reading])
+    async def show_levels() -> ShownLevels:
+        """The levels in force, full names; `root` is for everything that has none of its own."""
+        return ShownLevels.of(levels)
+
+    @router.put("")
+    async def set_levels(fields: LevelFields, principal: Principal = writing) -> ShownLevels:
+        """Set levels until they are taken back or the gateway ends; the others stay."""
+        try:
+            levels.change(fields.levels)
+        except TooManyLevels as error:
+            raise BadRequest(str(error)) from None
+        told = ", ".join(f"{name}={level or 'reset'}" for name, level in fields.levels.items())
+        log.info("%s sets log levels: %s", principal.id, told)
+        return ShownLevels.of(levels)
+
+    return router

@@ -1,0 +1,45 @@
+"""`vllm-gateway log-level`: how much a running gateway tells of one of its parts."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from app.cli.gateway import DEFAULT_URL, AdminKeyOption, Gateway, UrlOption, refusals, shown
+
+
+class Level(StrEnum):
+    """A level, or `reset`: what the configuration says."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    RESET = "reset"
+
+
+class _Levels(msgspec.Struct):
+    levels: dict[str, str]
+
+
+def log_level(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="relay, engines.supervisor, access, httpx, root…; none: show all."),
+    ] = None,
+    level: Annotated[Level | None, typer.Argument(help="Its level; none: show it.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    admin_key: AdminKeyOption = "",
+) -> None:
+    """Show or set the log's levels, until they are reset or the gateway ends."""
+    gateway = Gateway(url, admin_key)
+    with refusals():
+        if level is None:
+            answer = gateway.ask("/admin/logs", _Levels)
+        else:
+            asked = {name: None if level is Level.RESET else level.value}
+            answer = gateway.ask("/admin/logs", _Levels, method="PUT", json={"levels": asked})
+    for one, current in answer.levels.items():
+        if name is None or one in (name, f"app.{name}"):
+            print(f"{shown(one)} {shown(current)}")

@@ -1,0 +1,209 @@
+"""What telling costs: a scrape of a busy gateway, and the metrics and access line of one request.
+
+In process and alone: no sockets, no engine. What is called are the public faces, as the relay and
+the server call them.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from app.api.dataplane import ENDPOINTS
+from app.main import State, create_app
+from app.server import uvicorn_server
+from app.settings import Settings
+from app.telemetry.access import AccessLog, RequestRecord
+from app.telemetry.metrics import Metrics
+from app.telemetry.writer import Output, Writer
+from app.usage.reading import Usage
+from bench.figures import median, percentile
+from bench.report import Table, number
+
+MODELS = 20
+ENGINES = 2  # of each model
+REQUESTS = 1_000
+STATUSES = (200, 200, 200, 400, 401, 404, 408, 413, 429, 499, 500, 502, 503, 504)
+CHUNKS = 16  # of a stream
+SCRAPES = 200
+ROUNDS = 50
+PER_ROUND = 1_000
+SCRAPE_BUDGET_MS = 5.0
+REQUEST_BUDGET_US = 15.0
+TITLE = "Metrics and access log"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One figure over many rounds, in its unit."""
+
+    what: str
+    unit: str
+    values: Sequence[float]
+    budget: float | None = None
+
+
+def measure(*, quick: bool) -> list[Cost]:
+    """Return every figure. Access lines take the way of all, and end in /dev/null."""
+    return asyncio.run(_measure(4 if quick else 1))
+
+
+async def _measure(part: int) -> list[Cost]:
+    with (
+        TemporaryDirectory() as directory,
+        open(os.devnull, "wb") as null,  # noqa: ASYNC230
+        # The process' CPU time has the writer's thread in it.
+        Writer(null.fileno(), None, lambda _, text: text) as output,
+    ):
+        state = _gateway(Path(directory), output)
+        _fill(state.metrics)
+        page = [_timed_ms(state.metrics.exposition) for _ in range(SCRAPES // part)]
+        lines = state.metrics.exposition()[0].count(b"\n")
+        rounds = range(ROUNDS // part)
+        both, alone, written = (
+            [_per_request(act) for _ in rounds]
+            for act in (
+                _all(state),
+                _metrics(state.metrics),
+                _access(AccessLog(output, as_json=True)),
+            )
+        )
+        await asyncio.sleep(0)
+        state.access.flush()
+    scrape = f"GET /metrics, {MODELS} models, {REQUESTS:,} requests, {lines:,} lines"
+    return [
+        Cost(scrape, "ms", page, SCRAPE_BUDGET_MS),
+        Cost("metrics and access line of a request", "µs", both, REQUEST_BUDGET_US),
+        Cost("the metrics alone", "µs", alone),
+        Cost("the access line alone, with its writing", "µs", written),
+    ]
+
+
+def table(costs: Sequence[Cost]) -> Table:
+    """Return the section of the report."""
+    rows = []
+    for cost in costs:
+        middle = median(cost.values)
+        budget = "" if cost.budget is None else f"{cost.budget:g}"
+        met = "" if cost.budget is None else "met" if (middle or 0) < cost.budget else "not met"
+        shown = (min(cost.values), middle, percentile(cost.values, 0.99))
+        rows.append([cost.what, cost.unit, *(number(one, 2) for one in shown), budget, met])
+    return Table(
+        TITLE,
+        ["", "unit", "shortest", "median", "p99", "budget", ""],
+        rows,
+        "In process, CPU time. Every second request is a stream, whose gaps are counted for "
+        f"{CHUNKS} chunks and are part of the figure. The median is judged; where the machine is "
+        "busy with other things, its caches are cold and the shortest tells more.",
+    )
+
+
+def _gateway(directory: Path, output: Output) -> State:
+    """Return a gateway that is not started, with everything that is read at a scrape."""
+    models = [
+        {
+            "name": f"org/model-{number}",
+            "engines": [
+                {"kind": "remote", "url": f"http://127.0.0.1:{1 + n}"} for n in range(ENGINES)
+            ],
+        }
+        for number in range(MODELS)
+    ]
+    logs = {"format": "json"}
+    settings = Settings(models=models, server={"run_dir": directory}, logs=logs)
+    app = create_app(settings, output=output)
+    uvicorn_server(app)
+    state: State = app.state.gateway
+    return state
+
+
+def _fill(metrics: Metrics) -> None:
+    """Have so many requests behind it, of all endpoints and endings, with full histograms."""
+    dice = random.Random(1)
+    endpoints = list(ENDPOINTS)
+    for count in range(REQUESTS):
+        model = f"org/model-{count % MODELS}"
+        endpoint = endpoints[count // MODELS % len(endpoints)]
+        metrics.request(model, endpoint, dice.choice(STATUSES), dice.expovariate(0.2))
+        metrics.overhead(model, dice.expovariate(5_000))
+        metrics.queue_wait(model, dice.expovariate(1))
+        metrics.first_token(model, dice.expovariate(4))
+        metrics.gaps(model).observe(dice.expovariate(30))
+        metrics.usage(model, "completed", Usage(dice.randrange(4_000), dice.randrange(400)))
+        metrics.engine_load(model, dice.expovariate(0.02))
+        metrics.eviction(model, "room")
+
+
+def _all(state: State) -> Iterator[Callable[[], None]]:
+    metrics, access = _metrics(state.metrics), _access(state.access)
+    while True:
+        count, write = next(metrics), next(access)
+
+        def act(count: Callable[[], None] = count, write: Callable[[], None] = write) -> None:
+            count()
+            write()
+
+        yield act
+
+
+def _metrics(metrics: Metrics) -> Iterator[Callable[[], None]]:
+    """Return what the relay, admission and the stream count for a request, plain and streamed."""
+
+    def plain() -> None:
+        model = "org/model-7"
+        metrics.in_flight(model, 1)
+        metrics.overhead(model, 0.00012)
+        metrics.in_flight(model, -1)
+        metrics.request(model, "/v1/chat/completions", 200, 0.85)
+        metrics.usage(model, "completed", used)
+
+    def stream() -> None:
+        observe = metrics.gaps("org/model-7").observe
+        for _ in range(CHUNKS):
+            observe(0.021)
+        metrics.first_token("org/model-7", 0.11)
+        plain()
+
+    used = Usage(812, 164)
+    while True:
+        yield plain
+        yield stream
+
+
+def _access(access: AccessLog) -> Iterator[Callable[[], None]]:
+    """Return what writes one line; what waits is written out as often as a busy gateway does."""
+    record = RequestRecord("0f1e2d3c4b5a69788796a5b4c3d2e1f0", "/v1/chat/completions", 0.0)
+    record.principal, record.model, record.engine = "key-0123abcd", "org/model-7", "model-7-0"
+    record.status, record.queued_s, record.ttft_s = 200, 0.012, 0.11
+    record.bytes_in, record.bytes_out, record.usage = 1_900, 21_000, Usage(812, 164)
+    number = 0
+
+    def write() -> None:
+        nonlocal number
+        number += 1
+        access.write(record, 0.85)
+        if number % 100 == 0:  # 1,000 requests a second, a flush every 0.1 s
+            access.flush()
+
+    while True:
+        yield write
+
+
+def _per_request(acts: Iterator[Callable[[], None]]) -> float:
+    """Return the CPU time of one request in µs, over PER_ROUND of them."""
+    chosen = [next(acts) for _ in range(PER_ROUND)]
+    began = time.process_time_ns()
+    for act in chosen:
+        act()
+    return (time.process_time_ns() - began) / PER_ROUND / 1e3
+
+
+def _timed_ms(act: Callable[[], object]) -> float:
+    """Return the CPU time of a call: what else the machine does is not its cost."""
+    began = time.thread_time_ns()
+    act()
+    return (time.thread_time_ns() - began) / 1e6

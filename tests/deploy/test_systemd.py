@@ -1,0 +1,216 @@
+"""The unit: what systemd-analyze says of it, and its life under a real systemd."""
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from app.reload.fleet import STOP_GRACE_S
+from app.server import CLOSING_S
+from app.settings import ServerSettings
+from tests.deploy.image import STATE, Image
+from tests.deploy.systemd import SYSTEMD, UNITS, booted
+from tests.e2e.deployment import ADMIN_KEY, ENGINE, KEY, START_S, demo_model, until
+from tests.gateway import free_port, remote
+
+UNIT = UNITS / "vllm-gateway.service"
+# systemd-analyze's scale ends at 10, "unsafe"; a web server with defaults has 9.2. What is left
+# here are the network, GPUs, and programs that write programs.
+MOST_EXPOSED = 2.0
+
+slow = pytest.mark.slow
+bootable = pytest.mark.skipif(
+    os.geteuid() != 0 or not SYSTEMD.exists() or not shutil.which("nsenter"),
+    reason="root starts a systemd of its own",
+)
+
+
+class _Unit(configparser.RawConfigParser):
+    """A unit file; of a name that stands there several times the last is kept."""
+
+    def __init__(self) -> None:
+        super().__init__(strict=False, delimiters=("=",), comment_prefixes=("#",))
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
+def service() -> configparser.SectionProxy:
+    unit = _Unit()
+    unit.read(UNIT)
+    return unit["Service"]
+
+
+def secrets(directory: Path, **more: str) -> Path:
+    """Write the unit's environment file; return its path."""
+    # The library is what the program of these tests needs, and the one of `make setup` does not.
+    keys = {"GATEWAY_API_KEYS": KEY, "GATEWAY_ADMIN_KEY": ADMIN_KEY}
+    variables = {**keys, "LD_LIBRARY_PATH": "/usr/local/lib", **more}
+    file = directory / "env"
+    file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+    return file
+
+
+@pytest.fixture
+def runnable(tmp_path: Path) -> Path:
+    """The unit with a program that is there: systemd-analyze looks."""
+    text = UNIT.read_text()
+    copy = tmp_path / UNIT.name
+    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.M))
+    assert copy.read_text() != text
+    return copy
+
+
+@slow
+def test_systemd_understands_every_line(runnable: Path) -> None:
+    ended = subprocess.run(
+        ["systemd-analyze", "verify", runnable], capture_output=True, text=True, check=False
+    )
+    ours = [line for line in ended.stderr.splitlines() if UNIT.name in line]
+    assert (ended.returncode, ours) == (0, [])
+
+
+@slow
+def test_the_unit_is_hardened(runnable: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", runnable],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    overall = ended.stdout.strip().splitlines()[-1]
+    with capsys.disabled():
+        print(f"\n{overall}")
+    found = re.search(r"exposure level for \S+: ([\d.]+)", overall)
+    assert found
+    assert float(found[1]) <= MOST_EXPOSED
+
+
+def test_the_unit_gives_the_gateway_time_to_end() -> None:
+    asked = ServerSettings().drain_timeout_s + STOP_GRACE_S + CLOSING_S
+    assert float(service()["TimeoutStopSec"]) > asked
+    assert service()["RestartPreventExitStatus"] == "2"
+    assert service()["WorkingDirectory"] == STATE
+
+
+def test_engines_that_are_kept_need_the_other_file() -> None:
+    assert service()["KillMode"] == "mixed"
+    kept = _Unit()
+    kept.read(UNITS / "vllm-gateway.service.d" / "keep-engines.conf")
+    assert kept["Service"]["KillMode"] == "process"
+    assert kept["Service"].keys() <= {"KillMode", "PrivateTmp", "ReadWritePaths", "RemoveIPC"}
+
+
+@slow
+@bootable
+def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Path) -> None:
+    """Started, reloaded, restarted when it is stuck, ended; and not tried again in vain."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "server": {"host": "127.0.0.1", "port": port},
+                "models": [{"name": "demo", "engines": [remote(fake_url)]}],
+            }
+        )
+    )
+    with booted(image, tmp_path, config, secrets(tmp_path)) as system:
+        assert system.systemctl("start") == 0, system.journal()
+        until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
+        answer = httpx.post(
+            f"{url}/v1/chat/completions",
+            headers={"authorization": f"Bearer {KEY}"},
+            json={"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
+        )
+        assert answer.status_code == 200
+        unit = system.shows()
+        assert (unit["ActiveState"], unit["SubState"]) == ("active", "running")
+        assert "engines ready" in unit["StatusText"]
+
+        assert system.systemctl("reload") == 0
+        until(lambda: "reload: nothing differs" in system.journal(), 20)
+        assert system.shows()["MainPID"] == unit["MainPID"]
+
+        # A process that is stopped says nothing, like one whose loop is stuck.
+        drop_in = "/run/systemd/system/vllm-gateway.service.d"
+        system.run("mkdir", drop_in)
+        impatient = f"printf '[Service]\\nWatchdogSec=2\\n' > {drop_in}/watchdog.conf"
+        system.run("/bin/sh", "-c", impatient)
+        system.run("systemctl", "daemon-reload")
+        assert system.systemctl("restart") == 0
+        stuck = system.shows()["MainPID"]
+        assert stuck != unit["MainPID"]
+        system.run("kill", "-STOP", stuck)
+        until(lambda: system.shows()["NRestarts"] == "1", 60)
+        until(lambda: system.shows()["SubState"] == "running", 60)
+        assert system.shows()["MainPID"] not in ("0", stuck)
+
+        assert system.systemctl("stop") == 0
+        unit = system.shows()
+        assert (unit["ActiveState"], unit["Result"]) == ("inactive", "success")
+
+        system.run("/bin/sh", "-c", "echo modells: > /etc/vllm-gateway/gateway.yaml")
+        assert system.systemctl("start") != 0
+        unit = system.shows()
+        assert (unit["ActiveState"], unit["SubState"]) == ("failed", "failed")
+        assert (unit["ExecMainStatus"], unit["NRestarts"]) == ("2", "0")
+        assert "modells: unknown key; did you mean models?" in system.journal()
+
+
+@slow
+@pytest.mark.vllm
+@bootable
+def test_real_vllm_serves_within_all_of_the_hardening(image: Image, tmp_path: Path) -> None:
+    """vLLM's CPU build comes up, answers, and is ended in order, and leaves nothing behind."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "server": {"host": "127.0.0.1", "port": port},
+                "models": [{"name": "demo", "engines": [{**ENGINE, "model": "/srv/demo-model"}]}],
+            }
+        )
+    )
+    # The image is the one in front of remote engines; vLLM is where `make setup` put it.
+    mounts = {"/srv/demo-model": demo_model(), "/opt/engines": Path(sysconfig.get_path("purelib"))}
+    # Its bytecode is beside it, where earlier tests have left it.
+    environment = secrets(tmp_path, PYTHONPATH="/opt/engines", PYTHONPYCACHEPREFIX="")
+    with booted(image, tmp_path, config, environment, mounts) as system:
+        assert system.systemctl("start") == 0, system.journal()
+
+        def ready() -> bool:
+            assert system.shows()["SubState"] == "running", system.journal()
+            return httpx.get(f"{url}/ready").status_code == 200
+
+        def temporary_files() -> str:
+            return system.run("ls", f"{STATE}/var/run/demo-0/tmp").stdout
+
+        until(ready, START_S)
+        answer = httpx.post(
+            f"{url}/v1/chat/completions",
+            headers={"authorization": f"Bearer {KEY}"},
+            json={
+                "model": "demo",
+                "temperature": 0,
+                "messages": [{"role": "user", "content": "Hello!"}],
+            },
+            timeout=120,
+        )
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"]
+        assert "vllm_dist_" in temporary_files()
+        assert system.systemctl("stop") == 0
+        unit = system.shows()
+        assert (unit["ActiveState"], unit["Result"]) == ("inactive", "success"), system.journal()
+        assert temporary_files() == ""

@@ -1,0 +1,101 @@
+"""What a console block says: commands after `$ `, and the output that follows each.
+
+A line that ends in a backslash, or within quotes, goes on in the next. In the output `…` stands for
+any text, alone on a line for any number of lines; a command without output below it may print what
+it likes.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.docs.page import Block
+
+PROMPT = "$ "
+# What a block may need that is not on the machine of the tests: its commands are read, not run.
+NEEDS = frozenset({"gpu", "docker", "kubernetes", "systemd"})
+# The last command of the block ends with a status that is not 0.
+FAILS = "fails"
+_SERVE = re.compile(r"(?:\w+=\S+ +)*(?:(?:\S*/)?vllm-gateway +serve|make +serve)(?: |$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, where it stands, and what the page says of its output."""
+
+    text: str
+    line: int
+    output: tuple[str, ...]
+    fails: bool = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether it runs until it is told to stop, as in a terminal of its own."""
+        return not self.fails and _SERVE.match(self.text) is not None
+
+
+def needs(block: Block) -> set[str]:
+    """Return what a block needs that the tests do not have.
+
+    Raises ValueError for a word that means nothing.
+    """
+    if unknown := set(block.words) - NEEDS - {FAILS}:
+        raise ValueError(f"line {block.line}: {', '.join(sorted(unknown))} is no mark of a block")
+    return set(block.words) & NEEDS
+
+
+def commands(block: Block) -> list[Command]:
+    """Return the commands of a console block.
+
+    Raises ValueError for a block that does not begin with one, or that ends within one.
+    """
+    found: list[Command] = []
+    lines = iter(enumerate(block.lines, block.line))
+    for number, line in lines:
+        if line.startswith(PROMPT):
+            text = line.removeprefix(PROMPT)
+            while text.endswith("\\") or _open(text):
+                _, more = next(lines, (0, None))
+                if more is None:
+                    raise ValueError(f"line {number}: the command is not complete")
+                text += f"\n{more}"
+            found.append(Command(text, number, ()))
+        elif found:
+            last = found[-1]
+            found[-1] = Command(last.text, last.line, (*last.output, line))
+        else:
+            raise ValueError(f"line {number}: a console block begins with a command after `$ `")
+    if not found:
+        raise ValueError(f"line {block.line}: a console block without a command")
+    if FAILS in block.words:
+        last = found[-1]
+        found[-1] = Command(last.text, last.line, last.output, fails=True)
+    return found
+
+
+def _open(text: str) -> bool:
+    """Return whether a quote is not closed yet."""
+    try:
+        shlex.split(text, comments=True)
+    except ValueError:
+        return not text.endswith("\\")
+    return False
+
+
+def agrees(wanted: Sequence[str], output: str) -> bool:
+    """Return whether an output is what a page says, whatever the blanks and empty lines."""
+    shown = _lines(wanted)
+    if not shown:
+        return True
+    pattern = "".join(r"(?:.*\n)*?" if line == "…" else f"{_pattern(line)}\n" for line in shown)
+    text = "".join(f"{line}\n" for line in _lines(output.splitlines()))
+    return re.fullmatch(pattern, text) is not None
+
+
+def _lines(lines: Iterable[str]) -> list[str]:
+    return [words for line in lines if (words := " ".join(line.split()))]
+
+
+def _pattern(line: str) -> str:
+    return ".*".join(re.escape(part) for part in line.split("…"))

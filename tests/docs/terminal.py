@@ -1,0 +1,205 @@
+"""A terminal that follows a page: its commands run here as they stand, in a directory of its own.
+
+What cannot be here as a page says it is replaced: addresses of other machines, and ports 800x by
+free ones; in the output they are put back. Nothing else of a command is changed, but that
+`make serve` leaves out the set-up, and other targets of make are only looked up.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from tests.docs import cli
+from tests.docs.console import Command, agrees, commands, needs
+from tests.docs.page import ROOT, Block, Page
+from tests.gateway import free_port
+
+# Importing what a command needs, from a cold disk, on a machine with much else to do.
+COMMAND_S = 180.0
+# vLLM's imports, its load, and a busy machine.
+SERVE_S = 480.0
+STOP_S = 60.0
+# What a repository has, for commands that name it.
+_SHARED = (".venv", ".env.example", "Makefile", "deploy")
+_PORT = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=_PORT=)|(?<=\bport: ))800\d\b")
+_PROGRAM = re.compile(r"(?=(?:\S*/)?(?:vllm-gateway|make) )")
+
+
+class PageFault(AssertionError):
+    """A page says what is not so; the text names the page, the line and both."""
+
+
+class Terminal:
+    """Runs commands one after another; ends what still serves when it is closed."""
+
+    def __init__(
+        self,
+        directory: Path,
+        environment: Mapping[str, str],
+        replaced: Mapping[str, str] | None = None,
+        ports: Mapping[str, int] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._replaced = dict(replaced or {})
+        self._ports = dict(ports or {})
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("GATEWAY_")}
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
+        self._environment = {**inherited, "PATH": programs, "COLUMNS": "160", **environment}
+        self._serving: list[subprocess.Popen[str]] = []
+        for name in _SHARED:
+            if not (directory / name).exists():
+                (directory / name).symlink_to(ROOT / name)
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in reversed(self._serving):
+            process.terminate()
+            process.wait(STOP_S)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file that a page shows."""
+        (self._directory / name).write_text(self._here(text), encoding="utf-8")
+
+    def run(self, text: str, more: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """Return a command's exit status and output; what it exports is there for the next."""
+        exported = self._directory / ".exported"
+        # Variables that are only set are there for the next command too.
+        script = (
+            f"set -a -o pipefail\n{self._here(text)}\n"
+            f"ended=$?; env -0 >{shlex.quote(str(exported))}; exit $ended"
+        )
+        try:
+            ended = subprocess.run(
+                ["bash", "-c", script],
+                cwd=self._directory,
+                env={**self._environment, **(more or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=COMMAND_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return -1, f"not within {COMMAND_S:g} s"
+        if more is None and exported.exists():
+            pairs = exported.read_text().split("\0")
+            self._environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        return ended.returncode, self._there(ended.stdout)
+
+    def serve(self, text: str) -> str:
+        """Start a gateway in a terminal of its own; return what it says until it is ready.
+
+        Raises PageFault when it ends before, or takes too long.
+        """
+        said = self._directory / f"serve-{len(self._serving)}.txt"
+        with said.open("w") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", _PROGRAM.sub("exec ", self._here(text), count=1)],
+                cwd=self._directory,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        self._serving.append(process)
+        deadline = time.monotonic() + SERVE_S
+        while "serves on" not in (text := said.read_text()):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise PageFault(self._there(text))
+            time.sleep(0.05)
+        return self._there(text)
+
+    def port(self, name: str = "8000") -> int:
+        """Return the port that stands here for one of a page."""
+        return self._ports.setdefault(name, free_port())
+
+    def _here(self, text: str) -> str:
+        for theirs, ours in self._replaced.items():
+            text = text.replace(theirs, ours)
+        return _PORT.sub(lambda match: str(self.port(match[0])), text)
+
+    def _there(self, text: str) -> str:
+        for theirs, ours in self._replaced.items():
+            text = text.replace(ours, theirs)
+        for name, port in self._ports.items():
+            text = re.sub(rf"\b{port}\b", name, text)
+        return text
+
+
+def follow(
+    page: Page,
+    terminal: Terminal,
+    *,
+    gpus: Mapping[str, str] | None = None,
+    serving: str | None = None,
+) -> int:
+    """Do what a page says; return how many commands were run.
+
+    `gpus` are the variables that make a machine with GPUs of this one, for `check`. `serving` is
+    what `make serve` said, where it runs already. Raises PageFault at the first line that is not
+    so.
+    """
+    ran = 0
+    for block in page.blocks:
+        if block.language == "yaml" and block.words and "." in block.words[0]:
+            terminal.write(block.words[0], block.text)
+        elif block.language == "python" and not needs(block):
+            terminal.write("page.py", block.text)
+            _check(page, Command("python page.py", block.line, ()), *terminal.run("python page.py"))
+            ran += 1
+        elif block.language == "console":
+            for command in commands(block):
+                if (found := _outcome(command, block, terminal, gpus, serving)) is not None:
+                    _check(page, command, *found)
+                    ran += 1
+    return ran
+
+
+def _outcome(
+    command: Command,
+    block: Block,
+    terminal: Terminal,
+    gpus: Mapping[str, str] | None,
+    serving: str | None,
+) -> tuple[int, str] | None:
+    """Return the status and output of a command, None where it needs what is not here."""
+    if needs(block):
+        arguments = cli.arguments(command.text)
+        if gpus is None or arguments is None or arguments[:1] != ["check"]:
+            return None
+        return terminal.run(command.text, gpus)
+    if "…" in command.text:
+        return -1, "a command with … in it cannot be run"
+    words = shlex.split(command.text, comments=True)
+    if words == ["make", "serve"] and serving is not None:
+        return 0, serving
+    if command.serves:
+        return 0, terminal.serve(command.text.replace("make serve", "make -o setup serve"))
+    if words[:1] == ["make"]:
+        return terminal.run(f"make -n {shlex.join(words[1:])}")[0], ""
+    return terminal.run(command.text)
+
+
+def _check(page: Page, command: Command, status: int, output: str) -> None:
+    place = f"{page.name}:{command.line}: {command.text}"
+    if (status != 0) is not command.fails:
+        wanted = "another status than 0" if command.fails else "status 0"
+        raise PageFault(f"{place}\nended with {status} instead of {wanted}:\n{output}")
+    if not agrees(command.output, output):
+        shown = "\n".join(command.output)
+        raise PageFault(f"{place}\nThe page says:\n{shown}\nIt prints:\n{output}")

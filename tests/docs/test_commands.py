@@ -1,0 +1,97 @@
+"""Every command of the pages, run as it stands, and what it prints beside what the page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.conftest import Demo
+from tests.docs.console import PROMPT, needs
+from tests.docs.page import ROOT, Page
+from tests.docs.pages import PAGES
+from tests.docs.terminal import Terminal, follow
+from tests.gateway import free_port
+from tests.services import PostgresServer, RedisServer
+
+SERVE = re.compile(rf"{re.escape(PROMPT)}(?:\w+=\S+ +)*vllm-gateway +serve\b")
+LIVE = [
+    page
+    for page in PAGES
+    if any(b.language in ("console", "python") and not needs(b) for b in page.blocks)
+]
+
+
+def serves(page: Page) -> bool:
+    """Whether the page starts gateways of its own, beside `make serve`."""
+    return any(
+        SERVE.match(line) and "make serve" not in line
+        for block in page.blocks
+        if block.language == "console" and not needs(block)
+        for line in block.lines
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.parametrize("page", [p for p in LIVE if not serves(p)], ids=lambda p: p.name)
+def test_the_commands_work_on_what_make_serve_runs(
+    page: Page, demo: Demo, gpus: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "var").symlink_to(demo.directory / "var")
+    # What docs/README.md says is set.
+    environment = {
+        "GATEWAY_CONFIG": "deploy/demo.yaml",
+        "GATEWAY_URL": f"http://127.0.0.1:{demo.port}",
+        "KEY": demo.key,
+    }
+    try:
+        with Terminal(tmp_path, environment, ports={"8000": demo.port}) as terminal:
+            terminal.run(
+                "export GATEWAY_ADMIN_KEY=$(vllm-gateway keys create --name docs --role admin "
+                "| tail -n 1)"
+            )
+            assert follow(page, terminal, gpus=gpus, serving=demo.said) > 0
+    finally:
+        demo.forget_keys()
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.services
+@pytest.mark.parametrize("page", [p for p in LIVE if serves(p)], ids=lambda p: p.name)
+def test_the_commands_work_on_gateways_of_their_own(
+    page: Page,
+    demo: Demo,
+    gpus: dict[str, str],
+    prefix: str,
+    redis_server: RedisServer,
+    postgres_server: PostgresServer,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "demo-model").symlink_to(ROOT / "var" / "demo-model")
+    replaced = {
+        "redis://:PASSWORD@redis:6379/0": redis_server.url,
+        "postgresql+asyncpg://gateway:PASSWORD@db/gateway": postgres_server.create(
+            prefix.replace("-", "_")
+        ),
+        "http://gpu-box:8000": f"http://127.0.0.1:{demo.port}",
+        "sk-key-of-gpu-box": demo.key,
+    }
+    port = free_port()
+    environment = {
+        "GATEWAY_STATE__REDIS_PREFIX": prefix,
+        "GATEWAY_SERVER__PORT": str(port),
+        "GATEWAY_URL": f"http://127.0.0.1:{port}",
+    }
+    with Terminal(tmp_path, environment, replaced, {"8000": port}) as terminal:
+        assert follow(page, terminal, gpus=gpus) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if p not in LIVE], ids=lambda p: p.name)
+def test_what_needs_a_gpu_passes_the_check_of_a_machine_that_has_them(
+    page: Page, gpus: dict[str, str], tmp_path: Path
+) -> None:
+    with Terminal(tmp_path, {}) as terminal:
+        follow(page, terminal, gpus=gpus)

@@ -1,0 +1,146 @@
+"""What can be known of the pages without running them: forms, links, YAML, and what they name."""
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import yaml
+
+from app.settings import Settings, load_settings
+from engines.failure import Cause, classify
+from tests.app.configuration import isolate
+from tests.docs import cli
+from tests.docs.console import commands, needs
+from tests.docs.page import ROOT, Block, Page
+from tests.docs.pages import INDEX, PAGES
+
+LANGUAGES = {"", "console", "ini", "json", "promql", "python", "sql", "yaml"}
+BY_NAME = {page.name: page for page in PAGES}
+# A fragment is completed with this.
+MODEL = {"name": "m", "engines": [{"kind": "process", "model": "org/m"}]}
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def fragments(page: Page) -> list[Block]:
+    """The YAML blocks that are configurations of ours; those of others say `yaml other`."""
+    return [b for b in page.blocks if b.language == "yaml" and "other" not in b.words]
+
+
+@every_page
+def test_commands_stand_in_console_blocks_and_nowhere_else(page: Page) -> None:
+    for block in page.blocks:
+        assert block.language in LANGUAGES, f"line {block.line}: say console"
+        if block.language == "console":
+            assert commands(block)
+        else:
+            prompts = [line for line in block.lines if line.startswith("$ ")]
+            assert not prompts, f"line {block.line}: a command outside of a console block"
+    looks = re.compile(r" {4,}(?:\$ |vllm-gateway |make |curl )")
+    if page.name != "docs/commands.md":
+        assert [line for _, line in page.prose if looks.match(line)] == []
+
+
+@every_page
+def test_a_command_that_is_not_run_is_one_that_its_program_would_take(page: Page) -> None:
+    for block in page.blocks:
+        if block.language == "console" and needs(block):
+            for command in commands(block):
+                if (arguments := cli.arguments(command.text)) is not None:
+                    cli.parse(arguments)
+
+
+@every_page
+def test_what_the_text_says_of_the_command_line_is_there(page: Page) -> None:
+    wrong = {
+        code: fault
+        for code in page.spans
+        if code.startswith("vllm-gateway ") and (fault := cli.mention(code))
+    }
+    assert wrong == {}
+
+
+@every_page
+def test_variables_that_the_text_names_are_settings(page: Page) -> None:
+    others = {"CONFIG", "URL"}
+    for name in re.findall(r"\bGATEWAY_([A-Z][A-Z_]*)\b", page.text):
+        section = name.partition("__")[0].lower()
+        assert section in Settings.model_fields or name in others, f"GATEWAY_{name}"
+
+
+@every_page
+def test_yaml_is_a_configuration(
+    page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    isolate(monkeypatch, tmp_path)
+    for block in fragments(page):
+        data = yaml.safe_load(block.text)
+        assert isinstance(data, dict), f"line {block.line}"
+        for name in re.findall(r"api_key_env: *\"?(\w+)", block.text):
+            monkeypatch.setenv(name, "sk-of-another-box-0123456789")
+        if "engines" in data:
+            data = {"models": [{**MODEL, **data}]}
+        Path("page.yaml").write_text(yaml.safe_dump({"models": [MODEL], **data}))
+        assert load_settings(Path("page.yaml")).models, f"line {block.line}"
+
+
+@every_page
+def test_python_is_python(page: Page) -> None:
+    for block in page.blocks:
+        if block.language == "python":
+            compile(block.text, page.name, "exec")
+
+
+@every_page
+def test_links_lead_somewhere(page: Page) -> None:
+    here = (ROOT / page.name).parent
+    for link in page.links:
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        target = (here / path).resolve() if path else ROOT / page.name
+        assert target.exists(), link
+        name = os.path.relpath(target, ROOT)
+        if anchor:
+            known = BY_NAME[name] if name in BY_NAME else Page.read(target)
+            assert anchor in known.anchors, link
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = {unquote(link).partition("#")[0] for link in INDEX.links}
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages - linked == set()
+
+
+class TestStarts:
+    """The table of docs/engine-will-not-start.md beside the messages of engines/failure.py."""
+
+    ROW = re.compile(r"^\| `(.+)`(, while its weights load)? \| (.+) \| (yes|no) \|$")
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        page = BY_NAME["docs/engine-will-not-start.md"]
+        matches = [m for _, line in page.prose if (m := self.ROW.match(line))]
+        return [(m[1], m[2] or "", m[3], m[4]) for m in matches]
+
+    def test_each_row_says_what_the_gateway_says(self) -> None:
+        rows = self.rows()
+        assert len(rows) > 25
+        for text, loading, advice, again in rows:
+            found = classify(text, loading_weights=bool(loading))
+            assert found.advice == advice, text
+            assert found.lasting is (again == "no"), text
+
+    def test_every_cause_is_there(self) -> None:
+        found = {classify(text, loading_weights=bool(w)).cause for text, w, _, _ in self.rows()}
+        assert set(Cause) - found == {Cause.OTHER}
+
+
+class TestAdvisories:
+    """The table of docs/security.md beside the tests that it names."""
+
+    def test_each_test_is_named_and_no_other(self) -> None:
+        text = (ROOT / "tests" / "app" / "test_advisories.py").read_text(encoding="utf-8")
+        there = set(re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE))
+        named = {code for code in BY_NAME["docs/security.md"].spans if code.startswith("test_")}
+        assert named == there

@@ -1,0 +1,179 @@
+"""The tests of the pages fail where a page is wrong, and say where."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs import cli
+from tests.docs.console import agrees, commands
+from tests.docs.page import Block, Page
+from tests.docs.terminal import PageFault, Terminal, follow
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Terminal:
+    return Terminal(tmp_path, {})
+
+
+def page(*blocks: str) -> Page:
+    """A page of these blocks, each with its first line after the fence."""
+    return Page("page.md", "".join(f"```{block}\n```\n" for block in blocks))
+
+
+def fault(found: Page, terminal: Terminal) -> str:
+    with pytest.raises(PageFault) as caught:
+        follow(found, terminal)
+    return str(caught.value)
+
+
+def block(text: str) -> Block:
+    return page(text).blocks[0]
+
+
+class TestFollow:
+    def test_a_page_that_is_right_is_followed_to_its_end(self, terminal: Terminal) -> None:
+        right = page("console\n$ echo one two\none  two\n$ true", "console\n$ echo x; echo y\n…\ny")
+        assert follow(right, terminal) == 3
+
+    def test_a_command_that_fails_is_a_fault_with_its_line(self, terminal: Terminal) -> None:
+        assert fault(page("console\n$ true\n$ ls /not-there"), terminal).startswith(
+            "page.md:3: ls /not-there\nended with 2 instead of status 0"
+        )
+
+    def test_a_failure_within_a_pipe_is_one(self, terminal: Terminal) -> None:
+        assert "instead of status 0" in fault(page("console\n$ false | cat"), terminal)
+
+    def test_another_output_is_a_fault_with_both(self, terminal: Terminal) -> None:
+        told = fault(page("console\n$ echo two\none"), terminal)
+        assert "The page says:\none\nIt prints:\ntwo" in told
+
+    def test_an_output_that_goes_on_is_a_fault(self, terminal: Terminal) -> None:
+        assert "It prints" in fault(page("console\n$ echo one; echo two\none"), terminal)
+
+    def test_a_command_said_to_fail_must_fail(self, terminal: Terminal) -> None:
+        assert follow(page("console fails\n$ true\n$ false"), terminal) == 2
+        told = fault(page("console fails\n$ true"), terminal)
+        assert "another status than 0" in told
+
+    def test_a_command_that_is_not_written_out_is_a_fault(self, terminal: Terminal) -> None:
+        assert "cannot be run" in fault(page("console\n$ echo …"), terminal)
+
+    def test_a_program_that_is_not_here_is_a_fault(self, terminal: Terminal) -> None:
+        assert "not-a-program" in fault(page("console\n$ not-a-program"), terminal)
+
+    def test_a_target_of_make_must_be_there(self, terminal: Terminal) -> None:
+        assert follow(page("console\n$ make help"), terminal) == 1
+        assert "no-such-target" in fault(page("console\n$ make no-such-target"), terminal)
+
+    def test_python_that_fails_is_a_fault(self, terminal: Terminal) -> None:
+        assert "Error" in fault(page("python\nraise ValueError"), terminal)
+
+    def test_what_needs_a_gpu_is_not_run(self, terminal: Terminal) -> None:
+        assert follow(page("console gpu\n$ nvidia-smi"), terminal) == 0
+
+    @pytest.mark.slow
+    def test_a_gateway_that_does_not_start_is_a_fault(self, terminal: Terminal) -> None:
+        told = fault(page("console\n$ vllm-gateway serve --config none.yaml"), terminal)
+        assert "none.yaml: no such file" in told
+
+
+class TestTerminal:
+    def test_a_command_finds_what_those_before_it_set_and_wrote(self, terminal: Terminal) -> None:
+        terminal.run("export A=1; B=$(echo 2)\necho 3 >file")
+        assert terminal.run("echo $A $B $(cat file)") == (0, "1 2 3\n")
+
+    def test_files_of_a_page_are_there(self, terminal: Terminal) -> None:
+        assert follow(page("yaml a.yaml\nb: 1", "console\n$ cat a.yaml\nb: 1"), terminal) == 1
+
+    def test_addresses_are_replaced_and_put_back(self, tmp_path: Path) -> None:
+        terminal = Terminal(tmp_path, {}, {"http://gpu-box:8000": "http://127.0.0.1:9"})
+        status, shown = terminal.run("echo http://gpu-box:8000 127.0.0.1:8001 >f; cat f")
+        assert (status, shown) == (0, "http://gpu-box:8000 127.0.0.1:8001\n")
+        written = (tmp_path / "f").read_text()
+        assert written == f"http://127.0.0.1:9 127.0.0.1:{terminal.port('8001')}\n"
+
+    def test_nothing_of_the_surroundings_comes_in(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("GATEWAY_ADMIN_KEY", "of the developer")
+        assert Terminal(tmp_path, {}).run("echo [$GATEWAY_ADMIN_KEY]") == (0, "[]\n")
+
+
+class TestBlocks:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("console\nmake serve", "begins with a command"),
+            ("console", "without a command"),
+            ("console\n$ echo \\", "not complete"),
+            ("console\n$ echo 'a", "not complete"),
+        ],
+    )
+    def test_a_block_that_hides_its_commands_is_refused(self, text: str, said: str) -> None:
+        with pytest.raises(ValueError, match=said):
+            commands(block(text))
+
+    def test_an_unknown_mark_is_refused(self, terminal: Terminal) -> None:
+        with pytest.raises(ValueError, match="gqu is no mark"):
+            follow(page("console gqu\n$ true"), terminal)
+
+    def test_a_block_that_is_not_closed_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="line 2: the block is not closed"):
+            _ = Page("page.md", "text\n```console\n$ true\n").blocks
+
+    def test_a_command_goes_on_after_a_backslash(self) -> None:
+        (one,) = commands(block("console\n$ echo a \\\n  b\na b"))
+        assert (one.text, one.output) == ("echo a \\\n  b", ("a b",))
+
+    def test_a_command_goes_on_within_quotes(self) -> None:
+        (one,) = commands(block("console\n$ echo 'a\nb'\na\nb"))
+        assert (one.text, one.output) == ("echo 'a\nb'", ("a", "b"))
+
+    @pytest.mark.parametrize(
+        ("wanted", "output", "same"),
+        [
+            (["a …"], "a 1", True),
+            (["a …"], "b a 1", False),
+            (["…", "b"], "a\na\nb\n", True),
+            (["…", "b"], "a\nb\nc\n", False),
+            (["a", "…"], "a\n", True),
+            (["a  b"], " a b \n\n", True),
+            (["a.c"], "abc", False),
+            ([], "whatever", True),
+        ],
+    )
+    def test_outputs_agree_but_for_blanks_and_what_is_left_open(
+        self, wanted: list[str], output: str, same: bool
+    ) -> None:
+        assert agrees(wanted, output) is same
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("vllm-gateway serv", "No such command"),
+            ("A=1 vllm-gateway serve --confg x", "No such option"),
+            (".venv/bin/vllm-gateway keys rotate", "Missing"),
+        ],
+    )
+    def test_a_command_that_is_not_run_is_read_by_the_program(self, text: str, said: str) -> None:
+        arguments = cli.arguments(text)
+        assert arguments is not None
+        with pytest.raises(Exception, match=said):
+            cli.parse(arguments)
+
+    def test_other_programs_are_not_ours_to_read(self) -> None:
+        assert cli.arguments("kubectl get pods  # vllm-gateway") is None
+
+    @pytest.mark.parametrize(
+        ("code", "wrong"),
+        [
+            ("vllm-gateway logs ENGINE [-f]", False),
+            ("vllm-gateway keys create --name NAME", False),
+            ("vllm-gateway keys mend", True),
+            ("vllm-gateway serve --foo", True),
+        ],
+    )
+    def test_a_command_in_the_text_is_looked_up(self, code: str, wrong: bool) -> None:
+        assert (cli.mention(code) is not None) is wrong

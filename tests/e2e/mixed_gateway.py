@@ -1,0 +1,25 @@
+"""`vllm-gateway` where an engine with a `fake-` flag runs the fake in place of vLLM.
+
+For what real vLLM cannot be made to do beside a real one: end again and again, load in a second.
+"""
+
+import shlex
+import sys
+from unittest import mock
+
+from app.cli import main
+from engines.process import vllm_launcher
+
+FAKE = (sys.executable, "-m", "tests.fakes.vllm")
+
+
+def launcher() -> tuple[str, ...]:
+    """Return what runs an engine: a shell that looks at the flags."""
+    fake, real = shlex.join(FAKE), shlex.join(vllm_launcher())
+    script = f'case "$*" in *--fake-*) exec {fake} "$@";; *) exec {real} "$@";; esac'
+    return "/bin/sh", "-c", script, "engine"
+
+
+if __name__ == "__main__":
+    with mock.patch("app.building.vllm_launcher", launcher):
+        main()

@@ -1,0 +1,294 @@
+"""Every panel and every rule, on a real Prometheus that watched a gateway under load.
+
+Real vLLM behind it, and what real vLLM cannot be made to do: an engine that dies every few seconds,
+one that loads in a second, replicas that close connections. Real Redis, real PostgreSQL.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import yaml
+
+from deploy.grafana.generate import DASHBOARDS
+from tests.e2e.deployment import ENGINE, KEY, ROOT, START_S, Deployment, demo_model, environment
+from tests.e2e.panels import Grafana, Window
+from tests.fleet.fleet import ADMIN_KEY, fake_engine
+from tests.gateway import free_port, remote
+from tests.services import PostgresServer, PrometheusServer, RedisServer
+
+# At least so long, and until each kind of answer was seen, but not longer.
+LOAD_S, LONGEST_S = 30.0, 150.0
+SHORT = [{"role": "user", "content": "Hello!"}]
+STATUSES = {200, 401, 404, 429, 500, 502}
+RULES = ROOT / "deploy" / "prometheus"
+# What vLLM tells of its weights it tells on a GPU.
+NOT_ON_CPU = "gateway_engine_weights_gib"
+# So few at a time that others wait in the gateway.
+AT_ONCE = 3
+
+
+def _fake(**flags: Any) -> dict[str, Any]:
+    args = {f"fake-{name.replace('_', '-')}": value for name, value in flags.items()}
+    return {"kind": "process", "model": "fake", "args": args}
+
+
+def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
+    often = {"backoff_s": 1, "max_backoff_s": 1, "budget": 10_000}
+    restarting = {**_fake(start="ok", die_after_s=5), "restart": often}
+    return {
+        "server": {
+            "host": "127.0.0.1",
+            "port": port,
+            "run_dir": str(directory / "run"),
+            "parallel_starts": 4,
+        },
+        # Nobody listens there.
+        "traces": {"endpoint": f"http://127.0.0.1:{free_port()}"},
+        "models": [
+            {
+                "name": "demo",
+                "aliases": ["gpt-4o-mini"],
+                "engines": [ENGINE],
+                "queue": {"max_in_flight": AT_ONCE, "max_waiting": 64},
+                "price": {"prompt": 1.0, "completion": 4.0},
+            },
+            {
+                "name": "shaky",
+                "engines": [remote(fake), remote(fake.replace("127.0.0.1", "localhost"))],
+            },
+            {"name": "brittle", "engines": [restarting]},
+            {
+                "name": "cold",
+                "load": "on_demand",
+                "idle_unload_s": 1,
+                "engines": [_fake(load_s=0.2)],
+            },
+            {
+                "name": "gone",
+                "fallbacks": ["demo"],
+                "engines": [remote(f"http://127.0.0.1:{free_port()}")],
+            },
+        ],
+    }
+
+
+@contextlib.contextmanager
+def _gateway(directory: Path, fake: str, **secrets: str) -> Iterator[Deployment]:
+    """Run the gateway; it is listening when the body begins."""
+    port = free_port()
+    file = directory / "gateway.yaml"
+    file.write_text(yaml.safe_dump(_configuration(directory, port, fake)))
+    output = directory / "output.txt"
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.e2e.mixed_gateway", "serve", "--config", str(file)],
+            env=environment(GATEWAY_ADMIN_KEY=ADMIN_KEY, PYTHONPATH=str(ROOT), **secrets),
+            cwd=directory,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    deployment = Deployment(process, port, directory / "run", output)
+    try:
+        yield deployment
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def _until(condition: Callable[[], bool], deployment: Deployment, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert deployment.process.poll() is None, deployment.said()
+        assert time.monotonic() < deadline, deployment.said()
+        await asyncio.sleep(0.5)
+
+
+def _serves(deployment: Deployment) -> bool:
+    ready = 'gateway_engine_state{gateway_engine="demo-0",model="demo",state="ready"} 1'
+    try:
+        return ready in httpx.get(f"{deployment.url}/metrics").text
+    except httpx.TransportError:
+        return False
+
+
+class Load:
+    """Clients of every kind, each asking again and again."""
+
+    def __init__(self, deployment: Deployment, keys: dict[str, str]) -> None:
+        self._url = deployment.url
+        self._keys = keys
+        self.statuses: dict[int, int] = {}
+
+    async def run(self, seconds: float) -> None:
+        """Ask for so long at least; return when every answer is in."""
+        self._began = time.monotonic()
+        self._seconds = seconds
+        team, pauper, slow = (self._keys[name] for name in ("team", "pauper", "slow"))
+        clients = [
+            *(self._ask(team, "demo", stream=True, max_tokens=40) for _ in range(4)),
+            *(self._ask(KEY, "gpt-4o-mini", max_tokens=8, pause=0.1) for _ in range(2)),
+            # Small ones, so that little of the budget is left when one is refused.
+            self._ask(pauper, "demo", messages=SHORT, max_tokens=2, pause=0.1),
+            self._ask(slow, "demo", max_tokens=4, pause=0.3),
+            self._ask("sk-nobody-0123456789abcdef", "demo", pause=0.5),
+            self._ask(None, "demo", pause=0.5),
+            self._ask(team, "absent", pause=1),
+            self._ask(team, "shaky", fake="close", pause=0.3),
+            self._ask(team, "shaky", stream=True, fake="tokens:8:20", pause=0.3),
+            self._ask(team, "shaky", fake="status:500", pause=0.5),
+            self._ask(team, "gone", max_tokens=4, pause=0.5),
+            self._ask(team, "brittle", pause=0.5),
+            # Longer than it takes the model to be unloaded again.
+            self._ask(team, "cold", pause=2.5),
+            self._leave(team),
+        ]
+        async with httpx.AsyncClient(base_url=self._url, timeout=60) as self._client:
+            await asyncio.gather(*clients)
+
+    def _over(self) -> bool:
+        passed = time.monotonic() - self._began
+        return passed > (self._seconds if set(self.statuses) >= STATUSES else LONGEST_S)
+
+    async def _ask(self, key: str | None, model: str, *, pause: float = 0.0, **fields: Any) -> None:
+        for number in count():
+            if self._over():
+                return
+            async with self._send(key, model, number, **fields) as answer:
+                await answer.aread()
+            self.statuses[answer.status_code] = self.statuses.get(answer.status_code, 0) + 1
+            await asyncio.sleep(pause)
+
+    async def _leave(self, key: str) -> None:
+        """Hang up after the first piece of a stream."""
+        for number in count():
+            if self._over():
+                return
+            async with self._send(key, "shaky", number, stream=True, fake="pace:20") as answer:
+                async for _ in answer.aiter_raw():
+                    break
+            await asyncio.sleep(0.5)
+
+    @contextlib.asynccontextmanager
+    async def _send(
+        self, key: str | None, model: str, number: int, **fields: Any
+    ) -> AsyncIterator[httpx.Response]:
+        # A part that is the same each time, for the prefix cache, and one that is not.
+        system = "You are a helpful assistant. " * 8
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": f"Hello {number}!"},
+        ]
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        body = {"model": model, "messages": messages, **fields}
+        path = "/v1/chat/completions"
+        if not {"stream", "fake", "messages"} & fields.keys() and number % 4 == 3:
+            path = "/v1/completions"
+            body = {"model": model, "prompt": "Hello", **fields}
+        async with self._client.stream("POST", path, json=body, headers=headers) as answer:
+            yield answer
+
+
+def _keys(deployment: Deployment) -> dict[str, str]:
+    """Make keys with and without room, and return them by name."""
+    wanted: dict[str, dict[str, Any]] = {
+        "team": {"daily_tokens": 100_000_000, "monthly_tokens": 1_000_000_000},
+        "pauper": {"daily_tokens": 400},
+        "slow": {"requests_per_minute": 6},
+    }
+    made = {}
+    for name, limits in wanted.items():
+        answer = httpx.post(
+            f"{deployment.url}/admin/keys",
+            headers={"authorization": f"Bearer {ADMIN_KEY}"},
+            json={"name": name, "owner": f"{name}@example.com", **limits},
+        )
+        assert answer.is_success, answer.text
+        made[name] = answer.json()["key"]
+    return made
+
+
+async def _ledger(server: PostgresServer, database: str) -> asyncpg.Connection:
+    """Return a connection of the user that deploy/grafana/README.md has Grafana come as."""
+    place = {"host": "127.0.0.1", "port": server.port, "database": database}
+    (grants,) = re.findall("```sql\n(.*?)```", (DASHBOARDS.parent / "README.md").read_text(), re.S)
+    owner = await asyncpg.connect(user="postgres", **place)
+    try:
+        await owner.execute(grants)
+    finally:
+        await owner.close()
+    return await asyncpg.connect(user="grafana", **place)
+
+
+async def test_every_panel_shows_data_and_every_rule_is_evaluated(
+    tmp_path: Path,
+    redis_server: RedisServer,
+    postgres_server: PostgresServer,
+    record_property: Callable[[str, object], None],
+) -> None:
+    demo_model()
+    database = "dashboards"
+    state = {
+        "GATEWAY_STATE__DATABASE_URL": postgres_server.create(database),
+        "GATEWAY_STATE__REDIS_URL": redis_server.url,
+        "GATEWAY_STATE__REDIS_PREFIX": "dashboards",
+    }
+    with ExitStack() as stack:
+        fake = stack.enter_context(fake_engine(tmp_path))
+        gateway = stack.enter_context(_gateway(tmp_path, fake, **state))
+        prometheus = PrometheusServer(RULES, [f"127.0.0.1:{gateway.port}"])
+        stack.callback(prometheus.remove)
+        await _until(lambda: _serves(gateway), gateway, START_S)
+        prometheus.start()
+        start = time.time()
+        load = Load(gateway, _keys(gateway))
+        await load.run(LOAD_S)
+        assert set(load.statuses) >= STATUSES, load.statuses
+        end = time.time()
+
+        ledger = await _ledger(postgres_server, database)
+        try:
+            grafana = Grafana(prometheus, ledger, Window(start, end))
+            for file in sorted(DASHBOARDS.glob("*.json")):
+                await grafana.open(file.stem, json.loads(file.read_text()))
+        finally:
+            await ledger.close()
+        rules, told = _rules(prometheus)
+
+    record_property("shown", "\n".join((grafana.table(), told, grafana.summary())))
+    missing = [query for query in grafana.without_data() if NOT_ON_CPU not in query]
+    assert missing == []
+    assert {rule["health"] for rule in rules} == {"ok"}, [r.get("lastError") for r in rules]
+    firing = {alert["labels"]["alertname"] for rule in rules for alert in rule.get("alerts", ())}
+    assert "GatewayEngineRestarting" in firing
+    # A model on demand that is stopped is nothing to tell of, an engine that is gone is.
+    (without,) = (rule for rule in rules if rule["name"] == "GatewayNoEngineReady")
+    assert "cold" not in {alert["labels"]["model"] for alert in without["alerts"]}
+    assert "gone" in {alert["labels"]["model"] for alert in without["alerts"]}
+
+
+def _rules(prometheus: PrometheusServer) -> tuple[list[dict[str, Any]], str]:
+    """Return every rule, and a table of them."""
+    groups = prometheus.ask("rules")["groups"]
+    rules: list[dict[str, Any]] = [rule for group in groups for rule in group["rules"]]
+    lines = ["", f"{'rule':<52} {'health':<8} state or series"]
+    for rule in rules:
+        if rule["type"] == "alerting":
+            found = f"{rule['state']} ({len(rule['alerts'])})"
+        else:
+            found = str(len(prometheus.ask("query", query=rule["name"])["result"]))
+        lines.append(f"{rule['name']:<52} {rule['health']:<8} {found}")
+    healthy = sum(rule["health"] == "ok" for rule in rules)
+    return rules, "\n".join([*lines, f"{healthy} of {len(rules)} rules evaluate"])

@@ -19,15 +19,15 @@ class Release(NamedTuple):
     costs: list[float]
 
 
-class Request(NamedTuple):
-    """A decision to be made; the lease is what holds its slots."""
+class Renewal(NamedTuple):
+    """A lease that goes on."""
 
     lease: str
     terms: Terms
 
 
-class Renewal(NamedTuple):
-    """A lease that goes on."""
+class Request(NamedTuple):
+    """A decision to be made; the lease is what holds its slots."""
 
     lease: str
     terms: Terms
@@ -38,8 +38,8 @@ def pack(
     burst_s: float,
     lease_s: float,
     releases: Iterable[Release] = (),
-    requests: Iterable[Request] = (),
     renewals: Iterable[Renewal] = (),
+    requests: Iterable[Request] = (),
 ) -> tuple[list[bytes], bytes]:
     """Return the script's KEYS and its argument."""
     places = ["clock"]
@@ -48,21 +48,21 @@ def pack(
         places += [term.place for term in terms.slots]
         places += [term.place for term in terms.buckets]
         ended.append((lease, len(terms.slots), costs))
+    renewed: list[tuple[str, int]] = []
+    for lease, terms in renewals:
+        places += [term.place for term in terms.slots]
+        renewed.append((lease, len(terms.slots)))
     asked: list[tuple[str, list[int], list[float]]] = []
     for lease, terms in requests:
         places += [term.place for term in terms.slots]
         places += [term.place for term in terms.buckets]
         limits = [term.limit for term in terms.slots]
         asked.append((lease, limits, terms.costs))
-    renewed: list[tuple[str, int]] = []
-    for lease, terms in renewals:
-        places += [term.place for term in terms.slots]
-        renewed.append((lease, len(terms.slots)))
     # In a cluster, keys with one tag in braces lie in one place.
     tag = f"{{{prefix}}}:"
     # A name from a YAML file may hold what UTF-8 does not.
     keys = [(tag + place).encode("utf-8", "surrogatepass") for place in places]
-    return keys, _encode((burst_s, lease_s, ended, asked, renewed))
+    return keys, _encode((burst_s, lease_s, ended, renewed, asked))
 
 
 def readings(answer: bytes, requests: Sequence[Request]) -> list[Reading]:

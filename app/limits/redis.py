@@ -152,19 +152,24 @@ class RedisStore:
             self._pump = None
 
     async def _call(self) -> None:
-        """Make one call for all, or for as many as one may hold."""
+        """Make one call for all, or for as many as one may hold.
+
+        Where slots are left to be renewed after it, who waits goes on waiting: a Redis that forgot
+        them would give them away.
+        """
         ended, self._ended = self._ended[:MOST_AT_ONCE], self._ended[MOST_AT_ONCE:]
-        waiting, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
         due, self._due = self._due[:MOST_AT_ONCE], self._due[MOST_AT_ONCE:]
-        waiting = [one for one in waiting if not one.answer.done()]  # the others were cancelled
-        requests = [one.request for one in waiting]
         renewals = [Renewal(lease, self._held[lease]) for lease in due if lease in self._held]
-        if not (ended or requests or renewals):
+        asking = [one for one in self._waiting if not one.answer.done()]  # others were cancelled
+        most = 0 if self._due else MOST_AT_ONCE
+        waiting, self._waiting = asking[:most], asking[most:]
+        requests = [one.request for one in waiting]
+        if not (ended or renewals or requests):
             return
-        keys, argument = pack(self._prefix, self._burst_s, self._lease_s, ended, requests, renewals)
+        keys, argument = pack(self._prefix, self._burst_s, self._lease_s, ended, renewals, requests)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        if waiting:
-            deadline = waiting[0].deadline  # of the one that has waited longest
+        if asking:
+            deadline = asking[0].deadline  # of the one that has waited longest
         try:
             answers = readings(await self._link.run(keys, argument, deadline), requests)
         except RedisUnavailable as error:

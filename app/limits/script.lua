@@ -1,10 +1,10 @@
 -- Limits counted in Redis: what MemoryStore does, for several gateways. Needs Redis 6.
 --
 -- KEYS: the clock; then, in the order in which they are worked off, each entry's slots and buckets.
--- ARGV[1], MessagePack: {burst_s, lease_s, releases, decisions, renewals}
+-- ARGV[1], MessagePack: {burst_s, lease_s, releases, renewals, decisions}
 --   release   {lease, number of slots, {cost_s of each bucket}}
---   decision  {lease, {limit of each slot}, {cost_s of each bucket}}
 --   renewal   {lease, number of slots}
+--   decision  {lease, {limit of each slot}, {cost_s of each bucket}}
 -- Returns, MessagePack: for each decision {admitted, each slot's busy, each bucket's debt_s}.
 --
 -- A bucket is the moment at which it will be full, and gone by then. A slot is a member of a sorted
@@ -30,7 +30,7 @@ end
 redis.call('SET', KEYS[1], number(wall) .. ' ' .. number(ahead), 'PX', CLOCK_MS)
 local now = wall + ahead
 
-local burst_s, lease_s, releases, decisions, renewals = unpack(cmsgpack.unpack(ARGV[1]))
+local burst_s, lease_s, releases, renewals, decisions = unpack(cmsgpack.unpack(ARGV[1]))
 local cursor = 1
 
 local next_keys = function(count)
@@ -73,6 +73,12 @@ for _, release in ipairs(releases) do
   end
 end
 
+-- Before the decisions: a server that forgot a slot must not give it away.
+for _, renewal in ipairs(renewals) do
+  local lease, slots = unpack(renewal)
+  hold(next_keys(slots), lease)
+end
+
 local answers = {}
 for d, decision in ipairs(decisions) do
   local lease, limits, costs = unpack(decision)
@@ -100,11 +106,6 @@ for d, decision in ipairs(decisions) do
   for i = 1, #slots do answer[#answer + 1] = busy[i] + (admitted and 1 or 0) end
   for i = 1, #buckets do answer[#answer + 1] = debts[i] end
   answers[d] = answer
-end
-
-for _, renewal in ipairs(renewals) do
-  local lease, slots = unpack(renewal)
-  hold(next_keys(slots), lease)
 end
 
 return cmsgpack.pack(answers)

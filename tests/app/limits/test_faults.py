@@ -14,11 +14,20 @@ import redis
 from app.limits.breaker import RedisUnavailable
 from app.limits.limiter import LEASE_S, Limiter
 from app.limits.link import Link
-from app.limits.redis import RedisStore
+from app.limits.redis import MOST_AT_ONCE, Grant, RedisStore
 from app.limits.terms import terms_of
 from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import ask, limits
-from tests.app.limits.limiters import at_once, limiter_on, metric, outcome, passes, turns, until
+from tests.app.limits.limiters import (
+    PATIENT_S,
+    at_once,
+    limiter_on,
+    metric,
+    outcome,
+    passes,
+    turns,
+    until,
+)
 from tests.gateway import free_port
 from tests.services import RedisServer
 
@@ -304,6 +313,36 @@ async def test_slots_in_use_are_taken_again_in_a_redis_that_forgot_them(
             await gateway.found()
             assert await outcome(gateway.limiter, wanted) == "rate_limit_exceeded"
         assert await outcome(gateway.limiter, wanted) == "passed"
+
+
+async def test_who_asks_while_slots_are_taken_again_waits_for_the_last_of_them(
+    server: RedisServer,
+) -> None:
+    """They are more than one call may hold."""
+    held = 2 * MOST_AT_ONCE + 1
+    terms = terms_of(ask(limits(concurrent=held)))
+    asked: list[asyncio.Task[Grant]] = []
+
+    def changed(reason: str | None) -> None:
+        if reason is None:
+            asked.append(asyncio.create_task(store.decide(terms)))
+
+    link = Link(server.url, PATIENT_S)
+    store = RedisStore(link, "test", 60, PATIENT_S, changed, lambda: None, lease_s=LEASE_S)
+    running = asyncio.create_task(store.run())
+    try:
+        for _ in range(held):
+            assert (await store.decide(terms)).reading.admitted
+        server.stop()
+        with pytest.raises(RedisUnavailable):
+            await store.decide(terms)
+        await asyncio.to_thread(server.start)
+        await until(lambda: bool(asked))
+        assert (await asked[0]).reading.admitted == 0
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await store.close()
 
 
 # What nobody notices

@@ -62,7 +62,7 @@ class Script:
     ) -> list[Reading]:
         requests = requests or []
         keys, argument = pack(
-            self.prefix, BURST_S, self._lease_s, releases or [], requests, renewals or []
+            self.prefix, BURST_S, self._lease_s, releases or [], renewals or [], requests
         )
         seconds, rest = divmod(self.now_us, 1_000_000)
         answer = self._run(keys=keys, args=[argument, EPOCH + seconds, rest])
@@ -167,6 +167,18 @@ def test_a_lease_that_is_renewed_goes_on_even_if_redis_forgot_it(
     assert not script.passes(terms)
 
 
+def test_what_is_renewed_in_a_call_is_taken_for_its_decisions(
+    script: Script, client: redis.Redis
+) -> None:
+    """A Redis that forgot a slot does not give it away to who asks with its renewal."""
+    terms = terms_of(ask(limits(concurrent=1)))
+    held = script.request(terms)
+    script.call(requests=[held])
+    client.flushdb()
+    answers = script.call(requests=[script.request(terms)], renewals=[Renewal(*held)])
+    assert answers[0].admitted == 0
+
+
 def test_a_release_that_comes_twice_takes_nobody_elses_slot(script: Script) -> None:
     terms = terms_of(ask(limits(concurrent=2)))
     first = script.request(terms)
@@ -231,12 +243,12 @@ def everything(script: Script, client: redis.Redis, terms: Terms) -> None:
     """Run the script as it is for one request, then for its renewal, release and full refund."""
     run = client.register_script(SCRIPT.read_bytes())
     held = script.request(terms)
-    for releases, requests, renewals in (
-        ([], [held], []),
-        ([], [], [Renewal(*held)]),
+    for releases, renewals, requests in (
+        ([], [], [held]),
+        ([], [Renewal(*held)], []),
         ([Release(*held, undoing(terms))], [], []),
     ):
-        keys, argument = pack(script.prefix, BURST_S, LEASE_S, releases, requests, renewals)
+        keys, argument = pack(script.prefix, BURST_S, LEASE_S, releases, renewals, requests)
         run(keys=keys, args=[argument])
 
 
@@ -263,7 +275,7 @@ def test_everything_that_it_writes_expires(script: Script, client: redis.Redis) 
     half = terms_of(ask(limits(10, 100, 5), limits(10, 100, 5), tokens=50))
     everything(script, client, half)
     left = [script.request(half), script.request(half)]
-    keys, argument = pack(script.prefix, BURST_S, LEASE_S, [], left, [Renewal(*left[0])])
+    keys, argument = pack(script.prefix, BURST_S, LEASE_S, [], [Renewal(*left[0])], left)
     run(keys=keys, args=[argument])
     made = list(client.scan_iter(f"{{{script.prefix}}}*"))
     assert len(made) == 7

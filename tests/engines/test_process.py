@@ -208,10 +208,12 @@ async def test_start_that_takes_too_long_is_ended(make: Make) -> None:
     assert gone(processes)
 
 
-async def test_deadline_of_a_caller_does_not_end_the_start(make: Make) -> None:
-    engine = make(args={"fake-load-s": 0.5})
+async def test_deadline_of_a_caller_does_not_end_the_start(make: Make, tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    engine = make(args={"fake-load-until": str(loaded)})
     with pytest.raises(EngineUnavailable, match="still starting"):
         await engine.ensure_ready(asyncio.get_running_loop().time() + 0.1)
+    loaded.touch()
     await ready(engine)
 
 
@@ -250,9 +252,11 @@ async def test_killed_guardian_takes_the_engine_with_it_even_in_another_session(
     assert engine.last_error == "it died while serving (killed by SIGKILL)"
 
 
-async def test_server_that_exits_is_noticed(make: Make) -> None:
-    engine = make(args={"fake-die-after-s": 0.3})
+async def test_server_that_exits_is_noticed(make: Make, tmp_path: Path) -> None:
+    dies = tmp_path / "dies"
+    engine = make(args={"fake-die-when": str(dies)})
     await ready(engine)
+    dies.touch()
     await until(lambda: engine.state is EngineState.FAILED)
     assert engine.last_error == "it died while serving (exit code 3)"
 

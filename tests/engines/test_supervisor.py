@@ -71,15 +71,17 @@ class TestRestart:
         assert await ask(engine) == 200
 
     async def test_sigkill_while_it_loads_is_a_failed_start_and_the_next_one_serves(
-        self, make: Make
+        self, make: Make, tmp_path: Path
     ) -> None:
-        engine = make(args={"fake-load-s": 1.0}, restart=AT_ONCE)
+        loaded = tmp_path / "loaded"
+        engine = make(args={"fake-load-until": str(loaded)}, restart=AT_ONCE)
         starting = asyncio.create_task(ready(engine))
         await until(lambda: engine.pid is not None)
         before = family(engine)
         os.kill(engine.pid or 0, signal.SIGKILL)
         with pytest.raises(EngineUnavailable, match=r"ended while starting \(killed"):
             await starting
+        loaded.touch()
         await until(lambda: engine.state is S.READY)
         assert gone(before)
 
@@ -121,12 +123,17 @@ class TestRestart:
                 await ready(engine)
         assert sum("version fake" in line for line in engine.recent_log()) == 1
 
-    async def test_stop_renews_the_budget_of_an_engine_that_was_given_up(self, make: Make) -> None:
-        engine = make(args={"fake-die-after-s": 0.5})
+    async def test_stop_renews_the_budget_of_an_engine_that_was_given_up(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        dies = tmp_path / "dies"
+        engine = make(args={"fake-die-when": str(dies)})
         await ready(engine)
+        dies.touch()
         await until(lambda: engine.given_up)
         await engine.stop(0.0)
         assert engine.state is S.STOPPED
+        dies.unlink()
         await ready(engine)
 
     async def test_stop_during_the_backoff_ends_it(self, make: Make) -> None:
@@ -151,16 +158,18 @@ class TestRestart:
             await engine.stop(5.0)
             assert engine.state is S.STOPPED
 
-    async def test_one_loads_at_a_time_where_the_turn_says_so(self, make: Make) -> None:
-        turn = asyncio.Semaphore(1)
-        first = make(name="a", args={"fake-load-s": 1.0}, turn=turn)
-        second = make(name="b", turn=turn)
-        both = asyncio.gather(ready(first), ready(second))
-        await until(lambda: first.pid is not None)
+    async def test_one_loads_at_a_time_where_the_turn_says_so(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        turn, loaded = asyncio.Semaphore(1), tmp_path / "loaded"
+        engines = [make(name=n, args={"fake-load-until": str(loaded)}, turn=turn) for n in "ab"]
+        both = asyncio.gather(*map(ready, engines))
+        await until(lambda: any(engine.pid for engine in engines))
+        [second] = [engine for engine in engines if engine.pid is None]
         assert second.state is S.STARTING
         assert second.progress is not None
         assert second.progress.phase == "waiting for its turn"
-        assert second.pid is None
+        loaded.touch()
         await both
         assert not turn.locked()
 
@@ -206,15 +215,17 @@ class TestWatch:
         assert gone(before)
 
     async def test_frozen_process_is_replaced_while_it_loads_too(
-        self, make: Make, quick_looks: None
+        self, make: Make, tmp_path: Path, quick_looks: None
     ) -> None:
-        engine = make(args={"fake-load-s": 1.0}, restart=AT_ONCE)
+        loaded = tmp_path / "loaded"
+        engine = make(args={"fake-load-until": str(loaded)}, restart=AT_ONCE)
         starting = asyncio.create_task(ready(engine))
         await until(lambda: engine.pid is not None)
         before = family(engine)
         before[1].suspend()
         with pytest.raises(EngineUnavailable, match="was stopped"):
             await starting
+        loaded.touch()
         await until(lambda: engine.state is S.READY)
         assert gone(before)
 
@@ -375,15 +386,21 @@ class TestAdoption:
         await ready(new)
         assert gone(processes)
 
-    async def test_engine_that_still_loads_is_taken_over_too(self, make: Make) -> None:
-        old = make(keep=True, args={"fake-load-s": 1.0})
+    async def test_engine_that_still_loads_is_taken_over_too(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        loaded = tmp_path / "loaded"
+        old = make(keep=True, args={"fake-load-until": str(loaded)})
         starting = asyncio.create_task(ready(old))
         await until(lambda: old.pid is not None)
         pid = old.pid
         await old.release()
         starting.cancel()
-        new = make(keep=True, args={"fake-load-s": 1.0})
-        await ready(new)
+        new = make(keep=True, args={"fake-load-until": str(loaded)})
+        taking_over = asyncio.create_task(ready(new))
+        await until(lambda: new.pid is not None)
+        loaded.touch()
+        await taking_over
         assert new.pid == pid
 
     async def test_engine_that_is_not_to_be_kept_any_more_ends_with_its_new_gateway(

@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 HEAD_JSON = b"content-type: application/json\r\n"
@@ -519,15 +520,24 @@ async def _main(options: argparse.Namespace) -> None:
         await asyncio.sleep(3600)
     if options.fake_stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    await asyncio.sleep(options.fake_load_s)
+    if options.fake_load_until is not None:
+        await _there(options.fake_load_until)
     fake = Fake(options.served_model_name)
     if options.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
         fake.sleep_mode = options.fake_sleep
         fake.load_weights()
     await fake.start(uds=options.uds, port=options.port)
     print(json.dumps(dict(os.environ)), flush=True)
-    await asyncio.sleep(options.fake_die_after_s)
+    if options.fake_die_when is None:
+        await asyncio.Event().wait()  # it serves until it is ended
+    await _there(options.fake_die_when)
     os._exit(3)
+
+
+async def _there(path: Path) -> None:
+    """Return when there is a file."""
+    while not path.exists():
+        await asyncio.sleep(0.01)
 
 
 if __name__ == "__main__":
@@ -538,8 +548,9 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--fake-start", default="ok")
-    parser.add_argument("--fake-load-s", type=float, default=0.0)
-    parser.add_argument("--fake-die-after-s", type=float, default=3600.0)
+    # Both wait for a file, so that a test decides when they happen.
+    parser.add_argument("--fake-load-until", type=Path)
+    parser.add_argument("--fake-die-when", type=Path)
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--fake-sleep", default="ok")
     parser.add_argument("--fake-children", action="store_true")

@@ -138,9 +138,11 @@ async def test_ctrl_c_while_one_watches_is_quiet(tmp_path: Path) -> None:
 
 
 async def test_a_log_is_followed_until_ctrl_c(tmp_path: Path) -> None:
-    async with gateway(tmp_path, fake_load_s=1) as one:
+    loaded = tmp_path / "loaded"
+    async with gateway(tmp_path, fake_load_until=str(loaded)) as one:
         async with command(one, "logs", "org-demo-0", "-f") as logs:
             await logs.until_shown("vLLM API server version fake\n")
+            loaded.touch()
             # What the fake writes once it serves, and a secret that it says there.
             await logs.until_shown('{"')
             logs.process.send_signal(signal.SIGINT)

@@ -97,7 +97,8 @@ async def test_cold_requests_start_one_engine_and_are_answered(
 
 
 async def test_a_stream_is_kept_alive_while_the_model_loads(tmp_path: Path) -> None:
-    slow = model(args={"fake-load-s": 0.3})
+    loaded = tmp_path / "loaded"
+    slow = model(args={"fake-load-until": str(loaded)})
     async with serving(slow, tmp_path=tmp_path, sse_keepalive_s=0.02) as gateway:
         async with connected(gateway) as client:
             client.send(request(asking(stream=True), path=b"/v1/chat/completions"))
@@ -106,6 +107,7 @@ async def test_a_stream_is_kept_alive_while_the_model_loads(tmp_path: Path) -> N
             for _ in range(3):
                 raw += await client.until(COMMENT)
             assert residency(gateway) is Residency.LOADING
+            loaded.touch()
             raw += await client.until(b"0\r\n\r\n")
         [answer] = await answers(raw)
         assert answer.whole
@@ -117,13 +119,15 @@ async def test_a_stream_is_kept_alive_while_the_model_loads(tmp_path: Path) -> N
 async def test_a_client_that_leaves_while_the_model_loads_frees_its_place(
     tmp_path: Path, stream: bool
 ) -> None:
-    slow = model(args={"fake-load-s": 0.2}, queue={"max_waiting": 1})
+    loaded = tmp_path / "loaded"
+    slow = model(args={"fake-load-until": str(loaded)}, queue={"max_waiting": 1})
     async with serving(slow, tmp_path=tmp_path) as gateway:
         async with connected(gateway) as client:
             client.send(request(asking(stream=stream), path=b"/v1/chat/completions"))
             await until_waiting(gateway, 1)
         await until_waiting(gateway, 0)
         assert residency(gateway) is Residency.LOADING
+        loaded.touch()
         assert (await gateway.chat()).status_code == 200
         assert starts(tmp_path) == 1
         counted = {"model": "demo", "endpoint": PATHS[0], "status": "499"}

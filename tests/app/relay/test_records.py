@@ -392,10 +392,13 @@ async def test_a_request_is_told_of_once(
 async def test_a_client_that_leaves_while_the_fallback_loads_is_told_of_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = {"kind": "process", "model": "m", "memory_gib": 1.0, "args": {"fake-load-s": 0.2}}
+    loaded = tmp_path / "loaded"
+    args = {"fake-load-until": str(loaded)}
+    slow = {"kind": "process", "model": "m", "memory_gib": 1.0, "args": args}
     way = Way(
         leaves_while_the_fallback_loads, 499, "demo", "demo-0", "disconnected",
         small={"load": "on_demand", "engines": [slow]},
     )  # fmt: skip
     async with playing(tmp_path, way) as scene:
         await check(scene, way, capsys)
+        loaded.touch()

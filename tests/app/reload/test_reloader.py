@@ -573,15 +573,16 @@ class TestWhatIsRefused:
             assert pids(one) == before
 
     async def test_two_at_once(self, tmp_path: Path) -> None:
-        file = File(tmp_path, model())
+        file, loaded = File(tmp_path, model()), tmp_path / "loaded"
         async with gateway(file) as one:
-            file.write(model("demo", process(args={**LONGER, "fake-load-s": 0.5})))
+            file.write(model("demo", process(args={**LONGER, "fake-load-until": str(loaded)})))
             first = asyncio.create_task(reload(one))
             await until(lambda: engine(one, "demo-0").state is not EngineState.READY)
             second = await one.client.post("/admin/reload", json={}, headers=ROOT)
             assert second.status_code == 409
             assert second.json()["error"]["code"] == "conflict"
             third = asyncio.create_task(one.state.reloader.reload(wait=True))
+            loaded.touch()
             assert (await first)["ok"]
             assert (await third).difference == ()
 
@@ -603,11 +604,13 @@ class TestWhatIsRefused:
             assert answer.json()["error"]["message"] == "the gateway is shutting down"
 
     async def test_while_the_gateway_starts(self, tmp_path: Path) -> None:
-        file = File(tmp_path, model("demo", process(args={"fake-load-s": 0.5})))
+        loaded = tmp_path / "loaded"
+        file = File(tmp_path, model("demo", process(args={"fake-load-until": str(loaded)})))
         async with running(file.settings, LAUNCHER, source=file.read, settle=False) as one:
             answer = await one.client.post("/admin/reload", json={}, headers=ROOT)
             assert answer.status_code == 409
             waiting = asyncio.create_task(one.state.reloader.reload(wait=True))
+            loaded.touch()
             assert (await waiting).difference == ()
             assert one.state.settled.is_set()
 

@@ -43,7 +43,8 @@ class Spending:
     def __init__(self) -> None:
         self.held = 0
         self._reading: Reading | None = None
-        self._recent: deque[tuple[int, str, int]] = deque()  # batch, day, tokens; in order
+        # Batch, day, tokens, in order. Tokens are above 0: a day is in the sums while it is here.
+        self._recent: deque[tuple[int, str, int]] = deque()
         self._recent_days: dict[str, int] = {}
 
     @property
@@ -53,6 +54,8 @@ class Spending:
 
     def record(self, batch: int, day: str, tokens: int) -> None:
         """Count a record of this gateway that goes to the database with a batch."""
+        if not tokens:
+            return
         if self._recent and self._recent[-1][:2] == (batch, day):
             tokens_before = self._recent.pop()[2]
             self._recent.append((batch, day, tokens_before + tokens))

@@ -231,3 +231,12 @@ def test_a_read_from_before_midnight_may_hold_what_came_after_it() -> None:
     spending.read(Reading({"2026-11-00": 100, "2026-11-30": 5, "2026-12-01": 7}, 2))
     assert spending.spent("2026-11-30") == Spent(5, 105)
     assert spending.spent("2026-12-01") == Spent(7, 7)
+
+
+def test_records_of_no_tokens_in_several_batches_end_with_their_reading() -> None:
+    """Requests that failed: nothing was counted, so nothing is left to be taken away."""
+    spending = Spending()
+    for batch, tokens in enumerate([5, 0, 0]):
+        spending.record(batch, "2026-11-30", tokens)
+    spending.read(Reading({"2026-11-30": 5}, 2))
+    assert spending.spent("2026-11-30") == Spent(5, 5)

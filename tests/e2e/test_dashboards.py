@@ -73,7 +73,7 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
                 "name": "cold",
                 "load": "on_demand",
                 "idle_unload_s": 1,
-                "engines": [_fake(load_s=0.2)],
+                "engines": [_fake(start="ok")],
             },
             {
                 "name": "gone",

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import math
 import os
 import signal
 import socket
@@ -528,9 +529,10 @@ async def _main(options: argparse.Namespace) -> None:
         fake.load_weights()
     await fake.start(uds=options.uds, port=options.port)
     print(json.dumps(dict(os.environ)), flush=True)
-    if options.fake_die_when is None:
-        await asyncio.Event().wait()  # it serves until it is ended
-    await _there(options.fake_die_when)
+    if options.fake_die_when is not None:
+        await _there(options.fake_die_when)
+    else:
+        await asyncio.sleep(options.fake_die_after_s)
     os._exit(3)
 
 
@@ -548,9 +550,10 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--fake-start", default="ok")
-    # Both wait for a file, so that a test decides when they happen.
+    # When there is a file: a test decides it.
     parser.add_argument("--fake-load-until", type=Path)
     parser.add_argument("--fake-die-when", type=Path)
+    parser.add_argument("--fake-die-after-s", type=float, default=math.inf)
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--fake-sleep", default="ok")
     parser.add_argument("--fake-children", action="store_true")

@@ -114,6 +114,7 @@ class ClientConnection(HttpToolsProtocol):
             # uvicorn tells the request that was read last, not the one that is being answered.
             running.disconnected = True
             running.message_event.set()
+            self._part(running)
         super().connection_lost(exc)
         # Each holds this connection: without the circle it is freed at once.
         self._running = None
@@ -242,7 +243,18 @@ class ClientConnection(HttpToolsProtocol):
         if self.expect_100_continue and running is not None and running.more_body:
             # The client was not told to go on: its next bytes may be the body or a new request.
             self._close()
+        if running is not None:
+            self._part(running)
         super().on_response_complete()
+
+    def _part(self, cycle: RequestResponseCycle) -> None:
+        """Take a request and its answer apart: without the circle they go when nobody uses them.
+
+        Left to the garbage collector they would be most of what it has to look at.
+        """
+        cast(_Answer, cycle.transport).flush()
+        cycle.transport = self.transport
+        cast(dict[str, Any], cycle.scope).pop("extensions", None)
 
     def pause_writing(self) -> None:
         super().pause_writing()

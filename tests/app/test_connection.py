@@ -1,8 +1,9 @@
 """What the gateway makes of clients that are slow, broken, greedy or hostile, byte by byte."""
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from app.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
+from app.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, _Answer
+from app.relay.exchange import Exchange
+from app.telemetry.access import RequestRecord
 from tests.app.raw import (
     BODY,
     KEY_LINE,
@@ -599,6 +603,72 @@ async def test_fault_behind_a_declined_upgrade_is_400(gateway: Gateway, fake: Fa
     [answer] = await answers(await gateway.raw(payload))
     assert answer.status == 400
     assert posts(fake) == []
+
+
+# What is left of a request
+
+
+@pytest.fixture
+def collects_nothing() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def kept() -> int:
+    """How many requests and answers there are, those that wait for the collector too."""
+    kinds = (RequestResponseCycle, _Answer, Exchange, RequestRecord)
+    return sum(isinstance(one, kinds) for one in gc.get_objects())
+
+
+HEALTH = request(None, method=b"GET", path=b"/health")
+ANSWERED = {
+    "plain": request(),
+    "stream": request(asking(stream=True)),
+    "refused by the engine": request(asking(fake="status:404")),
+    "no such model": request(asking(model="absent")),
+    "no JSON": request(b"{"),
+    "no key": request(key=False),
+    "another route": HEALTH,
+    "no body": request(None, method=b"OPTIONS"),
+    "pipelined": request() + request(asking(stream=True)) + HEALTH,
+    "HTTP/1.0": request(version=b"1.0"),
+    "a stream to HTTP/1.0": request(asking(stream=True), version=b"1.0"),
+    "the last one": request(BODY, b"connection: close"),
+}
+
+
+@pytest.mark.parametrize("ask", ANSWERED.values(), ids=ANSWERED)
+async def test_a_request_that_was_answered_leaves_no_garbage(
+    gateway: Gateway, collects_nothing: None, ask: bytes
+) -> None:
+    before = kept()
+    for _ in range(3):
+        async with connected(gateway) as client:
+            client.send(ask)
+            for _ in range(ask.count(b"host: x")):
+                await client.answer()
+    await until_kept(before)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_whose_client_left_leaves_no_garbage(
+    gateway: Gateway, fake: Fake, collects_nothing: None, stream: bool
+) -> None:
+    before = kept()
+    async with connected(gateway) as client:
+        client.send(request(asking(stream=stream, fake="pace:5" if stream else "hang")))
+        await until_asked(fake)
+        if stream:
+            await client.until(b"data: ")
+    await until_kept(before)
+
+
+async def until_kept(count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while kept() > count:
+            await asyncio.sleep(0.01)
 
 
 # Pipelining

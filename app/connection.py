@@ -240,17 +240,18 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         running = self._running
-        if self.expect_100_continue and running is not None and running.more_body:
-            # The client was not told to go on: its next bytes may be the body or a new request.
-            self._close()
         if running is not None:
             self._part(running)
+            if self.expect_100_continue and running.more_body:
+                # It was not told to go on: its next bytes may be the body or a new request.
+                self._close()
         super().on_response_complete()
 
     def _part(self, cycle: RequestResponseCycle) -> None:
-        """Take a request and its answer apart: without the circle they go when nobody uses them.
+        """Send what is left of an answer, and take it and its request apart.
 
-        Left to the garbage collector they would be most of what it has to look at.
+        Without the circle they go when nobody uses them; the garbage collector would find them late
+        and have little else to look at.
         """
         cast(_Answer, cycle.transport).flush()
         cycle.transport = self.transport

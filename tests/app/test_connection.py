@@ -511,6 +511,15 @@ async def test_client_that_waits_for_100_is_refused_before_its_body(
     assert posts(fake) == []
 
 
+@pytest.mark.parametrize("method", [b"HEAD", b"GET", b"OPTIONS"])
+async def test_answer_without_a_body_reaches_a_client_that_waits_for_100(
+    gateway: Gateway, method: bytes
+) -> None:
+    async with connected(gateway) as client:
+        client.send(request(None, EXPECT, b"content-length: 5", method=method, path=b"/v1/models"))
+        assert (await client.rest()).startswith(b"HTTP/1.1 20")
+
+
 async def test_refusal_keeps_the_connection_of_a_client_that_did_not_wait(
     gateway: Gateway,
 ) -> None:

@@ -75,23 +75,26 @@ class Load:
 
     def run(self) -> None:
         body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-        while not self.stop.is_set():
-            try:
-                # A connection of its own each time: those of the old gateway say nothing.
-                answer = httpx.post(
-                    f"{self.url}/v1/chat/completions", json=body, headers=HEADERS, timeout=60
-                )
-            except httpx.TransportError:
-                self.refused.append(time.monotonic())
-            else:
-                moment = time.monotonic()
-                if answer.status_code == 200:
-                    self.answered.append(moment)
-                elif answer.status_code == 503:
-                    self.refused.append(moment)
-                else:
-                    self.odd.append(answer.text)
-            time.sleep(0.01)
+        # A connection of its own each time: those of the old gateway say nothing.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(limits=limits, headers=HEADERS, timeout=60) as client:
+            while not self.stop.is_set():
+                self._ask(client, body)
+                time.sleep(0.01)
+
+    def _ask(self, client: httpx.Client, body: dict[str, object]) -> None:
+        try:
+            answer = client.post(f"{self.url}/v1/chat/completions", json=body)
+        except httpx.TransportError:
+            self.refused.append(time.monotonic())
+            return
+        moment = time.monotonic()
+        if answer.status_code == 200:
+            self.answered.append(moment)
+        elif answer.status_code == 503:
+            self.refused.append(moment)
+        else:
+            self.odd.append(answer.text)
 
 
 @dataclass

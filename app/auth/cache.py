@@ -10,11 +10,12 @@ class DigestCache(Generic[T]):
     """Values by digest, each of one key; beyond `size`, the one used longest ago goes.
 
     A key may have several digests: a rotation leaves two that are good, a guess one that is not.
+    A revision, of the whole store, says how new what is remembered is.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._values: OrderedDict[bytes, tuple[str, T]] = OrderedDict()
+        self._values: OrderedDict[bytes, tuple[str, int, T]] = OrderedDict()
         # The digests in `_values` by key id; never an empty set.
         self._digests: dict[str, set[bytes]] = {}
 
@@ -27,12 +28,12 @@ class DigestCache(Generic[T]):
         if found is None:
             return None
         self._values.move_to_end(digest)
-        return found[1]
+        return found[2]
 
-    def put(self, digest: bytes, key_id: str, value: T) -> None:
-        """Remember a value."""
+    def put(self, digest: bytes, key_id: str, revision: int, value: T) -> None:
+        """Remember a value, in which is every change up to a revision."""
         self.drop(digest)
-        self._values[digest] = (key_id, value)
+        self._values[digest] = (key_id, revision, value)
         self._digests.setdefault(key_id, set()).add(digest)
         if len(self._values) > self._size:
             self.drop(next(iter(self._values)))
@@ -46,10 +47,11 @@ class DigestCache(Generic[T]):
             if not digests:
                 del self._digests[found[0]]
 
-    def forget(self, key_id: str) -> None:
-        """Forget every digest of a key."""
-        for digest in self._digests.pop(key_id, ()):
-            del self._values[digest]
+    def forget(self, key_id: str, change: int) -> None:
+        """Forget the digests of a key whose values are from before a change, by its revision."""
+        for digest in tuple(self._digests.get(key_id, ())):
+            if self._values[digest][1] < change:
+                self.drop(digest)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -105,6 +105,7 @@ class Authenticator:
         self._anonymous = Principal("anonymous", Role.CLIENT, NO_LIMITS)
         self._root = Principal("root", Role.ADMIN, NO_LIMITS)
         self._enabled = enabled
+        self._limits = limits
         self._grace_s = offline_grace_s
         self._now = now
         self._monotonic = monotonic
@@ -130,12 +131,13 @@ class Authenticator:
         At once, but that the limits of stored keys that are remembered follow with the next poll:
         while the store is away they cannot be read again.
         """
-        self._limits = limits
+        if limits != self._limits:
+            self._limits = limits
+            self._revision = None
         self._static = {
             one: Principal(f"key-{one.hex()[:8]}", Role.CLIENT, limits) for one in static
         }
         self._admin = admin
-        self._revision = None
 
     def recall(self, headers: Headers) -> Principal | None:
         """Return who sent these headers, or None where only `look_up` can tell.
@@ -247,7 +249,7 @@ class Authenticator:
                 entry = self._proved(found, kept)
                 # Else a poll has passed meanwhile, and what was read may be older than that.
                 if self._revision is None or revision >= self._revision:
-                    self._remember(key_id, kept, entry)
+                    self._remember(key_id, kept, revision, entry)
                     break
             return entry
 
@@ -263,11 +265,11 @@ class Authenticator:
             until = min(until, _seconds(found.previous_until_ms))
         return Entry(self._principal(found.key), found.key.disabled, until)
 
-    def _remember(self, key_id: str, kept: bytes, entry: Entry | None) -> None:
+    def _remember(self, key_id: str, kept: bytes, revision: int, entry: Entry | None) -> None:
         if entry is None:
-            self._unknown.put(kept, key_id, self._monotonic() + UNKNOWN_TTL_S)
+            self._unknown.put(kept, key_id, revision, self._monotonic() + UNKNOWN_TTL_S)
         else:
-            self._known.put(kept, key_id, entry)
+            self._known.put(kept, key_id, revision, entry)
 
     def _principal(self, key: ApiKey) -> Principal:
         own = {name: getattr(key, name) for name in LimitSettings.model_fields}
@@ -310,9 +312,10 @@ class Authenticator:
         if self._revision is None or revision < self._revision:
             self._known.clear()
             self._unknown.clear()
-        for key_id in changed:
-            self._known.forget(key_id)
-            self._unknown.forget(key_id)
+        for key_id, change in changed.items():
+            # What was read since stays: the store may go away before it is read again.
+            self._known.forget(key_id, change)
+            self._unknown.forget(key_id, change)
         self._revision = revision
         self._heard = began
         if self._offline:

@@ -189,20 +189,21 @@ class KeyStore:
         proofs = (row.digest, row.previous_digest, row.previous_until_ms)
         return number, Credential(_key(row), *proofs)
 
-    async def changed_since(self, seen: int | None) -> tuple[int, list[str]]:
-        """Return the revision and the ids of the keys that were changed after `seen`.
+    async def changed_since(self, seen: int | None) -> tuple[int, dict[str, int]]:
+        """Return the revision, and that of the last change of each key changed after `seen`, by id.
 
-        With None, no ids: whoever has seen nothing has nothing to throw away.
+        With None, of no key: whoever has seen nothing has nothing to throw away.
         """
         version = await self._database.version()
         if seen is not None and self._seen == (version, seen):
-            return seen, []
+            return seen, {}
         async with self._database.read() as connection:
             number = await _read_revision(connection)
-            changed: list[str] = []
+            changed: dict[str, int] = {}
             if seen is not None and number > seen:
-                query = select(api_keys.c.id).where(api_keys.c.revision > seen)
-                changed = list((await connection.execute(query)).scalars())
+                columns = api_keys.c.id, api_keys.c.revision
+                query = select(*columns).where(api_keys.c.revision > seen)
+                changed = {row.id: row.revision for row in await connection.execute(query)}
         if version is not None:
             self._seen = version, number
         return number, changed

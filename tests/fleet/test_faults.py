@@ -58,13 +58,16 @@ class Load:
 
     async def more(self, status: int) -> None:
         """Return when every client has had this status once more."""
-        seen = [len(answers) for answers in self.answers]
-        async with asyncio.timeout(60):
-            while not all(
-                status in (s for s, _ in answers[count:])
-                for answers, count in zip(self.answers, seen, strict=True)
-            ):
-                await asyncio.sleep(0.02)
+        before = [len(answers) for answers in self.answers]
+        end = time.monotonic() + 60
+
+        def since() -> list[Counter[int]]:
+            told = zip(self.answers, before, strict=True)
+            return [Counter(status for status, _ in answers[count:]) for answers, count in told]
+
+        while not all(status in counts for counts in since()):
+            assert time.monotonic() < end, f"no {status} for every client, but {since()}"
+            await asyncio.sleep(0.02)
 
     def clear(self) -> None:
         for answers in self.answers:

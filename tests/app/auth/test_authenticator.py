@@ -51,7 +51,7 @@ class Watched(KeyStore):
             self.at_once -= 1
         return found
 
-    async def changed_since(self, seen: int | None) -> tuple[int, list[str]]:
+    async def changed_since(self, seen: int | None) -> tuple[int, dict[str, int]]:
         self._check_up()
         return await super().changed_since(seen)
 
@@ -301,6 +301,19 @@ async def test_a_poll_forgets_no_key_that_was_not_changed(
     await auth.poll()
     assert auth.recall(bearer(first)) is None
     assert auth.recall(bearer(second)) is not None
+
+
+async def test_a_poll_forgets_no_key_that_was_looked_up_after_its_change(
+    auth: Authenticator, store: Watched
+) -> None:
+    _, key = await made(store)
+    await made(store)
+    await auth.authenticate(bearer(key))
+    await auth.poll()
+    store.down = True
+    await auth.poll()
+    assert auth.recall(bearer(key)) is not None
+    assert store.finds == 1
 
 
 async def test_a_rotation_without_grace_forgets_both_secrets_before(
@@ -626,3 +639,15 @@ async def test_other_limits_reach_stored_keys_with_the_next_poll(
     store.down = False
     await auth.poll()
     assert (await auth.authenticate(bearer(key))).limits == other
+
+
+async def test_a_configuration_with_the_same_limits_forgets_no_key(
+    auth: Authenticator, store: Watched
+) -> None:
+    _, key = await made(store)
+    await auth.authenticate(bearer(key))
+    auth.replace([], None, LIMITS.model_copy())
+    await auth.poll()
+    store.down = True
+    await auth.poll()
+    assert auth.recall(bearer(key)) is not None

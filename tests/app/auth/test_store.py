@@ -253,8 +253,8 @@ async def test_a_page_goes_on_after_a_key_that_was_deleted_meanwhile(
 
 
 async def test_every_change_is_told_once_in_order(store: KeyStore) -> None:
-    seen, ids = await store.changed_since(None)
-    assert ids == []
+    seen, changed = await store.changed_since(None)
+    assert changed == {}
     key = await made(store)
     for change in (
         lambda: store.change(key.id, KeyChanges(weight=2)),
@@ -265,9 +265,9 @@ async def test_every_change_is_told_once_in_order(store: KeyStore) -> None:
     ):
         seen, _ = await store.changed_since(seen)
         await change()
-        now, ids = await store.changed_since(seen)
-        assert (now, ids) == (seen + 1, [key.id])
-        assert await store.changed_since(now) == (now, [])
+        now, changed = await store.changed_since(seen)
+        assert (now, changed) == (seen + 1, {key.id: seen + 1})
+        assert await store.changed_since(now) == (now, {})
 
 
 async def test_no_transaction_where_nobody_has_committed(
@@ -279,10 +279,10 @@ async def test_no_transaction_where_nobody_has_committed(
     seen, _ = await store.changed_since(0)
     with monkeypatch.context() as patch:
         patch.setattr(database, "read", None)
-        assert await store.changed_since(seen) == (seen, [])
-    assert await store.changed_since(seen - 1) == (seen, [key.id])
+        assert await store.changed_since(seen) == (seen, {})
+    assert await store.changed_since(seen - 1) == (seen, {key.id: seen})
     await store.disable(key.id)
-    assert await store.changed_since(seen) == (seen + 1, [key.id])
+    assert await store.changed_since(seen) == (seen + 1, {key.id: seen + 1})
 
 
 async def test_changes_at_once_each_get_a_revision(store: KeyStore, database: Database) -> None:

@@ -167,9 +167,9 @@ class Budgets:
             key.spending.record(batch, day_of(at_s), tokens_of(record.usage))
 
     def _sweep(self) -> None:
-        """Forget the keys that nobody uses."""
+        """Forget the keys that nobody uses, but not while they could not be read again."""
         now = self._clock()
-        if 0 <= now - self._swept_at < FORGET_S:
+        if 0 <= now - self._swept_at < FORGET_S or self._failed_at != -math.inf:
             return
         self._swept_at = now
         self._keys = {
@@ -202,15 +202,17 @@ class Budgets:
             now = self._clock()
             try:
                 readings = await self._read(list(keys), day_of(now))
-            except DatabaseUnavailable as error:
-                if self._failed_at == -math.inf:
-                    log.warning("budgets go on with what is known of them: %s", error)
-                self._failed_at = self._clock()
-            else:
-                self._failed_at = -math.inf
                 for key_id, key in keys.items():
                     key.spending.read(readings[key_id])
                     key.read_at = now
+            except Exception as error:  # whatever it is: a reader that ended would tell nobody
+                if self._failed_at == -math.inf:
+                    trace = None if isinstance(error, DatabaseUnavailable) else error
+                    told = "budgets go on with what is known of them: %s"
+                    log.warning(told, error, exc_info=trace)
+                self._failed_at = self._clock()
+            else:
+                self._failed_at = -math.inf
             finally:
                 for key in keys.values():
                     assert key.reading is not None

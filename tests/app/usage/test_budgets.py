@@ -324,3 +324,33 @@ class TestDatabaseDown:
             assert await gateway.has_spent(0, key_id="key-2")
             with pytest.raises(ServiceUnavailable):
                 await gateway.has_spent(0)
+
+    async def test_nothing_is_forgotten_while_it_could_not_be_read_again(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            assert await gateway.has_spent(0)
+            database.down = True
+            await read_again(gateway, clock)
+            clock.now += FORGET_S
+            with pytest.raises(ServiceUnavailable):
+                await gateway.has_spent(0, key_id="key-2")
+            assert await gateway.has_spent(0)
+
+    async def test_a_fault_nobody_thought_of_is_told_once_and_passes(
+        self,
+        database: Faulty,
+        clock: Clock,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        async with running(database, clock) as gateway:
+            with monkeypatch.context() as patch:
+                patch.setattr(gateway.budgets, "_read", lambda *_: 1 / 0)
+                for key_id in ("key-1", "key-2", "key-1"):
+                    with pytest.raises(ServiceUnavailable, match="try again"):
+                        await gateway.budgets.reserve(key_id, 1000, None, 1)
+            assert len([one for one in caplog.records if one.exc_info]) == 1
+            clock.now += REFRESH_S
+            assert await gateway.has_spent(0)
+            assert await gateway.has_spent(0, key_id="key-2")

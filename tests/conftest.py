@@ -57,8 +57,14 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.fixture
+def show(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Have a text printed at the end: figures that are worth reading when all is well too."""
+    return lambda text: record_property("shown", text)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what tests recorded as `shown`: tables that are worth reading when all is well too."""
+    """Print what tests had to show."""
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, ()):
             for name, text in report.user_properties:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -78,7 +79,7 @@ def test_systemd_understands_every_line(runnable: Path) -> None:
 
 
 @slow
-def test_the_unit_is_hardened(runnable: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_unit_is_hardened(runnable: Path, show: Callable[[str], None]) -> None:
     ended = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--no-pager", runnable],
         capture_output=True,
@@ -86,8 +87,7 @@ def test_the_unit_is_hardened(runnable: Path, capsys: pytest.CaptureFixture[str]
         check=True,
     )
     overall = ended.stdout.strip().splitlines()[-1]
-    with capsys.disabled():
-        print(f"\n{overall}")
+    show(overall)
     found = re.search(r"exposure level for \S+: ([\d.]+)", overall)
     assert found
     assert float(found[1]) <= MOST_EXPOSED

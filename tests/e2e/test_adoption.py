@@ -4,7 +4,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -131,7 +131,7 @@ class LongStream:
 
 
 def test_restarted_gateway_takes_over_its_engines_under_load(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: list[psutil.Process]
+    tmp_path: Path, show: Callable[[str], None], kept: list[psutil.Process]
 ) -> None:
     config = write_config(
         tmp_path, {"name": "demo", "engines": [ENGINE]}, keep_engines=True, drain_timeout_s=60
@@ -167,13 +167,12 @@ def test_restarted_gateway_takes_over_its_engines_under_load(
             assert "taken over" in new.said()
             gap = max(b - a for a, b in pairwise(sorted(load.answered)))
             listening = _seconds_between(new.said(), "listening on", "is ready")
-            with capsys.disabled():
-                print(
-                    f"\nadoption: pids {pids} unchanged; listening to READY {listening:.3f} s; "
-                    f"SIGTERM to ready {ready - asked:.2f} s; {len(load.refused)} requests refused "
-                    f"within {max(load.refused, default=asked) - asked:.2f} s of SIGTERM, "
-                    f"{len(load.answered)} answered; longest time without an answer {gap:.2f} s"
-                )
+            show(
+                f"adoption: pids {pids} unchanged; listening to READY {listening:.3f} s; "
+                f"SIGTERM to ready {ready - asked:.2f} s; {len(load.refused)} requests refused "
+                f"within {max(load.refused, default=asked) - asked:.2f} s of SIGTERM, "
+                f"{len(load.answered)} answered; longest time without an answer {gap:.2f} s"
+            )
             refused_until = max(load.refused, default=asked)
             assert refused_until <= ready
             # Without keep_engines nothing outlives the gateway: that is how it all ends here.

@@ -236,7 +236,7 @@ async def test_every_panel_shows_data_and_every_rule_is_evaluated(
     tmp_path: Path,
     redis_server: RedisServer,
     postgres_server: PostgresServer,
-    record_property: Callable[[str, object], None],
+    show: Callable[[str], None],
 ) -> None:
     demo_model()
     database = "dashboards"
@@ -267,7 +267,7 @@ async def test_every_panel_shows_data_and_every_rule_is_evaluated(
             await ledger.close()
         rules, told = _rules(prometheus)
 
-    record_property("shown", "\n".join((grafana.table(), told, grafana.summary())))
+    show("\n".join((grafana.table(), told, grafana.summary())))
     missing = [query for query in grafana.without_data() if NOT_ON_CPU not in query]
     assert missing == []
     assert {rule["health"] for rule in rules} == {"ok"}, [r.get("lastError") for r in rules]

@@ -5,6 +5,7 @@ import json
 import random
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -92,7 +93,7 @@ def key(gateway: Deployment) -> str:
 
 
 async def test_the_ledger_holds_what_clients_were_told(
-    gateway: Deployment, key: str, capsys: pytest.CaptureFixture[str]
+    gateway: Deployment, key: str, show: Callable[[str], None]
 ) -> None:
     dice = random.Random(4)
     requests = [mixed(dice) for _ in range(REQUESTS)]
@@ -108,11 +109,10 @@ async def test_the_ledger_holds_what_clients_were_told(
     until(lambda: ledger(gateway, key).get("requests", 0) >= REQUESTS, 30)
     row = ledger(gateway, key)
     prompt, completion = (sum(part) for part in zip(*answers, strict=True))
-    with capsys.disabled():
-        print(
-            f"\n{REQUESTS} requests: clients were told {prompt}+{completion} tokens, "
-            f"the ledger holds {row['prompt_tokens']}+{row['completion_tokens']}"
-        )
+    show(
+        f"{REQUESTS} requests: clients were told {prompt}+{completion} tokens, "
+        f"the ledger holds {row['prompt_tokens']}+{row['completion_tokens']}"
+    )
     assert row["requests"] == REQUESTS
     assert (row["prompt_tokens"], row["completion_tokens"]) == (prompt, completion)
     assert row["estimated_requests"] == 0

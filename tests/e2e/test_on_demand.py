@@ -1,12 +1,12 @@
 """Two models on demand in the memory of one, on real vLLM."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-import pytest
 
 from tests.e2e.deployment import ENGINE, Deployment, alive, demo_model, deployed, until, until_ready
 
@@ -51,7 +51,7 @@ def series(deployment: Deployment, beginning: str) -> list[str]:
 
 
 def test_cold_requests_start_one_engine_which_makes_room_and_leaves_when_idle(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, show: Callable[[str], None]
 ) -> None:
     demo_model()
     models: list[dict[str, Any]] = [
@@ -88,5 +88,4 @@ def test_cold_requests_start_one_engine_which_makes_room_and_leaves_when_idle(
         told += series(deployment, "gateway_engine_load_seconds_sum")
         assert deployment.terminate() == 0
         told += [line for line in deployment.said().splitlines() if " model " in line]
-    with capsys.disabled():
-        print("", *told, sep="\n")
+    show("\n".join(told))

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -27,9 +27,7 @@ def two(
         yield found
 
 
-async def test_slots_of_a_killed_gateway_come_back(
-    two: Fleet, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_slots_of_a_killed_gateway_come_back(two: Fleet, show: Callable[[str], None]) -> None:
     key = two.key(concurrent_requests=SLOTS, tokens_per_minute=10**9, requests_per_minute=10**6)
     first, second = two.members
     endless = chat(100_000, pace_ms=50, stream=True)
@@ -79,8 +77,7 @@ async def test_slots_of_a_killed_gateway_come_back(
         over = await client.post(f"{second.url}/v1/chat/completions", json=chat(1))
         everybody.set()
         await asyncio.gather(*waiting)
-    with capsys.disabled():
-        print(f"\nslots of a killed gateway: all {SLOTS} in use again {max(got):.1f} s after")
+    show(f"slots of a killed gateway: all {SLOTS} in use again {max(got):.1f} s after")
     assert over.status_code == 429
 
 

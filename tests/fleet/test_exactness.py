@@ -6,7 +6,7 @@ Two minutes of load, for a limit per minute that holds for one minute only prove
 import asyncio
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,7 +125,7 @@ def most_in(records: list[tuple[float, float]], seconds: float, since: float = 0
 
 
 async def test_two_gateways_admit_what_one_bucket_would(
-    two: Fleet, capsys: pytest.CaptureFixture[str]
+    two: Fleet, show: Callable[[str], None]
 ) -> None:
     free = {"requests_per_minute": 10**9, "tokens_per_minute": 10**9, "concurrent_requests": 10**6}
     by_requests = two.key(**{**free, "requests_per_minute": REQUESTS_PER_MINUTE})
@@ -165,14 +165,13 @@ async def test_two_gateways_admit_what_one_bucket_would(
     span = records[-1][0] - begin
     # What the first filling let in has ended by then; from there on only what runs in is there.
     later = min(streams.first_refusal, begin + SECONDS / 2) + 5
-    with capsys.disabled():
-        print(
-            f"\nrequests: {len(admitted)} admitted, exact curve {least:.1f} to {most:.1f}"
-            f"\ntokens: {count} streams ({streams.left} left early, {streams.refused} refused), "
-            f"{total:.0f} settled in {span:.1f} s, exact curve {curve(span):.0f}; most in any "
-            f"minute with the first filling: {most_in(records, 60):.0f}, of later "
-            f"ones: {most_in(records, 60, later):.0f}; largest reservation {reservation}"
-        )
+    show(
+        f"requests: {len(admitted)} admitted, exact curve {least:.1f} to {most:.1f}"
+        f"\ntokens: {count} streams ({streams.left} left early, {streams.refused} refused), "
+        f"{total:.0f} settled in {span:.1f} s, exact curve {curve(span):.0f}; most in any "
+        f"minute with the first filling: {most_in(records, 60):.0f}, of later "
+        f"ones: {most_in(records, 60, later):.0f}; largest reservation {reservation}"
+    )
     assert least - 1 <= len(admitted) <= most + 1
     assert streams.left > count / 5
     for window in (1, 5, 20, 60, 120):

@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -36,15 +37,16 @@ async def test_two_gateways_count_exactly_what_was_sent(
     tmp_path: Path,
     redis_server: RedisServer,
     postgres_server: PostgresServer,
-    capsys: pytest.CaptureFixture[str],
+    show: Callable[[str], None],
 ) -> None:
     state = {"redis_prefix": "metrics", "redis_timeout_s": 5}
     database = f"fleet_metrics_{secrets.token_hex(4)}"
     with fleet(tmp_path, 2, redis_server, postgres_server, database, state=state) as found:
-        await count(found, capsys)
+        show(await count(found))
 
 
-async def count(found: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+async def count(found: Fleet) -> str:
+    """Send the requests, compare every count, and return what there is to show."""
     plenty = {"concurrent_requests": 100, "tokens_per_minute": 10**9, "requests_per_minute": 10**6}
     key = found.key(**plenty)
     dice = random.Random(1)
@@ -137,13 +139,12 @@ async def count(found: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     assert total("gateway_tokens_total", kind="completion") > 0
     assert total("gateway_usage_records_lost_total") == 0
     assert all(page[("gateway_usage_records_total", (("outcome", "completed"),))] for page in pages)
-    with capsys.disabled():
-        each = [
-            sum(v for (name, place), v in page.items()
-                if name == "gateway_requests_total" and ("endpoint", CHAT) in place)
-            for page in pages
-        ]  # fmt: skip
-        print(
-            f"\ncounters of two gateways: {each[0]:g} + {each[1]:g} = {sum(each):g} requests, "
-            f"{reached} in the ledger, {scrapes} scrapes, none of which saw a counter fall"
-        )
+    each = [
+        sum(v for (name, place), v in page.items()
+            if name == "gateway_requests_total" and ("endpoint", CHAT) in place)
+        for page in pages
+    ]  # fmt: skip
+    return (
+        f"counters of two gateways: {each[0]:g} + {each[1]:g} = {sum(each):g} requests, "
+        f"{reached} in the ledger, {scrapes} scrapes, none of which saw a counter fall"
+    )

@@ -3,10 +3,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 CONFIG ?= deploy/demo.yaml
-# The quick tests share the cores; the others run alone, for what they start takes all of them.
-# Nothing in tests/e2e is quick, and the SDKs that it imports take a second of each process.
+# What runs no vLLM shares the cores, the quick tests first; real engines run alone, for they take all
+# of them. Nothing in tests/e2e is without one, and the SDKs that it imports take a second of each
+# process.
 QUICK := not vllm and not slow
-PARALLEL := -q -n auto --maxprocesses 4 --ignore tests/e2e
+PARALLEL := -q -n auto --maxprocesses 4 --dist worksteal --ignore tests/e2e
 # Where it is set, each process of vLLM compiles its thousands of modules again: 7 s at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -28,11 +29,12 @@ setup-dev: ## the environment with what the tests need
 	@deploy/setup.sh dev
 
 .PHONY: test
-test: setup-dev check ## all tests, the quick ones first, then real vLLM and what else takes long
+test: setup-dev check ## all tests: the quick ones, then what takes long, then real vLLM
 	@tests/install-services.sh
 	@$(BIN)/vllm-gateway demo-model var/demo-model
-	@status=0; $(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)" || status=1; \
-		$(BIN)/python -m pytest -m "not ($(QUICK))" || status=1; exit $$status
+	@status=0; for which in "$(QUICK)" "not vllm and slow"; do \
+		$(BIN)/python -m pytest $(PARALLEL) -m "$$which" || status=1; done; \
+		$(BIN)/python -m pytest -m vllm || status=1; exit $$status
 
 .PHONY: test-unit
 test-unit: setup-dev ## the quick tests: no engine, nothing over a quarter of a second

@@ -98,6 +98,8 @@ class Serving:
                     if fault is None:
                         # A traceback would keep the body until the next garbage collection.
                         fault = error.with_traceback(None)
+                    if rooms.admission.draining:
+                        break  # no other is given a permit either
                 else:
                     return
             record.model = asked.name  # none could serve, and it is its fault that is told

@@ -251,6 +251,17 @@ async def test_only_models_that_the_key_may_use_stand_in(
     assert setup.asked() == ["demo", "tiny"]
 
 
+async def test_a_gateway_that_drains_hands_nothing_on(setup: Setup) -> None:
+    gateway = await setup.start()
+    gateway.state.admission.drain()
+    answer = await gateway.chat()
+    assert answer.status_code == 503
+    assert "shutting down" in error_of(answer)["message"]
+    assert await handed_on(gateway) == await handed_on(gateway, "tiny") == 0
+    assert setup.asked() == []
+    await at_rest(gateway)
+
+
 async def test_the_fallbacks_bounds_count_not_those_of_the_model_asked_for(setup: Setup) -> None:
     gateway = await setup.start(demo={"max_output_tokens": 50}, small={"max_output_tokens": 7})
     setup.demo.fault = "dead"

@@ -1,6 +1,7 @@
 """The real application under the real server, in the test's own loop, on a free port."""
 
 import asyncio
+import secrets
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -155,8 +156,20 @@ async def _listening(server: uvicorn.Server, host: str, port: int) -> int:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
+    """Return a port that nothing listens on, and that stays so until the caller has it listened on.
+
+    The kernel gives it to nobody who asks for any port, nor to connections: it is below those. A
+    UDP socket of the same number, open as long as this process lives, tells other tests' processes.
+    """
+    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = range(10_000, below if below > 11_000 else 65_536)
+    while True:
+        port = secrets.choice(ports)
+        with socket.socket() as probe, socket.socket(type=socket.SOCK_DGRAM) as mark:
+            try:
+                for sock in (mark, probe):
+                    sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            mark.detach()
         return port

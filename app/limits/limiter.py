@@ -90,7 +90,7 @@ class Limiter:
         self._burst_s = settings.burst_s
         self._policy = settings.redis_unavailable
         self._metrics = metrics
-        self._scopes = Scopes()
+        self._scopes = Scopes(settings.burst_s)
         self._memory = MemoryStore(settings.burst_s)
         self._redis: RedisStore | None = None
         if state.redis_url is not None:

@@ -1,5 +1,6 @@
 """What one request asks of the limits of its key and of its model."""
 
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -25,6 +26,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     model_limits: LimitSettings  # for all keys together
     tokens: int  # reserved: the estimate of the prompt and the bound of the answer
     concurrent: bool = True  # False: it takes no slot
+    # The key's request and slot were taken before the body was read; they are not taken again.
+    entered: bool = False
 
 
 class BucketTerm(msgspec.Struct, frozen=True, gc=False):
@@ -73,30 +76,35 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
 
 
 class Scopes:
-    """The scopes that were met of late, so that a request need not make its own."""
+    """The scopes that were met of late, so that a request need not make its own.
 
-    def __init__(self, most: int = MOST_SCOPES) -> None:
+    `burst_s` bounds what one request may reserve of a bucket that all keys share: a large request
+    empties the bucket, and never keeps the other keys out for longer than it takes to refill.
+    """
+
+    def __init__(self, burst_s: float, most: int = MOST_SCOPES) -> None:
+        self._burst_s = burst_s
         self._most = most
-        self._known: dict[tuple[str, str, bool], Scope] = {}
+        self._known: dict[tuple[str, str, bool, bool], Scope] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def terms(self, ask: Ask) -> Terms:
         """Return what terms_of returns."""
-        at = (ask.key_id, ask.model, ask.concurrent)
+        at = (ask.key_id, ask.model, ask.concurrent, ask.entered)
         scope = self._known.get(at)
         # Settings are frozen: limits that have changed are another object.
         if scope is None or scope.key is not ask.key or scope.model is not ask.model_limits:
             if len(self._known) >= self._most:
                 self._known.clear()
             scope = self._known[at] = scope_of(ask)
-        return _terms(scope, ask.tokens)
+        return _terms(scope, ask, self._burst_s)
 
 
-def terms_of(ask: Ask) -> Terms:
+def terms_of(ask: Ask, burst_s: float = inf) -> Terms:
     """Return the limits that a request meets; none at all where nothing is limited."""
-    return _terms(scope_of(ask), ask.tokens)
+    return _terms(scope_of(ask), ask, burst_s)
 
 
 def scope_of(ask: Ask) -> Scope:
@@ -126,23 +134,29 @@ def _add(
         place = f"{subject}:tokens:{name}"
         buckets.append(BucketTerm(place, subject, name, "tokens", limit))
     limit = limits.concurrent_requests
-    if limit is not None and ask.concurrent:
+    if limit is not None and ask.concurrent and not (ask.entered and subject == "key"):
         slots.append(SlotTerm(f"{subject}:slots:{name}", subject, name, limit))
 
 
-def _terms(scope: Scope, tokens: int) -> Terms:
-    if tokens > MOST_TOKENS:
-        tokens = MOST_TOKENS
-    costs = [seconds(tokens if term.kind == "tokens" else 1, term.limit) for term in scope.buckets]
+def _terms(scope: Scope, ask: Ask, burst_s: float) -> Terms:
+    tokens = ask.tokens if ask.tokens < MOST_TOKENS else MOST_TOKENS
+    costs: list[float] = []
+    for term in scope.buckets:
+        if term.kind == "requests":
+            taken = ask.entered and term.subject == "key"
+            costs.append(0.0 if taken else seconds(1, term.limit))
+        else:
+            cost_s = seconds(tokens, term.limit)
+            shared = term.subject == "model" and burst_s < cost_s < inf
+            costs.append(burst_s if shared else cost_s)
     return Terms(scope.buckets, scope.slots, costs, tokens)
 
 
 def settlement(terms: Terms, tokens: float) -> list[float]:
     """Return what each bucket still has to be charged, in seconds, once `tokens` were used."""
-    unreserved = tokens - terms.tokens
     return [
-        seconds(unreserved, term.limit) if term.kind == "tokens" and term.limit else 0.0
-        for term in terms.buckets
+        seconds(tokens, term.limit) - cost_s if term.kind == "tokens" and term.limit else 0.0
+        for term, cost_s in zip(terms.buckets, terms.costs, strict=True)
     ]
 
 

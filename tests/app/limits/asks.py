@@ -22,5 +22,6 @@ def ask(
     key_id: str = "k",
     model_name: str = "demo",
     concurrent: bool = True,
+    entered: bool = False,
 ) -> Ask:
-    return Ask(key_id, key, model_name, model, tokens, concurrent)
+    return Ask(key_id, key, model_name, model, tokens, concurrent, entered)

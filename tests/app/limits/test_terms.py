@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.limits.terms import Scopes, terms_of
+from app.limits.terms import Scopes, settlement, terms_of
 from app.settings import LimitSettings
 from tests.app.limits.asks import NONE, ask, limits
 
@@ -25,16 +25,17 @@ every_limit = st.just(NONE) | st.builds(
             st.sampled_from("ab"),
             st.integers(0, 10**13),
             st.booleans(),
+            st.booleans(),
         ),
         max_size=30,
     ),
 )
 def test_terms_of_scopes_that_are_known_are_those_of_the_request(
-    every: list[LimitSettings], steps: list[tuple[int, int, str, str, int, bool]]
+    every: list[LimitSettings], steps: list[tuple[int, int, str, str, int, bool, bool]]
 ) -> None:
     """Keys and models share names, and their limits change from request to request."""
-    scopes = Scopes()
-    for key, model, key_id, model_name, tokens, concurrent in steps:
+    scopes = Scopes(60.0)
+    for key, model, key_id, model_name, tokens, concurrent, entered in steps:
         wanted = ask(
             every[key],
             every[model],
@@ -42,12 +43,13 @@ def test_terms_of_scopes_that_are_known_are_those_of_the_request(
             key_id=key_id,
             model_name=model_name,
             concurrent=concurrent,
+            entered=entered,
         )
-        assert scopes.terms(wanted) == terms_of(wanted)
+        assert scopes.terms(wanted) == terms_of(wanted, 60.0)
 
 
 def test_a_scope_is_made_once_until_a_limit_changes() -> None:
-    scopes, key, model = Scopes(), limits(10, 1000, 5), limits(20)
+    scopes, key, model = Scopes(60.0), limits(10, 1000, 5), limits(20)
     first = scopes.terms(ask(key, model, tokens=1))
     assert scopes.terms(ask(key, model, tokens=2)).buckets is first.buckets
     assert scopes.terms(ask(limits(11), model)).buckets[0].limit == 11
@@ -56,8 +58,25 @@ def test_a_scope_is_made_once_until_a_limit_changes() -> None:
 
 
 def test_no_more_scopes_are_kept_than_may_be() -> None:
-    scopes = Scopes(most=10)
+    scopes = Scopes(60.0, most=10)
     for number in range(100):
         wanted = ask(limits(requests=number), key_id=str(number))
-        assert scopes.terms(wanted) == terms_of(wanted)
+        assert scopes.terms(wanted) == terms_of(wanted, 60.0)
         assert len(scopes) <= 10
+
+
+def test_what_was_taken_before_the_body_is_not_taken_again() -> None:
+    terms = terms_of(ask(limits(10, 100, 5), limits(20, 200, 6), tokens=50, entered=True))
+    assert [(t.subject, t.kind) for t in terms.buckets] == [
+        ("key", "requests"), ("key", "tokens"), ("model", "requests"), ("model", "tokens"),
+    ]  # fmt: skip
+    assert terms.costs == [0.0, 30.0, 3.0, 15.0]
+    assert [slot.subject for slot in terms.slots] == ["model"]
+
+
+def test_a_request_reserves_no_more_of_a_shared_bucket_than_it_holds() -> None:
+    wanted = ask(limits(tokens=1000), limits(tokens=1000), tokens=1_000_000)
+    terms = Scopes(60.0).terms(wanted)
+    assert terms.costs == [60_000.0, 60.0]  # its own bucket is its own business
+    assert settlement(terms, 500) == [30.0 - 60_000.0, 30.0 - 60.0]
+    assert settlement(terms, 3000)[1] == 120.0  # what it really takes is owed all the same

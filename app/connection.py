@@ -30,7 +30,7 @@ from app.errors import (
     RequestTimeout,
     TooManyConnections,
 )
-from app.relay.exchange import ANSWER, REFUSED, WRITE, Headers
+from app.relay.exchange import ANSWER, BODY, REFUSED, WRITE, Headers
 
 log = logging.getLogger(__name__)
 
@@ -230,12 +230,14 @@ class ClientConnection(HttpToolsProtocol):
         self._running = cycle
         answer = _Answer(self, cycle)
         cycle.transport = cast(asyncio.Transport, answer)
+        extensions: dict[str, Any] = {BODY: partial(_take_body, cycle)}
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False  # it knows no 100 (RFC 9110, section 10.1.1)
             app = partial(_without_chunks, app, cycle)
         else:
-            scope = cast(dict[str, Any], cycle.scope)
-            scope["extensions"] = {WRITE: answer.write_chunk, ANSWER: answer.write_whole}
+            extensions[WRITE] = answer.write_chunk
+            extensions[ANSWER] = answer.write_whole
+        cast(dict[str, Any], cycle.scope)["extensions"] = extensions
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -421,6 +423,23 @@ class _Answer:
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
+
+
+def _take_body(cycle: RequestResponseCycle) -> bytes | None:
+    """See `app.relay.exchange.BODY`. What uvicorn's `receive` does, without its wait."""
+    if (
+        cycle.more_body
+        or cycle.waiting_for_100_continue
+        or cycle.disconnected
+        or cycle.response_complete
+        or not cycle.message_event.is_set()  # the body has been taken
+    ):
+        return None
+    cycle.flow.resume_reading()
+    cycle.message_event.clear()
+    body = bytes(cycle.body)
+    cycle.body = bytearray()
+    return body
 
 
 async def _without_chunks(

@@ -18,6 +18,10 @@ WRITE = "vllm_gateway.write"
 # where the answer must go through `send`; then nothing was sent. It takes no look at the headers,
 # so they must be ours or of an answer that httptools has read.
 ANSWER = "vllm_gateway.answer"
+# The name of a callable that returns the whole body of the request where all of it has arrived, and
+# takes it: `receive` then waits for the disconnect. None where the body must be read with
+# `receive`: more is to come, or the client waits for 100 (Continue). Only before any `receive`.
+BODY = "vllm_gateway.body"
 # Where the server puts into the scope what it answered itself, to a request whose body came to no
 # good end: its status. The application sees only a client that is gone.
 REFUSED = "gateway.refused"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.auth.principal import DEFAULT_PRIORITY, DEFAULT_WEIGHT, Role
+from app.settings import FieldSettings
 
 MAX_LIMIT = 10**9
 # Sums of tokens stay far below what a 64-bit integer holds.
@@ -116,6 +117,9 @@ class KeyChanges(BaseModel):
         description="Share among waiting keys of one priority.",
     )
     expires: Expiry = Field(None, description="RFC 3339 with its zone; null: never.")
+    fields: FieldSettings | None = Field(
+        None, description="Rules on request fields, besides the model's; null: none."
+    )
 
     def columns(self) -> dict[str, Any]:
         """Return what was given, under the names of the table's columns."""

@@ -283,6 +283,7 @@ class Authenticator:
             key.weight,
             key.daily_tokens,
             key.monthly_tokens,
+            key.fields,
         )
 
     # What goes on behind requests

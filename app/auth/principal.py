@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from app.settings import LimitSettings
+from app.settings import FieldSettings, LimitSettings
 
 DEFAULT_PRIORITY = 0
 DEFAULT_WEIGHT = 1
@@ -53,6 +53,7 @@ class Principal:
     # Budgets in tokens; None: no budget.
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
+    fields: FieldSettings | None = None  # rules on request fields; None: none of its own
 
     def allows(self, model: str) -> bool:
         """Return whether the caller may use a model, by its canonical name.

@@ -12,6 +12,7 @@ from app.auth.fields import written
 from app.auth.format import NewKey
 from app.auth.principal import Role
 from app.auth.store import ApiKey, Page
+from app.settings import FieldSettings
 
 
 class ShownKey(BaseModel):
@@ -27,6 +28,7 @@ class ShownKey(BaseModel):
     monthly_tokens: int | None
     priority: int
     weight: int
+    fields: FieldSettings | None
     disabled: bool
     created: str
     expires: str | None

@@ -19,6 +19,7 @@ from app.auth.format import NewKey, is_id, make
 from app.auth.principal import Role
 from app.database.database import Database
 from app.database.schema import api_keys, revision
+from app.settings import FieldSettings
 
 
 class UnknownKey(LookupError):
@@ -50,6 +51,7 @@ class ApiKey:
     monthly_tokens: int | None
     priority: int
     weight: int
+    fields: FieldSettings | None
     disabled: bool
     created_ms: int
     expires_ms: int | None
@@ -81,8 +83,8 @@ def wall_ms() -> int:
 
 _SHOWN = (
     "id", "name", "owner", "role", "models", "requests_per_minute", "tokens_per_minute",
-    "concurrent_requests", "daily_tokens", "monthly_tokens", "priority", "weight", "disabled",
-    "created_ms", "expires_ms", "last_used_ms",
+    "concurrent_requests", "daily_tokens", "monthly_tokens", "priority", "weight", "fields",
+    "disabled", "created_ms", "expires_ms", "last_used_ms",
 )  # fmt: skip
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
 _PROOFS = [api_keys.c.digest, api_keys.c.previous_digest, api_keys.c.previous_until_ms]
@@ -276,4 +278,7 @@ def _check_id(key_id: str) -> None:
 
 def _key(row: Row[Any]) -> ApiKey:
     values = {name: row._mapping[name] for name in _SHOWN}
-    return ApiKey(**{**values, "role": Role(row.role), "models": tuple(row.models)})
+    fields = None if row.fields is None else FieldSettings.model_validate(row.fields)
+    return ApiKey(
+        **{**values, "role": Role(row.role), "models": tuple(row.models), "fields": fields}
+    )

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -53,6 +54,12 @@ def create(
     expires: Annotated[
         str | None, typer.Option(help="In `30d` or `12h`, or at an RFC 3339 time. Default: never.")
     ] = None,
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            help='Rules on request fields as JSON, such as {"deny": ["tools"]}. Default: none.'
+        ),
+    ] = None,
     config: ConfigOption = None,
     json: Json = False,
 ) -> None:
@@ -61,7 +68,7 @@ def create(
         from app.auth.fields import KeyFields
         from app.auth.shown import ShownNewKey
 
-        fields = KeyFields.model_validate(
+        new = KeyFields.model_validate(
             {
                 "name": name,
                 "owner": owner,
@@ -75,9 +82,10 @@ def create(
                 "priority": priority,
                 "weight": weight,
                 "expires": None if expires is None else _moment(expires),
+                "fields": None if fields is None else _parsed(fields),
             }
         )
-        _print_new(ShownNewKey.made(*_with_store(config, lambda s: s.create(fields))), json)
+        _print_new(ShownNewKey.made(*_with_store(config, lambda s: s.create(new))), json)
 
 
 @keys.command("list")
@@ -195,6 +203,14 @@ def _moment(text: str) -> str:
     return text
 
 
+def _parsed(text: str) -> object:
+    """Return the value of a JSON text."""
+    try:
+        return loads(text)
+    except (ValueError, RecursionError):
+        fail("fields: not JSON")
+
+
 @contextmanager
 def _faults() -> Iterator[None]:
     """Turn what may be wrong with a key into one line each and exit code 2."""
@@ -230,8 +246,10 @@ def _print_one(key: "ShownKey") -> None:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
-    for name, value in key.model_dump(exclude={"key"}).items():
+    for name, value in key.model_dump(mode="json", exclude={"key"}).items():
         shown = " ".join(value) if isinstance(value, list) else str(value)
+        if isinstance(value, dict):
+            shown = dumps({rule: given for rule, given in value.items() if given})
         # Text, because a name may look like markup.
         table.add_row(name.replace("_", " "), Text("-" if value is None else shown))
     Console().print(table)

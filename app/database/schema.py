@@ -49,11 +49,15 @@ api_keys = Table(
     Column("monthly_tokens", BigInteger, nullable=True),
     Column("priority", Integer, nullable=False),  # lower goes first, as in vLLM
     Column("weight", Integer, nullable=False),  # share among keys of one priority
+    # Rules on request fields, as the configuration's models have them; null: none.
+    Column("fields", JSON(none_as_null=True), nullable=True),
     Column("disabled", Boolean, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger, nullable=True),
     Column("deleted_ms", BigInteger, nullable=True),
     Column("last_used_ms", BigInteger, nullable=True),
+    # Requests of the key that began before this moment are ended; null: none is.
+    Column("cut_ms", BigInteger, nullable=True),
     # `revision.value` at this key's last change: what every gateway's cache asks for.
     Column("revision", BigInteger, nullable=False, index=True),
 )
@@ -107,4 +111,25 @@ usage_daily = Table(
     Column("reasoning_tokens", BigInteger, nullable=False),
     Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
     Index("ix_usage_daily_key_id_day", "key_id", "day"),
+)
+
+# Random bytes that all gateways of one database share, made by whichever comes first.
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", LargeBinary(32), nullable=False),
+)
+
+# The key that each stored response belongs to, and the engine that holds it.
+stored_responses = Table(
+    "stored_responses",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("key_id", String(64), nullable=False),
+    Column("model", String(256), nullable=False),
+    Column("engine", String(64), nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Index("ix_stored_responses_at_ms", "at_ms"),
+    Index("ix_stored_responses_key_id_at_ms", "key_id", "at_ms"),
 )

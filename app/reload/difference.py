@@ -223,7 +223,9 @@ def _fixed(slot: Slot) -> bool:
 
 
 def _gateways_own(model: ModelSettings) -> dict[str, object]:
-    return flat(model.model_dump(mode="json", exclude={"engines"}))
+    found = _settings_of(model, "")
+    del found["engines"]
+    return found
 
 
 def _spec_changes(old: EngineSpec, new: EngineSpec) -> tuple[Change, ...]:
@@ -253,7 +255,7 @@ def _settings_of(section: BaseModel, place: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for name in type(section).model_fields:
         member = getattr(section, name)
-        inside = f"{place}.{name}"
+        inside = f"{place}.{name}" if place else name
         found |= _settings_of(member, inside) if isinstance(member, BaseModel) else {inside: member}
     return found
 

@@ -24,6 +24,7 @@ from pydantic_settings import (
 )
 
 from app.settings.fallbacks import fault_of
+from app.settings.fields import FieldSettings
 from app.settings.sections import (
     NO_LIMITS,
     AuthSettings,
@@ -45,6 +46,7 @@ __all__ = (
     "NO_LIMITS",
     "AuthSettings",
     "ConfigError",
+    "FieldSettings",
     "LimitSettings",
     "LimitsSettings",
     "LogSettings",

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from app.settings.fields import FieldSettings
 from engines.spec import EngineSpec, SpecModel
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
@@ -299,6 +300,7 @@ class ModelSettings(SpecModel):
         "order, each by its name. Only those that the key may use; theirs are not tried.",
     )
     queue: QueueSettings = QueueSettings()
+    fields: FieldSettings = FieldSettings()
     load: Literal["eager", "on_demand"] = Field(
         "eager", description="Whether its engines start with the gateway or at the first request."
     )

@@ -144,6 +144,16 @@ async def test_a_change_leaves_what_is_not_given(gateway: Gateway) -> None:
     assert changed == {**made, "tokens_per_minute": None}
 
 
+async def test_rules_on_fields_are_shown_changed_and_taken_away(gateway: Gateway) -> None:
+    rules = {"deny": ["tools"], "force": {"seed": 1}, "max": {"n": 2}}
+    made = await create(gateway, fields=rules)
+    at = f"/{made['id']}"
+    assert (await admin(gateway, "GET", at))["fields"] == {"allow": [], **rules}
+    changed = await admin(gateway, "PATCH", at, {"fields": {"allow": ["priority"]}})
+    assert (changed["fields"]["allow"], changed["fields"]["deny"]) == (["priority"], [])
+    assert (await admin(gateway, "PATCH", at, {"fields": None}))["fields"] is None
+
+
 @pytest.mark.slow
 async def test_a_disabled_key_ends_no_stream_that_runs(gateway: Gateway, fake: Fake) -> None:
     made = await create(gateway)
@@ -219,6 +229,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"weight": 0}, "weight"),
     ({"expires": "tomorrow"}, "expires"),
     ({"expires": "2027-01-01T00:00:00"}, "expires"),
+    ({"fields": []}, "fields"),
+    ({"fields": {"denied": []}}, "fields.denied"),
+    ({"fields": {"deny": ["a b"]}}, "fields.deny.0"),
+    ({"fields": {"max": {"n": True}}}, "fields.max.n"),
+    ({"fields": {"force": {"n": 1}, "max": {"n": 1}}}, "fields"),
     ({"digest": "00"}, "digest"),
     ({"id": "0000000000"}, "id"),
 ]

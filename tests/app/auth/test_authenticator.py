@@ -16,7 +16,7 @@ from app.auth.principal import Allowed, Principal, Role
 from app.auth.store import Credential, KeyStore
 from app.database.database import Database, DatabaseUnavailable
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
-from app.settings import digest
+from app.settings import FieldSettings, digest
 from tests.app.auth.doors import LIMITS, Clock, bearer, door
 
 GRACE_S = 3600.0
@@ -119,13 +119,20 @@ async def settle() -> None:
 
 async def test_a_stored_key_comes_with_what_is_its_own(auth: Authenticator, store: Watched) -> None:
     key_id, key = await made(
-        store, models=["demo*"], tokens_per_minute=0, priority=3, weight=7, daily_tokens=5
+        store,
+        models=["demo*"],
+        tokens_per_minute=0,
+        priority=3,
+        weight=7,
+        daily_tokens=5,
+        fields={"deny": ["tools"]},
     )
     principal = await auth.authenticate(bearer(key))
     assert (principal.id, principal.role) == (key_id, Role.CLIENT)
     assert principal.models == Allowed.of(["demo*"])
     assert (principal.priority, principal.weight) == (3, 7)
     assert (principal.daily_tokens, principal.monthly_tokens) == (5, None)
+    assert principal.fields == FieldSettings(deny=("tools",))
     # What it has no limit of its own for is the configuration's.
     assert principal.limits == LIMITS.model_copy(update={"tokens_per_minute": 0})
 

@@ -12,6 +12,7 @@ from app.auth.fields import KeyChanges, KeyFields
 from app.auth.principal import Role
 from app.auth.store import ApiKey, KeyStore, NameTaken, UnknownKey
 from app.database.database import Database
+from app.settings import FieldSettings
 from tests.app.auth.doors import Clock
 
 HOUR_MS = 3_600_000
@@ -65,6 +66,7 @@ async def test_a_key_comes_back_as_it_was_made(store: KeyStore, clock: Clock) ->
             "monthly_tokens": 10**15,
             "priority": -100,
             "weight": 1000,
+            "fields": {"deny": ["tools"], "force": {"a.b": [None, "\x00", 1.5]}, "max": {"n": 2}},
             "expires": "2027-01-31T13:00:00.250+01:00",
         }
     )
@@ -83,6 +85,7 @@ async def test_a_key_comes_back_as_it_was_made(store: KeyStore, clock: Clock) ->
         monthly_tokens=10**15,
         priority=-100,
         weight=1000,
+        fields=fields.fields,
         disabled=False,
         created_ms=clock.wall_ms(),
         expires_ms=1_801_396_800_250,
@@ -118,6 +121,15 @@ async def test_a_change_changes_what_is_given_and_nothing_else(store: KeyStore) 
     after = await store.change(before.id, KeyChanges.model_validate(changes))
     assert (after.name, after.requests_per_minute, after.models) == ("b", None, ())
     assert (after.weight, after.created_ms, after.role) == (5, before.created_ms, Role.CLIENT)
+
+
+async def test_rules_on_fields_are_replaced_as_a_whole_and_taken_away(store: KeyStore) -> None:
+    before = await made(store, fields=FieldSettings(deny=("tools",), max={"n": 1}))
+    assert (await store.change(before.id, KeyChanges(weight=2))).fields == before.fields
+    other = FieldSettings(allow=("priority",))
+    assert (await store.change(before.id, KeyChanges(fields=other))).fields == other
+    assert (await store.change(before.id, KeyChanges(fields=None))).fields is None
+    assert (await made(store)).fields is None
 
 
 async def test_a_change_of_nothing_is_a_change_too(store: KeyStore) -> None:

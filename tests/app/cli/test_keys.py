@@ -69,6 +69,7 @@ def test_every_field_can_be_given() -> None:
         *("--model", "demo", "--model", "org/*", "--requests-per-minute", "0"),
         *("--tokens-per-minute", "5", "--concurrent-requests", "6", "--daily-tokens", "7"),
         *("--monthly-tokens", "8", "--priority", "-3", "--weight", "9"),
+        *("--fields", '{"deny": ["tools"], "max": {"n": 2}}'),
     )
     shown = as_json("show", made["id"])
     assert made.pop("key").startswith(f"sk-gw-{made['id']}-")
@@ -78,6 +79,8 @@ def test_every_field_can_be_given() -> None:
     assert [shown[name] for name in limits] == [0, 5, 6]
     budgets = ("daily_tokens", "monthly_tokens", "priority", "weight")
     assert [shown[name] for name in budgets] == [7, 8, -3, 9]
+    assert shown["fields"] == {"allow": [], "deny": ["tools"], "force": {}, "max": {"n": 2}}
+    assert '{"deny": ["tools"], "max": {"n": 2}}' in done("show", made["id"])
 
 
 def test_a_key_is_rotated_disabled_enabled_and_deleted() -> None:
@@ -127,6 +130,10 @@ def test_what_looks_like_markup_is_printed_as_it_is() -> None:
         (["--name", "a", "--daily-tokens", "-1"], "daily_tokens: "),
         (["--name", "a", "--priority", "101"], "priority: "),
         (["--name", "a", "--weight", "0"], "weight: "),
+        (["--name", "a", "--fields", "{"], "fields: not JSON"),
+        (["--name", "a", "--fields", "[" * 100_000], "fields: not JSON"),
+        (["--name", "a", "--fields", '"deny"'], "fields: "),
+        (["--name", "a", "--fields", '{"deny": ["model"]}'], "fields: model cannot be named"),
         (["--name", "a", "--expires", "soon"], "expires: must be a time with its zone"),
         (["--name", "a", "--expires", "999999w"], "expires: must be a time with its zone"),
     ],

@@ -68,6 +68,17 @@ class TestLines:
             "~ model demo: price.prompt 0.0 → 1.0",
         ]
 
+    def test_rules_on_fields(self) -> None:
+        old, new = (
+            settings(model(fields={"deny": [name], "force": {"a.b": value}, "max": bounds}))
+            for name, value, bounds in (("x", 1, {}), ("y", [2], {"n": 3}))
+        )
+        assert lines(old, new) == [
+            "~ model demo: fields.deny [x] → [y]",
+            '~ model demo: fields.force {"a.b": 1} → {"a.b": [2]}',
+            '~ model demo: fields.max {} → {"n": 3}',
+        ]
+
     def test_replicas(self) -> None:
         one, three = settings(), settings(model("demo", process(replicas=3)))
         assert lines(one, three) == ["~ model demo: more engines (starts demo-1, demo-2)"]
@@ -181,7 +192,7 @@ def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]
 # One of these is another valid value of any setting, whatever its type.
 CANDIDATES: tuple[object, ...] = (
     1, 2, "x", "auto", "on_demand", "open", "session", "json", "debug", False, True,
-    ["x"], {"x": "y"}, {"x": "debug"},
+    ["x"], {"x": "y"}, {"x": "debug"}, {"x": 1},
 )  # fmt: skip
 
 

@@ -1,0 +1,77 @@
+"""Rules on the fields of request bodies, of a model or a key. Pure."""
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Annotated, Self
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    model_validator,
+)
+
+from engines.spec import SpecModel
+
+MAX_RULES = 64
+_NAME = "[A-Za-z_][A-Za-z0-9_-]*"
+# The gateway sets it to the engine's name of the model.
+_RESERVED = "model"
+
+
+def _number(value: object) -> int | float:
+    # True is an int, and a text of digits would be taken for one.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+FieldPath = Annotated[str, Field(max_length=256, pattern=rf"^{_NAME}(\.{_NAME}){{0,3}}$")]
+Bound = Annotated[int | float, BeforeValidator(_number, json_schema_input_type=int | float)]
+# Else the schema would refer to a definition of its own, which says nothing.
+ForcedValue = Annotated[JsonValue, WithJsonSchema({})]
+
+
+class FieldSettings(SpecModel):
+    """What may stand in the body of a request. A path is names joined by dots, at most four."""
+
+    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
+
+    allow: tuple[FieldPath, ...] = Field(
+        (),
+        max_length=MAX_RULES,
+        description="Fields that are dropped by default (kv_transfer_params, ec_transfer_params, "
+        "request_id, session_id, priority, vllm_xargs, stream_interval) and pass here.",
+    )
+    deny: tuple[FieldPath, ...] = Field(
+        (),
+        max_length=MAX_RULES,
+        description="Fields of a request's body that are refused with 400.",
+    )
+    force: dict[FieldPath, ForcedValue] = Field(
+        {},
+        max_length=MAX_RULES,
+        description="Fields that are set, whatever the client sent.",
+    )
+    max: dict[FieldPath, Bound] = Field(
+        {},
+        max_length=MAX_RULES,
+        description="Numbers that are lowered to this bound.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        # No path is repeated in a fault: a client may have sent its key as one.
+        for path in self._paths():
+            if path.partition(".")[0] == _RESERVED:
+                raise ValueError("model cannot be named: the gateway sets it")
+        for one, other in (("allow", "deny"), ("force", "deny"), ("force", "max")):
+            if not set(getattr(self, one)).isdisjoint(getattr(self, other)):
+                raise ValueError(f"a field must not be in both {one} and {other}")
+        return self
+
+    def _paths(self) -> Iterator[str]:
+        for rules in (self.allow, self.deny, self.force, self.max):
+            yield from rules

@@ -41,6 +41,7 @@ from app.auth.keys import Authenticator
 from app.auth.store import KeyStore
 from app.building import Builder
 from app.database.database import Database, DatabaseUnavailable
+from app.database.secrets import SharedSecret
 from app.errors import GatewayError
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
@@ -85,6 +86,8 @@ EXPOSED_HEADERS = (
         for unit in ("requests", "tokens")
     ),
 )
+# The name of the secret that salts of the prefix cache are made from.
+SALT_SECRET = "cache_salt"  # noqa: S105 - a name
 LOOK_S = 0.2
 # Kinds of engine that end when this gateway does, or are left to the next.
 OURS = (ProcessEngine, InProcessEngine)
@@ -113,6 +116,7 @@ class State:
     reloader: Reloader
     orders: Orders
     engines_page: EnginesPage
+    salt_secret: SharedSecret
     lag: LoopLag = field(default_factory=LoopLag)
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
@@ -155,6 +159,7 @@ def create_app(
     standing = stand_up(settings, builder)
     catalogue = Catalogue([one.model() for one in standing])
     database = Database(settings.state.database_url.get_secret_value())
+    salt_secret = SharedSecret(database, SALT_SECRET)
     key_store = KeyStore(database)
     authenticator = Authenticator(
         key_store,
@@ -215,6 +220,7 @@ def create_app(
         reloader,
         orders,
         EnginesPage(catalogue, metrics),
+        salt_secret,
         settled=settled,
     )
     metrics.watch_log(lambda: output.lost)
@@ -328,7 +334,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the engines in the background, so that /health answers meanwhile; end them all."""
     state: State = app.state.gateway
     await state.database.open()
+    with contextlib.suppress(DatabaseUnavailable):  # `run` tries again
+        await state.salt_secret.load()
     background = [
+        asyncio.create_task(state.salt_secret.run(), name="load the shared secret"),
         asyncio.create_task(state.authenticator.run(), name="poll the key store"),
         asyncio.create_task(state.limiter.run(), name="keep leases"),
         asyncio.create_task(state.ledger.run(), name="write usage"),

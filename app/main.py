@@ -56,6 +56,7 @@ from app.routing.report import engine_figures
 from app.routing.scrape import EnginesPage
 from app.routing.slots import initial_slots
 from app.settings import Settings
+from app.stored import StoredResponses
 from app.telemetry.access import AccessLog
 from app.telemetry.lag import LoopLag
 from app.telemetry.levels import Levels
@@ -117,6 +118,7 @@ class State:
     orders: Orders
     engines_page: EnginesPage
     salt_secret: SharedSecret
+    stored_responses: StoredResponses
     lag: LoopLag = field(default_factory=LoopLag)
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
@@ -221,6 +223,7 @@ def create_app(
         orders,
         EnginesPage(catalogue, metrics),
         salt_secret,
+        StoredResponses(database),
         settled=settled,
     )
     metrics.watch_log(lambda: output.lost)
@@ -339,6 +342,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     background = [
         asyncio.create_task(state.salt_secret.run(), name="load the shared secret"),
         asyncio.create_task(state.authenticator.run(), name="poll the key store"),
+        asyncio.create_task(state.stored_responses.run(), name="remove old owners"),
         asyncio.create_task(state.limiter.run(), name="keep leases"),
         asyncio.create_task(state.ledger.run(), name="write usage"),
     ]

@@ -21,7 +21,8 @@ _SECRETS = frozenset(
 _HARMLESS = re.compile(r"-?\d+(?:\.\d+)?|none|null|true|false", re.IGNORECASE)
 # "KeyError: 'layers.0'" names a class, not a key.
 _CLASS = re.compile(r"(?:Error|Exception|Warning)$")
-_USERINFO = re.compile(r"(?<=://)[^\s/@'\"]{0,256}:[^\s/@'\"]{0,256}(?=@)")
+# Possessive, and without the slash that the next beginning needs: no character is read twice.
+_USERINFO = re.compile(r"(?<=://)[^\s/@'\":]*+:[^\s/@'\"]*+(?=@)")
 # name=, 'name': and --name before a value.
 _NAME = re.compile(
     r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z][\w.-]{0,63})"
@@ -34,7 +35,9 @@ _FORM = re.compile(
     r"|(?:(?<=\bBearer )|(?<=\bBasic ))[\w.~+/-]{8,}=*",
     re.ASCII | re.IGNORECASE,
 )
-_VALUE = re.compile(r"""\[[^\]]*\]|"[^"]*"|'[^']*'|[^\s,;)}\]]+""")
+# What ends a value that begins with one of these; any other is one word.
+_CLOSING = {"[": "]", '"': '"', "'": "'"}
+_BARE = re.compile(r"[^\s,;)}\]]+")
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -46,18 +49,39 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def hidden(line: str) -> str:
-    """Return a line of a log or an error without the values of secrets."""
+    """Return a line of a log or an error without the values of secrets, in linear time."""
     line = _FORM.sub(HIDDEN, _USERINFO.sub(HIDDEN, line))
-    shown, at, done = "", 0, 0
+    shown: list[str] = []
+    at = done = 0
+    absent: set[str] = set()
     while found := _NAME.search(line, at):
-        at = found.end("name")
-        value = _VALUE.match(line, found.end())
+        at, start, name = found.end("name"), found.end(), found["name"]
         # With nothing but a blank between them it must be a flag: prose has keys and tokens too.
-        flag = found["name"].startswith("--") and line[found.end() : found.end() + 1] != "-"
-        if value and (found["between"].strip() or flag) and is_secret(found["name"], value[0]):
-            shown += line[done : value.start()] + HIDDEN
-            at = done = value.end()
-    return shown + line[done:]
+        flag = name.startswith("--") and line[start : start + 1] != "-"
+        # The name is judged first: reading the value of every name would be quadratic.
+        if not ((found["between"].strip() or flag) and is_secret(name)):
+            continue
+        end = _end_of_value(line, start, absent)
+        if end > start and is_secret(name, line[start:end]):
+            shown += (line[done:start], HIDDEN)
+            at = done = end
+    return "".join((*shown, line[done:]))
+
+
+def _end_of_value(line: str, start: int, absent: set[str]) -> int:
+    """Return the end of the value that begins at `start`; `start` if there is none.
+
+    `absent` collects the closing characters that the rest of the line does not contain, so that
+    each is searched for in vain only once.
+    """
+    closing = _CLOSING.get(line[start : start + 1])
+    if closing is not None and closing not in absent:
+        end = line.find(closing, start + 1)
+        if end >= 0:
+            return end + 1
+        absent.add(closing)
+    bare = _BARE.match(line, start)
+    return bare.end() if bare else start
 
 
 def command(text: str) -> str:

@@ -108,3 +108,26 @@ def test_a_line_of_one_endless_word_takes_no_longer_than_its_length() -> None:
     """A pattern that tried every beginning would need hours."""
     word = "a" * 1_000_000
     assert hidden(word) == word
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("repeated", "shown"),
+    [
+        ("a=", "a="),
+        ("key=[ ", f"key={HIDDEN} "),
+        ("key=[ 'b' \" ", f"key={HIDDEN} 'b' \" "),
+        ("token=1,", "token=1,"),
+    ],
+)
+def test_many_names_and_open_brackets_take_time_in_proportion_to_their_number(
+    repeated: str, shown: str
+) -> None:
+    """Reading each value to the end of the line would take minutes."""
+    count = 256 * 1024 // len(repeated)
+    assert hidden(f"{repeated * count} token={CANARY}") == f"{shown * count} token={HIDDEN}"
+
+
+def test_credentials_in_a_url_are_hidden_whatever_their_length() -> None:
+    password = "p" * 2_000
+    assert hidden(f"proxy http://user:{password}@host:3128") == f"proxy http://{HIDDEN}@host:3128"

@@ -125,6 +125,9 @@ class _Exchange:
         match message["type"]:
             case "http.response.body" if self._head is None:
                 await self._feed(message.get("body", b""), message.get("more_body", False))
+            case "http.response.start" if not 200 <= message["status"] <= 599:
+                fault = f"{self._bridge.address} sent the status {message['status']}"
+                self.fail(EngineProtocolError(fault))
             case "http.response.start" if self._head is not None:
                 head, self._head = self._head, None
                 self._answer.status = message["status"]

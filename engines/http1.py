@@ -1,8 +1,8 @@
 """The data path's HTTP/1.1 client: httptools on the running loop, over TCP, TLS or a Unix socket.
 
 One `Http1Client` per engine keeps its own pool. A connection carries one exchange at a time; it
-goes back to the pool only after a whole answer, and is aborted after anything else, because an
-aborted connection is how vLLM learns that nobody waits for the tokens any more.
+goes back to the pool only after a whole request and a whole answer, and is aborted after anything
+else, because an aborted connection is how vLLM learns that nobody waits for the tokens any more.
 """
 
 import asyncio
@@ -78,6 +78,8 @@ class _Connection(asyncio.Protocol):
         self._client = client
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        # Below TLS, whose transport does not count what waits here.
+        self._tcp: asyncio.Transport | None = None
         # Pieces of a body since the last read of the socket; the parser appends to it itself.
         self._body: list[bytes] = []
         self.on_body = self._body.append
@@ -87,6 +89,8 @@ class _Connection(asyncio.Protocol):
         self._head: asyncio.Future[Http1Response] | None = None
         self._answered = False
         self._head_bytes = 0
+        # Received since the last piece of a body: a head, trailers, extensions of chunks.
+        self._idle_bytes = 0
         self._message_complete = False
         self._keep_alive = False
         self._until_close = False
@@ -108,7 +112,7 @@ class _Connection(asyncio.Protocol):
         self._client.began()
         head: asyncio.Future[Http1Response] = self._loop.create_future()
         self._head = head
-        self._head_bytes = 0
+        self._head_bytes = self._idle_bytes = 0
         self._answered = self._message_complete = self._until_close = False
         patience = self._client.timeouts.first_byte_s
         self._head_due = self._loop.time() + patience
@@ -155,6 +159,23 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def _unsent(self) -> int:
+        """How many bytes of the request the kernel has not taken yet."""
+        transports = (self._transport, self._tcp)
+        return sum(one.get_write_buffer_size() for one in transports if one is not None)
+
+    async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
+        """Encrypt the connection. Raises OSError."""
+        tcp = self._transport
+        assert tcp is not None
+        try:
+            secured = await self._loop.start_tls(tcp, self, context, server_hostname=host)
+        except BaseException:
+            tcp.abort()
+            raise
+        self._transport, self._tcp = secured, tcp
+
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -177,7 +198,9 @@ class _Connection(asyncio.Protocol):
             # What one of our callbacks refused stands behind the parser's own error.
             reason = error.__context__ or error
             broken = EngineProtocolError(f"{self._client.address} broke HTTP/1.1: {reason}")
+        self._idle_bytes += len(data)
         if body := self._body:
+            self._idle_bytes = 0
             data = body[0] if len(body) == 1 else b"".join(body)
             body.clear()
             whole = self._message_complete
@@ -185,6 +208,9 @@ class _Connection(asyncio.Protocol):
                 assert self._transport is not None
                 self._paused = True
                 self._transport.pause_reading()
+        if broken is None and self._idle_bytes > MAX_HEAD_BYTES:
+            fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
+            broken = EngineProtocolError(f"{self._client.address} sent {fault}")
         if broken is not None:
             self._fail(broken)
             return
@@ -195,7 +221,7 @@ class _Connection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._tcp = None
         self._client.forget(self)
         if self._response is None:
             return
@@ -219,21 +245,28 @@ class _Connection(asyncio.Protocol):
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError(f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
-        assert self._response is not None
-        self._response.headers.append((name.lower(), value))
+        # A trailer is dropped: it must not pass for a header field (RFC 9110, section 6.5.1).
+        if self._head is not None and self._response is not None:
+            self._response.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         response, head = self._response, self._head
         if response is None or head is None:
             raise ValueError("an answer that nobody asked for")
         status = self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            raise ValueError(f"the status {status}")
+        codings = [v.strip().lower() for n, v in response.headers if n == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            # The parser would take off the last coding only, and the header does not reach clients.
+            raise ValueError("a transfer coding other than chunked")
         if status < 200:
             if status == 101:
                 raise ValueError("an upgrade that nobody asked for")
             response.headers.clear()  # 1xx: the real answer follows
             return
         response.status = status
-        framed = any(n in (b"content-length", b"transfer-encoding") for n, _ in response.headers)
+        framed = bool(codings) or any(name == b"content-length" for name, _ in response.headers)
         self._until_close = not framed and status not in (204, 304)
         self._head = None
         if not head.done():
@@ -250,7 +283,8 @@ class _Connection(asyncio.Protocol):
         response = self._end()
         if response is not None:
             response.finish()
-        if reusable and self._transport is not None and not self._transport.is_closing():
+        # An answer that came before the whole request was sent leaves the rest in the way.
+        if reusable and self.usable and not self._unsent:
             self.resume()
             self.idle_since = self._last_byte
             self._client.release(self)
@@ -407,12 +441,10 @@ class Http1Client:
                     )
                 else:
                     _, connection = await loop.create_connection(
-                        lambda: _Connection(self, loop),
-                        address.host,
-                        address.port,
-                        ssl=self._tls,
-                        server_hostname=address.host if self._tls else None,
+                        lambda: _Connection(self, loop), address.host, address.port
                     )
+                    if self._tls is not None:
+                        await connection.start_tls(self._tls, address.host)
         except TimeoutError:
             after = self.timeouts.connect_s
             raise ConnectTimeout(f"{address} did not accept a connection in {after:g} s") from None

@@ -375,6 +375,17 @@ async def test_message_out_of_turn_breaks_protocol(kind: str) -> None:
             await bridge.send(post("/"))
 
 
+@pytest.mark.parametrize("status", [0, 99, 103, 199, 600, 999])
+async def test_status_outside_of_http_breaks_protocol(status: int) -> None:
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status})
+
+    async with bridged(app) as bridge:
+        with pytest.raises(EngineProtocolError, match=f"sent the status {status}"):
+            await bridge.send(post("/"))
+        assert bridge.in_flight == 0
+
+
 async def test_what_a_dead_engine_says_is_its_death_and_no_answer(
     bridge: Bridge, server: Server
 ) -> None:

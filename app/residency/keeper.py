@@ -251,7 +251,9 @@ class Keeper:
 
     def _forget(self, name: str, given: Given) -> None:
         """Let go of a request whose client left. A load that is under way goes on."""
-        entry = self._entries[name]
+        entry = self._entries.get(name)
+        if entry is None or given not in entry.waiting:
+            return  # its model was answered or removed between the cancellation and this turn
         del entry.waiting[given]
         if not entry.waiting and not entry.promised:
             entry.wanted_since = None

@@ -315,6 +315,40 @@ class TestLeaving:
         await asyncio.gather(task, return_exceptions=True)
         assert kept.of("a").holds == 0
 
+    @pytest.mark.parametrize("event", ["answered", "removed"])
+    async def test_request_canceled_before_its_model_is_answered_or_removed_ends_as_canceled(
+        self, keep: Keep, event: str
+    ) -> None:
+        kept = keep(on_demand(closed("a")))
+        task = kept.ask("a")
+        await kept.until_waiting(1)
+        task.cancel()  # it runs in the next turn of the loop, after what follows
+        if event == "answered":
+            kept.keeper.drain()
+        else:
+            kept.keeper.replace([])
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert kept.keeper.waiting == 0
+
+    async def test_request_canceled_before_its_model_is_removed_leaves_the_next_of_that_name_alone(
+        self, keep: Keep
+    ) -> None:
+        engine = closed("a")
+        kept = keep(on_demand(closed("a")))
+        task = kept.ask("a")
+        await kept.until_waiting(1)
+        task.cancel()
+        kept.keeper.replace([])
+        kept.keeper.replace([on_demand(engine)])
+        other = kept.ask("a")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (kept.keeper.waiting, kept.of("a").wanted_since is None) == (1, False)
+        engine.gate.set()
+        with await other:
+            pass
+
 
 class TestRoom:
     async def test_an_idle_model_makes_room(self, keep: Keep) -> None:

@@ -10,8 +10,10 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
 from app.api.access import Right, guard
+from app.api.error_responses import ADMIN, error_responses
 from app.api.follow import Follow, Followers, readable, text_of
 from app.auth.keys import Authenticator
+from app.errors import Conflict, EngineUnavailable, RouteNotFound
 from app.routing.catalogue import Catalogue
 from app.routing.orders import Orders, without_secrets
 from app.routing.report import EngineRow, engine_rows
@@ -40,12 +42,12 @@ def engines_router(
     writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
     followers = Followers()
 
-    @router.get("", dependencies=[reading])
+    @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
     async def list_engines() -> Engines:
         """Every engine, in the configuration's order."""
         return Engines(data=engine_rows(catalogue))
 
-    @router.get("/{name}", dependencies=[reading])
+    @router.get("/{name}", dependencies=[reading], responses=error_responses(*ADMIN, RouteNotFound))
     async def show_engine(name: str) -> EngineRow:
         """One engine."""
         return EngineRow.of(*catalogue.replica(name))
@@ -54,6 +56,7 @@ def engines_router(
         "/{name}/log",
         dependencies=[reading],
         response_class=PlainTextResponse,
+        responses=error_responses(*ADMIN, RouteNotFound, Conflict),
     )
     async def engine_log(
         name: str,
@@ -80,7 +83,14 @@ def engines_router(
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         return PlainTextResponse(body, headers=headers)
 
-    @router.post("/{name}/restart", dependencies=[writing])
+    @router.post(
+        "/{name}/restart",
+        dependencies=[writing],
+        responses={
+            **error_responses(*ADMIN, RouteNotFound, Conflict, EngineUnavailable),
+            202: {"model": EngineRow, "description": "It has begun."},
+        },
+    )
     async def restart_engine(name: str, response: Response, wait: Wait = False) -> EngineRow:
         """End an engine and start it; requests that it works on are broken off."""
         model, replica = catalogue.replica(name)

@@ -7,11 +7,13 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.security import HTTPBearer
 
 from app.api.access import Right, check_handles, guard
+from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth.fields import KeyChanges, KeyFields, Rotation
 from app.auth.keys import Authenticator
 from app.auth.principal import Principal
 from app.auth.shown import ShownKey, ShownNewKey, ShownPage
 from app.auth.store import KeyStore
+from app.errors import RouteNotFound
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
     router = APIRouter(prefix="/admin/keys", tags=["keys"], dependencies=[scheme])
     reading = Depends(guard(authenticator, Right.KEYS_READ))
     writing = Depends(guard(authenticator, Right.KEYS_WRITE))
+    one_key = error_responses(*ADMIN, RouteNotFound)
+    one_key_and_body = error_responses(*ADMIN, *BODY, RouteNotFound)
 
     async def handled(key_id: str, principal: Principal = writing) -> Principal:
         """Return who handles a key that he may handle; its role is for life, so it stays so."""
@@ -35,7 +39,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
 
     handling = Depends(handled)
 
-    @router.get("")
+    @router.get("", responses=one_key)  # `after` names one
     async def list_keys(
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
         after: str | None = None,
@@ -44,7 +48,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
         """Every key, the newest first."""
         return ShownPage.of(await store.page(limit, after))
 
-    @router.post("", status_code=201)
+    @router.post("", status_code=201, responses=error_responses(*ADMIN, *BODY))
     async def create_key(
         fields: KeyFields, response: Response, principal: Principal = writing
     ) -> ShownNewKey:
@@ -55,12 +59,12 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
         _keep_nowhere(response)
         return ShownNewKey.made(key, made)
 
-    @router.get("/{key_id}")
+    @router.get("/{key_id}", responses=one_key)
     async def show_key(key_id: str, _: Principal = reading) -> ShownKey:
         """One key."""
         return ShownKey.of(await store.get(key_id))
 
-    @router.patch("/{key_id}")
+    @router.patch("/{key_id}", responses=one_key_and_body)
     async def change_key(
         key_id: str, changes: KeyChanges, principal: Principal = handling
     ) -> ShownKey:
@@ -69,13 +73,13 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
         log.info("%s changed the key %s", principal.id, key.id)
         return ShownKey.of(key)
 
-    @router.delete("/{key_id}", status_code=204)
+    @router.delete("/{key_id}", status_code=204, responses=one_key)
     async def delete_key(key_id: str, principal: Principal = handling) -> None:
         """Delete a key, for good; reports of its usage stay."""
         await store.delete(key_id)
         log.info("%s deleted the key %s", principal.id, key_id)
 
-    @router.post("/{key_id}/rotate")
+    @router.post("/{key_id}/rotate", responses=one_key_and_body)
     async def rotate_key(
         key_id: str,
         response: Response,
@@ -88,14 +92,14 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
         _keep_nowhere(response)
         return ShownNewKey.made(key, made)
 
-    @router.post("/{key_id}/disable")
+    @router.post("/{key_id}/disable", responses=one_key)
     async def disable_key(key_id: str, principal: Principal = handling) -> ShownKey:
         """Let a key in no longer, until it is enabled."""
         key = await store.disable(key_id)
         log.info("%s disabled the key %s", principal.id, key.id)
         return ShownKey.of(key)
 
-    @router.post("/{key_id}/enable")
+    @router.post("/{key_id}/enable", responses=one_key)
     async def enable_key(key_id: str, principal: Principal = handling) -> ShownKey:
         """Let a disabled key in again."""
         key = await store.enable(key_id)

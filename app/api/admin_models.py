@@ -12,7 +12,9 @@ from pydantic import BaseModel
 from app.admission.admission import Admission
 from app.api.access import Right, guard
 from app.api.admin_engines import Wait
+from app.api.error_responses import ADMIN, Responses, error_responses
 from app.auth.keys import Authenticator
+from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
 from app.routing.catalogue import Catalogue, Model
 from app.routing.orders import Orders
 from app.routing.report import ModelRow
@@ -38,6 +40,10 @@ def admin_models_router(
     router = APIRouter(prefix="/admin/models", tags=["models"], dependencies=[scheme])
     reading = Depends(guard(authenticator, Right.ENGINES_READ))
     writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
+    ordering: Responses = {
+        **error_responses(*ADMIN, ModelNotFound, RouteNotFound, Conflict, EngineUnavailable),
+        202: {"model": ModelRow, "description": "It has begun."},
+    }
 
     def row(model: Model) -> ModelRow:
         return ModelRow.of(model, admission.standing, orders.under_way)
@@ -51,23 +57,23 @@ def admin_models_router(
             response.status_code = 202
         return row(model)
 
-    @router.get("", dependencies=[reading])
+    @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
     async def list_models() -> Models:
         """Every model, in the configuration's order."""
         return Models(data=[row(model) for model in catalogue.models])
 
     # A name may hold slashes, as Hugging Face's do.
-    @router.post("/{name:path}/load", dependencies=[writing])
+    @router.post("/{name:path}/load", dependencies=[writing], responses=ordering)
     async def load_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
         """Start the engines of a model that are not ready; those that failed are tried again."""
         return await ordered(name, "load", load, response, wait)
 
-    @router.post("/{name:path}/unload", dependencies=[writing])
+    @router.post("/{name:path}/unload", dependencies=[writing], responses=ordering)
     async def unload_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
         """End the engines of a model when their requests have ended, and free their memory."""
         return await ordered(name, "unload", unload, response, wait)
 
-    @router.post("/{name:path}/sleep", dependencies=[writing])
+    @router.post("/{name:path}/sleep", dependencies=[writing], responses=ordering)
     async def sleep_model(
         name: str,
         response: Response,
@@ -79,7 +85,7 @@ def admin_models_router(
         """Put the engines of a model to sleep: vLLM's sleep mode, where the platform has it."""
         return await ordered(name, "sleep", partial(orders.sleep, level=level), response, wait)
 
-    @router.post("/{name:path}/wake", dependencies=[writing])
+    @router.post("/{name:path}/wake", dependencies=[writing], responses=ordering)
     async def wake_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
         """Wake the engines of a model, or start them where they do not sleep."""
         return await ordered(name, "load", load, response, wait)

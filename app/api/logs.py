@@ -8,6 +8,7 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.access import Right, guard
+from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth.keys import Authenticator
 from app.auth.principal import Principal
 from app.errors import BadRequest
@@ -47,12 +48,12 @@ def logs_router(levels: Levels, authenticator: Authenticator) -> APIRouter:
     reading = Depends(guard(authenticator, Right.LOGS_READ))
     writing = Depends(guard(authenticator, Right.LOGS_WRITE))
 
-    @router.get("", dependencies=[reading])
+    @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
     async def show_levels() -> ShownLevels:
         """The levels in force, full names; `root` is for everything that has none of its own."""
         return ShownLevels.of(levels)
 
-    @router.put("")
+    @router.put("", responses=error_responses(*ADMIN, *BODY))
     async def set_levels(fields: LevelFields, principal: Principal = writing) -> ShownLevels:
         """Set levels until they are taken back or the gateway ends; the others stay."""
         try:

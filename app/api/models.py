@@ -5,7 +5,9 @@ from typing import Any
 from fastapi import APIRouter, Depends
 
 from app.api.caller import Caller
+from app.api.error_responses import CLIENT, error_responses, rate_headers
 from app.auth.principal import Principal
+from app.errors import ModelNotFound, RouteNotFound
 from app.routing.catalogue import Catalogue, Model
 
 
@@ -30,7 +32,9 @@ def models_router(catalogue: Catalogue, caller: Caller) -> APIRouter:
     router = APIRouter(tags=["models"])
     calling = Depends(caller)
 
-    @router.get("/v1/models")
+    @router.get(
+        "/v1/models", responses={**error_responses(*CLIENT), 200: {"headers": rate_headers()}}
+    )
     async def list_models(principal: Principal = calling) -> dict[str, Any]:
         """Every name that the caller may send as `model`, aliases included."""
         names = catalogue.names()
@@ -38,7 +42,13 @@ def models_router(catalogue: Catalogue, caller: Caller) -> APIRouter:
         return {"object": "list", "data": cards}
 
     # A name may hold slashes, as Hugging Face's do.
-    @router.get("/v1/models/{name:path}")
+    @router.get(
+        "/v1/models/{name:path}",
+        responses={
+            **error_responses(*CLIENT, ModelNotFound, RouteNotFound),
+            200: {"headers": rate_headers()},
+        },
+    )
     async def retrieve_model(name: str, principal: Principal = calling) -> dict[str, Any]:
         """One model."""
         return card(name, catalogue.find(name, principal.allows))

@@ -3,28 +3,48 @@
 import hmac
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from app.admission.admission import Admission
+from app.api.error_responses import JsonObject, error_responses, reference
 from app.auth.keys import presented_key
-from app.errors import InvalidApiKey
+from app.errors import InvalidApiKey, TooManyConnections
 from app.routing.catalogue import Catalogue
 from app.routing.scrape import EnginesPage
 from app.settings import digest
 from app.telemetry.merge import TEXT_FORMAT
 from app.telemetry.metrics import Metrics
 
+_STATUS: JsonObject = {
+    "type": "object",
+    "required": ["status"],
+    "properties": {"status": {"type": "string"}},
+}
+_NOT_READY: JsonObject = {
+    "description": "It does not serve; or `too_many_connections`.",
+    "content": {
+        "application/json": {"schema": {"anyOf": [_STATUS, reference(TooManyConnections)]}}
+    },
+}
+
 
 def ops_router(catalogue: Catalogue, admission: Admission) -> APIRouter:
     """Return /health and /ready, which ask for no key."""
     router = APIRouter(tags=["operations"])
 
-    @router.get("/health")
+    @router.get("/health", responses=error_responses())
     async def health() -> dict[str, str]:
         """The process lives. Says nothing of engines: a restart would not mend them."""
         return {"status": "ok"}
 
-    @router.get("/ready")
+    @router.get(
+        "/ready",
+        responses={
+            **error_responses(),
+            200: {"content": {"application/json": {"schema": _STATUS}}},
+            503: _NOT_READY,
+        },
+    )
     async def ready() -> Response:
         """Whether requests can be served: 503 while draining, or with no engine up or on demand."""
         if admission.draining:
@@ -49,7 +69,12 @@ def metrics_router(metrics: Metrics, engines: EnginesPage, key: bytes | None) ->
             metrics.auth_failure(error.reason)
             raise
 
-    router = APIRouter(tags=["operations"], dependencies=[Depends(let_in)])
+    router = APIRouter(
+        tags=["operations"],
+        dependencies=[Depends(let_in)],
+        default_response_class=PlainTextResponse,
+        responses=error_responses(InvalidApiKey),
+    )
 
     @router.get("/metrics")
     async def exposition() -> Response:

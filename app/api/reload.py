@@ -7,8 +7,10 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict
 
 from app.api.access import Right, guard
+from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth.keys import Authenticator
 from app.auth.principal import Principal
+from app.errors import Conflict, InvalidConfiguration
 from app.reload.reloader import Reloader
 from app.reload.report import ModelReport, Outcome, Report
 
@@ -65,7 +67,7 @@ def reload_router(reloader: Reloader, authenticator: Authenticator) -> APIRouter
     router = APIRouter(prefix="/admin/reload", tags=["engines"], dependencies=[scheme])
     writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
 
-    @router.post("")
+    @router.post("", responses=error_responses(*ADMIN, *BODY, InvalidConfiguration, Conflict))
     async def reload(fields: ReloadFields = DO_IT, principal: Principal = writing) -> ShownReport:
         """Apply what differs in the configuration; answer when the engines that change are up.
 

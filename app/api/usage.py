@@ -9,6 +9,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
+from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
 from app.database.database import DatabaseUnavailable
 from app.errors import BadRequest, ServiceUnavailable
 from app.usage.report import GROUPS, UsageRow
@@ -108,7 +109,9 @@ def usage_router(
     """Return the routes; `client` and `auditor` are dependencies that let a Caller in."""
     router = APIRouter(tags=["usage"])
 
-    @router.get("/v1/usage")
+    @router.get(
+        "/v1/usage", responses={**error_responses(*CLIENT), 200: {"headers": rate_headers()}}
+    )
     async def own_usage(
         caller: Annotated[Caller, Depends(client)],
         days: Annotated[str, Query(description=f"How many days back, 1 to {MAX_DAYS}.")] = "30",
@@ -135,7 +138,7 @@ def usage_router(
             ],
         )
 
-    @router.get("/admin/usage", dependencies=[Depends(auditor)])
+    @router.get("/admin/usage", dependencies=[Depends(auditor)], responses=error_responses(*ADMIN))
     async def all_usage(
         by: Annotated[str, Query(description="Some of key, model, day; a comma between.")] = "key",
         since: Annotated[

@@ -1,0 +1,131 @@
+"""The data plane in the OpenAPI document. FastAPI does not know these paths: the relay has them.
+
+Paths, methods and what names a model come from the list of `app.api.dataplane`; the table here adds
+what an engine takes and answers there. Bodies stay open: vLLM's grow from version to version.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from app.api.dataplane import CANCEL_RESPONSE, ENDPOINTS, RESPONSE_ID, STORED_RESPONSE
+from app.api.error_responses import (
+    BODY,
+    CLIENT,
+    ErrorClass,
+    JsonObject,
+    error_responses,
+    rate_headers,
+)
+from app.errors import (
+    EngineFailed,
+    EngineOverloaded,
+    EngineTooSlow,
+    EngineUnavailable,
+    MissingModel,
+    ModelNotFound,
+    QuotaUsedUp,
+    RouteNotFound,
+    dialect_of,
+)
+from app.relay.rooms import Endpoint
+
+JSON, EVENTS, FORM = "application/json", "text/event-stream", "multipart/form-data"
+BYTES, TEXT = "application/octet-stream", "text/plain"
+
+_ALWAYS: tuple[ErrorClass, ...] = (
+    *CLIENT, *BODY, QuotaUsedUp, EngineUnavailable, EngineOverloaded, EngineFailed,
+    EngineTooSlow,
+)  # fmt: skip
+_BY_MODEL: tuple[ErrorClass, ...] = (MissingModel, ModelNotFound)
+_SCHEMAS: dict[str, JsonObject] = {
+    JSON: {"type": "object", "description": "As the engine answers, unchanged."},
+    EVENTS: {"type": "string", "description": "Server-sent events, as the engine streams them."},
+    BYTES: {"type": "string", "format": "binary"},
+    TEXT: {"type": "string"},
+}
+_MODEL = {"type": "string", "minLength": 1, "description": "A name that /v1/models lists."}
+_STREAM = {"type": "boolean", "description": "Answer with server-sent events."}
+_FILE = {"type": "string", "format": "binary", "description": "The audio."}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an engine takes and answers at one endpoint."""
+
+    summary: str
+    answers: tuple[str, ...] = (JSON,)
+    takes: str = JSON
+
+
+_STREAMED = (JSON, EVENTS)
+_SHAPES = {
+    "/v1/chat/completions": Shape("Answer a conversation.", _STREAMED),
+    "/v1/completions": Shape("Continue a text.", _STREAMED),
+    "/v1/embeddings": Shape("Return embeddings of texts.", (JSON, BYTES)),
+    "/v1/responses": Shape("Answer a conversation, in the form of OpenAI's Responses.", _STREAMED),
+    "/v1/messages": Shape("Answer a conversation, in Anthropic's form.", _STREAMED),
+    "/v1/messages/count_tokens": Shape("Count the tokens of a conversation, in Anthropic's form."),
+    "/v1/rerank": Shape("Order documents by their relevance for a query."),
+    "/v1/score": Shape("Score pairs of texts."),
+    "/v1/audio/transcriptions": Shape("Write down speech.", (*_STREAMED, TEXT), FORM),
+    "/v1/audio/translations": Shape("Translate speech into English.", (*_STREAMED, TEXT), FORM),
+    "/tokenize": Shape("Return the tokens of a text or a conversation."),
+    "/detokenize": Shape("Return the text of tokens."),
+    "/pooling": Shape("Return what a pooling model makes of texts.", (JSON, BYTES)),
+    "/classify": Shape("Return the class of each text."),
+    "/rerank": Shape("The same as /v1/rerank."),
+    "/score": Shape("The same as /v1/score."),
+    STORED_RESPONSE.label: Shape("Return a response that an engine keeps.", _STREAMED),
+    CANCEL_RESPONSE.label: Shape("Stop a response that is made in the background."),
+}
+
+
+def dataplane_paths() -> dict[str, Any]:
+    """Return the data plane's part of the document's `paths`."""
+    endpoints = (*ENDPOINTS.values(), STORED_RESPONSE, CANCEL_RESPONSE)
+    return {endpoint.label: dict(_operations(endpoint)) for endpoint in endpoints}
+
+
+def _operations(endpoint: Endpoint) -> Iterator[tuple[str, JsonObject]]:
+    shape, dialect = _SHAPES[endpoint.label], dialect_of(endpoint.label)
+    own = _BY_MODEL if endpoint.names_model else (RouteNotFound,)
+    errors = error_responses(*_ALWAYS, *own, dialect=dialect, relayed=True)
+    success = {
+        "description": "The engine's answer.",
+        "headers": rate_headers(),
+        "content": {kind: {"schema": _SCHEMAS[kind]} for kind in shape.answers},
+    }
+    words = endpoint.label.replace("{id}", "response").strip("/").split("/")
+    for method in endpoint.methods:
+        operation: JsonObject = {
+            "tags": ["data plane"],
+            "summary": shape.summary,
+            "operationId": "_".join((*words, method.lower())),
+            "responses": {"200": success, **{str(status): one for status, one in errors.items()}},
+        }
+        if endpoint.names_model:
+            operation["requestBody"] = _body(shape)
+        else:
+            operation["parameters"] = list(_parameters(method))
+        yield method.lower(), operation
+
+
+def _body(shape: Shape) -> JsonObject:
+    properties: JsonObject = {"model": _MODEL}
+    if shape.takes == FORM:
+        properties["file"] = _FILE
+    schema = {
+        "type": "object",
+        "required": [*properties],
+        "properties": properties | ({"stream": _STREAM} if EVENTS in shape.answers else {}),
+        "additionalProperties": True,
+    }
+    return {"required": True, "content": {shape.takes: {"schema": schema}}}
+
+
+def _parameters(method: str) -> Iterator[JsonObject]:
+    pattern = {"type": "string", "pattern": f"^{RESPONSE_ID}$"}
+    yield {"name": "id", "in": "path", "required": True, "schema": pattern}
+    if method == "GET":
+        yield {"name": "stream", "in": "query", "schema": _STREAM}

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from app import errors
 from app.api.access import MAX_BODY_BYTES, error_response
@@ -27,7 +28,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     path: str = request.scope["path"]
     known: errors.GatewayError
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = _methods(request)
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"allow": f"{allowed}, OPTIONS"})
         known = errors.MethodNotAllowed(f"{path} takes {allowed}", allowed)
@@ -40,6 +41,13 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     else:
         known = errors.GatewayError(str(error.detail))
     return error_response(known, request.scope)
+
+
+def _methods(request: Request) -> str:
+    """Return every method that a path takes; Starlette tells of the first route's alone."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    taking = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return ", ".join(sorted({method for route in taking for method in route.methods or ()}))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

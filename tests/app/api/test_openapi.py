@@ -265,3 +265,16 @@ async def test_an_engines_own_errors_are_documented(gateway: Gateway, document: 
     answer = await gateway.client.get("/v1/responses/resp_1")
     assert answer.status_code == 404
     document.check(STORED_RESPONSE.label, "GET", *parts(answer))
+
+
+@pytest.mark.slow
+async def test_allow_names_every_method_of_a_path(gateway: Gateway, document: Document) -> None:
+    for path in document.whole["paths"]:
+        known = {method for at, method, _ in document.operations() if at == path}
+        address = path.format(key_id="nope", name="demo", id="resp_1")
+        answer = await gateway.client.request("TRACE", address, headers=ROOT)
+        assert (path, answer.status_code) == (path, 405)
+        assert set(answer.headers["allow"].split(", ")) == known
+        answer = await gateway.client.options(address, headers=ROOT)
+        assert (path, answer.status_code) == (path, 204)
+        assert set(answer.headers["allow"].split(", ")) == known | {"OPTIONS"}

@@ -37,7 +37,7 @@ from app.api.ops import metrics_router, ops_router
 from app.api.reload import reload_router
 from app.api.schema import schema_router
 from app.api.usage import usage_router
-from app.auth.keys import Authenticator
+from app.auth.keys import Authenticator, cut_nothing
 from app.auth.store import KeyStore
 from app.building import Builder
 from app.database.database import Database, DatabaseUnavailable
@@ -140,14 +140,15 @@ def create_app(
     source: Callable[[], Settings] | None = None,
     tracer: "Tracer | None" = None,
     output: Output | None = None,
+    on_cut: Callable[[str], None] = cut_nothing,
 ) -> FastAPI:
     """Return the gateway's application.
 
     `launcher` runs vLLM's server, default: this interpreter's vLLM. `source` reads the settings
     again for a reload, default: they are what they were. `tracer` makes traces, default: as the
-    settings say. `output` takes the access lines, default: standard error. Raises LauncherMissing,
-    and ConfigError when the GPUs that engines ask for do not fit or the packages for traces are
-    missing.
+    settings say. `output` takes the access lines, default: standard error. `on_cut` ends a key's
+    requests in flight, by the key's id. Raises LauncherMissing, and ConfigError when the GPUs that
+    engines ask for do not fit or the packages for traces are missing.
     """
     metrics = Metrics()
     output = output or Direct()
@@ -170,6 +171,7 @@ def create_app(
         enabled=settings.auth.enabled,
         limits=settings.limits.default,
         offline_grace_s=settings.auth.offline_grace_s,
+        on_cut=on_cut,
     )
     limiter = Limiter(settings.limits, settings.state, metrics)
     prices = {model.name: model.price for model in settings.models}

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 PAGE = 100
 MAX_PAGE = 1000
 DEFAULT_ROTATION = Rotation()
+Now = Annotated[bool, Query(description="End the key's requests in flight too, at every gateway.")]
+_CUT = " and ends its requests in flight"
 
 
 def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
@@ -74,10 +76,12 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
         return ShownKey.of(key)
 
     @router.delete("/{key_id}", status_code=204, responses=one_key)
-    async def delete_key(key_id: str, principal: Principal = handling) -> None:
+    async def delete_key(key_id: str, now: Now = False, principal: Principal = handling) -> None:
         """Delete a key, for good; reports of its usage stay."""
-        await store.delete(key_id)
-        log.info("%s deleted the key %s", principal.id, key_id)
+        await store.delete(key_id, now=now)
+        log.info("%s deleted the key %s%s", principal.id, key_id, _CUT if now else "")
+        if now:
+            await authenticator.poll()
 
     @router.post("/{key_id}/rotate", responses=one_key_and_body)
     async def rotate_key(
@@ -93,10 +97,14 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
         return ShownNewKey.made(key, made)
 
     @router.post("/{key_id}/disable", responses=one_key)
-    async def disable_key(key_id: str, principal: Principal = handling) -> ShownKey:
+    async def disable_key(
+        key_id: str, now: Now = False, principal: Principal = handling
+    ) -> ShownKey:
         """Let a key in no longer, until it is enabled."""
-        key = await store.disable(key_id)
-        log.info("%s disabled the key %s", principal.id, key.id)
+        key = await store.disable(key_id, now=now)
+        log.info("%s disabled the key %s%s", principal.id, key.id, _CUT if now else "")
+        if now:
+            await authenticator.poll()
         return ShownKey.of(key)
 
     @router.post("/{key_id}/enable", responses=one_key)

@@ -15,13 +15,13 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.auth.cache import DigestCache
 from app.auth.format import id_of
 from app.auth.principal import Allowed, Principal, Role
-from app.auth.store import ApiKey, Credential, KeyStore
+from app.auth.store import ApiKey, Change, Credential, KeyStore
 from app.database.database import DatabaseUnavailable
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import NO_LIMITS, LimitSettings, digest
@@ -81,11 +81,17 @@ class Entry:
     until: float  # in seconds since 1970; when the key expires or the grace of a rotation ends
 
 
+def cut_nothing(key_id: str) -> None:
+    """End no request."""
+
+
 class Authenticator:
     """Decides who comes in.
 
-    Static keys are those of the configuration. `now` is the wall clock, which expiry goes by;
-    `monotonic` times everything else.
+    Static keys are those of the configuration. `on_cut` ends the requests in flight of a key, by
+    its id; it is called once for each time that somebody asked for that, after the key has ceased
+    to let anybody in. `now` is the wall clock, which expiry goes by; `monotonic` times everything
+    else.
     """
 
     def __init__(
@@ -97,6 +103,7 @@ class Authenticator:
         enabled: bool = True,
         limits: LimitSettings,
         offline_grace_s: float,
+        on_cut: Callable[[str], None] = cut_nothing,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,6 +114,7 @@ class Authenticator:
         self._enabled = enabled
         self._limits = limits
         self._grace_s = offline_grace_s
+        self._on_cut = on_cut
         self._now = now
         self._monotonic = monotonic
 
@@ -115,6 +123,10 @@ class Authenticator:
         self._unknown: DigestCache[float] = DigestCache(CACHE_SIZE)
         # Every change up to this revision is accounted for in both; None: not heard yet.
         self._revision: int | None = None
+        self._outdated = False  # what is remembered of stored keys has limits of before
+        # When the requests of keys were last ended, by id, until the key is enabled or deleted.
+        self._cuts: dict[str, int] = {}
+        self._polling = asyncio.Lock()  # an older answer must not follow a newer one
         self._offline = False
         self._heard = monotonic()  # when the last poll that succeeded began
         self._flights: dict[bytes, asyncio.Task[Entry | None]] = {}
@@ -133,7 +145,7 @@ class Authenticator:
         """
         if limits != self._limits:
             self._limits = limits
-            self._revision = None
+            self._outdated = True
         self._static = {
             one: Principal(f"key-{one.hex()[:8]}", Role.CLIENT, limits) for one in static
         }
@@ -303,25 +315,44 @@ class Authenticator:
 
     async def poll(self) -> None:
         """Forget the keys that were changed since the last time; notice whether the store is up."""
-        began = self._monotonic()
-        try:
-            revision, changed = await self._store.changed_since(self._revision)
-        except DatabaseUnavailable as error:
-            self._lost(error)
-            return
-        # Backwards: the database is not the one it was, a backup perhaps.
-        if self._revision is None or revision < self._revision:
-            self._known.clear()
-            self._unknown.clear()
+        async with self._polling:
+            began = self._monotonic()
+            try:
+                revision, changed = await self._store.changed_since(self._revision)
+            except DatabaseUnavailable as error:
+                self._lost(error)
+                return
+            # Backwards: the database is not the one it was, a backup perhaps.
+            anew = self._revision is None or revision < self._revision
+            if anew:
+                self._cuts.clear()
+            if anew or self._outdated:
+                self._known.clear()
+                self._unknown.clear()
+                self._outdated = False
+            for key_id, change in changed.items():
+                # What was read since stays: the store may go away before it is read again.
+                self._known.forget(key_id, change.revision)
+                self._unknown.forget(key_id, change.revision)
+            self._revision = revision
+            self._heard = began
+            if self._offline:
+                self._offline = False
+                log.info("the key store answers again")
+            for key_id in self._newly_cut(changed):
+                self._on_cut(key_id)
+
+    def _newly_cut(self, changed: Mapping[str, Change]) -> list[str]:
+        """Return the keys whose requests are to end, each once for a cut; remember the cuts."""
+        found = []
         for key_id, change in changed.items():
-            # What was read since stays: the store may go away before it is read again.
-            self._known.forget(key_id, change)
-            self._unknown.forget(key_id, change)
-        self._revision = revision
-        self._heard = began
-        if self._offline:
-            self._offline = False
-            log.info("the key store answers again")
+            if change.cut_ms is not None and change.cut_ms != self._cuts.get(key_id):
+                found.append(key_id)
+            if change.cut_ms is None or change.deleted:  # a deleted key changes no more
+                self._cuts.pop(key_id, None)
+            else:
+                self._cuts[key_id] = change.cut_ms
+        return found
 
     def _lost(self, error: Exception) -> None:
         if not self._offline:

@@ -69,6 +69,15 @@ class Credential:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """The last change of a key."""
+
+    revision: int
+    deleted: bool
+    cut_ms: int | None  # requests that began before this moment are ended; None: none is
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """Some keys; `more` when there are others after the last."""
 
@@ -88,6 +97,7 @@ _SHOWN = (
 )  # fmt: skip
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
 _PROOFS = [api_keys.c.digest, api_keys.c.previous_digest, api_keys.c.previous_until_ms]
+_CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
 _ALIVE = api_keys.c.deleted_ms.is_(None)
 
 
@@ -151,13 +161,13 @@ class KeyStore:
         """Change what is given; return the key as it is then. Raises UnknownKey, NameTaken."""
         return await self._update(key_id, changes.columns())
 
-    async def disable(self, key_id: str) -> ApiKey:
-        """Let a key in no longer. Raises UnknownKey."""
-        return await self._update(key_id, {"disabled": True})
+    async def disable(self, key_id: str, *, now: bool = False) -> ApiKey:
+        """Let a key in no longer; `now` ends its requests in flight too. Raises UnknownKey."""
+        return await self._update(key_id, {"disabled": True, **self._cut(now)})
 
     async def enable(self, key_id: str) -> ApiKey:
         """Let a disabled key in again. Raises UnknownKey."""
-        return await self._update(key_id, {"disabled": False})
+        return await self._update(key_id, {"disabled": False, "cut_ms": None})
 
     async def rotate(self, key_id: str, grace_s: int) -> tuple[ApiKey, NewKey]:
         """Give a key a new secret; the one before works for `grace_s` more seconds.
@@ -172,12 +182,16 @@ class KeyStore:
             previous = {"previous_digest": api_keys.c.digest, "previous_until_ms": until_ms}
         return await self._update(key_id, {**previous, "digest": made.digest}), made
 
-    async def delete(self, key_id: str) -> None:
-        """Delete a key; what is left is a name for reports. Raises UnknownKey."""
+    async def delete(self, key_id: str, *, now: bool = False) -> None:
+        """Delete a key; what is left is a name for reports. `now` as in `disable`.
+
+        Raises UnknownKey.
+        """
         gone = {"digest": None, "previous_digest": None, "previous_until_ms": None}
         async with self._database.write() as connection:
             number = await _raise_revision(connection)
-            values = {**gone, "deleted_ms": self._now_ms(), "revision": number}
+            deleted = {"deleted_ms": self._now_ms(), "revision": number}
+            values = {**gone, **deleted, **self._cut(now)}
             await _write(connection, key_id, values)
 
     async def find(self, key_id: str) -> tuple[int, Credential | None]:
@@ -191,8 +205,8 @@ class KeyStore:
         proofs = (row.digest, row.previous_digest, row.previous_until_ms)
         return number, Credential(_key(row), *proofs)
 
-    async def changed_since(self, seen: int | None) -> tuple[int, dict[str, int]]:
-        """Return the revision, and that of the last change of each key changed after `seen`, by id.
+    async def changed_since(self, seen: int | None) -> tuple[int, dict[str, Change]]:
+        """Return the revision, and the last change of each key changed after `seen`, by id.
 
         With None, of no key: whoever has seen nothing has nothing to throw away.
         """
@@ -201,11 +215,11 @@ class KeyStore:
             return seen, {}
         async with self._database.read() as connection:
             number = await _read_revision(connection)
-            changed: dict[str, int] = {}
+            changed: dict[str, Change] = {}
             if seen is not None and number > seen:
-                columns = api_keys.c.id, api_keys.c.revision
-                query = select(*columns).where(api_keys.c.revision > seen)
-                changed = {row.id: row.revision for row in await connection.execute(query)}
+                query = select(api_keys.c.id, *_CHANGE).where(api_keys.c.revision > seen)
+                for row in await connection.execute(query):
+                    changed[row.id] = Change(row.revision, row.deleted_ms is not None, row.cut_ms)
         if version is not None:
             self._seen = version, number
         return number, changed
@@ -225,6 +239,9 @@ class KeyStore:
         rows = [{"key": key_id, "used": used_ms[key_id]} for key_id in sorted(used_ms)]
         async with self._database.write() as connection:
             await connection.execute(statement, rows)
+
+    def _cut(self, now: bool) -> dict[str, int]:
+        return {"cut_ms": self._now_ms()} if now else {}
 
     async def _update(self, key_id: str, values: dict[str, Any]) -> ApiKey:
         async with self._database.write() as connection:

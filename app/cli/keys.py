@@ -30,6 +30,9 @@ SHOWN_ONCE = "the secret, which cannot be shown again:"
 keys = typer.Typer(help="Make, list, rotate and end API keys.", no_args_is_help=True)
 
 KeyId = Annotated[str, typer.Argument(help="The id of the key, as `keys list` shows it.")]
+Now = Annotated[
+    bool, typer.Option("--now", help="End its requests in flight too, at every gateway.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
@@ -117,9 +120,11 @@ def show(key_id: KeyId, config: ConfigOption = None, json: Json = False) -> None
 
 
 @keys.command()
-def disable(key_id: KeyId, config: ConfigOption = None, json: Json = False) -> None:
+def disable(
+    key_id: KeyId, now: Now = False, config: ConfigOption = None, json: Json = False
+) -> None:
     """Let a key in no longer."""
-    _one(config, json, lambda s: s.disable(key_id))
+    _one(config, json, lambda s: s.disable(key_id, now=now))
 
 
 @keys.command()
@@ -152,10 +157,10 @@ def rotate(
 
 
 @keys.command()
-def delete(key_id: KeyId, config: ConfigOption = None) -> None:
+def delete(key_id: KeyId, now: Now = False, config: ConfigOption = None) -> None:
     """Delete a key, for good; reports of its usage stay."""
     with _faults():
-        _with_store(config, lambda s: s.delete(key_id))
+        _with_store(config, lambda s: s.delete(key_id, now=now))
         print(f"deleted {key_id}")
 
 

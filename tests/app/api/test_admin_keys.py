@@ -166,6 +166,31 @@ async def test_a_disabled_key_ends_no_stream_that_runs(gateway: Gateway, fake: F
         assert await client.until(b"data: "), "the stream goes on"
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/disable"), ("DELETE", "")])
+async def test_requests_in_flight_are_ended_by_the_answer_where_that_is_asked_for(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    cut: list[str] = []
+    monkeypatch.setattr(gateway.state.authenticator, "_on_cut", cut.append)
+    status = 204 if method == "DELETE" else 200
+    for query in ("", "?now=false", "?now=true"):
+        made = await create(gateway)
+        await ask(gateway, made["key"])
+        await admin(gateway, method, f"/{made['id']}{path}{query}", status=status)
+        if query == "?now=true":
+            assert cut == [made["id"]]
+            assert (await ask(gateway, made["key"])).status_code == 401
+        await gateway.state.authenticator.poll()
+    assert cut == [made["id"]]
+
+
+async def test_whether_to_end_requests_is_true_or_false(gateway: Gateway) -> None:
+    made = await create(gateway)
+    address = f"/admin/keys/{made['id']}/disable?now=perhaps"
+    assert fault(await gateway.client.post(address, headers=ROOT)).startswith("now: ")
+    assert not (await admin(gateway, "GET", f"/{made['id']}"))["disabled"]
+
+
 # Which models
 
 

@@ -13,7 +13,7 @@ from app.auth.fields import KeyChanges, KeyFields
 from app.auth.format import make
 from app.auth.keys import Authenticator
 from app.auth.principal import Allowed, Principal, Role
-from app.auth.store import Credential, KeyStore
+from app.auth.store import Change, Credential, KeyStore
 from app.database.database import Database, DatabaseUnavailable
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import FieldSettings, digest
@@ -51,7 +51,7 @@ class Watched(KeyStore):
             self.at_once -= 1
         return found
 
-    async def changed_since(self, seen: int | None) -> tuple[int, dict[str, int]]:
+    async def changed_since(self, seen: int | None) -> tuple[int, dict[str, Change]]:
         self._check_up()
         return await super().changed_since(seen)
 

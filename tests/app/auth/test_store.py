@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from app.auth.fields import KeyChanges, KeyFields
 from app.auth.principal import Role
-from app.auth.store import ApiKey, KeyStore, NameTaken, UnknownKey
+from app.auth.store import ApiKey, Change, KeyStore, NameTaken, UnknownKey
 from app.database.database import Database
 from app.settings import FieldSettings
 from tests.app.auth.doors import Clock
@@ -278,8 +278,40 @@ async def test_every_change_is_told_once_in_order(store: KeyStore) -> None:
         seen, _ = await store.changed_since(seen)
         await change()
         now, changed = await store.changed_since(seen)
-        assert (now, changed) == (seen + 1, {key.id: seen + 1})
+        assert now == seen + 1
+        assert {key_id: one.revision for key_id, one in changed.items()} == {key.id: now}
         assert await store.changed_since(now) == (now, {})
+    assert changed == {key.id: Change(now, True, None)}
+
+
+async def test_a_cut_is_told_until_the_key_is_enabled(store: KeyStore, clock: Clock) -> None:
+    key = await made(store)
+
+    async def cut_ms() -> int | None:
+        """Return what whoever knows only of the key's making is told."""
+        return (await store.changed_since(1))[1][key.id].cut_ms
+
+    await store.disable(key.id)
+    assert await cut_ms() is None
+    await store.disable(key.id, now=True)
+    first_ms = clock.wall_ms()
+    assert await cut_ms() == first_ms
+    clock.advance(1)
+    await store.change(key.id, KeyChanges(weight=2))
+    await store.disable(key.id)
+    assert await cut_ms() == first_ms, "no other change is a cut"
+    await store.disable(key.id, now=True)
+    assert await cut_ms() == clock.wall_ms()
+    await store.enable(key.id)
+    assert await cut_ms() is None
+    await store.delete(key.id, now=True)
+    assert await cut_ms() == clock.wall_ms()
+
+
+async def test_a_deletion_without_a_cut_leaves_requests_alone(store: KeyStore) -> None:
+    key = await made(store)
+    await store.delete(key.id)
+    assert (await store.changed_since(0))[1] == {key.id: Change(2, True, None)}
 
 
 async def test_no_transaction_where_nobody_has_committed(
@@ -292,9 +324,10 @@ async def test_no_transaction_where_nobody_has_committed(
     with monkeypatch.context() as patch:
         patch.setattr(database, "read", None)
         assert await store.changed_since(seen) == (seen, {})
-    assert await store.changed_since(seen - 1) == (seen, {key.id: seen})
+    assert await store.changed_since(seen - 1) == (seen, {key.id: Change(seen, False, None)})
     await store.disable(key.id)
-    assert await store.changed_since(seen) == (seen + 1, {key.id: seen + 1})
+    changed = {key.id: Change(seen + 1, False, None)}
+    assert await store.changed_since(seen) == (seen + 1, changed)
 
 
 async def test_changes_at_once_each_get_a_revision(store: KeyStore, database: Database) -> None:

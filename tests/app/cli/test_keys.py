@@ -1,6 +1,7 @@
 """`vllm-gateway keys`, with no gateway up and with one."""
 
 import json
+import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,24 @@ def test_a_key_is_rotated_disabled_enabled_and_deleted() -> None:
     assert done("delete", made["id"]) == f"deleted {made['id']}\n"
     assert as_json("list") == {"data": [], "has_more": False}
     assert faults("show", made["id"]) == ["there is no such key"]
+
+
+@pytest.mark.parametrize("command", ["disable", "delete"])
+def test_requests_in_flight_are_ended_where_that_is_asked_for(database: Path, command: str) -> None:
+    def cut_ms(key_id: str) -> int | None:
+        with sqlite3.connect(database) as connection:
+            query = "SELECT cut_ms FROM api_keys WHERE id = ?"
+            [[found]] = connection.execute(query, [key_id]).fetchall()
+        connection.close()
+        return int(found) if found is not None else None
+
+    for flags in ([], ["--now"]):
+        made = as_json("create", "--name", command + "".join(flags))
+        done(command, made["id"], *flags)
+        assert (cut_ms(made["id"]) is not None) is bool(flags)
+    if command == "disable":
+        done("enable", made["id"])
+        assert cut_ms(made["id"]) is None
 
 
 def test_pages_follow_each_other() -> None:

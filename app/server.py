@@ -32,6 +32,7 @@ from app.settings import ConfigError, ServerSettings, Settings
 from app.telemetry.access import RequestRecord, request_id
 from app.telemetry.metrics import NO_ENDPOINT
 from app.telemetry.writer import Output
+from engines import directories
 
 log = logging.getLogger(__name__)
 
@@ -144,10 +145,16 @@ def listen(host: str, port: int, example: str = "GATEWAY_SERVER__PORT=8001") -> 
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Hold a run directory for this process. Raises ConfigError when another gateway has it."""
+    """Hold a run directory for this process.
+
+    Raises ConfigError when another gateway has it, or another user controls it.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(run_dir / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        directories.claim(run_dir)
+        file = os.open(run_dir / "gateway.lock", flags, 0o600)
+    except directories.ForeignDirectory as error:
+        raise ConfigError([f"server.run_dir {error}; choose one of the gateway's own"]) from None
     except OSError as error:
         raise ConfigError([f"server.run_dir {run_dir}: {error.strerror}"]) from None
     try:

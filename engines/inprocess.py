@@ -18,7 +18,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from engines import redact, scratch
+from engines import directories, redact, scratch
 from engines.answer import Answer
 from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
 from engines.bridge import Bridge
@@ -268,10 +268,12 @@ class InProcessEngine:
         if missing := self._spec.missing_model():
             raise BuildFailed(missing)
         try:
-            self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directories.claim(self._dir)
             self._dir.chmod(0o700)
             if self._log.path.exists():
                 self._log.path.replace(self._log.path.with_suffix(".log.previous"))
+        except directories.ForeignDirectory as error:
+            raise BuildFailed(str(error)) from None
         except OSError as error:
             raise BuildFailed(f"{self._dir}: {error.strerror}") from None
         await self._sweep()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines import directories, scratch
 from engines import link as links
-from engines import scratch
 from engines.base import EngineFacts
 from engines.link import CannotRun
 from engines.memory import EngineMemory
@@ -56,7 +56,10 @@ class Launch:
 
         Raises OSError, and CannotRun where the directory or the model plainly will not do.
         """
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            directories.claim(self.directory)
+        except directories.ForeignDirectory as error:
+            raise CannotRun(str(error)) from None
         self.directory.chmod(0o700)
         if len(os.fsencode(str(self.socket))) > scratch.LONGEST_SOCKET_PATH:
             raise CannotRun(f"the path {self.socket} is too long for a socket: set server.run_dir")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import processes, scratch
+from engines import directories, processes, scratch
 
 log = logging.getLogger(__name__)
 
@@ -167,8 +167,11 @@ async def find(directory: Path) -> Link | None:
     """Return the guardian that runs in a directory, or None once nothing is left of any.
 
     What a crash left behind is ended first: processes without a guardian, sockets without a
-    process. Pids are believed only together with the start time of their process.
+    process. Pids are believed only together with the start time of their process, and nothing that
+    another user may have written is.
     """
+    if directories.foreign(directory):
+        return None
     record = _read(directory / RECORD)
     guardian, started = record.get("guardian", 0), record.get("guardian_started", 0)
     if record.get("boot") == processes.boot_id() and processes.lives(guardian, started):

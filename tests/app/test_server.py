@@ -363,6 +363,38 @@ def test_run_directory_serves_one_gateway_at_a_time(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["gateway.lock"]
 
 
+def test_run_directory_that_others_may_write_to_becomes_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with locked(tmp_path):
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_run_directory_of_another_user_is_one_clear_line(tmp_path: Path, kind: str) -> None:
+    run_dir = tmp_path / "run"
+    if kind == "link":
+        run_dir.symlink_to(tmp_path)
+    else:
+        run_dir.mkdir()
+    os.lchown(run_dir, 12_345, 12_345)
+    with pytest.raises(ConfigError) as caught, locked(run_dir):
+        pass
+    how = "is a symbolic link of" if kind == "link" else "belongs to"
+    assert caught.value.faults == [
+        f"server.run_dir {run_dir} {how} another user (uid 12345); choose one of the gateway's own"
+    ]
+    assert not (tmp_path / "gateway.lock").exists()
+
+
+def test_lock_of_a_run_directory_is_not_taken_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "gateway.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"server\.run_dir"), locked(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_run_directory_that_cannot_be_made_is_one_clear_line() -> None:
     with (
         pytest.raises(ConfigError, match=r"server.run_dir /proc/nope: No such file or directory"),

@@ -64,6 +64,20 @@ async def test_run_directory_and_log_are_private(make: Make, tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / "demo-0" / "engine.log").stat().st_mode) == 0o600
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+async def test_directory_that_another_user_has_linked_elsewhere_is_not_followed(
+    make: Make, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    (tmp_path / "demo-0").symlink_to(elsewhere)
+    os.lchown(tmp_path / "demo-0", 12_345, 12_345)
+    with pytest.raises(EngineUnavailable, match="demo-0 is a symbolic link of another user"):
+        await ready(make())
+    assert list(elsewhere.iterdir()) == []
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
+
+
 async def test_gateways_own_settings_stay_out_of_the_engines_environment(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from app.database.file import make_private
 from app.database.migrate import NewerTables, is_current, upgrade
 from app.deadline import deadline
 
@@ -78,7 +79,7 @@ class Database:
         """Bring the tables to this version. Raises DatabaseUnavailable and NewerDatabase."""
         if self.dialect == "sqlite" and (file := self._url.database) and file != ":memory:":
             try:
-                Path(file).parent.mkdir(parents=True, exist_ok=True)
+                make_private(Path(file))
                 # Where aiosqlite cannot open a file, its thread outlives the loop, and says so.
                 sqlite3.connect(file).close()
             except OSError as error:

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import sqlite3
+import stat
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +253,92 @@ async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None
 
 @pytest.mark.services
 @pytest.mark.slow
+class TestFileMode:
+    """The file has digests of keys and who used how much of what."""
+
+    @pytest.fixture(autouse=True)
+    def _open_to_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.chdir(tmp_path)
+        before = os.umask(0)
+        yield
+        os.umask(before)
+
+    async def modes(self, url: str, directory: Path) -> dict[str, int]:
+        """Return the modes of the files of a database while it is in use."""
+        database = Database(url)
+        try:
+            await database.migrate()
+            async with database.write() as connection:
+                await connection.execute(text("UPDATE revision SET value = 1"))
+                files = sorted(directory.glob("gateway.db*"))
+                return {file.name: stat.S_IMODE(file.stat().st_mode) for file in files}
+        finally:
+            await database.close()
+
+    @pytest.mark.parametrize(
+        ("place", "directory"),
+        [("gateway.db", "."), ("a/b/gateway.db", "a/b"), ("{}/gateway.db", ".")],
+    )
+    async def test_new_file_and_its_companions_are_the_owners_alone(
+        self, tmp_path: Path, place: str, directory: str
+    ) -> None:
+        url = f"sqlite+aiosqlite:///{place.format(tmp_path)}"
+        found = await self.modes(url, tmp_path / directory)
+        assert found == {"gateway.db": 0o600, "gateway.db-shm": 0o600, "gateway.db-wal": 0o600}
+
+    async def test_file_is_private_before_sqlite_opens_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[int] = []
+        connect = sqlite3.connect
+
+        def watched(file: str, *arguments: Any, **options: Any) -> sqlite3.Connection:
+            seen.append(stat.S_IMODE(os.stat(file).st_mode))
+            connection: sqlite3.Connection = connect(file, *arguments, **options)
+            return connection
+
+        monkeypatch.setattr(sqlite3, "connect", watched)
+        await self.modes(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", tmp_path)
+        assert set(seen) == {0o600}
+
+    async def test_file_of_an_earlier_version_is_tightened(self, tmp_path: Path) -> None:
+        url = f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
+        database = Database(url)
+        await database.migrate()
+        for file in tmp_path.glob("gateway.db*"):
+            file.chmod(0o644)
+        found = await self.modes(url, tmp_path)
+        await database.close()
+        assert set(found.values()) == {0o600}
+        assert len(found) == 3
+
+    async def test_link_to_a_file_that_is_not_there_yet_makes_it_private(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "disk").mkdir()
+        (tmp_path / "gateway.db").symlink_to(tmp_path / "disk" / "gateway.db")
+        found = await self.modes("sqlite+aiosqlite:///gateway.db", tmp_path / "disk")
+        assert set(found.values()) == {0o600}
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+    async def test_file_of_another_user_is_left_alone_and_reported(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        file = tmp_path / "gateway.db"
+        file.touch(mode=0o644)
+        os.chown(file, 12_345, 12_345)
+        await self.modes("sqlite+aiosqlite:///gateway.db", tmp_path)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+        [message] = [one.getMessage() for one in caplog.records if "mode 0600" in one.msg]
+        assert message == f"database file {file} is open to other users; give it mode 0600"
+
+    async def test_database_in_memory_makes_no_file(self, tmp_path: Path) -> None:
+        database = Database("sqlite+aiosqlite:///:memory:")
+        await database.migrate()
+        await database.close()
+        assert list(tmp_path.iterdir()) == []
+
+
 class TestPostgres:
     @pytest.fixture
     def server(self) -> PostgresServer:

@@ -1,39 +1,46 @@
 """Incremental, bounded scanner for JSON bodies: syntax, bounds, and the spans of their members.
 
 `msgspec` reads a body in one call that holds the interpreter until it returns, which takes seconds
-for a large or dense one. This scanner reads the same body in pieces with bounded work for each,
+for a large or dense one. This scanner reads the same body in windows with bounded work for each,
 keeps no copy of a value, and stops at the first fault or bound. It accepts what
 `msgspec.json.Decoder(dict[str, msgspec.Raw])` accepts, within the bounds, if strings are UTF-8 and
-no member of the body's own object is repeated.
+no two members of the body's own object have names that are equal but for their case.
 
-Two readers share the work.
-
-**The body's own object** has few members (`JsonBounds.members`) and is read token by token:
-
-    state        ws  {           "            :      ,     }    [ or {   number, literal
-    BODY         -   FIRST_NAME
-    FIRST_NAME   -               COLON                     END
-    NAME         -               COLON
-    COLON        -                            VALUE
-    VALUE        -               AFTER_VALUE                    NESTED   AFTER_VALUE
-    NESTED       the second reader, until its brackets are closed: AFTER_VALUE
-    AFTER_VALUE  -                                   NAME  END
-    END          -
-
-**Arrays and objects inside** may have millions of tokens, too many for a step of Python each. What
-has been read of such a value, however long, matters to the rest of it only through its open
+**Syntax.** What has been read of a body, however long, matters to the rest only through its open
 brackets and the last token. So a short text can stand for it, here called the stem: the open
-brackets and one placeholder, as `[{"":` or `[[""`. Stem, new bytes and closing brackets together
-are a small whole JSON document, valid exactly if the new bytes may follow what was read; msgspec
-judges that document in C. The open brackets are found without a parser: with strings taken out, the
-running sum of +1 and -1 for brackets is the depth at each, and the last bracket that led to a
-depth is the open one. Types of brackets need no attention here: msgspec rejects `[}`.
+brackets and placeholders, as `{"":[[` or `{"":{"":""`. Stem, window and closing brackets together
+are a small JSON document, which is valid exactly if the window may follow what was read, and
+msgspec judges it in C, a window at a time.
 
-Tokens cut by the end of a piece. A string is left open and read on as a run of characters, so its
-length does not matter. A number or literal is kept and read again with the next piece, and so is a
-name of the body's own object; both are bounded (`MAX_NUMBER`, `MAX_NAME`).
+    last token   stem in an array, closed by   stem in an object, closed by
+    [ or {       [            ]                {           }
+    ,            ["",         ""]              {"":"",     "":""}
+    a name                                     {""         :""}
+    :                                          {"":        ""}
+    a value      [""          ]                {"":""      }
 
-Every regular expression here is possessive in each repetition: linear time on any input.
+**Brackets and counts.** With strings reduced to a quotation mark each and whitespace left out, a
+text is its outline. The running sum of +1 and -1 for the brackets of an outline is the depth after
+each; where it last rose from a depth, the bracket is open. Types need no attention here, for
+msgspec rejects `[}`. Values are counted by characters of the outline that only they have.
+
+**Members.** Only the body's own object is read token by token, after its syntax is known to be
+good, and its members are few. A nested value ends at the bracket after which the depth is 1 again,
+and that bracket is found in the text by its number.
+
+    state          reads                                            then
+    BETWEEN        `{` `,` `}`                                      BETWEEN
+                   a name                                           BEFORE_VALUE
+    BEFORE_VALUE   `:`                                              BEFORE_VALUE
+                   a value that ends in the window                  BETWEEN
+                   the beginning of an array, object or string      IN_VALUE
+    IN_VALUE       on to the value's end, if it is in the window    BETWEEN
+
+**Tokens cut by the end of a window.** The rest of a string is read as a run of characters, so its
+length does not matter. A number, a literal, or a name of the body's own object is kept and read
+again with the next window; their lengths are bounded (`MAX_NUMBER`, `MAX_NAME`).
+
+Every repetition in a pattern is possessive: linear time on any input.
 """
 
 import codecs
@@ -49,7 +56,7 @@ WINDOW = 64 * 1024
 # Longer than any number that a program writes; a float64 has at most 1,075 significant digits.
 MAX_NUMBER = 64 * 1024
 MAX_NAME = 1024
-MAX_DEPTH = 64
+MAX_DEPTH = 254  # a depth is kept in a byte
 # Characters of a client's own text that an error message may repeat.
 _SHOWN = 64
 
@@ -88,23 +95,19 @@ class NotJson(JsonFault):
 
 
 class NotAnObject(JsonFault):
-    def __init__(self) -> None:
-        super().__init__("the body must be a JSON object")
+    pass
 
 
 class NestedTooDeep(JsonFault):
-    def __init__(self, bound: int) -> None:
-        super().__init__(f"the body is nested over {bound} levels deep")
+    pass
 
 
 class TooManyMembers(JsonFault):
-    def __init__(self, bound: int) -> None:
-        super().__init__(f"the body has over {bound} members")
+    pass
 
 
 class TooManyValues(JsonFault):
-    def __init__(self, what: str, bound: int) -> None:
-        super().__init__(f"the body holds over {bound} {what}")
+    pass
 
 
 class TokenTooLong(JsonFault):
@@ -154,60 +157,44 @@ class Member(msgspec.Struct):
 
 
 class _State(enum.Enum):
-    BODY = enum.auto()
-    FIRST_NAME = enum.auto()
-    NAME = enum.auto()
-    COLON = enum.auto()
-    VALUE = enum.auto()
-    NESTED = enum.auto()
-    AFTER_VALUE = enum.auto()
-    END = enum.auto()
+    BETWEEN = enum.auto()
+    BEFORE_VALUE = enum.auto()
+    IN_VALUE = enum.auto()
 
 
-# Tokens of one byte; strings, numbers, literals and nested values are read by methods.
-_PUNCTUATION = {
-    (_State.BODY, ord("{")): _State.FIRST_NAME,
-    (_State.FIRST_NAME, ord("}")): _State.END,
-    (_State.COLON, ord(":")): _State.VALUE,
-    (_State.AFTER_VALUE, ord(",")): _State.NAME,
-    (_State.AFTER_VALUE, ord("}")): _State.END,
-}
-
-_WS = b" \t\n\r"
+_WHITESPACE = b" \t\n\r"
 _SCALAR = b"-+.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+# No literal has another one's first letter.
+_FIRST_OF_VALUE = b'"[{tfn'
+_NUMBERS = bytes.maketrans(b"-123456789[:", b"0000000000,,")
+
 _HEX = rb"[0-9a-fA-F]"
 _ESCAPE = (
     rb'\\(?:["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F]%b{3}|[dD][0-7]%b{2}'
     rb"|[dD][89abAB]%b{2}\\u[dD][c-fC-F]%b{2}))" % ((_HEX,) * 4)
 )
 _CONTENT = rb'[^"\\\x00-\x1f]*+(?:%b[^"\\\x00-\x1f]*+)*+' % _ESCAPE
-_whitespace = re.compile(rb"[ \t\n\r]*+")
 _content = re.compile(_CONTENT)
-_strings = re.compile(rb'[^"]*+(?:"%b"[^"]*+)*+' % _CONTENT)
 _partial_escape = re.compile(
     rb"(?:\\(?:u(?:%b{0,3}|[dD][89abAB]%b{2}(?:\\(?:u(?:[dD](?:[c-fC-F]%b?)?)?)?)?)?)?)?"
     % ((_HEX,) * 3)
 )
 _scalar = re.compile(rb"[-+.0-9a-zA-Z]*+")
-_number = re.compile(rb"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+")
-
-
-# A run of anything but unmatched brackets, `levels` deep.
-def _balanced(levels: int) -> bytes:
-    flat = rb'[^"\[\]{}]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)*+'
-    run = flat
-    for _ in range(levels):
-        run = rb"%b(?:[\[{]%b[\]}]%b)*+" % (flat, run, flat)
-    return run
-
-
-_run = re.compile(_balanced(MAX_DEPTH), re.DOTALL)
-_nested = re.compile(rb"[\[{]%b[\]}]" % _balanced(MAX_DEPTH - 1), re.DOTALL)
+_between = re.compile(rb"[ \t\n\r{},]*+")
+_before_value = re.compile(rb"[ \t\n\r:]*+")
+_before_item = re.compile(rb"[ \t\n\r]*+")
+# So many brackets and what stands before them, in a text without escapes.
+_brackets = [
+    (count, re.compile(rb'(?:[^"\[\]{}]*+(?:"[^"]*+"[^"\[\]{}]*+)*+[\[\]{}]){%d}+' % count))
+    for count in (512, 64, 8, 1)
+]
 _byte_of_error = re.compile(r"\(byte (\d+)\)")
 
-_text = msgspec.json.Decoder(str)
-_any = msgspec.json.Decoder(msgspec.Raw)
-_elements = msgspec.json.Decoder(list[msgspec.Raw])
+_name = msgspec.json.Decoder(str)
+_document = msgspec.json.Decoder(msgspec.Raw)
+_array = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class JsonScanner:
@@ -215,37 +202,34 @@ class JsonScanner:
 
     def __init__(self, bounds: JsonBounds) -> None:
         self._bounds = bounds
-        self._state = _State.BODY
-        self._in_string = False  # of the value that is being read, at its place or nested
-        self._rest = b""  # a token that the end of the last piece has cut
-        self._offset = 0  # of the first byte that is not read, `_rest` excluded
+        self._offset = 0  # of the first byte that was not fed
+        self._rest = b""  # the last bytes fed: a token, or an escape, of which more may follow
+        self._in_string = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._open = b""  # brackets, the body's own first
+        self._stem = b""  # see above; `{}` after the end of the body
+        self._values = 0
+        self._numbers = 0
+        self._state = _State.BETWEEN
         self._members: list[Member] = []
         self._folded: set[str] = set()
-        self._nested: _Nested | None = None
-        self._tally = _Tally(bounds)
 
     def feed(self, piece: bytes | memoryview) -> None:
         """Read the next bytes of the body. Raises JsonFault."""
         view = memoryview(piece)
         for start in range(0, len(view), WINDOW):
-            self._read(bytes(view[start : start + WINDOW]))
+            window = bytes(view[start : start + WINDOW])
+            self._check_utf8(window)
+            text = self._rest + window
+            origin = self._offset - len(self._rest)
+            self._offset += len(window)
+            self._read(text, origin)
 
     def finish(self) -> list[Member]:
         """Return the members in the order of the body. Raises JsonFault if it is not whole."""
-        if self._state is not _State.END:
+        if self._stem != _AFTER_BODY or self._rest:
             raise NotJson(self._offset, "unexpected end")
         return self._members
-
-    def _read(self, window: bytes) -> None:
-        self._check_utf8(window)
-        text = self._rest + window
-        origin = self._offset - len(self._rest)
-        self._rest = b""
-        at: int | None = 0
-        while at is not None and at < len(text):
-            at = self._step(text, at, origin)
-        self._offset += len(window)
 
     def _check_utf8(self, window: bytes) -> None:
         pending = len(self._utf8.getstate()[0])
@@ -256,288 +240,283 @@ class JsonScanner:
         except UnicodeDecodeError as error:
             raise NotJson(self._offset - pending + error.start, "invalid UTF-8") from None
 
-    def _step(self, text: bytes, at: int, origin: int) -> int | None:
-        """Read one token, or a run of them. Return where it ends, or None if `text` is used up."""
+    def _read(self, text: bytes, origin: int) -> None:
+        start = 0
         if self._in_string:
-            return self._read_on_in_string(text, at, origin)
-        if self._state is _State.NESTED:
-            return self._read_nested(text, at, origin)
-        at = _end_of(_whitespace, text, at)
-        if at == len(text):
-            return None
-        first = text[at]
-        if following := _PUNCTUATION.get((self._state, first)):
-            if self._state is _State.BODY:
-                self._tally.add(values=1)
-            self._state = following
-            return at + 1
-        match self._state:
-            case _State.FIRST_NAME | _State.NAME if first == ord('"'):
-                return self._read_name(text, at, origin)
-            case _State.VALUE if first == ord('"'):
-                self._begin(Kind.STRING, origin + at)
-                self._tally.add(values=1)
-                self._in_string = True
-                return at + 1
-            case _State.VALUE if first in b"[{":
-                self._begin(Kind.of(first), origin + at)
-                self._nested = _Nested(self._bounds, self._tally)
-                self._state = _State.NESTED
-                return at
-            case _State.VALUE:
-                return self._read_scalar(text, at, origin)
-            case _State.BODY if first in b'"[-0123456789tfn':
-                raise NotAnObject
-        raise NotJson(origin + at)
+            start = _end_of(_content, text, 0)
+            if text[start : start + 1] != b'"':
+                self._rest = _cut_escape(text, start, origin)
+                return
+            start += 1
+            self._in_string = False
+            if len(self._open) == 1:
+                self._end_member(origin + start)
+        elif not self._stem:
+            _check_beginning(text, origin)
+        if _end_of(_scalar, text, start) - start > MAX_NUMBER:
+            raise TokenTooLong("number", MAX_NUMBER)
+        plain = _without_escapes(text)
+        end = self._cut(text, plain, start, origin)
+        outline = _outline(plain[start:end])
+        brackets = outline.translate(None, _NOT_BRACKETS)
+        depths = self._depths(brackets)
+        if self._in_string:
+            if depths[-1] == 1 and (outline or self._stem)[-1:] in (b"{", b","):
+                self._keep_name(text[end:])
+            else:
+                outline += b'"'
+        if not outline:
+            return
+        was_open, was_stem = self._open, self._stem
+        read = _outline(was_stem) + outline
+        self._open = bytes(
+            brackets[at] if (at := depths.rfind(level)) >= 0 else was_open[level]
+            for level in range(depths[-1])
+        )
+        self._stem, closing = _stem_of(self._open, read)
+        closing = b'""' * self._in_string + closing
+        _judge(was_stem, text[start:end], closing, origin + start)
+        self._count(read, outline)
+        window = _Window(
+            text=text,
+            plain=plain,
+            end=end,
+            origin=origin,
+            was_open=was_open,
+            was_stem=was_stem,
+            closing=closing,
+            depths=depths,
+            after_bracket=start,
+            flat_separators=None if brackets else outline.count(b","),
+        )
+        self._read_members(window, start)
+        if self._in_string and len(self._open) == 1:
+            self._begin_member(text[end], origin + end)
 
-    def _read_name(self, text: bytes, at: int, origin: int) -> int | None:
-        end = _end_of(_content, text, at + 1)
-        if end - at - 1 > MAX_NAME:
+    def _cut(self, text: bytes, plain: bytes, start: int, origin: int) -> int:
+        """Return the end of what can be judged, before an open string or a last scalar."""
+        if plain.count(b'"', start) % 2:
+            end = plain.rindex(b'"')
+            self._rest = _cut_escape(text, _end_of(_content, text, end + 1), origin)
+            self._in_string = True
+            return end
+        end = start + len(text[start:].rstrip(_SCALAR))
+        self._rest = text[end:]
+        if len(self._rest) > MAX_NUMBER:
+            raise TokenTooLong("number", MAX_NUMBER)
+        return end
+
+    def _keep_name(self, begun: bytes) -> None:
+        """Have a name of the body's own object read again with the next window."""
+        if len(begun) > MAX_NAME + 1:
             raise TokenTooLong("name", MAX_NAME)
-        if end == len(text) or text[end] != ord('"'):
-            if not _partial_escape.fullmatch(text, end):
-                raise NotJson(origin + end)
-            self._rest = text[at:]
-            return None
+        self._rest = begun
+        self._in_string = False
+
+    def _depths(self, brackets: bytes) -> bytes:
+        """Return the depth before the first bracket and after each."""
+        steps = array("b", brackets.translate(_STEPS))
+        try:
+            depths = bytes(accumulate(steps, initial=len(self._open)))
+        except ValueError:  # over 255, or below 0: more brackets are closed than were opened
+            levels = list(accumulate(steps, initial=len(self._open)))
+            levels = levels[: levels.index(-1)] if -1 in levels else levels
+            depths = bytes(min(level, 255) for level in levels)
+        if depths.translate(None, bytes(range(self._bounds.depth + 1))):
+            raise NestedTooDeep(f"the body is nested over {self._bounds.depth} levels deep")
+        return depths
+
+    def _count(self, read: bytes, outline: bytes) -> None:
+        self._values += len(outline) - len(outline.translate(None, _FIRST_OF_VALUE))
+        if self._values > self._bounds.values:
+            raise TooManyValues(f"the body holds over {self._bounds.values} values")
+        self._numbers += read.translate(_NUMBERS).count(b",0")  # a stem has none
+        if self._numbers > self._bounds.numbers:
+            raise TooManyValues(f"the body holds over {self._bounds.numbers} numbers")
+
+    def _read_members(self, window: "_Window", at: int) -> None:
+        """Find names, values and items in a window whose syntax is known to be good."""
+        text, end = window.text, window.end
+        if self._state is _State.IN_VALUE:
+            self._read_first_item(window, at)
+        while at < end:
+            match self._state:
+                case _State.BETWEEN:
+                    at = _end_of(_between, text, at)
+                    if at < end:
+                        at = self._read_name(text, at)
+                case _State.BEFORE_VALUE:
+                    at = _end_of(_before_value, text, at)
+                    if at < end:
+                        self._begin_member(text[at], window.origin + at)
+                        at = self._read_value(window, at)
+                case _State.IN_VALUE:
+                    at = self._read_nested(window, at, len(window.was_open) - 1)
+
+    def _read_name(self, text: bytes, at: int) -> int:
+        end = _end_of(_content, text, at + 1) + 1
+        if end - at - 2 > MAX_NAME:
+            raise TokenTooLong("name", MAX_NAME)
         if len(self._members) == self._bounds.members:
-            raise TooManyMembers(self._bounds.members)
-        name = _text.decode(text[at : end + 1])
+            raise TooManyMembers(f"the body has over {self._bounds.members} members")
+        name = _name.decode(text[at:end])
         folded = name.casefold()
         if folded in self._folded:
             raise RepeatedMember(name)
         self._folded.add(folded)
-        self._tally.add(values=1)
         self._members.append(Member(name, 0, 0, Kind.LITERAL))
-        self._state = _State.COLON
-        return end + 1
-
-    def _read_scalar(self, text: bytes, at: int, origin: int) -> int | None:
-        end = _end_of(_scalar, text, at)
-        if end - at > MAX_NUMBER:
-            raise TokenTooLong("number", MAX_NUMBER)
-        if end == len(text):
-            self._rest = text[at:]
-            return None
-        token = text[at:end]
-        if token in (b"true", b"false", b"null"):
-            self._begin(Kind.LITERAL, origin + at)
-            self._tally.add(values=1)
-        elif _number.fullmatch(token):
-            self._begin(Kind.NUMBER, origin + at)
-            self._tally.add(numbers=1)
-        else:
-            raise NotJson(origin + at)
-        self._close(origin + end)
+        self._state = _State.BEFORE_VALUE
         return end
 
-    def _read_on_in_string(self, text: bytes, at: int, origin: int) -> int | None:
-        end = _end_of(_content, text, at)
-        if end < len(text) and text[end] == ord('"'):
-            self._in_string = False
-            if self._state is _State.VALUE:
-                self._close(origin + end + 1)
-            return end + 1
-        if not _partial_escape.fullmatch(text, end):
-            raise NotJson(origin + end)
-        self._rest = text[end:]
-        return None
-
-    def _read_nested(self, text: bytes, at: int, origin: int) -> int | None:
-        nested = self._nested
-        assert nested is not None
-        try:
-            end = nested.read(text, at)
-        except _Malformed as error:
-            raise NotJson(origin + error.at) from None
-        if end is None:
-            self._rest, self._in_string = nested.rest, nested.in_string
-            return None
-        member = self._members[-1]
-        member.items, member.item_kind = nested.items, nested.item_kind
-        self._nested = None
-        self._close(origin + end)
-        return end
-
-    def _begin(self, kind: Kind, start: int) -> None:
-        member = self._members[-1]
-        member.kind, member.start = kind, start
-
-    def _close(self, end: int) -> None:
-        self._members[-1].end = end
-        self._state = _State.AFTER_VALUE
-
-
-class _Tally:
-    """Values and numbers of a body so far."""
-
-    def __init__(self, bounds: JsonBounds) -> None:
-        self._bounds = bounds
-        self._values = 0
-        self._numbers = 0
-
-    def add(self, *, values: int = 0, numbers: int = 0) -> None:
-        self._values += values
-        self._numbers += numbers
-        if self._values > self._bounds.values:
-            raise TooManyValues("values", self._bounds.values)
-        if self._numbers > self._bounds.numbers:
-            raise TooManyValues("numbers", self._bounds.numbers)
-
-
-class _Malformed(Exception):
-    def __init__(self, at: int) -> None:
-        super().__init__(at)
-        self.at = at
-
-
-class _Nested:
-    """Reads one array or object inside of the body's own object."""
-
-    def __init__(self, bounds: JsonBounds, tally: _Tally) -> None:
-        self.rest = b""
-        self.in_string = False
-        self.item_kind: Kind | None = None
-        self._depth = bounds.depth
-        self._tally = tally
-        self._open = b""  # brackets, the outermost first
-        self._stem = b""
-        self._separators = 0  # commas between the elements of this array itself
-
-    @property
-    def items(self) -> int:
-        return 0 if self.item_kind is None else self._separators + 1
-
-    def read(self, text: bytes, at: int) -> int | None:
-        """Return where the value ends, or None if it goes on after `text`."""
-        if not self._open and (whole := _nested.match(text, at)):
-            self._take(text[at : whole.end()], at, whole=True)
-            return whole.end()
-        self.rest, self.in_string = b"", False
-        cut = _end_of(_strings, text, at)
-        if cut < len(text):
-            end_of_content = _end_of(_content, text, cut + 1)
-            if not _partial_escape.fullmatch(text, end_of_content):
-                raise _Malformed(end_of_content)
-            self.rest, self.in_string = text[end_of_content:], True
-        else:
-            cut = at + len(text[at:].rstrip(_SCALAR))
-            if max(len(text) - cut, _end_of(_scalar, text, at) - at) > MAX_NUMBER:
-                raise TokenTooLong("number", MAX_NUMBER)
-            self.rest = text[cut:]
-        if self._take(text[at:cut], at):
-            return None
-        self.rest, self.in_string = b"", False
-        end = self._find_end(text, at)
-        self._take(text[at:end], at, whole=True)
-        return end
-
-    def _take(self, new: bytes, at: int, *, whole: bool = False) -> bool:
-        """Judge and count bytes of this value. Return False, and do neither, if it ends in them.
-
-        `whole`: the value ends where `new` ends.
-        """
-        outline = _outline(new) + b'"' * self.in_string
-        brackets = outline.translate(None, _NOT_BRACKETS)
-        depths = self._depths(brackets)
-        if not whole and _OUTSIDE in depths[1:]:
-            return False
-        if depths.translate(None, bytes(range(self._depth + 1))):
-            raise NestedTooDeep(self._depth)
-        still_open = bytes(
-            brackets[before] if (before := depths.rfind(level)) >= 0 else self._open[level - 1]
-            for level in range(1, depths[-1])
-        )
-        read = _outline(self._stem) + outline
-        stem, closing = _stem(still_open, read)
-        self._judge(new, b'""' * self.in_string + closing, depths, outline, at)
-        if self.item_kind is None and read[:1] == b"[" and read[1:2] not in (b"", b"]"):
-            self.item_kind = Kind.of(read[1])
-        self._tally.add(
-            values=sum(map(outline.count, (b'"', b"[", b"{", b"t", b"f", b"n"))),
-            numbers=sum(map(read.translate(_DIGITS).count, (b"[0", b",0", b":0"))),
-        )
-        self._open, self._stem = still_open, stem
-        return True
-
-    def _depths(self, brackets: bytes) -> bytes:
-        """Return the depth before the first bracket and after each, up to the end of this value."""
-        steps = array("b", brackets.translate(_STEPS))
-        try:
-            return bytes(accumulate(steps, initial=len(self._open) + 1))
-        except ValueError:  # over 255, or below 0: the body ends in these bytes, and more follows
-            depths = list(accumulate(steps, initial=len(self._open) + 1))
-            end = depths.index(1, 1) if 1 in depths[1:] else len(depths)
-            if max(depths[:end]) > self._depth:
-                raise NestedTooDeep(self._depth) from None
-            return bytes(depths[: end + 1])
-
-    def _judge(self, new: bytes, closing: bytes, depths: bytes, outline: bytes, at: int) -> None:
-        """Check the syntax, and count the separators of an array's own elements."""
-        document = self._stem + new + closing
-        is_array = document[:1] == b"["
-        try:
-            if not is_array or not depths.translate(None, b"\1\2"):
-                _any.decode(document)
-                self._separators += outline.count(b",") if is_array else 0
-            else:
-                elements = len(_elements.decode(document))
-                self._separators += max(elements - 1, 0) - (self._stem == b'["",')
-        except msgspec.DecodeError as error:
-            found = _byte_of_error.search(str(error))
-            read = int(found[1]) - len(self._stem) if found else len(new)
-            raise _Malformed(at + min(max(read, 0), len(new))) from None
-
-    def _find_end(self, text: bytes, at: int) -> int:
-        for _ in range(len(self._open)):
-            at = _end_of(_run, text, at)
-            if text[at : at + 1] not in (b"]", b"}"):
-                raise _Malformed(at)
-            at += 1
+    def _read_value(self, window: "_Window", at: int) -> int:
+        match self._members[-1].kind:
+            case Kind.ARRAY | Kind.OBJECT:
+                return self._read_nested(window, at, 0)
+            case Kind.STRING:
+                at = _end_of(_content, window.text, at + 1) + 1
+            case _:
+                at = _end_of(_scalar, window.text, at)
+        self._end_member(window.origin + at)
         return at
 
+    def _read_nested(self, window: "_Window", at: int, levels: int) -> int:
+        """Read an array or object, of which `levels` brackets were opened before the window."""
+        ended = window.end_of_nested()
+        end = window.end if ended is None else ended
+        if not levels:
+            self._read_first_item(window, at + 1)
+        member = self._members[-1]
+        if member.kind is Kind.ARRAY:
+            member.items += window.separators(at, end, levels, ended=ended is not None)
+        if ended is not None:
+            self._end_member(window.origin + end)
+        return end
 
-# The depth outside of a member's value: the body's own object.
-_OUTSIDE = 1
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_STEPS = bytes(
-    {ord("["): 1, ord("{"): 1, ord("]"): 255, ord("}"): 255}.get(c, c) for c in range(256)
-)
-_DIGITS = bytes(ord("0") if c in b"-0123456789" else c for c in range(256))
-# By the innermost open bracket and the last token: what stands for all in it, and what may follow.
-_STEMS = {
+    def _read_first_item(self, window: "_Window", at: int) -> None:
+        member = self._members[-1]
+        if member.kind is Kind.ARRAY and member.item_kind is None:
+            at = _end_of(_before_item, window.text, at)
+            if (first := window.text[at : at + 1]) not in (b"", b"]"):
+                member.item_kind = Kind.of(first[0])
+                member.items = 1
+
+    def _begin_member(self, first: int, start: int) -> None:
+        member = self._members[-1]
+        member.kind, member.start = Kind.of(first), start
+        self._state = _State.IN_VALUE
+
+    def _end_member(self, end: int) -> None:
+        self._members[-1].end = end
+        self._state = _State.BETWEEN
+
+
+class _Window(msgspec.Struct):
+    """Bytes that are judged, and what was known of the body before them and after them."""
+
+    text: bytes
+    plain: bytes  # `text` without escapes
+    end: int  # what follows in `text` is not judged yet
+    origin: int  # of `text` in the body
+    was_open: bytes
+    was_stem: bytes
+    closing: bytes
+    depths: bytes  # before the first bracket and after each
+    flat_separators: int | None  # commas, if the window has no bracket
+    after_bracket: int  # a place in `text`
+    brackets: int = 0  # of the window, before that place
+
+    def end_of_nested(self) -> int | None:
+        """Return the next place where an array or object of a member ends, or None."""
+        before = self.depths.find(_END_OF_NESTED, self.brackets)
+        if before < 0:
+            return None
+        missing = before + 1 - self.brackets
+        for count, pattern in _brackets:
+            while missing >= count:
+                self.after_bracket = _end_of(pattern, self.plain, self.after_bracket)
+                missing -= count
+        self.brackets = before + 1
+        return self.after_bracket
+
+    def separators(self, at: int, end: int, levels: int, *, ended: bool) -> int:
+        """Return how many commas `text[at:end]` has between an array's own items."""
+        if levels == 1 and self.flat_separators is not None:
+            return self.flat_separators
+        new = self.text[at:end]
+        if levels < 2 and new.find(b"[", levels == 0) < 0 and b"{" not in new and b'"' not in new:
+            return new.count(b",")
+        stem = self.was_stem[len(b'{"":') :] if levels else b""
+        items = _array.decode(stem + new + (b"" if ended else self.closing[: -len(b"}")]))
+        return max(len(items) - 1, 0) - (stem == b'["",')
+
+
+# Depths where an array or object of the body's own object ends.
+_END_OF_NESTED = b"\2\1"
+_AFTER_BODY = b"{}"
+_STEMS = {  # the table above, by the innermost bracket and the last token
     b"[[": (b"[", b"]"),
     b"[,": (b'["",', b'""]'),
     b"[": (b'[""', b"]"),
     b"{{": (b"{", b"}"),
     b"{,": (b'{"":"",', b'"":""}'),
+    b'{"': (b'{""', b':""}'),
     b"{:": (b'{"":', b'""}'),
-    b'{"': (b'{""', b':""}'),  # a name
     b"{": (b'{"":""', b"}"),
 }
 
 
-def _stem(still_open: bytes, read: bytes) -> tuple[bytes, bytes]:
-    """Return the text that stands for what was read, and one that makes it whole."""
+def _stem_of(still_open: bytes, read: bytes) -> tuple[bytes, bytes]:
+    """Return the text that stands for what was read, and one that closes it."""
     if not still_open:
-        return b"", b""
-    *outer, inner = (still_open[i : i + 1] for i in range(len(still_open)))
+        return _AFTER_BODY if read else b"", b""
+    *outer, inner = (still_open[at : at + 1] for at in range(len(still_open)))
     last = read[-1:]
-    if last == b'"' and inner == b"{" and read[-2:-1] not in (b"{", b","):
-        last = b""
+    if last == b'"' and read[-2:-1] not in (b"{", b","):
+        last = b""  # a value, or a name after which a comma misses, which msgspec will see
     begun, ended = _STEMS.get(inner + last) or _STEMS[inner]
     before = b"".join(b"[" if bracket == b"[" else b'{"":' for bracket in outer)
     after = b"".join(b"]" if bracket == b"[" else b"}" for bracket in reversed(outer))
     return before + begun, ended + after
 
 
-def _outline(text: bytes) -> bytes:
-    """Return valid JSON without whitespace and with a quotation mark for each string."""
-    if b"\\" in text:
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return b'"'.join(text.split(b'"')[::2]).translate(None, _WS)
+def _judge(stem: bytes, new: bytes, closing: bytes, offset: int) -> None:
+    """Raise NotJson unless `new`, which stands at `offset`, may follow what `stem` stands for."""
+    try:
+        _document.decode(stem + new + closing)
+    except msgspec.DecodeError as error:
+        found = _byte_of_error.search(str(error))
+        at = int(found[1]) - len(stem) if found else len(new)
+        raise NotJson(offset + min(max(at, 0), len(new))) from None
+
+
+def _check_beginning(text: bytes, origin: int) -> None:
+    at = _end_of(_before_item, text, 0)
+    first = text[at : at + 1]
+    if first not in (b"", b"{"):
+        if first in b'"[-0123456789tfn':
+            raise NotAnObject("the body must be a JSON object")
+        raise NotJson(origin + at)
+
+
+def _cut_escape(text: bytes, at: int, origin: int) -> bytes:
+    """Return the escape that the end of the text cuts, if any. Raises NotJson on anything else."""
+    if not _partial_escape.fullmatch(text, at):
+        raise NotJson(origin + at)
+    return text[at:]
+
+
+def _without_escapes(text: bytes) -> bytes:
+    """Return a text of the same length in which each quotation mark begins or ends a string."""
+    if b"\\" not in text:
+        return text
+    return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+
+
+def _outline(plain: bytes) -> bytes:
+    return b'"'.join(plain.split(b'"')[::2]).translate(None, _WHITESPACE)
 
 
 def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
-    """Return the end of a match of a pattern that matches nothing as well."""
+    """Return the end of a match at `at`, or `at` if there is none."""
     found = pattern.match(text, at)
     return found.end() if found else at

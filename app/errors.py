@@ -200,11 +200,6 @@ class RateLimited(GatewayError):
         super().__init__(message)
         self.limit = limit
         self.retry_after_s = retry_after_s
-        # x-ratelimit-* headers, where the answer does not have them otherwise.
-        self.standing: Headers = []
-
-    def headers(self) -> Headers:
-        return [*super().headers(), *self.standing]
 
 
 class QuotaUsedUp(RateLimited):

@@ -16,6 +16,8 @@ from app.telemetry.metrics import Metrics
 
 # A key with a thousand long patterns takes a quarter of that.
 MAX_BODY_BYTES = 1_048_576
+# Where a scope holds the headers that tell of the caller's limits, once they are known.
+RATE_HEADERS = "gateway.rate_headers"
 
 
 class Right(StrEnum):
@@ -80,7 +82,8 @@ def guard(authenticator: Authenticator, right: Right) -> Callable[[Request], Awa
 def error_response(error: GatewayError, scope: Scope) -> Response:
     """Return an error as the callers of a path read one, and note it for the request's line."""
     record_of(scope).fault = error.message
-    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    told = [*error.headers(), *scope.get(RATE_HEADERS, ())]
+    headers = {name.decode(): value.decode() for name, value in told}
     body = error.body(dialect_of(scope["path"]))
     return Response(body, error.status, headers, media_type="application/json")
 

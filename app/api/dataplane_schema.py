@@ -38,11 +38,17 @@ _ALWAYS: tuple[ErrorClass, ...] = (
     EngineTooSlow,
 )  # fmt: skip
 _BY_MODEL: tuple[ErrorClass, ...] = (MissingModel, ModelNotFound)
-_SCHEMAS: dict[str, JsonObject] = {
-    JSON: {"type": "object", "description": "As the engine answers, unchanged."},
-    EVENTS: {"type": "string", "description": "Server-sent events, as the engine streams them."},
-    BYTES: {"type": "string", "format": "binary"},
-    TEXT: {"type": "string"},
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+# OpenAPI 3.2 names what a stream consists of; FastAPI writes it into 3.1 as well.
+_CONTENTS: dict[str, JsonObject] = {
+    JSON: {"schema": {"type": "object", "description": "As the engine answers, unchanged."}},
+    EVENTS: {"itemSchema": _EVENT},
+    BYTES: {"schema": {"type": "string", "format": "binary"}},
+    TEXT: {"schema": {"type": "string"}},
 }
 _MODEL = {"type": "string", "minLength": 1, "description": "A name that /v1/models lists."}
 _STREAM = {"type": "boolean", "description": "Answer with server-sent events."}
@@ -94,7 +100,7 @@ def _operations(endpoint: Endpoint) -> Iterator[tuple[str, JsonObject]]:
     success = {
         "description": "The engine's answer.",
         "headers": rate_headers(),
-        "content": {kind: {"schema": _SCHEMAS[kind]} for kind in shape.answers},
+        "content": {kind: _CONTENTS[kind] for kind in shape.answers},
     }
     words = endpoint.label.replace("{id}", "response").strip("/").split("/")
     for method in endpoint.methods:

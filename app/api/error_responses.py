@@ -11,10 +11,6 @@ from typing import Any
 from app.errors import (
     BadRequest,
     Dialect,
-    EngineFailed,
-    EngineOverloaded,
-    EngineTooSlow,
-    EngineUnavailable,
     GatewayError,
     HeadTooLarge,
     InvalidApiKey,
@@ -48,8 +44,6 @@ BODY: tuple[ErrorClass, ...] = (InvalidJson, RequestTooLarge)
 ENGINE_ERROR = "engine_error"
 # Statuses of the engine's own that have no row of ours.
 ENGINE_STATUSES = ("4XX", "5XX")
-# Errors that come after the caller's limits have been looked at.
-_AFTER_LIMITS = (RateLimited, EngineUnavailable, EngineOverloaded, EngineFailed, EngineTooSlow)
 _NAMES = {Dialect.OPENAI: "openai", Dialect.ANTHROPIC: "anthropic"}
 
 RATE_HEADERS = tuple(name.decode() for names in HEADER_NAMES.values() for name in names)
@@ -63,7 +57,8 @@ def error_responses(
 ) -> Responses:
     """Return what a route answers with that can raise `kinds`, and the errors of every route.
 
-    `relayed`: an engine answers there, whose own errors pass unchanged.
+    `relayed`: an engine answers there, whose own errors pass unchanged. With RateLimited among
+    `kinds`, each of its answers tells of the caller's limits, once they are known.
     """
     every: set[ErrorClass] = {*EVERY_ROUTE, *kinds}
     ordered = sorted(every, key=lambda kind: (kind.status, kind.code))
@@ -75,6 +70,9 @@ def error_responses(
         found |= {status: _response((), dialect, relayed) for status in ENGINE_STATUSES}
         # A proxy in front of the engine may answer in a form of its own; with 5xx that is a 502.
         found["4XX"]["content"]["*/*"] = {}
+    if RateLimited in every:
+        for response in found.values():
+            response["headers"] = response.get("headers", {}) | rate_headers()
     return found
 
 
@@ -152,10 +150,7 @@ def _response(kinds: Sequence[ErrorClass], dialect: Dialect, relayed: bool) -> J
             "application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
         },
     }
-    headers = dict(_headers(kinds, relayed))
-    if relayed or any(issubclass(kind, _AFTER_LIMITS) for kind in kinds):
-        headers |= rate_headers()
-    if headers:
+    if headers := dict(_headers(kinds, relayed)):
         response["headers"] = headers
     return response
 

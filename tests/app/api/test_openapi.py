@@ -12,7 +12,7 @@ from fastapi.openapi.models import OpenAPI
 from jsonschema import Draft202012Validator
 
 from app.api.dataplane import CANCEL_RESPONSE, ENDPOINTS, STORED_RESPONSE
-from app.api.error_responses import error_responses, error_schema
+from app.api.error_responses import RATE_HEADERS, error_responses, error_schema
 from app.api.schema import document as document_of
 from app.errors import Dialect, GatewayError, dialect_of
 from app.main import create_app
@@ -265,6 +265,24 @@ async def test_an_engines_own_errors_are_documented(gateway: Gateway, document: 
     answer = await gateway.client.get("/v1/responses/resp_1")
     assert answer.status_code == 404
     document.check(STORED_RESPONSE.label, "GET", *parts(answer))
+
+
+@pytest.mark.parametrize(
+    ("path", "address", "status"),
+    [
+        ("/v1/models/{name}", "/v1/models/nope", 404),
+        ("/v1/usage", "/v1/usage?days=many", 400),
+        ("/v1/models", "/v1/models", 200),
+    ],
+)
+async def test_answers_beside_the_relays_tell_of_the_callers_limits(
+    gateway: Gateway, document: Document, path: str, address: str, status: int
+) -> None:
+    answer = await gateway.client.get(address)
+    assert answer.status_code == status
+    assert {name for name in answer.headers if name.startswith("x-ratelimit-")} == {*RATE_HEADERS}
+    assert {*RATE_HEADERS} <= document.response(path, "GET", status)["headers"].keys()
+    document.check(path, "GET", *parts(answer))
 
 
 @pytest.mark.slow

@@ -25,7 +25,11 @@ class LevelFields(BaseModel):
 
     levels: Annotated[
         dict[LoggerName, LogLevel | None],
-        Field(max_length=MAX_LEVELS, examples=[{"relay": "debug", "engines.supervisor": None}]),
+        Field(
+            max_length=MAX_LEVELS,
+            examples=[{"relay": "debug", "engines.supervisor": None}],
+            json_schema_extra={"additionalProperties": False},  # names are patternProperties
+        ),
     ]
 
 

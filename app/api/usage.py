@@ -20,6 +20,8 @@ MAX_ROWS = 10_000
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DAYS = re.compile(r"[0-9]{1,3}")
 _KEY_ID = re.compile(r"[!-~]{1,64}")
+# For the schema; `_date` checks it.
+_A_DAY: dict[str, Any] = {"format": "date"}
 
 
 class Caller(Protocol):
@@ -114,7 +116,13 @@ def usage_router(
     )
     async def own_usage(
         caller: Annotated[Caller, Depends(client)],
-        days: Annotated[str, Query(description=f"How many days back, 1 to {MAX_DAYS}.")] = "30",
+        days: Annotated[
+            str,
+            Query(
+                description=f"How many days back, 1 to {MAX_DAYS}.",
+                json_schema_extra={"pattern": f"^{_DAYS.pattern}$"},
+            ),
+        ] = "30",
     ) -> OwnUsage:
         """The usage of the key that asks: today, this month, by day and model, and its budgets."""
         today = _today(clock)
@@ -142,10 +150,16 @@ def usage_router(
     async def all_usage(
         by: Annotated[str, Query(description="Some of key, model, day; a comma between.")] = "key",
         since: Annotated[
-            str | None, Query(alias="from", description="UTC day; default: the month's first.")
+            str | None,
+            Query(
+                alias="from",
+                description="UTC day; default: the month's first.",
+                json_schema_extra=_A_DAY,
+            ),
         ] = None,
         until: Annotated[
-            str | None, Query(alias="to", description="UTC day; default: now.")
+            str | None,
+            Query(alias="to", description="UTC day; default: now.", json_schema_extra=_A_DAY),
         ] = None,
         key: Annotated[str | None, Query(description="Of this key id alone.")] = None,
     ) -> AllUsage:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,7 @@ import pytest
 from app.settings.sections import MAX_LEVELS
 from tests.gateway import AUTH, ROOT, Gateway, remote, running, settings_for
 
-
-@pytest.fixture(autouse=True)
-def levels_as_before() -> Iterator[None]:
-    """The logging module is one for the whole process."""
-    names = ["root", "access", "app.relay", *logging.root.manager.loggerDict]
-    before = {name: logging.getLogger(name).level for name in names}
-    yield
-    for name in {*before, *logging.root.manager.loggerDict}:
-        logging.getLogger(name).setLevel(before.get(name, logging.NOTSET))
+pytestmark = pytest.mark.usefixtures("levels_as_before")
 
 
 @pytest.fixture

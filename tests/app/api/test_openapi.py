@@ -134,6 +134,21 @@ def test_every_operation_tells_of_what_can_befall_any_request(document: Document
         assert ("403" in operation["responses"]) is path.startswith("/admin/"), (method, path)
 
 
+def test_forms_that_the_routes_check_themselves_are_documented(document: Document) -> None:
+    def parameter(path: str, name: str) -> dict[str, Any]:
+        parameters = document.whole["paths"][path]["get"]["parameters"]
+        return next(one["schema"] for one in parameters if one["name"] == name)
+
+    for name in ("from", "to"):
+        assert parameter("/admin/usage", name)["format"] == "date"
+    days = Draft202012Validator(parameter("/v1/usage", "days"))
+    assert [days.is_valid(text) for text in ("30", "", "many", "-1")] == [True, False, False, False]
+    levels = document.whole["components"]["schemas"]["LevelFields"]["properties"]["levels"]
+    accepts = Draft202012Validator({**levels, "components": document.whole["components"]}).is_valid
+    assert accepts({"relay": "debug"})
+    assert not accepts({"a name": "debug"})
+
+
 @pytest.mark.slow
 async def test_the_document_is_served(gateway: Gateway, document: Document) -> None:
     for _ in range(2):  # it is made at the first time

@@ -1,0 +1,121 @@
+"""Schemathesis makes up requests from the OpenAPI document; no answer may be one it leaves out.
+
+Requests that fit the document and requests that do not; keys that fit and keys that do not. What
+only a fault brings about is provoked in test_openapi.py.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.api.dataplane import ENDPOINTS
+from app.auth.fields import KeyFields
+from tests.fakes.vllm import Fake
+from tests.gateway import KEY, ROOT, ROOT_KEY, Gateway, remote, running, settings_for
+
+LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
+CHECKS = (
+    "not_a_server_error", "status_code_conformance", "content_type_conformance",
+    "response_headers_conformance", "response_schema_conformance", "unsupported_method",
+    "allow_header_conformance",
+)  # fmt: skip
+SEED = 20261122
+NOWHERE = "nowhere"
+# These end an engine: they are asked of names alone that there are not.
+ENDING = ("restart", "unload", "sleep")
+# An answer that goes on until the client leaves.
+ENDLESS = "follow"
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    """A gateway with an engine that is its own child and has a log, and one that is remote."""
+    plenty = {"requests_per_minute": 10**9, "tokens_per_minute": 10**9, "concurrent_requests": 99}
+    async with Fake() as fake:
+        models = (
+            {"name": "demo", "engines": [{"kind": "process", "model": "m"}]},
+            {"name": "org/far", "engines": [remote(fake.url)]},
+        )
+        settings = settings_for(*models, run_dir=tmp_path, limits={"default": plenty})
+        async with running(settings, launcher=LAUNCHER) as one:
+            yield one
+
+
+async def document_with_names(gateway: Gateway) -> dict[str, Any]:
+    """Return the document; where it asks for a name, those that there are here fit, and one more.
+
+    Made-up names alone would all come to a 404.
+    """
+    key, _ = await gateway.state.key_store.create(KeyFields(name="a key"))
+    answer = await gateway.client.get("/admin/openapi.json", headers=ROOT)
+    document: dict[str, Any] = answer.json()
+    names = {
+        "/admin/keys": ["key_id", key.id],
+        "/admin/engines": ["name", "demo-0", "org-far-0"],
+        "/admin/models": ["name", "demo", "org/far"],
+        "/v1/models": ["name", "demo", "org/far"],
+    }
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            parameters = operation.get("parameters", [])
+            operation["parameters"] = [one for one in parameters if one["name"] != ENDLESS]
+            for prefix, (name, *known) in names.items():
+                for one in operation["parameters"]:
+                    if path.startswith(f"{prefix}/") and one["name"] == name:
+                        ends = path.rsplit("/", 1)[1] in ENDING
+                        one["schema"] = {"enum": [NOWHERE] if ends else [*known, NOWHERE]}
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                if "model" in (properties := content["schema"].get("properties", {})):
+                    properties["model"] = {"enum": ["demo", "org/far", NOWHERE]}
+    return document
+
+
+async def schemathesis(gateway: Gateway, document: Path, key: str | None, *options: str) -> None:
+    """Run Schemathesis on a gateway. Fail with what it prints, unless all answers are fit."""
+    headers = () if key is None else ("--header", f"Authorization: Bearer {key}")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli", "run", str(document)),
+        *("--url", f"http://127.0.0.1:{gateway.port}", *headers),
+        *("--checks", ",".join(CHECKS), "--generation-with-security-parameters", "false"),
+        *("--seed", str(SEED), "--generation-database", "none", "--no-shrink", "--no-color"),
+        *("--continue-on-failure", "--suppress-health-check", "all", "--warnings", "off"),
+        *("--request-timeout", "60"),  # for a machine on which all of it is starved
+        *options,
+        cwd=document.parent,  # where it finds no configuration
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        printed, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, printed.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("levels_as_before")
+async def test_every_answer_is_one_that_the_document_tells_of(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    document = tmp_path / "openapi.json"
+    document.write_text(json.dumps(await document_with_names(gateway)))
+    some, one = ("--max-examples", "5"), ("--max-examples", "1")
+    await asyncio.gather(
+        schemathesis(gateway, document, ROOT_KEY, "--phases", "coverage,fuzzing,stateful", *some),
+        schemathesis(gateway, document, KEY, "--phases", "coverage,fuzzing", *some),
+        schemathesis(gateway, document, None, "--phases", "fuzzing", *one),
+    )
+    # They came further than to the refusal of a name.
+    for path in ENDPOINTS:
+        labels = {"endpoint": path, "status": "200"}
+        assert await gateway.metric("gateway_requests_total", model="demo", **labels), path
+    for status in ("200", "201", "202", "204", "400", "401", "403", "404", "405", "409"):
+        labels = {"endpoint": "/admin", "status": status}
+        assert await gateway.metric("gateway_requests_total", model="unknown", **labels), status

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from app.auth.cache import DigestCache
 from app.auth.format import id_of
+from app.auth.lookups import LaneFull, LookUps
 from app.auth.principal import Allowed, Principal, Role
 from app.auth.store import ApiKey, Change, Credential, KeyStore
 from app.database.database import DatabaseUnavailable
@@ -36,10 +37,8 @@ MAX_KEY_LENGTH = 1024
 CACHE_SIZE = 10_000
 # How long a digest counts as no key's, should no change say so earlier.
 UNKNOWN_TTL_S = 10.0
-# Look-ups at once, so that made-up keys leave connections to the database for others.
-LOOK_UPS = 8
-# Look-ups that may wait for their turn.
-MAX_WAITING = 1000
+# Ids of keys that are kept in memory, some 100 bytes each; of more, none are.
+MAX_IDS = 100_000
 POLL_S = 0.5
 FLUSH_S = 60.0
 
@@ -129,8 +128,9 @@ class Authenticator:
         self._polling = asyncio.Lock()  # an older answer must not follow a newer one
         self._offline = False
         self._heard = monotonic()  # when the last poll that succeeded began
-        self._flights: dict[bytes, asyncio.Task[Entry | None]] = {}
-        self._turns = asyncio.Semaphore(LOOK_UPS)
+        self._look_ups = LookUps(self._read, self._settle)
+        # The ids of all keys that were not deleted; None: not loaded, or too many.
+        self._ids: set[str] | None = None
         # When keys were used that the store has not been told of yet.
         self._used: dict[str, float] = {}
         self.replace(static, admin, limits)
@@ -222,48 +222,43 @@ class Authenticator:
     # Look-ups
 
     async def _fetched(self, key: bytes, kept: bytes) -> Entry:
-        """Return what the store knows of a secret; callers with the same one share a look-up."""
+        """Return what the store knows of a secret."""
         key_id = id_of(key)
         if key_id is None:
             raise _not_valid()
-        flight = self._flights.get(kept)
-        if flight is None:
-            if self._offline or len(self._flights) >= MAX_WAITING:
-                raise _no_answer()
-            flight = asyncio.create_task(self._fetch(key_id, kept), name="look up a key")
-            self._flights[kept] = flight
-            flight.add_done_callback(lambda done: self._land(kept, done))
+        while not self._offline:
+            exists = self._ids is None or key_id in self._ids
+            try:
+                await self._look_ups.settled(key_id, kept, exists=exists)
+            except (DatabaseUnavailable, LaneFull):
+                raise _no_answer() from None
+            if (entry := self._known.get(kept)) is not None:
+                return entry
+            if self._unknown.get(kept) is not None:
+                raise _not_valid()
+            # Neither: a poll heard of a change before it was this caller's turn to go on.
+        raise _no_answer()
+
+    async def _read(self, key_id: str) -> tuple[int, Credential | None]:
+        if self._offline:  # since it began to wait for its turn
+            raise DatabaseUnavailable("the key store is away")
         try:
-            # A caller that is cancelled does not take the others with it.
-            entry = await asyncio.shield(flight)
-        except DatabaseUnavailable:
-            raise _no_answer() from None
-        if entry is None:
-            raise _not_valid()
-        return entry
+            return await self._store.find(key_id)
+        except DatabaseUnavailable as error:
+            self._lost(error)
+            raise
 
-    def _land(self, kept: bytes, flight: asyncio.Task[Entry | None]) -> None:
-        del self._flights[kept]
-        if not flight.cancelled():
-            flight.exception()  # perhaps nobody waits for it any more
-
-    async def _fetch(self, key_id: str, kept: bytes) -> Entry | None:
-        async with self._turns:
-            entry = None
-            for _ in range(2):
-                if self._offline:
-                    raise DatabaseUnavailable("the key store is away")
-                try:
-                    revision, found = await self._store.find(key_id)
-                except DatabaseUnavailable as error:
-                    self._lost(error)
-                    raise
-                entry = self._proved(found, kept)
-                # Else a poll has passed meanwhile, and what was read may be older than that.
-                if self._revision is None or revision >= self._revision:
-                    self._remember(key_id, kept, revision, entry)
-                    break
-            return entry
+    def _settle(
+        self, key_id: str, kept: bytes, found: tuple[int, Credential | None], final: bool
+    ) -> bool:
+        """Remember what a read proves, and what it disproves if it is final."""
+        revision, credential = found
+        entry = self._proved(credential, kept)
+        if entry is not None:
+            self._known.put(kept, key_id, revision, entry)
+        elif final:
+            self._unknown.put(kept, key_id, revision, self._monotonic() + UNKNOWN_TTL_S)
+        return final or entry is not None
 
     def _proved(self, found: Credential | None, kept: bytes) -> Entry | None:
         """Return what a digest proves; None: nothing."""
@@ -276,12 +271,6 @@ class Authenticator:
                 return None
             until = min(until, _seconds(found.previous_until_ms))
         return Entry(self._principal(found.key), found.key.disabled, until)
-
-    def _remember(self, key_id: str, kept: bytes, revision: int, entry: Entry | None) -> None:
-        if entry is None:
-            self._unknown.put(kept, key_id, revision, self._monotonic() + UNKNOWN_TTL_S)
-        else:
-            self._known.put(kept, key_id, revision, entry)
 
     def _principal(self, key: ApiKey) -> Principal:
         own = {name: getattr(key, name) for name in LimitSettings.model_fields}
@@ -319,21 +308,25 @@ class Authenticator:
             began = self._monotonic()
             try:
                 revision, changed = await self._store.changed_since(self._revision)
+                # Backwards: the database is not the one it was, a backup perhaps.
+                anew = self._revision is None or revision < self._revision
+                ids = await self._store.ids(MAX_IDS) if anew else self._ids
             except DatabaseUnavailable as error:
                 self._lost(error)
                 return
-            # Backwards: the database is not the one it was, a backup perhaps.
-            anew = self._revision is None or revision < self._revision
             if anew:
                 self._cuts.clear()
             if anew or self._outdated:
                 self._known.clear()
                 self._unknown.clear()
+                self._look_ups.outdate_all()
                 self._outdated = False
             for key_id, change in changed.items():
                 # What was read since stays: the store may go away before it is read again.
                 self._known.forget(key_id, change.revision)
                 self._unknown.forget(key_id, change.revision)
+            self._look_ups.outdate(changed)
+            self._ids = _with_changes(ids, changed)
             self._revision = revision
             self._heard = began
             if self._offline:
@@ -372,11 +365,20 @@ class Authenticator:
 
     async def close(self) -> None:
         """End the look-ups under way and flush; `run` has ended before."""
-        flights = list(self._flights.values())
-        for flight in flights:
-            flight.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        await self._look_ups.close()
         await self.flush()
+
+
+def _with_changes(ids: set[str] | None, changed: Mapping[str, Change]) -> set[str] | None:
+    """Return the ids of all keys after changes; None where they are unknown or too many."""
+    if ids is None:
+        return None
+    for key_id, change in changed.items():
+        if change.deleted:
+            ids.discard(key_id)
+        else:
+            ids.add(key_id)
+    return ids if len(ids) <= MAX_IDS else None
 
 
 def _seconds(ms: int | None) -> float:

@@ -98,6 +98,8 @@ _SHOWN = (
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
 _PROOFS = [api_keys.c.digest, api_keys.c.previous_digest, api_keys.c.previous_until_ms]
 _CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
+# Ids that are read at once: while rows are made of them, no token is relayed.
+_PAGE = 1000
 _ALIVE = api_keys.c.deleted_ms.is_(None)
 
 
@@ -223,6 +225,20 @@ class KeyStore:
         if version is not None:
             self._seen = version, number
         return number, changed
+
+    async def ids(self, most: int) -> set[str] | None:
+        """Return the ids of all keys; None: there are more than `most`.
+
+        Those of a revision that was read before, and perhaps of changes since.
+        """
+        found: set[str] = set()
+        query = select(api_keys.c.id).where(_ALIVE).order_by(api_keys.c.id).limit(_PAGE)
+        page = [""]
+        while page and len(found) <= most:
+            async with self._database.read() as connection:
+                page = list(await connection.scalars(query.where(api_keys.c.id > page[-1])))
+            found.update(page)
+        return found if len(found) <= most else None
 
     async def touch(self, used_ms: Mapping[str, int]) -> None:
         """Note when keys were last used. Not a change: it raises no revision."""

@@ -402,32 +402,6 @@ async def test_callers_with_one_key_share_a_look_up(auth: Authenticator, store: 
     assert store.finds == 1
 
 
-async def test_no_more_than_eight_look_ups_at_once(auth: Authenticator, store: Watched) -> None:
-    made_up = [make().text for _ in range(40)]
-    store.released.clear()
-    waiting = [asyncio.create_task(auth.authenticate(bearer(key))) for key in made_up]
-    while store.at_once < keys.LOOK_UPS:
-        await asyncio.sleep(0.001)
-    await settle()
-    store.released.set()
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(one, InvalidApiKey) for one in outcomes)
-    assert (store.finds, store.most_at_once) == (40, keys.LOOK_UPS)
-
-
-async def test_look_ups_that_wait_are_bounded(
-    auth: Authenticator, store: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys, "MAX_WAITING", 10)
-    store.released.clear()
-    waiting = [asyncio.create_task(auth.authenticate(bearer(make().text))) for _ in range(10)]
-    await settle()
-    with pytest.raises(ServiceUnavailable):
-        await auth.authenticate(bearer(make().text))
-    store.released.set()
-    await asyncio.gather(*waiting, return_exceptions=True)
-
-
 @pytest.mark.slow
 async def test_made_up_keys_write_nothing_and_grow_nothing(
     auth: Authenticator, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -447,7 +421,7 @@ async def test_made_up_keys_write_nothing_and_grow_nothing(
     await auth.flush()
     assert kept == {path: path.read_bytes() for path in kept}
     assert (len(auth._known), len(auth._unknown)) == (1, 100)
-    assert (auth._used, auth._flights) == ({}, {})
+    assert (auth._used, len(auth._look_ups)) == ({}, 0)
     assert auth.recall(bearer(key)) is not None, "a scanner drives no good key out"
     assert [one.id for one in (await store.page(10)).keys] == [key_id]
 

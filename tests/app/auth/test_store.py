@@ -346,6 +346,19 @@ async def test_a_key_is_found_with_a_revision_that_it_is_not_older_than(store: K
     assert await store.find("0000000000") == (1, None)
 
 
+async def test_the_ids_of_all_keys_are_told_unless_there_are_too_many(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.auth.store._PAGE", 3)
+    assert await store.ids(7) == set()
+    keys = [await made(store) for _ in range(8)]
+    assert await store.ids(7) is None
+    await store.delete(keys[0].id)
+    await store.disable(keys[1].id)
+    assert await store.ids(7) == {key.id for key in keys[1:]}
+    assert await store.ids(6) is None
+
+
 async def test_use_is_noted_and_is_no_change(store: KeyStore, database: Database) -> None:
     used, unused = await made(store), await made(store)
     before = await revision(database)

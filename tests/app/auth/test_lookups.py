@@ -1,0 +1,285 @@
+"""Look-ups under attack: made-up keys crowd out each other and no key that exists."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from app.auth import keys, lookups
+from app.auth.fields import KeyFields
+from app.auth.format import make
+from app.auth.keys import Authenticator
+from app.auth.principal import Principal
+from app.auth.store import Credential, KeyStore
+from app.database.database import Database
+from app.errors import InvalidApiKey, ServiceUnavailable
+from app.settings import digest
+from tests.app.auth.doors import Clock, bearer, door
+
+MANY = 3000
+
+
+class Slow(KeyStore):
+    """The real store, whose look-ups take longer, may be held, and are counted."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.delay_s = 0.0
+        self.broken = False
+        self.read = asyncio.Event()  # a look-up has read what it will come back with
+        # Set: look-ups come back at once; cleared: when it is set.
+        self.released = asyncio.Event()
+        self.released.set()
+        self.finds: Counter[str] = Counter()
+        self.at_once = 0
+        self.most_at_once = 0
+
+    async def find(self, key_id: str) -> tuple[int, Credential | None]:
+        self.finds[key_id] += 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            if self.broken:
+                raise ZeroDivisionError
+            found = await super().find(key_id)
+            self.read.set()
+            await self.released.wait()
+            await asyncio.sleep(self.delay_s)
+        finally:
+            self.at_once -= 1
+        return found
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=20)
+    await database.migrate()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def store(database: Database) -> Slow:
+    return Slow(database)
+
+
+@pytest.fixture
+async def auth(store: Slow) -> AsyncIterator[Authenticator]:
+    one = door(store=store, clock=Clock())
+    await one.poll()
+    yield one
+    await one.close()
+
+
+async def made(store: KeyStore) -> tuple[str, str]:
+    key, new = await store.create(KeyFields(name=make().id))
+    return key.id, new.text
+
+
+@contextlib.asynccontextmanager
+async def attacked(
+    auth: Authenticator, presented: list[str]
+) -> "AsyncIterator[list[asyncio.Task[Principal]]]":
+    """Have requests with these keys under way, and none after."""
+    requests = [asyncio.create_task(auth.authenticate(bearer(key))) for key in presented]
+    await asyncio.sleep(0)
+    try:
+        yield requests
+    finally:
+        for one in requests:
+            one.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+
+async def outcomes(requests: "list[asyncio.Task[Principal]]") -> dict[type, int]:
+    """Return how many requests ended in which way."""
+    return Counter(map(type, await asyncio.gather(*requests, return_exceptions=True)))
+
+
+async def settle() -> None:
+    """Let every task run that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.slow
+async def test_a_good_key_is_let_in_while_made_up_keys_fill_the_queue(
+    auth: Authenticator, store: Slow
+) -> None:
+    key_id, key = await made(store)
+    await auth.poll()
+    store.delay_s = 0.05
+    async with attacked(auth, [make().text for _ in range(MANY)]):
+        assert (await auth.authenticate(bearer(key))).id == key_id
+
+
+@pytest.mark.slow
+async def test_a_good_key_is_let_in_while_made_up_secrets_of_known_ids_fill_the_queue(
+    auth: Authenticator, store: Slow
+) -> None:
+    """Ids are public: a client knows its own, and logs and reports show them."""
+    made_keys = [await made(store) for _ in range(3)]
+    await auth.poll()
+    store.delay_s = 0.05
+    made_up = [make(made_keys[n % 2][0]).text for n in range(MANY)]
+    async with attacked(auth, made_up) as attack:
+        for key_id, key in made_keys:
+            assert (await auth.authenticate(bearer(key))).id == key_id
+        assert await outcomes(attack) == {InvalidApiKey: MANY}
+    assert max(store.finds.values()) <= 3, "those who wait for one id share a look-up"
+
+
+async def test_a_key_of_another_process_works_at_once(auth: Authenticator, store: Slow) -> None:
+    """No poll has heard of it yet."""
+    key_id, key = await made(store)
+    assert auth._ids == set()
+    assert (await auth.authenticate(bearer(key))).id == key_id
+
+
+@pytest.mark.slow
+async def test_only_so_many_look_ups_at_once_in_each_lane(auth: Authenticator, store: Slow) -> None:
+    good = [(await made(store))[1] for _ in range(20)]
+    await auth.poll()
+    store.released.clear()
+    async with (
+        attacked(auth, [make().text for _ in range(20)]) as made_up,
+        attacked(auth, good) as requests,
+    ):
+        while store.at_once < lookups.TURNS + lookups.UNKNOWN_TURNS:
+            await asyncio.sleep(0.001)
+        await settle()
+        store.released.set()
+        assert await outcomes(made_up) == {InvalidApiKey: 20}
+        assert await outcomes(requests) == {Principal: 20}
+    assert store.most_at_once == lookups.TURNS + lookups.UNKNOWN_TURNS == 8
+    assert sum(store.finds.values()) == 40
+
+
+async def test_look_ups_that_wait_are_bounded_in_each_lane(
+    auth: Authenticator, store: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "MAX_WAITING", 4)
+    monkeypatch.setattr(lookups, "MAX_UNKNOWN_WAITING", 3)
+    good = [(await made(store))[1] for _ in range(5)]
+    await auth.poll()
+    store.released.clear()
+    async with (
+        attacked(auth, [make().text for _ in range(5)]) as made_up,
+        attacked(auth, good) as requests,
+    ):
+        store.released.set()
+        assert await outcomes(made_up) == {InvalidApiKey: 3, ServiceUnavailable: 2}
+        assert await outcomes(requests) == {Principal: 4, ServiceUnavailable: 1}
+    assert len(auth._look_ups) == 0
+    assert (await auth.authenticate(bearer(good[-1]))).id, "what was refused leaves room"
+
+
+@pytest.mark.slow
+async def test_one_lane_where_there_are_too_many_keys(
+    auth: Authenticator, store: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "MAX_IDS", 2)
+    for _ in range(2):
+        await made(store)
+    await auth.poll()
+    assert auth._ids is not None
+    await made(store)
+    await auth.poll()
+    assert auth._ids is None
+    later = door(store=store, clock=Clock())
+    await later.poll()
+    assert later._ids is None
+    async with attacked(
+        later, [make().text for _ in range(lookups.MAX_UNKNOWN_WAITING + 1)]
+    ) as all_:
+        assert await outcomes(all_) == {InvalidApiKey: len(all_)}
+    await later.close()
+
+
+async def test_the_ids_of_all_keys_are_known_and_kept(
+    auth: Authenticator, store: Slow, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.auth.store._PAGE", 2)
+    ids = {(await made(store))[0] for _ in range(5)}
+    await store.disable(min(ids))
+    gone, _ = await made(store)
+    await store.delete(gone)
+    later = door(store=store, clock=Clock())
+    assert later._ids is None
+    for one in (auth, later):
+        await one.poll()
+        assert one._ids == ids
+    new, _ = await made(store)
+    await store.delete(max(ids))
+    for one in (auth, later):
+        await one.poll()
+        assert one._ids == (ids | {new}) - {max(ids)}
+    async with database.write() as connection:  # as a backup that was put back
+        await connection.execute(text("UPDATE revision SET value = 0"))
+        await connection.execute(text("DELETE FROM api_keys"))
+    for one in (auth, later):
+        await one.poll()
+        assert one._ids == set()
+    await later.close()
+
+
+async def test_a_secret_that_is_newer_than_the_read_is_looked_up_again(
+    auth: Authenticator, store: Slow
+) -> None:
+    """Else a key would be refused that was rotated while somebody waited for its look-up."""
+    key_id, key = await made(store)
+    await auth.poll()
+    store.released.clear()
+    async with attacked(auth, [key]) as first:
+        await store.read.wait()
+        _, second = await store.rotate(key_id, 60)
+        async with attacked(auth, [second.text, make(key_id).text]) as others:
+            store.released.set()
+            assert await outcomes(first) == {Principal: 1}
+            assert await outcomes(others) == {Principal: 1, InvalidApiKey: 1}
+    assert store.finds[key_id] == 2
+
+
+async def test_a_key_that_is_cut_off_lets_in_nobody_who_waited_for_its_look_up(
+    auth: Authenticator, store: Slow
+) -> None:
+    """Whoever is let in after the cut would not be ended by it."""
+    key_id, key = await made(store)
+    await auth.poll()
+    store.released.clear()
+    async with attacked(auth, [key]) as waiting:
+        await store.read.wait()
+        await store.disable(key_id)
+        store.released.set()
+        while auth._known.get(digest(key.encode())) is None:
+            await asyncio.sleep(0)
+        # The look-up has come back, and who waits for it has not gone on: now a poll does this.
+        auth._known.forget(key_id, 10**9)
+        assert await outcomes(waiting) == {InvalidApiKey: 1}
+
+
+async def test_a_fault_reaches_all_who_wait_and_leaves_nothing(
+    auth: Authenticator, store: Slow
+) -> None:
+    key_id, key = await made(store)
+    await auth.poll()
+    store.broken = True
+    async with attacked(auth, [key, key, make(key_id).text]) as waiting:
+        assert await outcomes(waiting) == {ZeroDivisionError: 3}
+    assert len(auth._look_ups) == 0
+    store.broken = False
+    assert (await auth.authenticate(bearer(key))).id == key_id
+
+
+async def test_the_end_of_the_gateway_ends_look_ups(auth: Authenticator, store: Slow) -> None:
+    keys_ = [(await made(store))[1] for _ in range(20)]
+    await auth.poll()
+    store.released.clear()
+    async with attacked(auth, keys_) as waiting:
+        await auth.close()
+        assert await outcomes(waiting) == {asyncio.CancelledError: 20}
+    assert len(auth._look_ups) == 0

@@ -1,9 +1,9 @@
 """The benchmarks: the gateway and its peers beside each other, on a stub engine and on real vLLM.
 
-    python -m bench [--quick] [--only streams|plain|stall|real|kinds|telemetry]...
+    python -m bench [--quick] [--only PART]...
 
-A whole run writes bench/RESULTS.md, telemetry alone its section there, any other run
-.bench/RESULTS.md.
+A whole run writes bench/RESULTS.md, a run of parts in process alone (telemetry, isolation) their
+sections there, any other run .bench/RESULTS.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench import kinds, machine, real, rounds, telemetry
+from bench import disturbances, isolation, kinds, machine, noisy_neighbor, real, rounds, telemetry
 from bench.chaos_report import ACTS, CHECKS, REQUESTS
 from bench.children import WORK, StartError, terminated_like_interrupted
 from bench.peers import Peer, peers, stub
@@ -25,7 +25,8 @@ from bench.samples import Sample, Samples
 from bench.seats import Seat, direct
 from bench.terminal import show
 
-PARTS = ("streams", "plain", "stall", "real", "kinds", "telemetry")
+IN_PROCESS = {"telemetry": telemetry, "isolation": isolation}
+PARTS = ("streams", "plain", "stall", disturbances.PART, "real", "kinds", *IN_PROCESS)
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # Written by `make soak` and `make chaos`; a run of the benchmarks keeps them.
 KEPT = ("Soak", ACTS, REQUESTS, CHECKS)
@@ -48,10 +49,10 @@ def main() -> None:
     options = parser.parse_args()
     parts: Sequence[str] = options.only or PARTS
     console = Console(stderr=True)
-    if set(parts) == {"telemetry"} and not options.quick:
-        made_alone = telemetry.table(telemetry.measure(quick=False))
-        RESULTS.write_text(replace_section(RESULTS.read_text(), made_alone.markdown()))
-        show(made_alone)
+    if set(parts) <= set(IN_PROCESS) and not options.quick:
+        for made_alone in _in_process(parts, quick=False):
+            RESULTS.write_text(replace_section(RESULTS.read_text(), made_alone.markdown()))
+            show(made_alone)
         return
     started = time.monotonic()
     notes: list[str] = []
@@ -66,13 +67,18 @@ def main() -> None:
 
         found = peers(note)
         samples = list(_measure(parts, found, say, note, quick=options.quick))
-        say("metrics and access log")
-        told = telemetry.measure(quick=options.quick) if "telemetry" in parts else None
+        disturbed = list(
+            noisy_neighbor.measure(say, note, found, quick=options.quick)
+            if disturbances.PART in parts
+            else ()
+        )
+        say("costs in process")
+        costs = list(_in_process(parts, quick=options.quick))
     whole = not options.quick and set(parts) == set(PARTS)
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
-    *most, goals = tables(results)
-    made = [*most, *([telemetry.table(told)] if told else []), goals]
+    *most, goals = tables(results, disturbances.Disturbances(disturbed))
+    made = [*most, *costs, goals]
     failed = [f"{count} of {reason}" for reason, count in results.failures().items()]
     heading = (
         f"# Results of the benchmarks\n\nWritten by `{_command(parts, quick=options.quick)}`; the "
@@ -80,7 +86,7 @@ def main() -> None:
         + "".join(f"\n{text}.\n" for text in notes)
     )
     output.write_text(_document(heading, made, found, _kept(output)))
-    (WORK / "samples.json").write_bytes(msgspec.json.encode(samples))
+    (WORK / "samples.json").write_bytes(msgspec.json.encode([*samples, *disturbed]))
     for table in made:
         show(table)
     console.print(f"requests that failed: {'; '.join(failed) or 'none'}")
@@ -115,6 +121,12 @@ def _measure(
             yield from kinds.measure(say, quick=quick)
         except StartError as error:
             note(f"the kinds of engine are left out: {error}")
+
+
+def _in_process(parts: Sequence[str], *, quick: bool) -> Iterator[Table]:
+    for part, module in IN_PROCESS.items():
+        if part in parts:
+            yield module.table(module.measure(quick=quick))
 
 
 def _command(parts: Sequence[str], *, quick: bool) -> str:

@@ -35,6 +35,32 @@ def gaps(reads: Sequence[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(reads)]
 
 
+def longest_gap(sequences: Iterable[Sequence[float]], began: float, ended: float) -> float | None:
+    """Return the longest gap that any sequence of times has at least partly in a period."""
+    overlapping = (
+        later - earlier
+        for times in sequences
+        for earlier, later in pairwise(times)
+        if later > began and earlier < ended
+    )
+    return max(overlapping, default=None)
+
+
+def longest_busy(
+    waits: Iterable[Sequence[float]], cpu_s: Iterable[float], began: float, ended: float
+) -> float | None:
+    """Return the longest wait in a period, each counted up to the CPU time spent during it.
+
+    A wait is a pair of times. The rest of it, the machine was busy with other programs.
+    """
+    busy = (
+        min(answered - asked, spent)
+        for (asked, answered), spent in zip(waits, cpu_s, strict=True)
+        if answered > began and asked < ended
+    )
+    return max(busy, default=None)
+
+
 def stall_free(reads: Sequence[float], pace_s: float) -> bool:
     """Whether a stream, once begun, never kept its reader waiting for more than three paces."""
     return max(gaps(reads), default=0.0) <= 3 * pace_s

@@ -160,7 +160,7 @@ class _Run:
         self.answers: list[Answer] = []
         self.failures: dict[str, int] = {}
         self.rss_kib = 0
-        self._payload = _payload(load)
+        self._payload = payload(load)
         url = urlsplit(load.url)
         self._address = (url.hostname or "127.0.0.1", url.port or 80)
 
@@ -218,7 +218,8 @@ class _Run:
         self.failures[name] = self.failures.get(name, 0) + 1
 
 
-def _payload(load: Load) -> bytes:
+def payload(load: Load) -> bytes:
+    """Return the request that a load sends."""
     body: dict[str, object] = {
         "model": load.model,
         "messages": [{"role": "user", "content": load.prompt}],

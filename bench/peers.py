@@ -180,6 +180,7 @@ def gateway(
     start_s: float = START_S,
     redis_url: str | None = None,
     traces: str | None = None,
+    admin_key: str | None = None,
 ) -> Iterator[tuple[Child, str]]:
     """Run the gateway's command on these models; the values are its process and its URL.
 
@@ -191,7 +192,8 @@ def gateway(
     config.write_text(yaml.safe_dump(configuration(directory, port, models, redis_url, traces)))
     command = Path(sys.executable).with_name("vllm-gateway")
     url = f"http://127.0.0.1:{port}"
-    env = environment(GATEWAY_API_KEYS=KEY)
+    admin = {} if admin_key is None else {"GATEWAY_ADMIN_KEY": admin_key}
+    env = environment(GATEWAY_API_KEYS=KEY, **admin)
     # Not in the repository: a developer's .env would be read there.
     with child(
         GATEWAY, [command, "serve", "--config", config], cwd=directory, env=env, end_s=60

@@ -1,6 +1,9 @@
 """What /proc says of a process and its children. Linux only, as vLLM is."""
 
+import contextlib
 import os
+import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +34,15 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return ticks / TICKS_PER_S
 
 
+def cpu_clock(pid: int) -> float | None:
+    """Return the CPU seconds of one process to the nanosecond, or None if it is gone."""
+    try:
+        # The kernel's clock of another process, as clock_getcpuclockid(3) makes it.
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        return None
+
+
 def rss_kib(pids: Sequence[int]) -> int:
     """Return the resident memory of the processes in KiB; what they share counts for each."""
     pages = 0
@@ -40,6 +52,25 @@ def rss_kib(pids: Sequence[int]) -> int:
         except (OSError, IndexError):
             continue  # it ended meanwhile
     return pages * PAGE_KIB
+
+
+def reset_peak_rss(pids: Sequence[int]) -> None:
+    """Let the peak of resident memory begin anew at what is resident now."""
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_rss_kib(pids: Sequence[int]) -> int:
+    """Return the sum of the processes' peaks of resident memory in KiB since their last reset."""
+    found = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            found += sum(
+                int(kib) for kib in re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+            )
+    return found
 
 
 def _stat(pid: int) -> list[str]:

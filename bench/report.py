@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench import disturbances as noise
+from bench.disturbances import AT_ONCE, STREAMS, Disturbances
 from bench.kinds import PROCESS
-from bench.peers import DIRECT, LITELLM
+from bench.peers import DIRECT, LITELLM, ROUTER
 from bench.samples import Samples
 from bench.targets import (
     Goal,
@@ -43,8 +45,9 @@ class Table:
         return f"## {self.title}\n\n{note}" + "\n".join(lines) + "\n"
 
 
-def tables(samples: Samples) -> Iterator[Table]:
+def tables(samples: Samples, disturbances: Disturbances | None = None) -> Iterator[Table]:
     """Return a table for each part that ran, and the goals."""
+    disturbances = disturbances or Disturbances()
     for part, table in (
         ("streams", _streams),
         ("plain", _plain),
@@ -54,7 +57,9 @@ def tables(samples: Samples) -> Iterator[Table]:
     ):
         if samples.sizes(part):
             yield table(samples)
-    yield _goals(list(goals(samples)))
+    if disturbances:
+        yield _noisy_neighbor(disturbances)
+    yield _goals(list(goals(samples, disturbances)))
 
 
 def _streams(samples: Samples) -> Table:
@@ -173,6 +178,43 @@ def _kinds(samples: Samples) -> Table:
         rows,
         "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
         "socket, one whose engine is inside it. One of the two idles while the other is asked.",
+    )
+
+
+def _noisy_neighbor(disturbances: Disturbances) -> Table:
+    figures = ((noise.gap_ms, 0), (noise.wait_ms, 0), (noise.stop_ms, 1), (noise.rss_growth_mib, 0))
+
+    def cell(body: str, target: str, figure: noise.Figure, digits: int) -> str:
+        medians = (disturbances.median(body, target, n, figure) for n in (1, AT_ONCE))
+        return " / ".join(number(median, digits) for median in medians)
+
+    return Table(
+        "Noisy neighbor",
+        [
+            "hostile body",
+            "target",
+            "responses",
+            "longest gap ms",
+            "longest probe ms",
+            "longest stop ms",
+            "RSS growth MiB",
+        ],
+        [
+            [
+                body,
+                target,
+                disturbances.outcome(body, target) or NOTHING,
+                *(cell(body, target, *figure) for figure in figures),
+            ]
+            for body, target in disturbances.rows()
+        ],
+        f"{STREAMS} streams of one key, a token every 20 ms, while another key sends each body: "
+        f"one at a time (median of the sends) / {AT_ONCE} at once. Gap: between two chunks of any "
+        "stream, as its client sees it; 20 ms of it are due. Probe: GET /health on one connection, "
+        "2 ms after each response. Stop: the CPU time that the target spent during a probe, no "
+        "more than the probe took; that is how long its event loop was blocked, without the time "
+        "that other programs had its core. RSS growth: from before the send to the peak during it. "
+        f"`{noise.NO_BODY}` is the noise of the shared cores. {ROUTER} has no keys.",
     )
 
 

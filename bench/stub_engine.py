@@ -35,8 +35,13 @@ METRICS = (
     'vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0\n'
     'vllm:kv_cache_usage_perc{{engine="0",model_name="{model}"}} 0.0\n'
 )
+JSON = b"application/json"
 PROMPT_TOKENS = 20
 DEFAULT_TOKENS = 16
+# A larger body is not parsed: that would stall the stub's own streams, and be taken for a stall of
+# the gateway.
+MAX_PARSED_BYTES = 2 * 1024 * 1024
+STREAM_WITHIN = 256  # bytes in which a larger body says that it asks for a stream
 
 
 class Stub:
@@ -82,13 +87,15 @@ class Stub:
     def operations(self, path: bytes) -> tuple[bytes, bytes] | None:
         """Return the body and content type of a path that is not inference, or None."""
         if path in (b"/health", b"/ping"):
-            return b"", b"application/json"
+            return b"", JSON
         if path == b"/metrics":
             text = METRICS.format(model=self.model, running=self.running)
             return text.encode(), b"text/plain"
         answers: dict[bytes, dict[str, Any]] = {
             b"/version": {"version": "0.0.0+stub"},
             b"/stats": {"running": self.running, "served": self.served},
+            b"/v1/audio/transcriptions": {"text": "token"},
+            b"/tokenize": {"count": 1, "max_model_len": 32768, "tokens": [7], "token_strs": None},
             b"/v1/models": {
                 "object": "list",
                 "data": [
@@ -103,7 +110,7 @@ class Stub:
             },
         }
         found = answers.get(path)
-        return None if found is None else (json.dumps(found).encode(), b"application/json")
+        return None if found is None else (json.dumps(found).encode(), JSON)
 
 
 class Connection(asyncio.Protocol):
@@ -115,6 +122,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._path = b""
         self._body: list[bytes] = []
+        self._size = 0
         self._active = False
         self._usage = False
         self._tokens = self._sent = 0
@@ -138,17 +146,25 @@ class Connection(asyncio.Protocol):
         self._path += url
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        self._size += len(body)
+        if self._size <= MAX_PARSED_BYTES:
+            self._body.append(body)
 
     def on_message_complete(self) -> None:
         path, body = self._path.split(b"?")[0], b"".join(self._body)
-        self._path, self._body = b"", []
+        whole = self._size <= MAX_PARSED_BYTES
+        self._path, self._body, self._size = b"", [], 0
         if path in (b"/v1/chat/completions", b"/v1/completions"):
-            self._generate(body)
+            try:
+                request = json.loads(body) if whole else _of_beginning(body)
+            except (ValueError, RecursionError):
+                self._respond(400, b'{"detail":"There was an error parsing the body"}', JSON)
+            else:
+                self._generate(request)
         elif found := self._stub.operations(path):
             self._respond(200, *found)
         else:
-            self._respond(404, b'{"detail":"Not Found"}', b"application/json")
+            self._respond(404, b'{"detail":"Not Found"}', JSON)
 
     def _respond(self, status: int, body: bytes, kind: bytes) -> None:
         self._transport.write(
@@ -156,13 +172,12 @@ class Connection(asyncio.Protocol):
             % (status, kind, len(body), body)
         )
 
-    def _generate(self, body: bytes) -> None:
-        request = json.loads(body)
+    def _generate(self, request: dict[str, Any]) -> None:
         wanted = request.get("max_tokens") or request.get("max_completion_tokens")
         self._tokens = int(wanted or DEFAULT_TOKENS)
         self._stub.served += 1
         if not request.get("stream"):
-            self._respond(200, self._stub.completion(self._tokens), b"application/json")
+            self._respond(200, self._stub.completion(self._tokens), JSON)
             return
         self._stub.running += 1
         self._active = True
@@ -197,6 +212,11 @@ class Connection(asyncio.Protocol):
         if self._active:
             self._active = False
             self._stub.running -= 1
+
+
+def _of_beginning(body: bytes) -> dict[str, Any]:
+    """Return what matters of a request whose body is not parsed."""
+    return {"stream": b'"stream":true' in body[:STREAM_WITHIN], "max_tokens": 1}
 
 
 async def serve(stub: Stub, host: str, port: int) -> None:

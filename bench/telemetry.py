@@ -9,7 +9,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,8 +20,8 @@ from app.telemetry.access import AccessLog, RequestRecord
 from app.telemetry.metrics import Metrics
 from app.telemetry.writer import Output, Writer
 from app.usage.reading import Usage
-from bench.figures import median, percentile
-from bench.report import Table, number
+from bench.costs import ROUNDS, Cost, cost_table, cpu_us
+from bench.report import Table
 
 MODELS = 20
 ENGINES = 2  # of each model
@@ -30,21 +29,9 @@ REQUESTS = 1_000
 STATUSES = (200, 200, 200, 400, 401, 404, 408, 413, 429, 499, 500, 502, 503, 504)
 CHUNKS = 16  # of a stream
 SCRAPES = 200
-ROUNDS = 50
-PER_ROUND = 1_000
 SCRAPE_BUDGET_MS = 5.0
 REQUEST_BUDGET_US = 15.0
 TITLE = "Metrics and access log"
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """One figure over many rounds, in its unit."""
-
-    what: str
-    unit: str
-    values: Sequence[float]
-    budget: float | None = None
 
 
 def measure(*, quick: bool) -> list[Cost]:
@@ -65,7 +52,7 @@ async def _measure(part: int) -> list[Cost]:
         lines = state.metrics.exposition()[0].count(b"\n")
         rounds = range(ROUNDS // part)
         both, alone, written = (
-            [_per_request(act) for _ in rounds]
+            [cpu_us(act) for _ in rounds]
             for act in (
                 _all(state),
                 _metrics(state.metrics),
@@ -85,17 +72,9 @@ async def _measure(part: int) -> list[Cost]:
 
 def table(costs: Sequence[Cost]) -> Table:
     """Return the section of the report."""
-    rows = []
-    for cost in costs:
-        middle = median(cost.values)
-        budget = "" if cost.budget is None else f"{cost.budget:g}"
-        met = "" if cost.budget is None else "met" if (middle or 0) < cost.budget else "not met"
-        shown = (min(cost.values), middle, percentile(cost.values, 0.99))
-        rows.append([cost.what, cost.unit, *(number(one, 2) for one in shown), budget, met])
-    return Table(
+    return cost_table(
         TITLE,
-        ["", "unit", "shortest", "median", "p99", "budget", ""],
-        rows,
+        costs,
         "In process, CPU time. Every second request is a stream, whose gaps are counted for "
         f"{CHUNKS} chunks and are part of the figure. The median is judged; where the machine is "
         "busy with other things, its caches are cold and the shortest tells more.",
@@ -191,15 +170,6 @@ def _access(access: AccessLog) -> Iterator[Callable[[], None]]:
 
     while True:
         yield write
-
-
-def _per_request(acts: Iterator[Callable[[], None]]) -> float:
-    """Return the CPU time of one request in µs, over PER_ROUND of them."""
-    chosen = [next(acts) for _ in range(PER_ROUND)]
-    began = time.process_time_ns()
-    for act in chosen:
-        act()
-    return (time.process_time_ns() - began) / PER_ROUND / 1e3
 
 
 def _timed_ms(act: Callable[[], object]) -> float:

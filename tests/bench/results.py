@@ -4,7 +4,9 @@ from typing import Any
 
 import msgspec
 
+from bench.disturbances import Disturbance
 from bench.load import Result
+from bench.peers import GATEWAY
 from bench.samples import Sample, Samples
 
 NOTHING = Result(
@@ -46,3 +48,23 @@ def samples(part: str, size: int, figure: str, **by_target: list[Any]) -> list[S
 def of(*groups: list[Sample]) -> Samples:
     """Return groups of samples as one run."""
     return Samples(sample for group in groups for sample in group)
+
+
+def disturbance(**fields: Any) -> Disturbance:
+    """Return one send of a hostile body with these figures."""
+    return Disturbance(
+        **{
+            "body": "members",
+            "target": GATEWAY,
+            "at_once": 1,
+            "round": 0,
+            "outcomes": ["200"],
+            "before_body": None,
+            "seconds": 1.0,
+            "gap_ms": 25.0,
+            "wait_ms": 6.0,
+            "stop_ms": 5.0,
+            "rss_growth_mib": 1.0,
+            **fields,
+        }
+    )

@@ -74,8 +74,24 @@ def test_what_proc_says_of_a_family() -> None:
     with child("c", [sys.executable, "-c", SLEEP]) as running:
         assert running.pid in proc.family(os.getpid())
         assert proc.rss_kib([running.pid]) > 0
+        assert (proc.cpu_clock(running.pid) or 0) > 0
     assert proc.cpu_seconds([os.getpid()]) > 0
     assert proc.cpu_seconds([running.pid]) == proc.rss_kib([running.pid]) == 0
+    assert proc.cpu_clock(running.pid) is None
+    assert proc.peak_rss_kib([running.pid]) == 0
+
+
+def test_the_peak_of_memory_begins_anew_when_it_is_reset() -> None:
+    pids = [os.getpid()]
+    large = bytearray(64 << 20)
+    proc.reset_peak_rss(pids)
+    assert proc.peak_rss_kib(pids) > 64 << 10
+    before = proc.peak_rss_kib(pids)
+
+    del large
+    proc.reset_peak_rss(pids)
+
+    assert proc.peak_rss_kib(pids) < before - (48 << 10)
 
 
 def _is_gone(pid: int) -> bool:

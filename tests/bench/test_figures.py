@@ -2,7 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import difference, gaps, median, percentile, ratio, slope, stall_free
+from bench.figures import (
+    difference,
+    gaps,
+    longest_busy,
+    longest_gap,
+    median,
+    percentile,
+    ratio,
+    slope,
+    stall_free,
+)
 
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
@@ -70,3 +80,32 @@ def test_slope_is_that_of_the_least_squares_line() -> None:
 @pytest.mark.parametrize("points", [[], [(1.0, 1.0)], [(1.0, 1.0), (1.0, 2.0)]])
 def test_slope_of_too_little_is_nothing(points: list[tuple[float, float]]) -> None:
     assert slope(points) is None
+
+
+STREAMS = [[0.0, 1.0, 1.5, 5.0], [0.5, 2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "expected"),
+    [
+        (0.0, 9.0, 3.5),
+        (1.1, 1.4, 1.5),  # two gaps are under way, and both count as a whole
+        (1.6, 1.7, 3.5),  # a gap that begins before the period and ends after it
+        (0.0, 0.5, 1.0),  # the next gap begins when the period ends
+        (5.0, 9.0, None),  # the last gap ended when the period begins
+    ],
+)
+def test_the_longest_gap_is_one_that_overlaps_the_period(
+    began: float, ended: float, expected: float | None
+) -> None:
+    assert longest_gap(STREAMS, began, ended) == expected
+
+
+def test_a_wait_is_busy_for_no_longer_than_it_lasts_or_computes() -> None:
+    waits = [(0.0, 1.0), (1.0, 5.0), (5.0, 6.0), (6.0, 20.0)]
+    cpu_s = [0.5, 0.25, 2.0, 14.0]  # two threads compute for longer than a clock shows
+
+    assert longest_busy(waits, cpu_s, 0.0, 6.0) == 1.0
+    assert longest_busy(waits, cpu_s, 0.0, 5.0) == 0.5
+    assert longest_busy(waits, cpu_s, 1.5, 2.0) == 0.25
+    assert longest_busy([], [], 0.0, 1.0) is None

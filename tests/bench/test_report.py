@@ -1,7 +1,8 @@
 import pytest
 
+from bench.disturbances import Disturbances
 from bench.report import Table, number, replace_section, section_of, tables
-from tests.bench.results import of, samples
+from tests.bench.results import disturbance, of, samples
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,25 @@ def test_the_targets_show_bound_value_and_verdict() -> None:
         "met",
     ]
     assert rows["stall-free streams"] == ["≥ 1,024", "1,024", "–", "met"]
+
+
+def test_the_noisy_neighbor_has_a_row_for_each_body_and_target() -> None:
+    run = Disturbances(
+        [
+            *(disturbance(round=n, stop_ms=stop) for n, stop in enumerate((4.0, 9.0, 5.0))),
+            disturbance(at_once=8, outcomes=["503"], gap_ms=812.4, stop_ms=700.25),
+            disturbance(target="direct", outcomes=[], stop_ms=None, rss_growth_mib=None),
+        ]
+    )
+
+    made = list(tables(of(), run))
+
+    assert [table.title for table in made] == ["Noisy neighbor", "Targets"]
+    assert made[0].rows == [
+        ["members", "vllm-gateway", "200, 503", "25 / 812", "6 / 6", "5.0 / 700.2", "1 / 1"],
+        ["members", "direct", "–", "25 / –", "6 / –", "– / –", "– / –"],
+    ]
+    assert made[1].rows[-1][1:] == ["≤ 20 ms", "700", "–", "not met"]
 
 
 TEXT = "# Results\n\n## Soak\n\nold\n\n## Soaked\n\nstays\n"

@@ -1,7 +1,8 @@
 import pytest
 
+from bench.disturbances import Disturbances
 from bench.targets import Goal, goals, stall_free_streams
-from tests.bench.results import of, samples
+from tests.bench.results import disturbance, of, samples
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,17 @@ def test_every_goal_takes_its_figure_from_the_run() -> None:
         "stall-free streams": (0, False),
         "RSS at 1,024 streams": (130.0, False),
         "tokens per second on real vLLM, 32 streams, × direct": (0.99, True),
+        "longest stop of the event loop under a hostile body": (None, None),
     }
+
+
+@pytest.mark.parametrize(("stop_ms", "met"), [(19.5, True), (20.5, False)])
+def test_the_longest_stop_of_the_event_loop_has_a_bound(stop_ms: float, met: bool) -> None:
+    run = Disturbances([disturbance(stop_ms=stop_ms)])
+
+    stop = next(goal for goal in goals(of(), run) if goal.figure.startswith("longest stop"))
+
+    assert (stop.measured, stop.bound, stop.met) == (stop_ms, 20, met)
 
 
 def test_added_latency_is_compared_to_what_the_router_adds() -> None:

@@ -1,0 +1,99 @@
+"""Samples of how much hostile requests of one tenant disturb the others. Pure."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from bench.figures import median
+
+PART = "noisy-neighbor"
+# The name of the row without any hostile body: the noise of the machine and of the measurement.
+NO_BODY = "none"
+STREAMS = 64
+AT_ONCE = 8
+
+
+class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
+    """One send of a hostile body, once or several times at the same time."""
+
+    part: str = PART
+    body: str
+    target: str
+    at_once: int
+    round: int
+    outcomes: list[str]  # of the hostile requests
+    before_body: bool | None  # refused before the body was sent; None: not tried
+    seconds: float  # until the last hostile request had ended
+    gap_ms: float | None  # the longest between two chunks of any stream
+    wait_ms: float | None  # the longest of a probe for its response
+    stop_ms: float | None  # the longest CPU time of the target during such a wait
+    rss_growth_mib: float | None
+    streams_lost: int = 0
+    died: bool = False
+
+
+Figure = Callable[[Disturbance], float | None]
+
+
+class Disturbances:
+    """Every disturbance of a run."""
+
+    def __init__(self, disturbances: Iterable[Disturbance] = ()) -> None:
+        self._all = list(disturbances)
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return every pair of body and target, in the order of the run."""
+        return list(dict.fromkeys((one.body, one.target) for one in self._all))
+
+    def median(self, body: str, target: str, at_once: int, figure: Figure) -> float | None:
+        """Return the median over the rounds; None where nothing was measured."""
+        rounds = self._of(body, target)
+        return median(figure(one) for one in rounds if one.at_once == at_once)
+
+    def outcome(self, body: str, target: str) -> str:
+        """Return how the hostile requests ended, in few words."""
+        rounds = self._of(body, target)
+        words = sorted({name for one in rounds for name in one.outcomes})
+        early = {one.before_body for one in rounds} - {None}
+        if early:
+            words.append("before the body" if early == {True} else "after the body")
+        if lost := max(one.streams_lost for one in rounds):
+            words.append(f"{lost} streams lost")
+        if any(one.died for one in rounds):
+            words.append("died")
+        return ", ".join(words)
+
+    def longest_stop_ms(self, target: str) -> float | None:
+        """Return the longest stop that any body caused in its median round."""
+        stops = [
+            self.median(body, target, at_once, stop_ms)
+            for body in {one.body for one in self._all} - {NO_BODY}
+            for at_once in (1, AT_ONCE)
+        ]
+        return max((stop for stop in stops if stop is not None), default=None)
+
+    def _of(self, body: str, target: str) -> list[Disturbance]:
+        return [one for one in self._all if (one.body, one.target) == (body, target)]
+
+
+def gap_ms(one: Disturbance) -> float | None:
+    """Longest gap between two chunks, in ms."""
+    return one.gap_ms
+
+
+def wait_ms(one: Disturbance) -> float | None:
+    """Longest wait for a response to a probe, in ms."""
+    return one.wait_ms
+
+
+def stop_ms(one: Disturbance) -> float | None:
+    """Longest time that the event loop computed without a response to a probe, in ms."""
+    return one.stop_ms
+
+
+def rss_growth_mib(one: Disturbance) -> float | None:
+    """Growth of resident memory to its peak, in MiB."""
+    return one.rss_growth_mib

@@ -1,0 +1,64 @@
+from typing import Any
+
+from bench.disturbances import AT_ONCE, NO_BODY, Disturbance, Disturbances, gap_ms, stop_ms
+from bench.peers import GATEWAY, ROUTER
+from tests.bench.results import disturbance
+
+
+def stops(*values: float | None, **fields: Any) -> list[Disturbance]:
+    return [disturbance(round=n, stop_ms=value, **fields) for n, value in enumerate(values)]
+
+
+def test_medians_are_over_the_sends_of_one_kind() -> None:
+    run = Disturbances([*stops(5.0, 90.0, 6.0), *stops(700.0, at_once=AT_ONCE)])
+
+    assert run.median("members", GATEWAY, 1, stop_ms) == 6.0
+    assert run.median("members", GATEWAY, AT_ONCE, stop_ms) == 700.0
+    assert run.median("members", ROUTER, 1, gap_ms) is None
+
+
+def test_the_longest_stop_is_that_of_the_worst_body_in_its_median_send() -> None:
+    run = Disturbances(
+        [
+            *stops(1.0, 900.0, 2.0),
+            *stops(30.0, body="form", at_once=AT_ONCE),
+            *stops(300.0, body=NO_BODY),
+            *stops(400.0, target=ROUTER),
+            *stops(None, body="image"),
+        ]
+    )
+
+    assert run.longest_stop_ms(GATEWAY) == 30.0
+    assert Disturbances().longest_stop_ms(GATEWAY) is None
+
+
+def test_rows_are_in_the_order_of_the_run() -> None:
+    run = Disturbances([*stops(1.0, 2.0), *stops(1.0, target=ROUTER), *stops(1.0, body="form")])
+
+    assert run.rows() == [("members", GATEWAY), ("members", ROUTER), ("form", GATEWAY)]
+    assert run
+    assert not Disturbances()
+
+
+def outcome(*found: Disturbance) -> str:
+    return Disturbances(found).outcome("members", GATEWAY)
+
+
+def test_an_outcome_names_each_status_once() -> None:
+    eight = disturbance(at_once=AT_ONCE, outcomes=["200", "503", "200", "ConnectionResetError"])
+
+    assert outcome(disturbance(), eight) == "200, 503, ConnectionResetError"
+    assert outcome(disturbance(outcomes=[])) == ""
+
+
+def test_an_outcome_tells_a_refusal_before_the_body_from_one_after_it() -> None:
+    early, late = (disturbance(outcomes=["429"], before_body=early) for early in (True, False))
+
+    assert outcome(early, early) == "429, before the body"
+    assert outcome(early, late) == "429, after the body"
+
+
+def test_an_outcome_tells_of_lost_streams_and_of_a_target_that_died() -> None:
+    last = disturbance(outcomes=["ConnectionResetError"], streams_lost=64, died=True)
+
+    assert outcome(last) == "ConnectionResetError, 64 streams lost, died"

@@ -1,4 +1,4 @@
-"""Samples of how much hostile requests of one tenant disturb the others. Pure."""
+"""Samples of how hostile requests of one tenant affect the other tenants. Pure."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,14 +7,14 @@ import msgspec
 from bench.figures import median
 
 PART = "noisy-neighbor"
-# The name of the row without any hostile body: the noise of the machine and of the measurement.
+# The row without a hostile body: the noise of the machine and of the measurement.
 NO_BODY = "none"
 STREAMS = 64
 AT_ONCE = 8
 
 
 class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """One send of a hostile body, once or several times at the same time."""
+    """One send of a hostile body: `at_once` requests concurrently."""
 
     part: str = PART
     body: str
@@ -22,11 +22,11 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
     at_once: int
     round: int
     outcomes: list[str]  # of the hostile requests
-    before_body: bool | None  # refused before the body was sent; None: not tried
-    seconds: float  # until the last hostile request had ended
-    gap_ms: float | None  # the longest between two chunks of any stream
-    wait_ms: float | None  # the longest of a probe for its response
-    stop_ms: float | None  # the longest CPU time of the target during such a wait
+    before_body: bool | None  # whether each was refused before its body was sent; None: not tested
+    seconds: float  # until the last hostile request ended
+    gap_ms: float | None  # longest gap between two chunks of any stream
+    wait_ms: float | None  # longest wait of a probe for its response
+    stop_ms: float | None  # longest such wait, each capped at the target's CPU time during it
     rss_growth_mib: float | None
     streams_lost: int = 0
     died: bool = False
@@ -54,7 +54,7 @@ class Disturbances:
         return median(figure(one) for one in rounds if one.at_once == at_once)
 
     def outcome(self, body: str, target: str) -> str:
-        """Return how the hostile requests ended, in few words."""
+        """Return a summary: the statuses, the streams that were lost, whether the target died."""
         rounds = self._of(body, target)
         words = sorted({name for one in rounds for name in one.outcomes})
         early = {one.before_body for one in rounds} - {None}
@@ -67,7 +67,7 @@ class Disturbances:
         return ", ".join(words)
 
     def longest_stop_ms(self, target: str) -> float | None:
-        """Return the longest stop that any body caused in its median round."""
+        """Return the longest stop over all bodies, each with its median."""
         stops = [
             self.median(body, target, at_once, stop_ms)
             for body in {one.body for one in self._all} - {NO_BODY}

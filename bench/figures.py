@@ -49,9 +49,9 @@ def longest_gap(sequences: Iterable[Sequence[float]], began: float, ended: float
 def longest_busy(
     waits: Iterable[Sequence[float]], cpu_s: Iterable[float], began: float, ended: float
 ) -> float | None:
-    """Return the longest wait in a period, each counted up to the CPU time spent during it.
+    """Return the longest wait in a period, each capped at the CPU time spent during it.
 
-    A wait is a pair of times. The rest of it, the machine was busy with other programs.
+    A wait is a pair of times. Time beyond the cap went to other programs.
     """
     busy = (
         min(answered - asked, spent)

@@ -1,7 +1,8 @@
-"""Request bodies that cost their sender nothing and a careless gateway a lot. Pure.
+"""Request bodies that are cheap to send and expensive to parse. Pure.
 
-Each is valid, and below the gateway's default limit of 32 MiB. JSON bodies ask for a stream, so
-that the gateway has a member to change (`stream_options`) and cannot pass the body on as it came.
+Each is well-formed and within the gateway's default limit of 32 MiB. Chat and completion requests
+ask for a stream, so the gateway must change a member (`stream_options`) and cannot forward the
+body unchanged.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,12 @@ COMPLETIONS = "/v1/completions"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TOKENIZE = "/tokenize"
 JSON = "application/json"
-# The shortest boundary there is: more parts fit into a body.
+# The shortest boundary: the most parts fit into a body.
 FORM = "multipart/form-data; boundary=b"
 
 _HEAD = f'{{"model":"{MODEL}","stream":true,"max_tokens":1,'.encode()
 _MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
-# The last of the parts: whoever looks for it has to read all of the others.
+# The last part: a parser that looks for the model reads all the others first.
 _MODEL_PART = (
     b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n--b--\r\n' % MODEL.encode()
 )
@@ -33,7 +34,7 @@ _FILE_PART = (
 
 @dataclass(frozen=True, slots=True)
 class HostileBody:
-    """A body and where it is sent. Building it takes up to a second."""
+    """A body and its destination. Building it takes up to a second."""
 
     name: str
     path: str
@@ -54,7 +55,7 @@ def form_of_bare_parts(size: int) -> bytes:
 
 
 def form_of_near_misses(size: int) -> bytes:
-    """Return a form with one file of about `size` bytes that nearly ends every four bytes."""
+    """Return a form of about `size` bytes: a file that begins a boundary every four bytes."""
     room = size - len(_FILE_PART) - len(_MODEL_PART) - 2
     return b"".join((_FILE_PART, _repeated(b"\r\n--", room), b"\r\n", _MODEL_PART))
 
@@ -75,17 +76,17 @@ def one_character_prompts(size: int) -> bytes:
 
 
 def members(count: int) -> bytes:
-    """Return a chat request with `count` unknown members, all names different."""
+    """Return a chat request with `count` unknown members of distinct names."""
     return _HEAD + _MESSAGES + b"," + _members(count) + b"}"
 
 
 def nested_members(count: int) -> bytes:
-    """Return a chat request with an object of `count` members in it."""
+    """Return a chat request that contains an object of `count` members."""
     return _HEAD + _MESSAGES + b',"metadata":{' + _members(count) + b"}}"
 
 
 def nesting(depth: int) -> bytes:
-    """Return a chat request with lists in lists, `depth` of them."""
+    """Return a chat request with `depth` nested lists."""
     return _HEAD + _MESSAGES + b',"metadata":' + b"[" * depth + b"]" * depth + b"}"
 
 
@@ -95,7 +96,7 @@ def escapes(size: int) -> bytes:
 
 
 def non_ascii(size: int) -> bytes:
-    """Return a chat request of about `size` bytes: a message of characters of three bytes."""
+    """Return a chat request of about `size` bytes: a message of three-byte characters."""
     return _message("語".encode(), size)
 
 

@@ -28,13 +28,10 @@ def isolation_cost(isolate: Callable[[bytes], object], *, quick: bool) -> Cost:
 
 
 def add_cache_salt(body: bytes) -> bytes:
-    """Return a body with the tenant's cache salt as the first member of its object.
-
-    Stands in for the gateway's own code.
-    """
+    """Return a body with the tenant's cache salt as its first member: a stand-in for app code."""
     salt = hmac.digest(SECRET, TENANT, "sha256").hex().encode()
-    behind = body.index(b"{") + 1
-    return b"".join((body[:behind], b'"cache_salt":"', salt, b'",', body[behind:]))
+    first = body.index(b"{") + 1
+    return b"".join((body[:first], b'"cache_salt":"', salt, b'",', body[first:]))
 
 
 def chat_body(size: int) -> bytes:

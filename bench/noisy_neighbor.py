@@ -1,9 +1,9 @@
-"""Measures whether one tenant can stall the others by what it sends.
+"""Measures whether the request bodies of one tenant can stall the other tenants.
 
-STREAMS streams of one key run through the gateway at 20 ms a token. Meanwhile another key sends
-hostile bodies (`hostile_bodies.py`) from another process: one at a time, then several at once.
-Streams and event loop are measured from outside, by two more processes (`bystanders.py`). Every
-body gets a new gateway, so that nothing is left of the body before it.
+STREAMS streams of one key run through the gateway at 20 ms per token. Meanwhile another key sends
+hostile bodies (`hostile_bodies.py`) from a separate process: one at a time, then AT_ONCE
+concurrently. Two more processes (`bystanders.py`) measure the streams and the event loop from
+outside. Each body is sent to a new process of the target, so none inherits the memory of another.
 """
 
 import contextlib
@@ -43,17 +43,17 @@ ReplyT = TypeVar("ReplyT")
 
 
 class ProgramError(Exception):
-    """A program of the measurement ended early or said something unexpected."""
+    """A program of the measurement exited early or printed something unexpected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """A target that runs, and the keys of its tenants."""
+    """A running target and the keys of its tenants."""
 
     target: Target
     victim: str
     hostile: str
-    limited: str  # its requests_per_minute are 0
+    limited: str  # requests_per_minute: 0
 
     @property
     def died(self) -> bool:
@@ -61,7 +61,7 @@ class Tenants:
 
 
 class Program:
-    """A module of ours in a process of its own, spoken to in lines on its pipes."""
+    """A module of this package that runs as a process and exchanges lines over pipes."""
 
     def __init__(self, module: str, *options: str) -> None:
         self._name = module
@@ -71,7 +71,7 @@ class Program:
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # at Ctrl-C it is ended by us, without a trace on the terminal
+            start_new_session=True,  # Ctrl-C ends it through `close`, without a traceback
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -94,7 +94,7 @@ class Program:
         return msgspec.json.decode(self._line(), type=reply)
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Close the program's input and wait for its exit; kill it after END_S."""
         self._input.close()
         try:
             self._process.wait(END_S)
@@ -111,7 +111,7 @@ class Program:
 
 
 def measure(say: Say, note: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Disturbance]:
-    """Yield every send of every body to the engine itself, the gateway and vllm-router.
+    """Yield one sample for each send of each body: to the stub, the gateway and vllm-router.
 
     Raises StartError when the stub does not start.
     """
@@ -122,7 +122,7 @@ def measure(say: Say, note: Say, found: Sequence[Peer], *, quick: bool) -> Itera
             name = NO_BODY if body is None else body.name
             for place in places:
                 if body is not None and body.limited and place.name != GATEWAY:
-                    continue  # it has no keys
+                    continue  # no other target has keys
                 say(f"noisy neighbor, {number} of {len(BODIES)}, {place.name}: {name}")
                 try:
                     with tempfile.TemporaryDirectory() as home:
@@ -187,7 +187,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _send(tenants: Tenants, sender: Program | None, at_once: int) -> tuple[Sent, float | None]:
-    """Send a body, or nothing for CALM_S; return that and how much memory grew meanwhile."""
+    """Send a body, or nothing for CALM_S; return the send and the memory growth in MiB."""
     pid = tenants.target.pid
     pids = proc.family(pid) if pid else []
     before = proc.rss_kib(pids)

@@ -55,9 +55,9 @@ def rss_kib(pids: Sequence[int]) -> int:
 
 
 def reset_peak_rss(pids: Sequence[int]) -> None:
-    """Let the peak of resident memory begin anew at what is resident now."""
+    """Reset the peak of resident memory to its current value."""
     for pid in pids:
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 

@@ -38,10 +38,10 @@ METRICS = (
 JSON = b"application/json"
 PROMPT_TOKENS = 20
 DEFAULT_TOKENS = 16
-# A larger body is not parsed: that would stall the stub's own streams, and be taken for a stall of
-# the gateway.
+# A larger body is not parsed: it would stall the stub's streams and look like a stall of the
+# gateway.
 MAX_PARSED_BYTES = 2 * 1024 * 1024
-STREAM_WITHIN = 256  # bytes in which a larger body says that it asks for a stream
+STREAM_WITHIN = 256  # leading bytes of a larger body that are searched for `stream`
 
 
 class Stub:
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
         self._path, self._body, self._size = b"", [], 0
         if path in (b"/v1/chat/completions", b"/v1/completions"):
             try:
-                request = json.loads(body) if whole else _of_beginning(body)
+                request = json.loads(body) if whole else _unparsed(body)
             except (ValueError, RecursionError):
                 self._respond(400, b'{"detail":"There was an error parsing the body"}', JSON)
             else:
@@ -214,8 +214,8 @@ class Connection(asyncio.Protocol):
             self._stub.running -= 1
 
 
-def _of_beginning(body: bytes) -> dict[str, Any]:
-    """Return what matters of a request whose body is not parsed."""
+def _unparsed(body: bytes) -> dict[str, Any]:
+    """Return the request of a body that is too large to parse."""
     return {"stream": b'"stream":true' in body[:STREAM_WITHIN], "max_tokens": 1}
 
 

@@ -9,7 +9,7 @@ from bench.load import Result
 from bench.peers import DIRECT, GATEWAY, LITELLM, ROUTER, WITH_REDIS
 from bench.samples import Comparison, Samples
 
-# As long as a token of a fast engine: nobody sees a shorter one.
+# One token interval of a fast engine: a shorter stop delays no stream by a token.
 LONGEST_STOP_MS = 20
 
 

@@ -22,7 +22,7 @@ import uvloop
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from app.connection import ClientConnection, ConnectionBounds
+from app.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.database.database import Database, DatabaseUnavailable, NewerDatabase
 from app.errors import Conflict, GatewayError, InvalidConfiguration
 from app.main import State, create_app, hopeless, release_engines
@@ -176,12 +176,8 @@ def uvicorn_server(app: FastAPI) -> _Server:
     server = state.settings.server
 
     class Connection(ClientConnection):
-        bounds = ConnectionBounds(
-            server.max_connections,
-            server.header_timeout_s,
-            server.body_timeout_s,
-            server.client_stall_s,
-        )
+        bounds = _bounds(server, server.max_connections, server.max_connections_per_peer)
+        peers = PeerConnections()
 
         def on_refusal(self, error: GatewayError) -> None:
             state.metrics.refusal(error.status)
@@ -203,17 +199,23 @@ def metrics_server(app: FastAPI) -> uvicorn.Server | None:
     server = state.settings.server
 
     class Connection(ClientConnection):
-        bounds = ConnectionBounds(
-            MAX_SCRAPERS,
-            server.header_timeout_s,
-            server.body_timeout_s,
-            server.client_stall_s,
-        )
+        bounds = _bounds(server, MAX_SCRAPERS, MAX_SCRAPERS)
+        peers = PeerConnections()
 
         def on_refusal(self, error: GatewayError) -> None:
             """Nobody counts those who scrape."""
 
     return _Server(_config(state.metrics_door, Connection, server, lifespan="off"))
+
+
+def _bounds(server: ServerSettings, connections: int, per_peer: int) -> ConnectionBounds:
+    return ConnectionBounds(
+        connections=connections,
+        connections_per_peer=per_peer,
+        header_timeout_s=server.header_timeout_s,
+        body_timeout_s=server.body_timeout_s,
+        stall_s=server.client_stall_s,
+    )
 
 
 def _config(

@@ -27,6 +27,12 @@ class ServerSettings(SpecModel):
     max_connections: int = Field(
         4096, ge=1, description="Client connections; further ones are answered 503 and closed."
     )
+    max_connections_per_peer: int = Field(
+        2048,
+        ge=1,
+        description="Client connections from one address; further ones are answered 503 and "
+        "closed. Set it to max_connections behind a load balancer.",
+    )
     header_timeout_s: float = Field(
         10.0, gt=0, description="From a connection's first moment to a request's whole head."
     )

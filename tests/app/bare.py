@@ -1,7 +1,6 @@
 """An ASGI application under the gateway's own client connections, without the gateway."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,12 +9,14 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.connection import ClientConnection, ConnectionBounds
+from app.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.errors import GatewayError
+from app.server import listen
 from tests.app.raw import PATIENCE_S, Client
 
 BOUNDS = {
     "connections": 4096,
+    "connections_per_peer": 4096,
     "header_timeout_s": PATIENCE_S,
     "body_timeout_s": PATIENCE_S,
     "stall_s": PATIENCE_S,
@@ -28,15 +29,17 @@ class Bare:
 
     address: Any
     connections: set[Any]
+    peers: PeerConnections
     refused: list[GatewayError] = field(default_factory=list)
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Client]:
-        """Open a connection to it."""
+    async def connected(self, source: str | None = None) -> AsyncIterator[Client]:
+        """Open a connection to it, from an address of one's own if it matters."""
         if isinstance(self.address, str):
             reader, writer = await asyncio.open_unix_connection(self.address)
         else:
-            reader, writer = await asyncio.open_connection(*self.address[:2])
+            local = None if source is None else (source, 0)
+            reader, writer = await asyncio.open_connection(*self.address[:2], local_addr=local)
         try:
             yield Client(reader, writer)
         finally:
@@ -44,20 +47,19 @@ class Bare:
 
 
 @asynccontextmanager
-async def serving_app(
-    app: ASGIApp, sock: socket.socket | None = None, **bounds: Any
-) -> AsyncIterator[Bare]:
-    """Serve an application, on a free port of IPv4's loopback unless given another socket."""
-    if sock is None:
-        sock = socket.create_server(("127.0.0.1", 0))
+async def serving_app(app: ASGIApp, host: str = "127.0.0.1", **bounds: Any) -> AsyncIterator[Bare]:
+    """Serve an application on a free port; on a Unix socket where the host is a path."""
 
     class Connection(ClientConnection):
+        peers = PeerConnections()
+
         def on_refusal(self, error: GatewayError) -> None:
             bare.refused.append(error)
 
     Connection.bounds = ConnectionBounds(**{**BOUNDS, **bounds})
     config = uvicorn.Config(
         app,
+        uds=host if host.startswith("/") else None,
         http=Connection,
         interface="asgi3",
         ws="none",
@@ -70,8 +72,9 @@ async def serving_app(
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
-    bare = Bare(sock.getsockname(), server.server_state.connections)
-    await server.startup([sock])
+    await server.startup(None if config.uds else [listen(host, 0)])
+    address = server.servers[0].sockets[0].getsockname()
+    bare = Bare(address, server.server_state.connections, Connection.peers)
     try:
         yield bare
     finally:

@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from app.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, _Answer
+from app.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
+from app.connection.response import ResponseTransport
 from app.relay.exchange import Exchange
 from app.telemetry.access import RequestRecord
 from tests.app.raw import (
@@ -168,6 +169,12 @@ async def test_head_with_too_many_fields_is_431(gateway: Gateway, fake: Fake) ->
     assert (answer.status, answer.code) == (431, "request_head_too_large")
     assert await refused(gateway, 431) == 1
     assert posts(fake) == []
+
+
+async def test_head_with_too_many_fields_is_431_before_it_ends(gateway: Gateway) -> None:
+    async with connected(gateway) as client:
+        client.send(fields_of(MAX_HEADERS + 2).partition(b"\r\n\r\n")[0])
+        assert (await client.answer()).status == 431
 
 
 # Deadlines
@@ -370,6 +377,13 @@ BROKEN = {
     "xchunked": request(None, b"transfer-encoding: xchunked") + BODY,
     "chunked first": request(None, b"transfer-encoding: chunked, identity") + BODY,
     "identity": request(None, b"transfer-encoding: identity") + BODY,
+    "gzip and chunked": request(None, b"transfer-encoding: gzip, chunked") + b"0\r\n\r\n",
+    "two fields of codings": request(None, b"transfer-encoding: gzip", CHUNKED) + b"0\r\n\r\n",
+    "chunked twice": request(None, b"transfer-encoding: chunked, chunked") + b"0\r\n\r\n",
+    "two fields of chunked": request(None, CHUNKED, CHUNKED) + b"0\r\n\r\n",
+    "chunked with a parameter": request(None, b"transfer-encoding: chunked;q=1") + b"0\r\n\r\n",
+    "coding and no chunks": request(None, b"transfer-encoding: chunked, gzip") + b"0\r\n\r\n",
+    "empty coding": request(None, b"transfer-encoding: ", b"content-length: 16") + BODY,
     "chunk size": request(None, CHUNKED) + b"zz\r\nabc\r\n0\r\n\r\n",
     "negative chunk size": request(None, CHUNKED) + b"-1\r\nabc\r\n0\r\n\r\n",
     "huge chunk size": request(None, CHUNKED) + b"f" * 17 + b"\r\nabc\r\n0\r\n\r\n",
@@ -381,6 +395,9 @@ BROKEN = {
     "hexadecimal length": request(None, b"content-length: 0x10") + BODY,
     "empty length": request(None, b"content-length: "),
     "overflowing length": request(None, b"content-length: 99999999999999999999"),
+    "length of 20 digits": request(None, b"content-length: 10000000000000000000"),
+    "length of 33 characters": request(None, b"content-length: " + b"16".zfill(33)) + BODY,
+    "length of 5000 zeros": request(None, b"content-length: " + b"0" * 5000),
     "folded field": request(BODY, b"x-folded: a\r\n b"),
     "space before colon": request(BODY, b"x-space : a"),
     "field without a colon": request(BODY, b"nonsense"),
@@ -424,6 +441,31 @@ async def test_broken_request_is_400_and_reaches_no_engine(
     assert answer.headers["connection"] == "close"
     await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
     assert [await refused(gateway, status) for status in (400, 499)] == [told[0] + 1, told[1]]
+    assert posts(fake) == []
+
+
+FRAMED = {
+    "zeros before a length": request(None, b"content-length: " + b"16".zfill(32)) + BODY,
+    "spaces around a length": request(None, b"content-length:  16 \t") + BODY,
+    "chunked in capitals": request(None, b"Transfer-Encoding: CHUNKED")
+    + b"10\r\n%b\r\n0\r\n\r\n" % BODY,
+}
+
+
+@pytest.mark.parametrize("kind", FRAMED)
+async def test_framing_that_is_unusual_but_clear_is_read(
+    gateway: Gateway, fake: Fake, kind: str
+) -> None:
+    async with connected(gateway) as client:
+        client.send(FRAMED[kind] + request())
+        assert [(await client.answer()).status for _ in range(2)] == [200, 200]
+    assert posts(fake) == [BODY, BODY]
+
+
+async def test_length_of_19_digits_is_413(gateway: Gateway, fake: Fake) -> None:
+    async with connected(gateway) as client:
+        client.send(request(None, b"content-length: " + b"9" * 19))
+        assert (await client.answer()).status == 413
     assert posts(fake) == []
 
 
@@ -627,7 +669,7 @@ def collects_nothing() -> Iterator[None]:
 
 def kept() -> int:
     """How many requests and answers there are, those that wait for the collector too."""
-    kinds = (RequestResponseCycle, _Answer, Exchange, RequestRecord)
+    kinds = (RequestResponseCycle, ResponseTransport, Exchange, RequestRecord)
     return sum(isinstance(one, kinds) for one in gc.get_objects())
 
 

@@ -1,0 +1,28 @@
+"""One client connection: uvicorn's, with the bounds that a server on its own needs.
+
+uvicorn leaves to a proxy in front what is done here: a bound and a deadline for a request's head
+and body, one meaning of where a body ends, refusals in JSON, connections that are counted, parsing
+in turns, an upgrade that is ignored instead of losing the body, HTTP/1.0 answers without chunks,
+and pipelining under which a client's leaving is still seen. It also offers the relay a way to take
+a body and to write a chunk without a coroutine.
+
+`protocol` puts together: `bounds` (how many), `framing` (where a body ends), `input_buffer`
+(what is received and not parsed yet), `response` (the way out).
+"""
+
+from app.connection.bounds import ConnectionBounds, PeerConnections
+from app.connection.protocol import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    ClientConnection,
+)
+
+__all__ = [
+    "MAX_HEADERS",
+    "MAX_HEAD_BYTES",
+    "MAX_PIPELINED",
+    "ClientConnection",
+    "ConnectionBounds",
+    "PeerConnections",
+]

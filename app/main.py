@@ -37,7 +37,7 @@ from app.api.ops import metrics_router, ops_router
 from app.api.reload import reload_router
 from app.api.schema import schema_router
 from app.api.usage import usage_router
-from app.auth.keys import Authenticator, cut_nothing
+from app.auth.keys import Authenticator
 from app.auth.store import KeyStore
 from app.building import Builder
 from app.database.database import Database, DatabaseUnavailable
@@ -45,8 +45,11 @@ from app.database.secrets import SharedSecret
 from app.errors import GatewayError
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
+from app.relay.body_memory import BodyMemory
+from app.relay.in_flight import RequestsInFlight
+from app.relay.isolation import CacheSalts
 from app.relay.relay import Relay
-from app.relay.rooms import RelayBounds, Rooms
+from app.relay.rooms import RelayBounds, Rooms, memory_bounds
 from app.reload.fleet import REMOTE_START_S, STOP_GRACE_S, Standing, stand
 from app.reload.reloader import Adjustable, Reloader
 from app.residency.keeper import Keeper
@@ -118,6 +121,7 @@ class State:
     orders: Orders
     engines_page: EnginesPage
     salt_secret: SharedSecret
+    body_memory: BodyMemory
     stored_responses: StoredResponses
     lag: LoopLag = field(default_factory=LoopLag)
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
@@ -140,15 +144,14 @@ def create_app(
     source: Callable[[], Settings] | None = None,
     tracer: "Tracer | None" = None,
     output: Output | None = None,
-    on_cut: Callable[[str], None] = cut_nothing,
 ) -> FastAPI:
     """Return the gateway's application.
 
     `launcher` runs vLLM's server, default: this interpreter's vLLM. `source` reads the settings
     again for a reload, default: they are what they were. `tracer` makes traces, default: as the
-    settings say. `output` takes the access lines, default: standard error. `on_cut` ends a key's
-    requests in flight, by the key's id. Raises LauncherMissing, and ConfigError when the GPUs that
-    engines ask for do not fit or the packages for traces are missing.
+    settings say. `output` takes the access lines, default: standard error. Raises LauncherMissing,
+    and ConfigError when the GPUs that engines ask for do not fit or the packages for traces are
+    missing.
     """
     metrics = Metrics()
     output = output or Direct()
@@ -164,6 +167,7 @@ def create_app(
     database = Database(settings.state.database_url.get_secret_value())
     salt_secret = SharedSecret(database, SALT_SECRET)
     key_store = KeyStore(database)
+    in_flight = RequestsInFlight()
     authenticator = Authenticator(
         key_store,
         static=settings.api_keys,
@@ -171,7 +175,7 @@ def create_app(
         enabled=settings.auth.enabled,
         limits=settings.limits.default,
         offline_grace_s=settings.auth.offline_grace_s,
-        on_cut=on_cut,
+        on_cut=in_flight.cut,
     )
     limiter = Limiter(settings.limits, settings.state, metrics)
     prices = {model.name: model.price for model in settings.models}
@@ -187,6 +191,8 @@ def create_app(
         fixed_gib=partial(_eager_gib, catalogue),
         slots=server.parallel_starts,
     )
+    stored = StoredResponses(database)
+    body_memory = BodyMemory(memory_bounds(settings))
     rooms = Rooms(
         limiter,
         budgets,
@@ -196,6 +202,10 @@ def create_app(
         Attempts(metrics),
         metrics,
         RelayBounds.of(settings),
+        body_memory,
+        CacheSalts(lambda: salt_secret.value),
+        stored,
+        in_flight,
     )
     relay = Relay(authenticator, rooms, ledger, access, tracer)
     settled = asyncio.Event()
@@ -225,7 +235,8 @@ def create_app(
         orders,
         EnginesPage(catalogue, metrics),
         salt_secret,
-        StoredResponses(database),
+        body_memory,
+        stored,
         settled=settled,
     )
     metrics.watch_log(lambda: output.lost)

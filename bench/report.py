@@ -210,8 +210,8 @@ def _noisy_neighbor(disturbances: Disturbances) -> Table:
         ],
         f"{STREAMS} streams of one key, a token every 20 ms, while another key sends each body to "
         f"a new process of the target: one at a time (median of the sends) / {AT_ONCE} at once. "
-        "Gap: the longest between two chunks of any stream, measured by its client; 20 ms of it are "
-        "due. Probe: the longest GET /health, sent on one connection 2 ms after each response. "
+        "Gap: the longest between two chunks of any stream, measured by its client; 20 ms of it "
+        "are due. Probe: the longest GET /health, sent on one connection 2 ms after each response. "
         "Stop: the longest probe, each capped at the CPU time of the target during it, which "
         "leaves out the time that other programs had its core. RSS growth: from before the send "
         f"to the peak. `{noise.NO_BODY}` is the noise of the shared cores. {ROUTER} has no keys.",

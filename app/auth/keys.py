@@ -285,6 +285,7 @@ class Authenticator:
             key.daily_tokens,
             key.monthly_tokens,
             key.fields,
+            key.owner,
         )
 
     # What goes on behind requests

@@ -54,6 +54,7 @@ class Principal:
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
     fields: FieldSettings | None = None  # rules on request fields; None: none of its own
+    owner: str = ""  # a label that several keys may share
 
     def allows(self, model: str) -> bool:
         """Return whether the caller may use a model, by its canonical name.

@@ -60,6 +60,10 @@ class Decision:
         """Say how many tokens the request really used; without this it used none."""
         self._used = tokens
 
+    def keep(self) -> None:
+        """Say that the request used what was reserved."""
+        self._used = float(self._terms.tokens)
+
     def __enter__(self) -> Self:
         if self.refusal is not None:
             raise self.refusal

@@ -6,26 +6,33 @@ import msgspec
 
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.exchange import Exchange, Headers
+from app.relay.refusals import in_dialect
 from app.relay.sse import as_event
 from app.usage.reading import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
 log = logging.getLogger(__name__)
 
-# Framing is between two neighbours (RFC 9110, section 7.6.1); the rest of these are ours to say.
-OURS = frozenset(
+# What an engine may say to a client in its head. Cookies, rules for pages of other origins, other
+# addresses of the service and limits of its own are not an engine's to say; framing is between two
+# neighbours (RFC 9110, section 7.6.1).
+PASSED_BACK = frozenset(
     {
-        b"connection", b"keep-alive", b"proxy-authenticate", b"te", b"trailer",
-        b"transfer-encoding", b"upgrade", b"date", b"server", b"x-request-id",
+        b"cache-control", b"content-disposition", b"content-encoding", b"content-language",
+        b"content-length", b"content-type", b"retry-after", b"x-accel-buffering",
     }
 )  # fmt: skip
+# vLLM's description of an answer in bytes: shapes, and usage.
+METADATA = b"metadata"
+NOT_ALLOWED = (401, 403)
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What of an answer's head the client gets."""
+    """What of an answer's head the client gets, and what it says of usage."""
 
     headers: Headers
     is_stream: bool
+    usage: Usage | None = None
 
 
 class Truncated(Exception):
@@ -34,20 +41,34 @@ class Truncated(Exception):
     code = "answer_truncated"
 
 
-def head_of(answer: EngineResponse) -> Head:
-    """Return an answer's head. Raises EngineFailed for an answer that is not fit for a client."""
-    headers = [pair for pair in answer.headers if pair[0] not in OURS]
-    content_type = b""
-    for name, value in headers:
-        if name == b"content-type":
-            content_type = value
-            break
-    if 300 <= answer.status < 400:
+def head_of(answer: EngineResponse, *, bare: bool = False) -> Head:
+    """Return an answer's head. Raises EngineFailed for an answer that is not fit for a client.
+
+    `bare`: the client asked for bytes without their metadata.
+    """
+    status = answer.status
+    found: dict[bytes, bytes] = {}
+    usage: Usage | None = None
+    for name, value in answer.headers:
+        if name in PASSED_BACK:
+            found.setdefault(name, value)
+        elif name == METADATA and status < 300:
+            usage = read_usage(value)
+            if not bare:
+                found.setdefault(name, value)
+    content_type = found.get(b"content-type", b"")
+    if 300 <= status < 400:
         # vLLM redirects to an address that is built from the client's Host header.
         raise EngineFailed("the engine answered with a redirect")
-    if answer.status >= 500 and not content_type.startswith(b"application/json"):
-        raise EngineFailed(f"the engine answered {answer.status}")
-    return Head(headers, content_type.startswith(b"text/event-stream"))
+    if status in NOT_ALLOWED:
+        # The client's own key was good; it is the gateway's that the server does not take.
+        raise EngineFailed("the engine does not accept the gateway's key")
+    if status >= 500 and not content_type.startswith(b"application/json"):
+        raise EngineFailed(f"the engine answered {status}")
+    is_stream = content_type.startswith(b"text/event-stream")
+    if is_stream:
+        found.pop(b"content-length", None)  # a chunk may be withheld
+    return Head(list(found.items()), is_stream, usage)
 
 
 async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Headers) -> Usage | None:
@@ -71,6 +92,10 @@ async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Heade
         log.warning("an answer broke before its end: %s", error, extra=told)
         raise as_gateway_error(error) from None
     if answer.ended:
+        if answer.status >= 400 and (said := in_dialect(body, answer.status, exchange.dialect)):
+            body = said
+            length = (b"content-length", b"%d" % len(body))
+            headers = [*(pair for pair in headers if pair[0] != b"content-length"), length]
         usage = read_usage(body)
         if exchange.streaming:
             # A keep-alive has promised a stream: the answer, a refusal most likely, is an event.

@@ -1,7 +1,7 @@
 """Finding a replica that answers: choose, lease, ask, and pass over those that cannot."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from app import errors
 from app.relay.kept import unless_dead
@@ -35,18 +35,24 @@ class Attempts:
         self._metrics = metrics
 
     async def first_answer(
-        self, model: Model, clues: Clues, request_for: RequestFor, record: RequestRecord
+        self,
+        model: Model,
+        clues: Clues,
+        request_for: RequestFor,
+        record: RequestRecord,
+        only: str | None = None,
     ) -> Lease:
         """Return the lease under which a replica of `model` has begun to answer; leave it.
 
-        The model's policy says, by `clues`, who is asked first, and who when that one failed. What
-        goes wrong on the way is logged with the request's id. Notes in `record` whom the request
-        reached last, at every moment, since the client may leave at any.
+        The model's policy says, by `clues`, who is asked first, and who when that one failed;
+        `only` names the one engine that may be asked. What goes wrong on the way is logged with the
+        request's id. Notes in `record` whom the request reached last, at every moment, since the
+        client may leave at any.
 
         Raises EngineUnavailable (nothing was sent), EngineFailed or EngineTooSlow.
         """
         request_id = record.request_id
-        left = list(model.replicas)
+        left = [r for r in model.replicas if only is None or r.engine.name == only]
         sent = 0
         fault: EngineError | None = None
         while (replica := model.policy.choose(left, clues)) is not None:
@@ -87,39 +93,28 @@ class Attempts:
             f"no engine is up for model {model.name!r} ({', '.join(states)})"
         )
 
-    async def first_that_knows(
-        self, models: Iterable[Model], request: EngineRequest, record: RequestRecord
+    async def answer_of(
+        self, replica: Replica, request: EngineRequest, record: RequestRecord
     ) -> Lease:
-        """Return the first answer that is not 404, else the last 404, for a thing without a model.
+        """Return the lease under which one engine, and no other, has begun to answer; leave it.
 
-        A stored response lives in the memory of the engine that made it, and its id does not say
-        which one that is. Notes in `record` whom the request reached last, at the end who answered.
-        Raises EngineUnavailable when no engine answers.
+        Raises EngineUnavailable, EngineFailed or EngineTooSlow.
         """
-        last: Lease | None = None
-        for replica in (r for model in models for r in model.replicas):
-            lease = replica.lease()
-            reached, record.engine = record.engine, replica.engine.name
-            try:
-                lease.answer = await replica.engine.send(request)
-            except EngineError as error:
-                if isinstance(error, EngineUnavailable):
-                    record.engine = reached
-                told = _about(record.request_id, replica)
-                log.debug("%s passed over: %s", replica.engine.name, error, extra=told)
-                continue
-            finally:
-                if lease.answer is None:
-                    lease.release()
-            if last is not None:
-                last.release()
-            last = lease
-            if lease.answer.status != 404:
-                break
-        if last is None:
-            raise errors.EngineUnavailable("no engine is up")
-        record.engine = last.replica.engine.name
-        return last
+        lease = replica.lease()
+        before, record.engine = record.engine, replica.engine.name
+        try:
+            lease.answer = await replica.engine.send(request)
+        except EngineUnavailable as error:
+            record.engine = before
+            raise errors.EngineUnavailable("the engine that keeps this is not up") from error
+        except EngineTimeout as error:
+            raise errors.EngineTooSlow("no answer from the engine in time") from error
+        except EngineError as error:
+            raise errors.EngineFailed("the engine failed; try again") from error
+        finally:
+            if lease.answer is None:
+                lease.release()
+        return lease
 
 
 def _about(request_id: str, replica: Replica) -> dict[str, str]:

@@ -1,25 +1,54 @@
 """What the gateway reads in a request's body, and how it puts a changed one together again.
 
-JSON is split into its members, not built into objects: msgspec checks the syntax of the whole and
-keeps each value as the bytes the client sent. Where one must be replaced, the members are put
-together again and every other value passes as it came, numbers and unknown fields included. Of
-repeated members the last one counts, as in Python's json, with which vLLM reads.
+JSON is split into its members, not built into objects: the syntax of the whole is checked, and each
+value is kept as the bytes that the client sent. Where a member is added, it is put in front of the
+client's bytes; where one is replaced or dropped, the members are put together again, and every
+other value passes as it came, numbers and unknown fields included.
+
+A body must mean the same to everything that reads it: to this gateway, to vLLM, and to servers that
+are not vLLM. So a member that is repeated, or differs from another one in case only, is refused,
+and so is one that differs in case only from a name that the gateway acts on.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
-from python_multipart.exceptions import MultipartParseError
-from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.errors import BadRequest, InvalidJson, MissingModel
+from app.relay.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
+from app.relay.json_scan import JsonBounds, JsonFault, JsonScanner, Kind, Member
+from app.relay.media import NameEnds, Spans, check_addresses, name_ends, refused_addresses
 
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_text = msgspec.json.Decoder(str)
+# A body within these bounds is read in under 3 ms whatever it holds; any other is scanned in
+# slices, with a return to the event loop in between.
+QUICK_BYTES = 256 * 1024
+QUICK_COUNT = 4096  # of quotes and of brackets; of commas twice as many
+SLICE_BYTES = 64 * 1024
+
+JSON_BOUNDS = JsonBounds()
+FORM_BOUNDS = FormBounds()
 # A form field longer than this is no model's name.
 MAX_MODEL_FIELD = 1024
-_NOTHING: Mapping[str, object] = MappingProxyType({})
+# Names that the gateway acts on whatever the configuration says; in another case they are refused.
+READ_NAMES = frozenset(
+    {
+        "model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens",
+        "max_output_tokens", "prompt", "prompt_embeds", "messages", "input", "documents", "queries",
+        "cache_salt", "encoding_format", "store", "background", "previous_response_id",
+    }
+)  # fmt: skip
+
+# A list of tokens is one input, and so is everything that is no list.
+_LIST_OF_INPUTS = re.compile(rb'\[\s*["\[{]')
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+_text = msgspec.json.Decoder(str)
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
+
+Members = Mapping[str, msgspec.Raw]
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
@@ -27,30 +56,87 @@ class ParsedBody(msgspec.Struct, frozen=True):
 
     model: str
     raw: bytes
-    members: Mapping[str, msgspec.Raw]  # of a JSON object; empty for a form
-    _model_at: tuple[int, int] = (0, 0)  # of a form: where the model's name stands
+    members: Members  # of a JSON object; empty for a form
+    # Folded names of members that are not written in lower-case ASCII.
+    odd_names: Collection[str] = ()
+    # How many elements each array among the members has, where a scan has counted them.
+    counted: Mapping[str, int] | None = None
+    # Where names may end that have an address for value (`media.py`); None: not looked for yet.
+    name_ends: Sequence[int] | None = None
+    # Where the values of the members stand, after a scan.
+    spans: Spans | None = None
+    # Of a form: the names of its parts, and where the model's name stands.
+    parts: frozenset[str] = frozenset()
+    model_at: tuple[int, int] = (0, 0)
 
-    def for_engine(self, served_name: str, changes: Mapping[str, object] = _NOTHING) -> bytes:
+    def for_engine(
+        self,
+        served_name: str,
+        changes: Mapping[str, bytes] = _NOTHING,
+        dropped: Collection[str] = (),
+    ) -> bytes:
         """Return the body with `model` as the engine knows it and other members changed.
 
-        The same bytes where nothing is to be changed. A form has no other members.
+        `changes` holds encoded values by name. The same bytes where nothing is to be changed. A
+        form has no other members.
         """
-        if served_name == self.model and not changes:
-            return self.raw
-        if self.members:
-            return msgspec.json.encode({**self.members, **changes, "model": served_name})
-        start, end = self._model_at
-        return b"".join((self.raw[:start], served_name.encode(), self.raw[end:]))
+        renamed = served_name != self.model
+        members = self.members
+        if not members:
+            if not renamed:
+                return self.raw
+            start, end = self.model_at
+            return b"".join((self.raw[:start], served_name.encode(), self.raw[end:]))
+        if not (renamed or dropped) and members.keys().isdisjoint(changes):
+            if not changes:
+                return self.raw
+            pieces: list[bytes | memoryview] = [b"{"]
+            for name, value in changes.items():
+                pieces += (b'"', name.encode(), b'":', value, b",")
+            pieces.append(memoryview(self.raw)[self.raw.index(b"{") + 1 :])
+            return b"".join(pieces)
+        after: dict[str, bytes | memoryview] = {
+            name: memoryview(value) for name, value in members.items() if name not in dropped
+        }
+        after |= changes
+        if renamed:
+            after["model"] = msgspec.json.encode(served_name)
+        return _joined(after)
+
+    def length_of(self, name: str) -> int:
+        """Return how many inputs a member holds: the elements of an array, but 1 for token ids."""
+        if self.counted is not None:
+            return self.counted.get(name, 1)
+        raw = self.members.get(name)
+        if raw is None:
+            return 1
+        return max(len(_list.decode(raw)), 1) if _LIST_OF_INPUTS.match(raw) else 1
+
+
+def is_quick(raw: bytes) -> bool:
+    """Return whether `parse` reads a body in a time that no other request notices."""
+    size = len(raw)
+    if size <= QUICK_COUNT:
+        return True
+    return (
+        size <= QUICK_BYTES
+        and raw.count(b'"') <= QUICK_COUNT
+        and raw.count(b"[") <= QUICK_COUNT
+        and raw.count(b",") <= 2 * QUICK_COUNT
+    )
+
+
+def is_form(content_type: bytes) -> bool:
+    """Return whether a body is a multipart form; everything else is read as JSON."""
+    return content_type[:19].lower() == b"multipart/form-data"
 
 
 def parse(content_type: bytes, raw: bytes) -> ParsedBody:
-    """Read a body as JSON or as a multipart form. Raises InvalidJson, MissingModel, BadRequest."""
-    if content_type[:19].lower() == b"multipart/form-data":
-        return _parse_form(content_type, raw)
-    return _parse_json(raw)
-
-
-def _parse_json(raw: bytes) -> ParsedBody:
+    """Read a quick body. Raises InvalidJson, MissingModel, BadRequest."""
+    if is_form(content_type):
+        scan = BodyScan(content_type)
+        scan.feed(raw)
+        return scan.finish(raw)
     try:
         if not raw.isascii():
             raw.decode()  # msgspec does not look into the values that it leaves as they are
@@ -61,6 +147,91 @@ def _parse_json(raw: bytes) -> ParsedBody:
         raise InvalidJson("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidJson(f"the body is not JSON: {error}") from None
+    if _may_repeat(raw, members):
+        _scanned(raw)  # raises for the member that is repeated
+    return ParsedBody(_model_of(members), raw, members, _odd_names(members))
+
+
+class BodyScan:
+    """Reads a body in slices of SLICE_BYTES, each in a few milliseconds whatever it holds."""
+
+    def __init__(self, content_type: bytes) -> None:
+        """Raises BadRequest for a form without a usable boundary."""
+        self._scanner: JsonScanner | FormScanner
+        self._names = NameEnds()
+        if is_form(content_type):
+            try:
+                self._scanner = FormScanner(boundary_of(content_type), FORM_BOUNDS)
+            except FormFault as fault:
+                raise BadRequest(str(fault)) from None
+        else:
+            self._scanner = JsonScanner(JSON_BOUNDS)
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """Read on. Raises InvalidJson and BadRequest as soon as a fault or a bound is met."""
+        try:
+            self._scanner.feed(piece)
+            if isinstance(self._scanner, JsonScanner):
+                self._names.feed(piece)
+        except JsonFault as fault:
+            raise InvalidJson(str(fault)) from None
+        except FormFault as fault:
+            raise BadRequest(str(fault)) from None
+
+    def finish(self, raw: bytes) -> ParsedBody:
+        """Return the whole body, whose slices `feed` has had. Raises what `parse` raises."""
+        try:
+            if isinstance(self._scanner, FormScanner):
+                return _form(raw, self._scanner.finish())
+            found = self._scanner.finish()
+        except JsonFault as fault:
+            raise InvalidJson(str(fault)) from None
+        except FormFault as fault:
+            raise BadRequest(str(fault)) from None
+        view = memoryview(raw)
+        members = {m.name: msgspec.Raw(view[m.start : m.end]) for m in found}
+        counted = {m.name: _inputs(m) for m in found if m.kind is Kind.ARRAY}
+        spans = {m.name: (m.start, m.end) for m in found}
+        return ParsedBody(
+            _model_of(members),
+            raw,
+            members,
+            _odd_names(members),
+            counted,
+            self._names.found,
+            spans,
+        )
+
+
+def check_media(body: ParsedBody, domains: Collection[str]) -> None:
+    """Raise MediaRefused where a body has the address of a medium that may not be fetched."""
+    raw, ends = body.raw, body.name_ends
+    if not body.members:
+        return
+    if ends is None:
+        ends = tuple(name_ends(raw))
+    if ends and any(refused_addresses(raw, ends, domains)):
+        # Seldom, so that only now it is worth to find out where the members stand.
+        spans = body.spans or _scanned(raw).spans
+        check_addresses(raw, ends, domains, spans or {})
+
+
+def _form(raw: bytes, parts: Sequence[Part]) -> ParsedBody:
+    named = [part for part in parts if part.name == "model" and not part.filename]
+    if not named:
+        raise MissingModel("you must provide a model parameter")
+    start, end = named[0].start, named[0].end
+    try:
+        model = raw[start:end].decode() if end - start <= MAX_MODEL_FIELD else ""
+    except UnicodeDecodeError:
+        model = ""
+    if not model:
+        raise MissingModel("model must be a non-empty string")
+    names = frozenset(part.name for part in parts)
+    return ParsedBody(model, raw, {}, parts=names, model_at=(start, end))
+
+
+def _model_of(members: Members) -> str:
     named = members.get("model")
     if named is None:
         raise MissingModel("you must provide a model parameter")
@@ -70,80 +241,63 @@ def _parse_json(raw: bytes) -> ParsedBody:
         raise MissingModel("model must be a string") from None
     if not model:
         raise MissingModel("model must not be empty")
-    return ParsedBody(model, raw, members)
+    return model
 
 
-def _parse_form(content_type: bytes, raw: bytes) -> ParsedBody:
-    """Find the field `model` of a form, and where its value stands."""
-    _, options = parse_options_header(content_type)
-    boundary = options.get(b"boundary")
-    if not boundary:
-        raise BadRequest("the multipart form names no boundary")
-    scan = _FormScan()
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": scan.on_part_begin,
-            "on_header_field": scan.on_header_field,
-            "on_header_value": scan.on_header_value,
-            "on_header_end": scan.on_header_end,
-            "on_headers_finished": scan.on_headers_finished,
-            "on_part_data": scan.on_part_data,
-            "on_end": scan.on_end,
-        },
-    )
-    try:
-        parser.write(raw)  # whole, so that the offsets it tells are offsets into `raw`
-        parser.finalize()
-    except MultipartParseError as error:
-        raise BadRequest(f"the multipart form is broken: {error}") from None
-    if not scan.whole:
-        raise BadRequest("the multipart form is broken: it does not end")
-    if scan.model is None:
-        raise MissingModel("you must provide a model parameter")
-    start, end = scan.model
-    try:
-        model = raw[start:end].decode() if end - start <= MAX_MODEL_FIELD else ""
-    except UnicodeDecodeError:
-        model = ""
-    if not model:
-        raise MissingModel("model must be a non-empty string")
-    return ParsedBody(model, raw, {}, (start, end))
+def _inputs(member: Member) -> int:
+    return 1 if member.item_kind is Kind.NUMBER else max(member.items, 1)
 
 
-class _FormScan:
-    """Where the value of the field `model` stands in a form."""
+def _odd_names(members: Members) -> Collection[str]:
+    """Return the folded names that are not plain. Raises InvalidJson for one that misleads."""
+    names = "".join(members)
+    if names.isascii() and names.islower():
+        return ()
+    folded: set[str] = set()
+    odd: list[str] = []
+    for name in members:
+        fold = name.casefold()
+        if fold in folded or (fold != name and fold in READ_NAMES):
+            raise InvalidJson(f"the member {_short(fold)} is repeated or not in lower case")
+        folded.add(fold)
+        if fold != name:
+            odd.append(fold)
+    return odd
 
-    def __init__(self) -> None:
-        self.model: tuple[int, int] | None = None
-        self.whole = False
-        self._header = self._value = b""
-        self._name: bytes | None = None
 
-    def on_part_begin(self) -> None:
-        self._header = self._value = b""
-        self._name = None
+def _may_repeat(raw: bytes, members: Members) -> bool:
+    """Return whether a body may hold more members than its last ones of each name.
 
-    def on_header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
+    A body whose length is that of its members, written without blanks, holds no others; and one
+    that `json.dumps` wrote, with a blank behind each comma and colon, is compared as a whole.
+    """
+    count = len(members)
+    # Quotes, colon and comma or brace of each; a name may take more bytes than it has characters.
+    least = 1 + 4 * count + sum(map(len, members)) + sum(map(len, members.values()))
+    if len(raw) == least:
+        return False
+    if len(raw) != least + 2 * count - 1:
+        return True
+    spaced = b", ".join([b'"%b": %b' % (n.encode(), v) for n, v in members.items()])
+    return raw != b"{%b}" % spaced
 
-    def on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
 
-    def on_header_end(self) -> None:
-        if self._header.lower() == b"content-disposition":
-            _, options = parse_options_header(self._value)
-            if b"filename" not in options:
-                self._name = options.get(b"name")
-        self._header = self._value = b""
+def _scanned(raw: bytes) -> ParsedBody:
+    scan = BodyScan(b"")
+    for start in range(0, len(raw), SLICE_BYTES):
+        scan.feed(raw[start : start + SLICE_BYTES])
+    return scan.finish(raw)
 
-    def on_headers_finished(self) -> None:
-        if self._name == b"model":
-            self.model = (0, 0)  # of repeated fields the last one counts, be it empty
 
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._name == b"model":
-            self.model = (self.model[0] if self.model and self.model[1] else start, end)
+def _joined(members: Mapping[str, bytes | memoryview]) -> bytes:
+    pieces: list[bytes | memoryview] = []
+    before = b"{"
+    for name, value in members.items():
+        pieces += (before, msgspec.json.encode(name), b":", value)
+        before = b","
+    pieces.append(b"}")
+    return b"".join(pieces)
 
-    def on_end(self) -> None:
-        self.whole = True
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 64 else name[:64] + "…")

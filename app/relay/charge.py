@@ -41,6 +41,12 @@ class Charge:
         if self._budget is not None:
             self._budget.settle(usage.prompt + usage.completion)
 
+    def keep(self) -> None:
+        """Note that what limits have reserved is what the request took."""
+        self._decision.keep()
+        if self._share is not None:
+            self._share.keep()
+
     def __enter__(self) -> Self:
         return self
 

@@ -12,21 +12,21 @@ SESSION_HEADER = b"x-session-id"
 # OpenAI's, the newer one first. Of Anthropic's `metadata` nothing is defined but `user_id`.
 SESSION_MEMBERS = ("prompt_cache_key", "user")
 ANTHROPIC_MEMBERS = ("metadata",)
-# In the order in which chat templates put them together; `cache_salt` keeps vLLM's caches apart.
-PROMPT_MEMBERS = (
-    "cache_salt", "tools", "system", "instructions", "messages", "input", "prompt",
-)  # fmt: skip
+# In the order in which chat templates put them together.
+PROMPT_MEMBERS = ("tools", "system", "instructions", "messages", "input", "prompt")
 NULL = b"null"
 
 
 class RequestClues:
     """See `app.routing.policy.Clues`."""
 
-    __slots__ = ("_body", "_exchange")
+    __slots__ = ("_body", "_exchange", "_salt")
 
-    def __init__(self, exchange: Exchange, body: ParsedBody) -> None:
+    def __init__(self, exchange: Exchange, body: ParsedBody, salt: bytes = b"") -> None:
+        """`salt` keeps vLLM's caches apart: what begins alike under two salts is not shared."""
         self._exchange = exchange
         self._body = body
+        self._salt = salt
 
     def session(self) -> bytes:
         """Return the name of the session, after the key's id: keys do not share sessions.
@@ -51,7 +51,7 @@ class RequestClues:
         stays.
         """
         members = self._body.members
-        prompt = b""
+        prompt = self._salt or bytes(members.get("cache_salt", b""))
         for name in PROMPT_MEMBERS:
             if name in members:
                 prompt += memoryview(members[name])[: most - len(prompt)]

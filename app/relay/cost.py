@@ -1,77 +1,138 @@
 """How many tokens a request may take: what is reserved before an engine is asked. Pure.
 
 The prompt is estimated from the request's size, the answer is bounded by what the request (after
-the operator's clamps) and the model allow. What it really took replaces this at its end.
+the operator's rules) and the model allow. What it really took replaces this at its end.
 """
-
-from collections.abc import Mapping
 
 import msgspec
 
-from app.relay.rewrite import CHAT, COMPLETIONS, OUTPUT_FIELDS, Members
-from app.usage.reading import estimate_prompt
+from app.errors import BadRequest
+from app.relay.body import ParsedBody
+from app.relay.rewrite import (
+    CHAT,
+    COMPLETIONS,
+    OUTPUT_FIELDS,
+    RESPONSES,
+    Rewrite,
+    states_output,
+)
+from app.usage.reading import Usage, estimate_prompt
 
 # vLLM's own default for /v1/completions, as OpenAI's.
 COMPLETIONS_OUTPUT = 16
 # More than any engine gives, and a float counts it exactly.
 MAX_COUNT = 2**24
+# What an engine without a known length may take for one sequence, images of the prompt included.
+PLAUSIBLE_LENGTH = 131_072
+# Turns of a response with built-in tools that are believed of an engine.
+TURNS = 16
+# Compressed speech has 4,000 bytes a second, which OpenAI's transcription counts as 10 tokens.
+AUDIO_BYTES = 400
+AUDIO = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+# Where requests for pooling models and rerankers put what each needs a run of the model.
+INPUTS = (
+    "input", "inputs", "documents", "queries", "items", "texts", "data", "data_1", "data_2",
+    "text_1", "text_2", "messages",
+)  # fmt: skip
 
-_list = msgspec.json.Decoder(list[msgspec.Raw])
 _number = msgspec.json.Decoder(int | float | str | None)
 
 
-def most_tokens(
-    endpoint: str,
-    members: Members,
-    changes: Mapping[str, object],
-    size: int,
-    longest: int | None,
-    unstated: int,
-) -> int:
-    """Return the tokens to reserve for a request of `size` bytes, answers included.
+class Cost(msgspec.Struct, frozen=True, gc=False):
+    """What a request may take: tokens of its prompts, and of all of its answers together."""
 
-    `changes` are the operator's clamps on `members`; `longest` is the model's length, if known.
-    A request that does not say how long its answer may be reserves `unstated` tokens for it.
+    prompt: int
+    output: int
+    answers: int = 1
+    # What an engine may tell at most without being taken for broken.
+    plausible_prompt: int = PLAUSIBLE_LENGTH
+    plausible_output: int = PLAUSIBLE_LENGTH
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.output
+
+    def plausible(self, told: Usage) -> Usage:
+        """Return what an engine told, within what it can have taken."""
+        if told.prompt <= self.plausible_prompt and told.completion <= self.plausible_output:
+            return told
+        prompt = min(told.prompt, self.plausible_prompt)
+        completion = min(told.completion, self.plausible_output)
+        return msgspec.structs.replace(
+            told,
+            prompt=prompt,
+            completion=completion,
+            cached=min(told.cached, prompt),
+            reasoning=min(told.reasoning, completion),
+        )
+
+
+def cost_of(
+    endpoint: str, body: ParsedBody, plan: Rewrite, longest: int | None, unstated: int
+) -> Cost:
+    """Return what to reserve for a request, answers included.
+
+    `plan` holds the operator's changes to its body; `longest` is the model's length, if known. A
+    request that does not say how long its answer may be reserves `unstated` tokens for it.
     """
-    prompt = estimate_prompt(size, longest)
+    size = len(body.raw)
+    if endpoint in AUDIO:
+        prompt = estimate_prompt(4 * (size // AUDIO_BYTES), longest) + 1
+        most = longest or max(prompt, PLAUSIBLE_LENGTH)
+        return Cost(prompt, 0, 1, most, most)
     fields = OUTPUT_FIELDS.get(endpoint)
     if not fields:
-        return prompt
+        inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
+        prompt = estimate_prompt(size, None if longest is None else longest * inputs)
+        return Cost(prompt, 0, 1, _most(size, longest, inputs), 0)
+    prompts = body.length_of("prompt") if endpoint == COMPLETIONS else 1
+    prompt = estimate_prompt(size, None if longest is None else longest * prompts)
     output = COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else unstated
     stated = -1
-    for name in fields:
-        if (count := _count(members, changes, name)) is not None and count > stated:
-            output = stated = count
+    if states_output(endpoint, body.members, plan.changes):
+        for name in fields:
+            if (count := _count(body, plan, name)) is not None and count > stated:
+                output = stated = count
     if longest is not None:
-        output = min(output, max(longest - min(prompt, longest), 1))
-    answers = 1
+        output = min(output, max(longest - min(prompt // prompts, longest), 1))
+    answers = prompts
     if endpoint in (CHAT, COMPLETIONS):
-        answers = (_count(members, changes, "n") or 1) * _prompts(members)
-    return prompt + output * answers
+        answers *= max(_count(body, plan, "n") or 1, _count(body, plan, "best_of") or 1)
+    if endpoint == RESPONSES:  # it may run the model several times, for its built-in tools
+        most = TURNS * (longest or PLAUSIBLE_LENGTH)
+        return Cost(prompt, output, 1, most, most)
+    # A number that the request states bounds the engine; without one its length does.
+    bound = stated if 0 < stated < PLAUSIBLE_LENGTH else longest or PLAUSIBLE_LENGTH
+    return Cost(prompt, output * answers, answers, _most(size, longest, prompts), bound * answers)
 
 
-def _count(members: Members, changes: Mapping[str, object], name: str) -> int | None:
+def check_sequences(answers: int, most: int | None) -> None:
+    """Raise BadRequest where a request has more prompts times choices than it may."""
+    if most is not None and answers > most:
+        raise BadRequest(f"the request asks for {answers} answers, and {most} are allowed at once")
+
+
+def check_inputs(body: ParsedBody, most: int | None) -> None:
+    """Raise BadRequest where a request has more inputs, texts or documents than it may."""
+    if most is None:
+        return
+    for name in INPUTS:
+        if name in body.members and body.length_of(name) > most:
+            raise BadRequest(f"{name} has more than the {most} elements that are allowed at once")
+
+
+def _most(size: int, longest: int | None, inputs: int) -> int:
+    """Return the most tokens that prompts can have; no tokenizer makes two of one byte."""
+    return max(size, PLAUSIBLE_LENGTH) if longest is None else longest * inputs
+
+
+def _count(body: ParsedBody, plan: Rewrite, name: str) -> int | None:
     """Return a whole number as vLLM would read it, or None where there is none."""
-    if name in changes:
-        value = changes[name]
-        return value if isinstance(value, int) else None
-    raw = members.get(name)
-    if raw is None:
+    raw = plan.value(body, name)
+    if not raw:
         return None
     try:
         said = _number.decode(raw)
         return None if said is None else min(max(int(float(said)), 0), MAX_COUNT)
     except (msgspec.DecodeError, ValueError, OverflowError):
         return None  # the engine has the words to refuse it
-
-
-def _prompts(members: Members) -> int:
-    """Return how many prompts one completion request has; a list of tokens is one."""
-    prompt = members.get("prompt")
-    if prompt is None:
-        return 1
-    try:
-        parts = _list.decode(prompt)
-    except (msgspec.DecodeError, RecursionError):
-        return 1
-    return max(sum(bytes(part)[:1] in (b'"', b"[") for part in parts), 1)

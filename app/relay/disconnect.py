@@ -1,4 +1,4 @@
-"""Knowing at once that the client has left, in every phase of a request."""
+"""Knowing at once that the client has left, or was cut off, in every phase of a request."""
 
 import asyncio
 from types import TracebackType
@@ -6,7 +6,9 @@ from typing import Any, Self
 
 from starlette.types import Receive
 
+from app.errors import InvalidApiKey
 from app.relay.exchange import Exchange
+from app.relay.in_flight import RequestsInFlight
 
 
 class ClientDisconnected(Exception):
@@ -16,17 +18,23 @@ class ClientDisconnected(Exception):
 class DisconnectWatch:
     """A context whose body is cancelled when the client leaves, and then raises ClientDisconnected.
 
+    When the key of the request is cut off, it raises the error that says so.
+
     The server's `send` says nothing when the client has gone; only `receive` does, so something
     must await it all along: while the request queues, connects, prefills and between tokens. Here
     that is no task but a callback on what `receive` waits for.
     """
 
-    __slots__ = ("_exchange", "_gone", "_over", "_receive", "_steps", "_task", "_waiting")
+    __slots__ = (
+        "_exchange", "_fault", "_in_flight", "_over", "_receive", "_steps", "_task", "_waiting",
+    )  # fmt: skip
 
-    def __init__(self, receive: Receive, exchange: Exchange) -> None:
+    def __init__(self, receive: Receive, exchange: Exchange, in_flight: RequestsInFlight) -> None:
         self._receive = receive
         self._exchange = exchange
-        self._gone = False
+        self._in_flight = in_flight
+        # Why the body was cancelled from here; None: it was not.
+        self._fault: ClientDisconnected | InvalidApiKey | None = None
         self._over = False
         self._waiting: asyncio.Future[Any] | None = None
 
@@ -35,6 +43,7 @@ class DisconnectWatch:
         assert task is not None
         self._task = task
         self._steps = self._receive().__await__()
+        self._in_flight.add(self._exchange.record.principal, self)
         self._step()
         return self
 
@@ -45,11 +54,22 @@ class DisconnectWatch:
         trace: TracebackType | None,
     ) -> None:
         self._over = True
+        self._in_flight.discard(self._exchange.record.principal, self)
         if self._waiting is not None:
             self._waiting.remove_done_callback(self._step)
         self._steps.close()
-        if self._gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
-            raise ClientDisconnected from None
+        fault, self._fault = self._fault, None
+        if fault and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise fault from None
+
+    def cut(self, error: InvalidApiKey) -> None:
+        """End the request with an error; see `app.relay.in_flight.Cuttable`."""
+        self._end(error)
+
+    def _end(self, fault: ClientDisconnected | InvalidApiKey) -> None:
+        if self._fault is None and not self._over and not self._exchange.complete:
+            self._fault = fault
+            self._task.cancel()
 
     def _step(self, _: object = None) -> None:
         """Go on with `receive` until it waits again or has told that the client left."""
@@ -60,8 +80,7 @@ class DisconnectWatch:
             except StopIteration as done:
                 if done.value["type"] == "http.disconnect":
                     self._waiting = None
-                    self._gone = True
-                    self._task.cancel()
+                    self._end(ClientDisconnected())
                     return
                 self._steps = self._receive().__await__()
             else:

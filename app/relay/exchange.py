@@ -39,8 +39,8 @@ class Exchange:
     """One request on its way: where its answer goes, and what is noted of it."""
 
     __slots__ = (
-        "_answer", "_headers", "_send", "_timeout_s", "_unsent", "_write", "complete", "dialect",
-        "record", "scope", "standing", "started", "streaming",
+        "_answer", "_body", "_headers", "_send", "_timeout_s", "_unsent", "_write", "complete",
+        "dialect", "record", "scope", "standing", "started", "streaming",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,7 @@ class Exchange:
         self._send = send
         self._timeout_s = timeout_s
         extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        self._body: Callable[[], bytes | None] | None = extensions.get(BODY)
         # None: the server offers no way to write but `send`, or the answer has a length.
         self._write: Callable[[bytes], bool] | None = extensions.get(WRITE)
         # None: as above, or layers between want to see the head, as those do that add to it for a
@@ -72,6 +73,16 @@ class Exchange:
         """Return a header of the request, the last of several; empty if there is none."""
         value: bytes = self._headers.get(name, b"")
         return value
+
+    @property
+    def peer(self) -> str:
+        """The address that the request came from; "" where there is none, as on a Unix socket."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
+    def take_body(self) -> bytes | None:
+        """Return the whole body of the request if it is here; None: it must be received."""
+        return None if self._body is None else self._body()
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer. Raises ClientStalled."""

@@ -23,9 +23,8 @@ from app.errors import (
     dialect_of,
 )
 from app.relay.answer import Truncated
-from app.relay.disconnect import ClientDisconnected, DisconnectWatch
+from app.relay.disconnect import ClientDisconnected
 from app.relay.exchange import REFUSED, ClientStalled, Exchange
-from app.relay.request import read_body
 from app.relay.rooms import Endpoint, Rooms
 from app.relay.serving import Serving
 from app.telemetry.access import AccessLog, RequestRecord, request_id
@@ -70,13 +69,7 @@ class Relay:
             record.principal = principal.id
             if record.trace is not None:
                 record.trace.end()
-            raw = await read_body(exchange, receive, bounds.body_bytes)
-            record.bytes_in = len(raw)
-            serving = Serving(self.rooms, endpoint, principal, exchange)
-            with DisconnectWatch(receive, exchange):
-                await (
-                    serving.by_model(raw) if endpoint.names_model else serving.by_whoever_knows(raw)
-                )
+            await Serving(self.rooms, endpoint, principal, exchange, receive).run()
         except ClientDisconnected:
             record.status = scope.get(REFUSED, CLIENT_CLOSED_REQUEST)
             record.error = str(record.status)

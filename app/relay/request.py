@@ -1,9 +1,7 @@
-"""What a client sent, and what an engine gets of it."""
+"""What an engine is sent of a client's request."""
 
-from starlette.types import Receive
+import os
 
-from app.errors import RequestTooLarge
-from app.relay.disconnect import ClientDisconnected
 from app.relay.exchange import Exchange
 from engines.base import EngineRequest
 
@@ -11,43 +9,49 @@ from engines.base import EngineRequest
 PASSED_ON_TRACED = frozenset({b"accept", b"anthropic-beta", b"anthropic-version", b"content-type"})
 # Where traces are on, an engine is told of our span instead of the client's.
 PASSED_ON = PASSED_ON_TRACED | {b"traceparent", b"tracestate"}
+# vLLM's engines that schedule by priority read it from here, lower first.
+PRIORITY_HEADER = b"x-vllm-priority"
+_SUFFIX_BYTES = 8
+_SUFFIXES_AT_ONCE = 512
 
 
-async def read_body(exchange: Exchange, receive: Receive, limit: int) -> bytes:
-    """Return the whole body of a request of up to `limit` bytes.
+class EngineIds:
+    """Ids that engines know requests by: the request's own, and what nobody can guess behind it.
 
-    Raises RequestTooLarge and ClientDisconnected. Of a body that is too large the server goes on
-    reading what still comes and throws it away: closing at once would reset the connection, and the
-    client would see that instead of the answer.
+    vLLM ends and stores what a request makes under its id, so a client must not choose it alone.
     """
-    # A length that is not a number was refused by the server's parser already.
-    if int(exchange.header(b"content-length") or 0) > limit:
-        raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        piece: bytes = message.get("body", b"")
-        size += len(piece)
-        if size > limit:
-            raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
-        pieces.append(piece)
-        if not message.get("more_body", False):
-            return piece if len(pieces) == 1 else b"".join(pieces)
+
+    def __init__(self) -> None:
+        self._random = b""
+        self._at = 0
+
+    def next(self, request_id: str) -> str:
+        """Return the id of a request at its engines."""
+        if self._at == len(self._random):
+            self._random = os.urandom(_SUFFIX_BYTES * _SUFFIXES_AT_ONCE)  # one call for many
+            self._at = 0
+        start = self._at
+        self._at += _SUFFIX_BYTES
+        return f"{request_id}-{self._random[start : self._at].hex()}"
 
 
-def engine_request(exchange: Exchange, body: bytes) -> EngineRequest:
-    """Return what an engine is sent of a request, with a body of its own."""
+def engine_request(
+    exchange: Exchange, body: bytes, engine_id: str, priority: int | None = None
+) -> EngineRequest:
+    """Return what an engine is sent of a request, with a body of its own.
+
+    `priority` is for engines that schedule by it.
+    """
     scope = exchange.scope
     target: str = scope["path"]  # one of the allow-list's, so it needs no quoting
     if scope["query_string"]:
         target += "?" + scope["query_string"].decode("latin-1")
-    record = exchange.record
-    passed_on = PASSED_ON if record.trace is None else PASSED_ON_TRACED
+    trace = exchange.record.trace
+    passed_on = PASSED_ON if trace is None else PASSED_ON_TRACED
     headers = [pair for pair in scope["headers"] if pair[0] in passed_on]
-    headers.append((b"x-request-id", record.request_id.encode()))
-    if record.trace is not None:
-        headers += record.trace.headers()
+    headers.append((b"x-request-id", engine_id.encode()))
+    if priority is not None:
+        headers.append((PRIORITY_HEADER, b"%d" % priority))
+    if trace is not None:
+        headers += trace.headers()
     return EngineRequest(scope["method"], target, headers, body)

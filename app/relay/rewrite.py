@@ -1,126 +1,147 @@
-"""What of a request's body is changed on its way to the engine: usage asked for, bounds kept. Pure.
+"""What of a request's body is changed on its way to the engine. Pure.
 
-Only what must change: a stream is made to tell its usage, and numbers that an operator bounded are
-lowered to the bound. What is not understood stays as it is; the engine has the words to refuse it.
+Only what must change: the rules on fields are applied (`fields.py`), the tenant's salt is set, a
+stream is made to tell its usage, and numbers that an operator bounded are lowered to the bound.
+What is not understood stays as it is; the engine has the words to refuse it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import msgspec
 
+from app.relay.body import Members, ParsedBody
+from app.relay.fields import FieldRules, is_over, number_of
 from app.routing.catalogue import Bounds
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 # Where each endpoint says how many tokens it wants; the first one is set where none is given.
 # Completions have a default of their own, 16, which null takes away; messages must give a number.
-OUTPUT_FIELDS: dict[str, tuple[str, ...]] = {
-    CHAT: ("max_tokens", "max_completion_tokens"),
-    COMPLETIONS: ("max_tokens",),
-    "/v1/responses": ("max_output_tokens",),
-    "/v1/messages": ("max_tokens",),
-}
+OUTPUT_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        CHAT: ("max_tokens", "max_completion_tokens"),
+        COMPLETIONS: ("max_tokens",),
+        RESPONSES: ("max_output_tokens",),
+        "/v1/messages": ("max_tokens",),
+    }
+)
+# Requests whose prompts vLLM caches by their blocks, salted by a member of the body.
+SALTED = frozenset(
+    {
+        *OUTPUT_FIELDS, "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/pooling",
+        "/rerank", "/score",
+    }
+)  # fmt: skip
 _PROMPTS = ("prompt", "prompt_embeds")
+_LIST = ord("[")
 _ABSENT = (b"", b"null")
-_SET_IF: dict[str, tuple[bytes, ...]] = {
-    CHAT: _ABSENT,
-    COMPLETIONS: (b"null",),
-    "/v1/responses": _ABSENT,
-}
-_PLAIN = {b"": None, b"null": None, b"true": True, b"false": False}
+# What leaves an answer without a bound.
+_UNBOUNDED: Mapping[str, tuple[bytes, ...]] = MappingProxyType(
+    {
+        CHAT: _ABSENT,
+        COMPLETIONS: (b"null",),
+        RESPONSES: _ABSENT,
+    }
+)
+# vLLM before 0.10 takes the other field where this one is 0.
+_ZERO_IS_NONE = "max_completion_tokens"
+_PLAIN: Mapping[bytes, bool | None] = MappingProxyType(
+    {b"": None, b"null": None, b"true": True, b"false": False}
+)
 # What else is true and false for pydantic, with which vLLM reads; words in any case.
 _TRUE = frozenset({1, "1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({0, "0", "off", "f", "false", "n", "no"})
-_text = msgspec.json.Decoder(str)
+_WITH_USAGE = b'{"include_usage":true}'
+_BYTES_ONLY = b'"bytes_only"'
 _answer = msgspec.json.Decoder(str | float)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-Members = Mapping[str, msgspec.Raw]
-
 
 class Rewrite(msgspec.Struct, frozen=True):
-    """What becomes of one request."""
+    """What becomes of one request: new values by member, encoded, and members that are dropped."""
 
-    changes: Mapping[str, object] = {}
+    changes: Mapping[str, bytes] = {}
+    dropped: Collection[str] = ()
     # The usage chunk was asked for by the gateway alone, so the client does not get it.
     withhold_usage: bool = False
     one_choice: bool = True
+    # Usage stands in a header that the client did not ask for.
+    withhold_metadata: bool = False
+
+    def value(self, body: ParsedBody, name: str) -> bytes:
+        """Return a member as the engine will see it, b"" where there is none."""
+        return _value(body.members, self.changes, name, self.dropped)
+
+    def changed(self, changes: Mapping[str, bytes]) -> "Rewrite":
+        """Return this rewrite with more changes."""
+        return msgspec.structs.replace(self, changes={**self.changes, **changes})
 
 
-NOTHING = Rewrite()
+def rewrite(
+    endpoint: str, body: ParsedBody, bounds: Bounds, rules: FieldRules, salt: bytes | None
+) -> Rewrite:
+    """Return what to change in a body. `salt` is encoded; None: the client's own stays.
 
-
-def rewrite(endpoint: str, members: Members, bounds: Bounds) -> Rewrite:
-    """Return what to change in the members of a JSON body."""
-    fields = OUTPUT_FIELDS.get(endpoint)
-    if fields is None:
-        return NOTHING
-    changes: dict[str, object] = {}
+    Raises FieldDenied.
+    """
+    changes, dropped = rules.apply(body)
+    members = body.members
+    if not members:
+        return Rewrite()
+    if salt is not None and endpoint in SALTED:
+        changes["cache_salt"] = salt
     withhold = False
     one_choice = True
     if endpoint in (CHAT, COMPLETIONS):
         # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
-        one_choice = not any(_value(members, name).startswith(b"[") for name in _PROMPTS)
-        if "n" in members:
-            n = _value(members, "n")
-            one_choice = one_choice and n in (b"null", b"1")
-            if bounds.choices is not None and _is_over(n, bounds.choices):
-                changes["n"] = bounds.choices
-        if is_stream(members):
-            options = _with_usage(_value(members, "stream_options"))
+        one_choice = not any(
+            name in members and memoryview(members[name])[0] == _LIST for name in _PROMPTS
+        )
+        for name in ("n", "best_of"):
+            if name in members or name in changes:
+                count = _value(members, changes, name)
+                one_choice = one_choice and count in (b"null", b"1")
+                if bounds.choices is not None and is_over(count, bounds.choices):
+                    changes[name] = b"%d" % bounds.choices
+        if truth(_value(members, changes, "stream")):
+            options = _with_usage(_value(members, changes, "stream_options"))
             if options is not None:
                 changes["stream_options"] = options
                 withhold = True
-    if bounds.output_tokens is not None:
-        _bound_output(endpoint, fields, members, bounds.output_tokens, changes)
-    return Rewrite(changes, withhold, one_choice) if changes or not one_choice else NOTHING
+    if bounds.output_tokens is not None and endpoint in OUTPUT_FIELDS:
+        changes |= bounded_output(endpoint, members, changes, bounds.output_tokens)
+    # vLLM tells the usage of an answer in bytes in a header, unless it is asked to leave that out.
+    bare = _value(members, changes, "encoding_format") == _BYTES_ONLY
+    if bare:
+        changes["encoding_format"] = b'"bytes"'
+    return Rewrite(changes, dropped, withhold, one_choice, bare)
 
 
-def is_stream(members: Members) -> bool:
-    """Whether a request asks for its answer as a stream."""
-    return _truth(_value(members, "stream")) is True
+def bounded_output(
+    endpoint: str, members: Members, changes: Mapping[str, bytes], bound: int
+) -> dict[str, bytes]:
+    """Return the members that keep an answer within `bound` tokens, where they do not already."""
+    fields = OUTPUT_FIELDS[endpoint]
+    encoded = b"%d" % bound
+    found = {n: encoded for n in fields if is_over(_value(members, changes, n), bound)}
+    if not states_output(endpoint, members, changes) and endpoint in _UNBOUNDED:
+        found[fields[0]] = encoded
+    return found
 
 
-def _bound_output(
-    endpoint: str,
-    fields: tuple[str, ...],
-    members: Members,
-    bound: int,
-    changes: dict[str, object],
-) -> None:
-    values = [_value(members, name) for name in fields]
-    for name, value in zip(fields, values, strict=True):
-        if _is_over(value, bound):
-            changes[name] = bound
-    unbounded = _SET_IF.get(endpoint, ())
-    if all(value in unbounded for value in values):
-        changes[fields[0]] = bound
+def states_output(endpoint: str, members: Members, changes: Mapping[str, bytes]) -> bool:
+    """Return whether a request says how long its answer may be, or the endpoint does."""
+    unbounded = _UNBOUNDED.get(endpoint, ())
+    for name in OUTPUT_FIELDS.get(endpoint, ()):
+        value = _value(members, changes, name)
+        if value not in unbounded and not (name == _ZERO_IS_NONE and number_of(value) == 0):
+            return True
+    return False
 
 
-def _value(members: Members, name: str) -> bytes:
-    raw = members.get(name)
-    return b"" if raw is None else bytes(raw)
-
-
-def _with_usage(options: bytes) -> dict[str, object] | None:
-    """Return stream options that ask for usage, or None where the client did, or is not understood.
-
-    `continuous_usage_stats` has no effect without `include_usage`, and would have one now.
-    """
-    if options in _ABSENT:
-        return {"include_usage": True}
-    try:
-        members = _object.decode(options)
-    except msgspec.DecodeError:
-        return None
-    asked = _value(members, "include_usage")
-    if asked not in _ABSENT and _truth(asked) is not False:
-        return None
-    kept = {name: raw for name, raw in members.items() if name != "continuous_usage_stats"}
-    return {**kept, "include_usage": True}
-
-
-def _truth(value: bytes) -> bool | None:
+def truth(value: bytes) -> bool | None:
     """Return what a JSON value says to a yes-or-no question of vLLM's; None where it refuses it."""
     if value in _PLAIN:
         return _PLAIN[value]
@@ -133,10 +154,29 @@ def _truth(value: bytes) -> bool | None:
     return True if said in _TRUE else False if said in _FALSE else None
 
 
-def _is_over(value: bytes, bound: int) -> bool:
-    """Whether a JSON value counts more than `bound` for vLLM, which reads 8, 8.0 and "8" alike."""
+def _value(
+    members: Members, changes: Mapping[str, bytes], name: str, dropped: Collection[str] = ()
+) -> bytes:
+    changed = changes.get(name)
+    if changed is not None:
+        return changed
+    raw = None if name in dropped else members.get(name)
+    return b"" if raw is None else bytes(raw)
+
+
+def _with_usage(options: bytes) -> bytes | None:
+    """Return stream options that ask for usage, or None where the client did, or is not understood.
+
+    `continuous_usage_stats` has no effect without `include_usage`, and would have one now.
+    """
+    if options in _ABSENT:
+        return _WITH_USAGE
     try:
-        text = _text.decode(value) if value[:1] == b'"' else value.decode()
-        return float(text) > bound
-    except (ValueError, msgspec.DecodeError):
-        return False
+        members = _object.decode(options)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    asked = bytes(members.get("include_usage", b""))
+    if asked not in _ABSENT and truth(asked) is not False:
+        return None
+    kept = {name: raw for name, raw in members.items() if name != "continuous_usage_stats"}
+    return msgspec.json.encode({**kept, "include_usage": True})

@@ -1,14 +1,21 @@
 """The rooms that a request passes through, and what one request may take of the gateway."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from app.admission.admission import Admission
 from app.limits.limiter import Limiter
 from app.relay.attempts import Attempts
+from app.relay.body_memory import BodyMemory, BodyMemoryBounds
+from app.relay.fields import RuleBook
+from app.relay.in_flight import RequestsInFlight
+from app.relay.intake import ScanTurns
+from app.relay.isolation import CacheSalts
+from app.relay.request import EngineIds
 from app.residency.keeper import Keeper
 from app.routing.catalogue import Catalogue
 from app.settings import Settings
+from app.stored import StoredResponses
 from app.telemetry.metrics import Metrics
 from app.usage.budgets import Budgets
 
@@ -21,7 +28,7 @@ class Endpoint:
     methods: tuple[str, ...] = ("POST",)
     # False: the request names a stored thing by its id, not a model.
     names_model: bool = True
-    # False: the answer takes no tokens of the model.
+    # False: the answer takes no tokens of the model; a part of the prompt's counts against limits.
     metered: bool = True
 
 
@@ -38,6 +45,8 @@ class RelayBounds:
     unstated_output: int
     # What a cached prompt token counts against limits.
     cached_weight: float
+    # What a token counts that is only counted, or turned into text and back.
+    tokenize_weight: float
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -49,7 +58,18 @@ class RelayBounds:
             server.sse_keepalive_s,
             limits.unstated_output_tokens,
             limits.cached_token_weight,
+            limits.tokenize_weight,
         )
+
+
+def memory_bounds(settings: Settings) -> BodyMemoryBounds:
+    """Return how many bytes of bodies a configuration lets the gateway hold."""
+    server = settings.server
+    return BodyMemoryBounds(
+        server.body_memory_bytes,
+        server.body_memory_per_key_bytes,
+        server.body_memory_per_peer_bytes,
+    )
 
 
 @dataclass(slots=True)
@@ -64,3 +84,10 @@ class Rooms:
     attempts: Attempts
     metrics: Metrics
     bounds: RelayBounds
+    body_memory: BodyMemory
+    salts: CacheSalts
+    stored: StoredResponses
+    in_flight: RequestsInFlight
+    rules: RuleBook = field(default_factory=RuleBook)
+    scan_turns: ScanTurns = field(default_factory=ScanTurns)
+    engine_ids: EngineIds = field(default_factory=EngineIds)

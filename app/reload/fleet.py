@@ -94,11 +94,20 @@ class Standing:
             settings.name,
             settings.aliases,
             tuple(one.replica for one in self.engines),
-            Bounds(settings.max_choices, settings.max_output_tokens),
+            Bounds(
+                settings.max_choices,
+                settings.max_output_tokens,
+                settings.max_sequences,
+                settings.max_inputs,
+            ),
             settings.limits,
             settings.load == "on_demand",
             self._policy,
             settings.fallbacks,
+            settings.fields,
+            settings.isolation,
+            frozenset(settings.media.domains),
+            settings.stores_responses,
             self.created,
         )
 

@@ -15,7 +15,7 @@ from functools import partial
 from app.auth.keys import Authenticator
 from app.building import Builder, Placed, Slots
 from app.errors import Conflict, GatewayError, InvalidConfiguration
-from app.relay.rooms import RelayBounds, Rooms
+from app.relay.rooms import RelayBounds, Rooms, memory_bounds
 from app.reload.difference import Addition, Difference, ModelChange, applied, difference
 from app.reload.fleet import IDLE, Fleet, NotStarted, Standing
 from app.reload.report import ModelReport, Outcome, Report
@@ -208,6 +208,7 @@ class Reloader:
     def _apply_sections(self) -> None:
         settings, its = self._settings, self._adjustable
         its.rooms.bounds = RelayBounds.of(settings)
+        its.rooms.body_memory.bounds = memory_bounds(settings)
         its.authenticator.replace(settings.api_keys, settings.admin_key, settings.limits.default)
         its.levels.replace(settings.logs)
         its.ledger.reprice({}, settings.usage.retention_days)

@@ -3,15 +3,19 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from app.errors import ModelNotFound, RouteNotFound
 from app.routing.policy import LeastLoaded, SelectionPolicy
 from app.routing.replica import Replica
-from app.settings import NO_LIMITS, LimitSettings
+from app.settings import NO_LIMITS, FieldSettings, LimitSettings
 from engines.base import Engine, EngineState
 
 # Of the names that there are, in an error for whoever mistyped one.
 MOST_NAMED = 20
+
+
+NO_RULES = FieldSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,9 @@ class Bounds:
 
     choices: int | None = None
     output_tokens: int | None = None
+    # Prompts times choices of a request for text; inputs of one for embeddings or scores.
+    sequences: int | None = None
+    inputs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,11 @@ class Model:
     policy: SelectionPolicy = field(default_factory=LeastLoaded)
     # Names of the models that serve its requests, in this order, when none of its engines can.
     fallbacks: tuple[str, ...] = ()
+    # What clients may send, and who shares what they sent.
+    fields: FieldSettings = NO_RULES
+    isolation: Literal["key", "owner", "none"] = "key"
+    media_domains: frozenset[str] = frozenset()
+    stores_responses: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

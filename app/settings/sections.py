@@ -21,6 +21,21 @@ class ServerSettings(SpecModel):
     host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a server's job
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     max_body_bytes: int = Field(33554432, ge=1, description="Larger requests are refused with 413.")
+    body_memory_bytes: int = Field(
+        268435456,
+        ge=1,
+        description="Bytes of request bodies that may be held at once; further large requests get "
+        "a 503.",
+    )
+    body_memory_per_key_bytes: int = Field(
+        67108864, ge=1, description="The same for one key; further large requests get a 429."
+    )
+    body_memory_per_peer_bytes: int = Field(
+        134217728,
+        ge=1,
+        description="The same for one client address. Set it to body_memory_bytes behind a load "
+        "balancer.",
+    )
     drain_timeout_s: float = Field(
         30.0, ge=0, description="How long requests in flight may go on after SIGTERM."
     )
@@ -178,6 +193,13 @@ class LimitsSettings(SpecModel):
         le=1,
         description="What a prompt token that the engine had cached counts against limits.",
     )
+    tokenize_weight: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="What a token counts against limits in requests that only count tokens or "
+        "convert them: /tokenize, /detokenize and /v1/messages/count_tokens.",
+    )
 
 
 class QueueSettings(SpecModel):
@@ -279,6 +301,19 @@ class LogSettings(SpecModel):
     )
 
 
+Domain = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
+]
+
+
+class MediaSettings(SpecModel):
+    domains: tuple[Domain, ...] = Field(
+        (),
+        description="Hosts from which engines may fetch images, audio and video, exactly as they "
+        "stand in addresses, in lower case. Default: none, data: URLs alone.",
+    )
+
+
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -290,6 +325,26 @@ class ModelSettings(SpecModel):
     )
     max_output_tokens: int | None = Field(
         None, ge=1, description="A request for more tokens, or for no number of them, gets this."
+    )
+    max_sequences: int | None = Field(
+        256, ge=1, description="A request for more answers, prompts times choices, is refused."
+    )
+    max_inputs: int | None = Field(
+        2048,
+        ge=1,
+        description="A request with more inputs, texts or documents for embeddings, scores and the "
+        "like is refused.",
+    )
+    media: MediaSettings = MediaSettings()
+    isolation: Literal["key", "owner", "none"] = Field(
+        "key",
+        description="Who shares the prefix cache of the engines: requests of one key, of all keys "
+        "with one owner, or all. Anybody who shares it can find out by timing what others asked.",
+    )
+    stores_responses: bool = Field(
+        False,
+        description="Allow store, background and previous_response_id of /v1/responses. Needs "
+        "engines that run with VLLM_ENABLE_RESPONSES_API_STORE=1.",
     )
     limits: LimitSettings = Field(
         NO_LIMITS, description="Limits of the model for all keys together."

@@ -21,7 +21,7 @@ from app.database.schema import usage_daily
 from app.errors import ServiceUnavailable
 from app.usage.ledger import Ledger
 from app.usage.rows import UsageRecord, batch_of, day_of, kept, tokens_of
-from app.usage.spending import Reading, Spending, refusal
+from app.usage.spending import Reading, Spending, left_of, refusal, share_of
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,11 @@ class Reservation:
         self._left = False
         spending.held += tokens
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens are held."""
+        return self._tokens
+
     def settle(self, tokens: int) -> None:
         """Hold what the request took in place of what it might have taken."""
         if not self._left:
@@ -105,10 +110,17 @@ class Budgets:
         ledger.watch(self._note)
 
     async def reserve(
-        self, key_id: str, daily: int | None, monthly: int | None, tokens: int
+        self,
+        key_id: str,
+        daily: int | None,
+        monthly: int | None,
+        tokens: int,
+        elastic: tuple[int, int] | None = None,
     ) -> Reservation:
         """Hold tokens of a key's budgets, None being no budget; leave the reservation's context.
 
+        `elastic` is for a request that does not say how much it takes: the least and the most that
+        it can do with. It holds a share of what is left, `tokens` where that is less (`share_of`).
         Raises QuotaUsedUp, whose retry_after_s are whole seconds to the next UTC day or month
         (None where the budget itself is too small), and ServiceUnavailable if the database could
         not be read for this key.
@@ -123,7 +135,11 @@ class Budgets:
         if not key.spending.known:
             raise ServiceUnavailable("what this key has spent cannot be read now; try again")
         day = day_of(now)
-        refused = refusal(key.spending.spent(day), day, now, daily, monthly, tokens)
+        spent = key.spending.spent(day)
+        if elastic is not None:
+            least, most = elastic
+            tokens = max(share_of(left_of(spent, daily, monthly), tokens, most), least)
+        refused = refusal(spent, day, now, daily, monthly, tokens)
         if refused is not None:
             raise refused
         return Reservation(key.spending, tokens)

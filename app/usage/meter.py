@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from app.usage.reading import HOLDS_USAGE, UNREADABLE, Usage, estimate_prompt, read_usage
+from app.usage.reading import HOLDS_USAGE, UNREADABLE, Usage, read_usage
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _USAGE = b'"usage"'
@@ -19,6 +19,8 @@ _USAGE = b'"usage"'
 # the choice is finished: it is null before.
 _FINISHED = b'"finish_reason":"'
 _FINGERPRINT = b'"system_fingerprint":'
+# Of English text, as prompts are estimated.
+TOKEN_BYTES = 4
 # Chunks that finish a choice wait for the fingerprint up to this many bytes, then go as they are.
 MAX_HELD = 256 * 1024
 
@@ -40,18 +42,26 @@ class StreamMeter:
     on at once with the fingerprint that the engine gave last time, and waits only if none is known.
     """
 
-    def __init__(self, *, withhold: bool = False, one_choice: bool = True) -> None:
+    def __init__(
+        self, *, withhold: bool = False, one_choice: bool = True, wide: bool = False
+    ) -> None:
+        """`wide`: events hold much beside their text, such as the logprobs of each token."""
         self.usage: Usage | None = None
         self.events = 0
         # What the engine called itself, the last time or this time; "" if it said no name.
         self.fingerprint: str | None = None
         self._withhold = withhold
         self._one_choice = one_choice
+        self._wide = wide
+        # The bytes of an event beside its text: the first event of a stream has next to none.
+        self._envelope = 0
         self._held: list[bytes] = []  # from a finishing chunk on, in order
         self._held_bytes = 0
 
     def pass_on(self, events: bytes) -> bytes:
         """Return what of these whole events the client gets now."""
+        if not self.events:
+            self._envelope = events.find(b"\n\n") + 2
         self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
         if _USAGE not in events and not (self._withhold and (self._held or _FINISHED in events)):
             return events
@@ -67,13 +77,18 @@ class StreamMeter:
         self._held_bytes = 0
         return held
 
-    def so_far(self, prompt_bytes: int, longest: int | None) -> Usage:
+    def so_far(self, prompt: int, bytes_out: int) -> Usage:
         """Return what can be said of an answer that did not get to its end: an estimate.
 
-        vLLM sends an event a token, and one before them that opens the answer.
+        vLLM sends an event a token, and one before them that opens the answer. For a client that
+        reads slowly it puts many tokens into one event: those are counted by their bytes, of which
+        `bytes_out` have passed. `prompt` is the estimate of the prompt where none was told.
         """
-        told = self.usage or Usage(estimate_prompt(prompt_bytes, longest), 0)
-        completion = max(told.completion, self.events - 1, 0)
+        told = self.usage or Usage(prompt, 0)
+        by_bytes = 0
+        if self._one_choice and not self._wide:
+            by_bytes = (bytes_out - self.events * self._envelope) // TOKEN_BYTES
+        completion = max(told.completion, self.events - 1, by_bytes, 0)
         return msgspec.structs.replace(told, completion=completion, estimated=True)
 
     def _pass_event(self, event: bytes, out: list[bytes]) -> None:

@@ -82,6 +82,23 @@ class Spending:
         return Spent(today, month)
 
 
+def share_of(left: int, usual: int, most: int) -> int:
+    """Return how much of what is left one request may hold that does not say what it takes.
+
+    Half of it, so that others find something too, but not less than requests usually hold.
+    """
+    return min(most, left, max(usual, left // 2))
+
+
+def left_of(spent: Spent, daily: int | None, monthly: int | None) -> int:
+    """Return how many tokens the tighter of two budgets has left; one of them must be there."""
+    return min(
+        budget - used
+        for budget, used in ((daily, spent.today), (monthly, spent.month))
+        if budget is not None
+    )
+
+
 def refusal(
     spent: Spent, day: str, now: float, daily: int | None, monthly: int | None, tokens: int
 ) -> QuotaUsedUp | None:

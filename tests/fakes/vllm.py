@@ -334,6 +334,8 @@ class Fake:
             body = {**body, "fake": self.fault}
         if "fake" in body:
             return await self._misbehave(body, writer)
+        if path == "/v1/responses":
+            return self._response(body, writer)
         if path not in ("/v1/chat/completions", "/v1/completions", "/v1/messages"):
             return self._plain(writer, json.dumps({"echo": path}).encode())
         if body.get("model") != self.model:
@@ -427,6 +429,40 @@ class Fake:
             case "tokens":  # tokens:COUNT:MS - so many, one every so many ms, and their usage
                 count, _, pace = argument.partition(":")
                 return await self._tokens(body, writer, int(count), float(pace or 0) / 1000)
+            case "bytes":  # embeddings of so many tokens as octets (vLLM 0.32, pooling/utils.py)
+                told = {"prompt_tokens": int(argument), "total_tokens": int(argument)}
+                data = json.dumps({"id": "embd-fake", "data": [], "usage": told}).encode()
+                bare = body.get("encoding_format") == "bytes_only"
+                head = b"" if bare else b"metadata: " + data + b"\r\n"
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\n%s"
+                    b"content-length: 4\r\n\r\n\0\0\0\0" % head
+                )
+                return True
+            case "fill":  # a plain answer as long as it may be, as a model that never stops
+                longest = self.max_model_len - 3
+                most = min(body.get("max_tokens") or longest, longest)
+                return await self._tokens(body, writer, most, 0)
+            case "silent":  # a plain answer of so many characters that tells no usage
+                return self._plain(writer, json.dumps({"text": "x" * int(argument)}).encode())
+            case "usage":  # a plain answer that tells an absurd usage
+                told = {"prompt_tokens": int(argument), "completion_tokens": int(argument)}
+                return self._plain(writer, json.dumps({"usage": told}).encode())
+            case "framed":  # a stream with a length
+                data = b"".join(chat_stream(self.model, usage=True))
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+                    b"content-length: %d\r\n\r\n%s" % (len(data), data)
+                )
+                return True
+            case "headers":  # what an engine has no business to say
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"set-cookie: a=b\r\nalt-svc: h3\r\n"
+                    b"access-control-allow-origin: *\r\nx-ratelimit-limit-requests: 9\r\n"
+                    b"x-hop: 1\r\nconnection: x-hop\r\nretry-after: 7\r\n"
+                    b"content-length: 2\r\n\r\n{}"
+                )
+                return True
             case "long":  # a plain answer of so many KiB, its usage in the middle, as with logprobs
                 told = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
                 half = "x" * (int(argument) * 512)
@@ -459,6 +495,21 @@ class Fake:
                 raise AssertionError(f"the fake knows no {verb!r}")
         return False
 
+    def _response(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        """A response, stored under the id that the request chose unless it asked not to."""
+        one = body.get("request_id") or f"resp_{len(self.seen)}"
+        previous = body.get("previous_response_id")
+        if previous is not None and previous not in self.stored:
+            error = {"message": f"Response with id '{previous}' not found.", "code": 404}
+            return self._plain(writer, json.dumps({"error": error}).encode(), 404)
+        if body.get("store", True):
+            self.stored.add(one)
+        status = "queued" if body.get("background") else "completed"
+        told = None if body.get("background") else {"input_tokens": 3, "output_tokens": 2}
+        return self._plain(
+            writer, json.dumps({"id": one, "status": status, "usage": told}).encode()
+        )
+
     async def _tokens(
         self, body: dict[str, Any], writer: asyncio.StreamWriter, count: int, pace_s: float
     ) -> bool:
@@ -469,9 +520,12 @@ class Fake:
             answer = json.loads(completion(self.model, "x" * count)) | {"usage": told}
             return self._plain(writer, json.dumps(answer).encode())
         self._stream_head(writer)
-        for _ in range(count):
-            await self._chunk(writer, chunk(self.model, {"content": "x"}))
-            await asyncio.sleep(pace_s)
+        await self._chunk(writer, chunk(self.model, {"role": "assistant", "content": ""}))
+        together = body.get("stream_interval") or 1
+        for done in range(0, count, together):
+            words = "word" * min(together, count - done)
+            await self._chunk(writer, chunk(self.model, {"content": words}))
+            await asyncio.sleep(pace_s * together)
         await self._chunk(writer, chunk(self.model, {}, "stop"))
         if (body.get("stream_options") or {}).get("include_usage"):
             last = json.loads(chunk(self.model, {})[6:]) | {"choices": [], "usage": told}

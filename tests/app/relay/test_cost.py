@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.relay.cost import COMPLETIONS_OUTPUT, MAX_COUNT, most_tokens
+from app.relay.body import parse
+from app.relay.cost import COMPLETIONS_OUTPUT, MAX_COUNT, cost_of
+from app.relay.fields import FieldRules
 from app.relay.rewrite import CHAT, COMPLETIONS, rewrite
 from app.routing.catalogue import Bounds
 
@@ -22,9 +24,10 @@ def reserved(
     size: int = 400,
     longest: int | None = 100_000,
 ) -> int:
-    members = msgspec.json.decode(msgspec.json.encode(body), type=dict[str, msgspec.Raw])
-    changes = rewrite(endpoint, members, bounds).changes
-    return most_tokens(endpoint, members, changes, size, longest, UNSTATED)
+    read = parse(b"", msgspec.json.encode({"model": "demo", **body}))
+    read = msgspec.structs.replace(read, raw=b" " * size)
+    plan = rewrite(endpoint, read, bounds, FieldRules(), None)
+    return cost_of(endpoint, read, plan, longest, UNSTATED).tokens
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Which tenants share vLLM's prefix cache: none by default.
+
+Whoever shares a prefix cache can find out by the time of a first token what others asked
+(CVE-2025-46570). vLLM keeps caches apart by `cache_salt`, a member of the request. The gateway sets
+it from an HMAC of a secret and the tenant, whatever the client sent, so nobody can name another's.
+"""
+
+import hmac
+from collections.abc import Callable
+from typing import Literal
+
+from app.auth.principal import Principal
+
+Isolation = Literal["key", "owner", "none"]
+# More tenants than are busy at a time; beyond it all salts are made anew.
+MOST_KNOWN = 10_000
+# 128 bits: vLLM takes up to 128 characters, without @ / \ and NUL.
+SALT_BYTES = 16
+
+
+class CacheSalts:
+    """Makes salts, the same at every gateway with the same secret."""
+
+    def __init__(self, secret: Callable[[], bytes], most: int = MOST_KNOWN) -> None:
+        """`secret` may return another value once: what the gateways share, when it is known."""
+        self._secret = secret
+        self._most = most
+        self._used = secret()
+        self._known: dict[tuple[str, str], bytes] = {}
+
+    def salt(self, isolation: Isolation, principal: Principal) -> bytes | None:
+        """Return the salt of a tenant as a JSON string; None: tenants are not kept apart."""
+        if isolation == "none":
+            return None
+        if isolation == "owner" and principal.owner:
+            tenant = ("owner", principal.owner)
+        else:
+            tenant = ("key", principal.id)
+        secret = self._secret()
+        if secret is not self._used or len(self._known) > self._most:
+            self._known.clear()
+            self._used = secret
+        salt = self._known.get(tenant)
+        if salt is None:
+            mac = hmac.digest(secret, "\0".join(tenant).encode(errors="surrogatepass"), "sha256")
+            salt = self._known[tenant] = b'"%s"' % mac[:SALT_BYTES].hex().encode()
+        return salt

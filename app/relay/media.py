@@ -1,0 +1,113 @@
+"""Addresses of images, audio and video in a request: vLLM fetches them, so not every one may pass.
+
+An address that the engine would fetch is a way into the network behind the gateway. `data:` is
+always let through; any other address must be of a host that the model's configuration names.
+
+An address is a string in a member whose name ends in "url": url, image_url, file_url. Such names
+are found in the bytes of the body, without a look at its structure: inside of a JSON string a quote
+has a backslash before it, so `url"` ends a string, and that string is a name if a colon follows.
+Only the first bytes of a `data:` URL are read, for an image may have 30 MiB.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
+
+from app.errors import BadRequest
+
+# Members that hold no media, or that no engine fetches from.
+NO_MEDIA = frozenset(
+    {
+        "chat_template_kwargs", "functions", "guided_json", "logit_bias", "metadata",
+        "response_format", "structured_outputs", "text", "tool_choice", "tools",
+    }
+)  # fmt: skip
+# Whatever does not hold one of these holds no name that ends in "url", in any spelling and case.
+_HINTS = (b'rl"', b'RL"', b'rL"', b'Rl"', b'6c"', b'6C"', b'4c"', b'4C"')
+_ENDING = re.compile(rb'(?:[uU]|\\u00[57]5)(?:[rR]|\\u00[57]2)(?:[lL]|\\u00[46][cC])"')
+LONGEST_ENDING = 19
+# More names of this kind than any request has images.
+MOST_NAMES = 10_000
+_COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+# Strict on purpose: two parsers of URLs may read anything else in two ways.
+_ADDRESS = re.compile(r"(?i:https?)://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[/?#]|\Z)")
+MAX_ADDRESS = 8192
+
+_text = msgspec.json.Decoder(str)
+
+Spans = Mapping[str, tuple[int, int]]
+
+
+class MediaRefused(BadRequest):
+    """The body has the address of a medium that may not be fetched."""
+
+    code = "media_not_allowed"
+
+
+class NameEnds:
+    """Finds where names that end in "url" may end, in a body that comes in pieces."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+        self._offset = 0
+        self._tail = b""
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """Look into more of the body. Raises MediaRefused for more of them than there can be."""
+        data = b"".join((self._tail, piece))
+        before = self._offset - len(self._tail)
+        self.found += [before + end for end in name_ends(data) if end > len(self._tail)]
+        if len(self.found) > MOST_NAMES:
+            raise MediaRefused(f"the body has more than {MOST_NAMES} addresses")
+        self._offset += len(piece)
+        self._tail = data[-LONGEST_ENDING:]
+
+
+def name_ends(data: bytes) -> Iterator[int]:
+    """Return where strings that end in "url" end, behind their closing quotes."""
+    if any(hint in data for hint in _HINTS):
+        for found in _ENDING.finditer(data):
+            yield found.end()
+
+
+def refused_addresses(
+    raw: bytes, ends: Collection[int], domains: Collection[str]
+) -> Iterator[tuple[int, MediaRefused]]:
+    """Return each address behind a name that may not be fetched: where it stands, and the fault."""
+    for end in ends:
+        colon = _COLON.match(raw, end)
+        if colon is None:
+            continue  # a string that is no name
+        start = colon.end()
+        first = raw[start : start + 1]
+        if first not in (b'"', b"["):
+            continue  # an object, in which the names are found as well, or nothing to fetch
+        if raw[start + 1 : start + 6].lower() == b"data:":
+            continue
+        found = _STRING.match(raw, start, start + MAX_ADDRESS)
+        try:
+            address = _text.decode(found[0]) if found else ""
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            address = ""
+        if address[:5].lower() == "data:":
+            continue
+        url = _ADDRESS.match(address)
+        host = url[1].lower().rstrip(".") if url else None
+        if host not in domains:
+            what = f"from {host}" if host else "by this address"
+            yield (
+                start,
+                MediaRefused(f"media {what} are not fetched here; send them as data: URLs"),
+            )
+
+
+def check_addresses(
+    raw: bytes, ends: Collection[int], domains: Collection[str], spans: Spans
+) -> None:
+    """Raise MediaRefused for an address that may not be fetched. `spans`: the body's members."""
+    harmless = [span for name, span in spans.items() if name in NO_MEDIA]
+    for at, fault in refused_addresses(raw, ends, domains):
+        if not any(start <= at < end for start, end in harmless):
+            raise fault

@@ -1,0 +1,112 @@
+"""Responses that vLLM stores: off unless a model turns them on, and then each has an owner.
+
+vLLM keeps a stored response in the memory of one engine, under an id that the request may choose,
+for whoever asks. So the gateway chooses the id and remembers who made it, and where; for everybody
+else the response does not exist.
+"""
+
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+
+from app.auth.principal import Principal
+from app.database.database import DatabaseUnavailable
+from app.errors import RouteNotFound, ServiceUnavailable
+from app.relay.body import ParsedBody
+from app.relay.fields import FieldDenied
+from app.relay.rewrite import Rewrite, truth
+from app.relay.rooms import Rooms
+from app.routing.catalogue import Model
+from app.routing.replica import Replica
+from app.stored import StoredResponse, StoredResponses
+
+NO_SUCH = "there is no such response"
+_ABSENT = (b"", b"null")
+_FALSE = b"false"
+_text = msgspec.json.Decoder(str)
+
+
+def checked_storage(plan: Rewrite, body: ParsedBody, *, stores: bool) -> Rewrite:
+    """Return a plan under which nothing is stored that may not be. Raises FieldDenied."""
+    if stores:
+        return plan
+    if truth(plan.value(body, "background")):
+        raise _off("background")
+    if plan.value(body, "previous_response_id") not in _ABSENT:
+        raise _off("previous_response_id")
+    if truth(plan.value(body, "store")) is False:
+        return plan
+    return plan.changed({"store": _FALSE})  # vLLM's default is to store
+
+
+def stored_id(plan: Rewrite, body: ParsedBody) -> str | None:
+    """Return an id for what the engine will store of a request; None: it stores nothing."""
+    store = plan.value(body, "store")
+    if store == b"null" or truth(store) is False:
+        return None
+    return f"resp_{secrets.token_hex(16)}"
+
+
+def with_id(changes: Mapping[str, bytes], response_id: str) -> Mapping[str, bytes]:
+    """Return changes to a body under which its response has an id."""
+    return {**changes, "request_id": msgspec.json.encode(response_id)}
+
+
+async def keeper_of(
+    stored: StoredResponses, previous: bytes, model: Model, principal: Principal
+) -> str:
+    """Return the name of the engine that keeps a response which a body names, encoded.
+
+    Raises RouteNotFound where this caller has no such response of this model.
+    """
+    try:
+        response_id = _text.decode(previous)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RouteNotFound(NO_SUCH) from None
+    found = await _find(stored, response_id, principal)
+    if found is None or found.model != model.name:
+        raise RouteNotFound(NO_SUCH)
+    return found.engine
+
+
+async def claim(
+    stored: StoredResponses, response_id: str, principal: Principal, model: Model, replica: Replica
+) -> None:
+    """Note whose a response is, before the client can know its id. Raises ServiceUnavailable."""
+    try:
+        await stored.claim(response_id, principal.id, model.name, replica.engine.name)
+    except DatabaseUnavailable:
+        raise _unavailable() from None
+
+
+async def kept_by(rooms: Rooms, principal: Principal, path: str) -> tuple[Model, Replica]:
+    """Return the model and the engine of the stored response in a path.
+
+    Raises RouteNotFound where this caller has none of that id, or its engine is gone.
+    """
+    found = await _find(rooms.stored, path.split("/")[3], principal)
+    if found is None or not principal.allows(found.model):
+        raise RouteNotFound(NO_SUCH)
+    for model in rooms.catalogue.models:
+        for replica in model.replicas:
+            if model.name == found.model and replica.engine.name == found.engine:
+                return model, replica
+    raise RouteNotFound(NO_SUCH)  # its engine is gone, and it was in that engine's memory
+
+
+async def _find(
+    stored: StoredResponses, response_id: str, principal: Principal
+) -> StoredResponse | None:
+    try:
+        return await stored.find(response_id, principal.id)
+    except DatabaseUnavailable:
+        raise _unavailable() from None
+
+
+def _unavailable() -> ServiceUnavailable:
+    return ServiceUnavailable("the owners of stored responses cannot be asked; try again")
+
+
+def _off(name: str) -> FieldDenied:
+    return FieldDenied(f"{name}: this model stores no responses", name)

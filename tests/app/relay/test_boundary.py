@@ -1,0 +1,191 @@
+"""What passes between client and engine beside the body: ids, headers, refusals, cuts."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.relay.request import EngineIds
+from tests.app.tenants import make_key
+from tests.fakes.vllm import Fake
+from tests.gateway import ROOT, Gateway, remote, running, settings_for
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, fake: Fake, **model: Any) -> AsyncIterator[Gateway]:
+    settings = settings_for(
+        {"name": "demo", "engines": [remote(fake.url)], **model}, run_dir=tmp_path
+    )
+    async with running(settings) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    async with Fake() as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, fake: Fake) -> AsyncIterator[Gateway]:
+    async with serving(tmp_path, fake) as one:
+        yield one
+
+
+class TestIds:
+    async def test_an_engines_id_cannot_be_chosen_or_guessed(
+        self, gateway: Gateway, fake: Fake
+    ) -> None:
+        headers = {"x-request-id": "mine"}
+        seen = []
+        for _ in range(2):
+            answer = await gateway.client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            assert answer.headers["x-request-id"] == "mine"
+            seen.append(fake.seen[-1].header("x-request-id") or "")
+        assert seen[0] != seen[1]
+        assert all(re.fullmatch(r"mine-[0-9a-f]{16}", one) for one in seen)
+
+    def test_ids_differ_over_many_refills(self) -> None:
+        ids = EngineIds()
+        assert len({ids.next("x") for _ in range(5000)}) == 5000
+
+
+class TestHeaders:
+    async def test_an_engine_says_only_what_is_its_to_say(self, gateway: Gateway) -> None:
+        answer = await gateway.chat(fake="headers")
+        assert answer.headers["retry-after"] == "7"
+        told = set(answer.headers)
+        assert told.isdisjoint(
+            {"set-cookie", "alt-svc", "access-control-allow-origin", "x-hop", "connection"}
+        )
+        assert answer.headers["x-ratelimit-limit-requests"] == "600"
+
+    @pytest.mark.parametrize("status", [401, 403])
+    async def test_a_servers_refusal_of_our_key_is_not_the_clients_fault(
+        self, gateway: Gateway, status: int
+    ) -> None:
+        answer = await gateway.chat(fake=f"status:{status}")
+        assert answer.status_code == 502
+        assert answer.json()["error"]["code"] == "engine_failed"
+
+    async def test_a_status_that_is_none_becomes_an_error(self, gateway: Gateway) -> None:
+        answer = await gateway.chat(fake="status:799")
+        assert answer.status_code == 502
+
+
+class TestDialects:
+    async def test_an_engines_refusal_of_messages_is_in_anthropics_form(
+        self, gateway: Gateway
+    ) -> None:
+        answer = await gateway.client.post("/v1/messages", json={**CHAT, "max_tokens": -1})
+        assert answer.status_code == 400
+        error = {"type": "invalid_request_error", "message": "max_tokens must be at least 1"}
+        assert answer.json() == {"type": "error", "error": error}
+        assert int(answer.headers["content-length"]) == len(answer.content)
+
+    async def test_an_openai_refusal_stays_as_it_is_for_openai(self, gateway: Gateway) -> None:
+        answer = await gateway.chat(max_tokens=-1)
+        assert answer.json()["error"]["message"] == "max_tokens must be at least 1"
+
+
+class TestMedia:
+    async def test_an_address_is_refused_before_an_engine_is_asked(
+        self, gateway: Gateway, fake: Fake
+    ) -> None:
+        part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+        messages = [{"role": "user", "content": [part]}]
+        answer = await gateway.chat(messages=messages)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "media_not_allowed"
+        assert not any(seen.method == "POST" for seen in fake.seen)
+
+    async def test_a_large_body_is_looked_through_as_well(self, gateway: Gateway) -> None:
+        data = "data:image/png;base64," + "A" * 2_000_000
+        urls = [data, "http://169.254.169.254/"]
+        for url, status in zip(urls, (200, 400), strict=True):
+            parts = [{"image_url": {"url": data}}, {"image_url": {"url": url}}]
+            answer = await gateway.chat(messages=[{"role": "user", "content": parts}])
+            assert answer.status_code == status
+
+    async def test_hosts_that_are_named_pass(self, tmp_path: Path, fake: Fake) -> None:
+        media = {"domains": ["images.example"]}
+        async with serving(tmp_path, fake, media=media) as gateway:
+            part = {"image_url": {"url": "https://images.example/a.png"}}
+            answer = await gateway.chat(messages=[{"role": "user", "content": [part]}])
+            assert answer.status_code == 200
+
+
+class TestCutOff:
+    async def test_disabling_a_key_now_ends_its_stream(self, gateway: Gateway, fake: Fake) -> None:
+        made = await gateway.client.post("/admin/keys", json={"name": "cut"}, headers=ROOT)
+        key_id, headers = made.json()["id"], {"authorization": f"Bearer {made.json()['key']}"}
+        body = {**CHAT, "stream": True, "fake": "pace:5"}
+        other = asyncio.create_task(gateway.chat(fake="tokens:1:300"))
+        async with gateway.client.stream(
+            "POST", "/v1/chat/completions", json=body, headers=headers
+        ) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            now = f"/admin/keys/{key_id}/disable?now=true"
+            assert (await gateway.client.post(now, headers=ROOT)).status_code == 200
+            rest: list[str] = []
+
+            async def read_on() -> None:
+                async for line in lines:
+                    rest.append(line)  # noqa: PERF401 - it ends in an error
+
+            with pytest.raises(httpx.RemoteProtocolError):  # nobody takes it for whole
+                await asyncio.wait_for(read_on(), 5)
+        assert "invalid_api_key" in rest[-2]
+        assert "[DONE]" not in "".join(rest)
+        await fake.until_running(1)
+        assert (await other).status_code == 200
+        await fake.until_idle()
+        await asyncio.wait_for(gateway.state.admission.idle(), 5)
+
+    async def test_a_plain_request_of_a_key_that_is_cut_off_is_told(
+        self, gateway: Gateway, fake: Fake
+    ) -> None:
+        made = await gateway.client.post("/admin/keys", json={"name": "cut"}, headers=ROOT)
+        key_id, headers = made.json()["id"], {"authorization": f"Bearer {made.json()['key']}"}
+        body = {**CHAT, "fake": "hang"}
+        asked = asyncio.create_task(
+            gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+        )
+        await fake.until_running()
+        gone = await gateway.client.delete(f"/admin/keys/{key_id}?now=true", headers=ROOT)
+        assert gone.status_code == 204
+        assert (await asked).status_code == 401
+        await fake.until_idle()
+
+    async def test_without_now_a_stream_goes_on(self, gateway: Gateway) -> None:
+        made = await gateway.client.post("/admin/keys", json={"name": "kept"}, headers=ROOT)
+        key_id, headers = made.json()["id"], {"authorization": f"Bearer {made.json()['key']}"}
+        body = {**CHAT, "stream": True, "fake": "tokens:20:5"}
+        asked = asyncio.create_task(
+            gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+        )
+        await gateway.client.post(f"/admin/keys/{key_id}/disable", headers=ROOT)
+        answer = await asked
+        assert answer.status_code in (200, 401)
+        assert answer.status_code == 401 or answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_engines_that_schedule_by_priority_are_told_the_keys(
+    gateway: Gateway, fake: Fake
+) -> None:
+    headers = await make_key(gateway, "late", priority=7)
+    body = {**CHAT, "priority": -100}
+    replica = gateway.state.catalogue.models[0].replicas[0]
+    for by_priority, wanted in ((True, "7"), (False, None)):
+        replica.by_priority = by_priority
+        await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert fake.seen[-1].header("x-vllm-priority") == wanted
+        assert "priority" not in fake.seen[-1].json

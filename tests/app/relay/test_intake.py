@@ -1,0 +1,221 @@
+"""Bodies on their way in: what is asked before they are read, and what they may take."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.errors import RateLimited, ServiceUnavailable
+from app.relay.body_memory import BodyMemory, BodyMemoryBounds
+from tests.app.raw import KEY_LINE, Client, connected, request
+from tests.app.tenants import make_key
+from tests.fakes.vllm import PATIENCE_S, Fake
+from tests.gateway import Gateway, remote, running, settings_for
+
+MIB = 1024 * 1024
+PATH = b"/v1/completions"
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, fake: Fake, **sections: Any) -> AsyncIterator[Gateway]:
+    model = {"name": "demo", "engines": [remote(fake.url)]}
+    async with running(settings_for(model, run_dir=tmp_path, **sections)) as gateway:
+        yield gateway
+        async with asyncio.timeout(PATIENCE_S):
+            while gateway.state.body_memory.held:
+                await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    async with Fake() as server:
+        yield server
+
+
+def head(length: int, key_line: bytes = KEY_LINE) -> bytes:
+    return b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\ncontent-length: %d\r\n\r\n" % (
+        PATH,
+        key_line,
+        length,
+    )
+
+
+class TestBeforeTheBody:
+    async def test_a_key_without_requests_is_refused_before_its_body_is_read(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
+        limits = {"default": {"requests_per_minute": 0}}
+        async with serving(tmp_path, fake, limits=limits) as gateway:
+            async with connected(gateway) as client:
+                client.send(head(16 * MIB))
+                answer = await client.answer()
+            assert answer.status == 429
+
+    async def test_a_body_takes_a_slot_before_it_is_there(self, tmp_path: Path, fake: Fake) -> None:
+        limits = {"default": {"concurrent_requests": 1}}
+        async with (
+            serving(tmp_path, fake, limits=limits) as gateway,
+            connected(gateway) as first,
+            connected(gateway) as second,
+        ):
+            first.send(head(20 * MIB) + b"{" + b" " * MIB)
+            while not gateway.state.body_memory.held:
+                await asyncio.sleep(0.002)
+            second.send(head(20 * MIB) + b"{")
+            assert (await second.answer()).code == "rate_limit_exceeded"
+
+    async def test_a_slot_is_free_again_when_the_body_never_comes(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
+        limits = {"default": {"concurrent_requests": 1}}
+        async with serving(tmp_path, fake, limits=limits) as gateway:
+            for _ in range(5):
+                async with connected(gateway) as client:
+                    client.send(head(20 * MIB) + b"{" + b" " * MIB)
+                    while not gateway.state.body_memory.held:
+                        await asyncio.sleep(0.002)
+                while gateway.state.body_memory.held:
+                    await asyncio.sleep(0.002)
+            assert (await gateway.chat()).status_code == 200
+
+    async def test_every_answer_tells_of_all_limits(self, tmp_path: Path, fake: Fake) -> None:
+        async with serving(tmp_path, fake) as gateway:
+            bodies = [b'{"model":"demo"}', b"{", b'{"model":"demo","x":"%b"}' % (b"y" * MIB)]
+            for body in bodies:
+                answer = await gateway.client.post("/v1/completions", content=body)
+                told = {name for name in answer.headers if name.startswith("x-ratelimit-")}
+                assert len(told) == 6, (answer.status_code, told)
+
+
+class TestLargeBodies:
+    @pytest.mark.parametrize("size", [300_000, 3 * MIB])
+    async def test_a_large_body_reaches_the_engine_byte_for_byte(
+        self, tmp_path: Path, fake: Fake, size: int
+    ) -> None:
+        text = ("lighthouse é中 \\n" * size)[:size]
+        body = {"model": "demo", "prompt": text, "x": [1, 2.50, {"a": [None, True]}]}
+        raw = json.dumps(body, ensure_ascii=False).encode()
+        async with serving(tmp_path, fake) as gateway:
+            answer = await gateway.client.post("/v1/completions", content=raw)
+            assert answer.status_code == 200
+            assert fake.seen[-1].body.endswith(raw[1:])
+
+    async def test_a_large_form_reaches_the_engine_byte_for_byte(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
+        files = {"file": ("a.wav", bytes(range(256)) * 8192), "model": (None, b"demo")}
+        async with serving(tmp_path, fake) as gateway:
+            sent = httpx.Request("POST", "http://x/", files=files)
+            raw, kind = sent.read(), {"content-type": sent.headers["content-type"]}
+            path = "/v1/audio/transcriptions"
+            answer = await gateway.client.post(path, content=raw, headers=kind)
+            assert answer.status_code == 200
+            assert fake.seen[-1].body == raw
+
+    async def test_a_dense_body_is_refused_at_a_bound(self, tmp_path: Path, fake: Fake) -> None:
+        members = b",".join(b'"a%d":1' % number for number in range(100_000))
+        async with serving(tmp_path, fake) as gateway:
+            raw = b'{"model":"demo",%b}' % members
+            answer = await gateway.client.post("/v1/completions", content=raw)
+            assert answer.status_code == 400
+            assert "256 members" in answer.text
+
+    async def test_a_fault_ends_a_body_before_it_is_whole(self, tmp_path: Path, fake: Fake) -> None:
+        async with serving(tmp_path, fake) as gateway, connected(gateway) as client:
+            client.send(head(30 * MIB) + b'{"model":"demo","x":[1,,' + b" " * 200_000)
+            assert (await client.answer()).code == "invalid_json"
+
+    @pytest.mark.slow
+    async def test_other_requests_are_answered_while_a_large_body_is_scanned(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
+        ids = b"12345," * (2 * MIB)
+        raw = b'{"model":"demo","prompt":[%b1]}' % ids[: 10 * MIB - 10 * MIB % 6]
+        async with serving(tmp_path, fake) as gateway:
+            large = asyncio.create_task(gateway.client.post("/v1/completions", content=raw))
+            answered = 0
+            while not large.done():
+                assert (await gateway.client.get("/health")).status_code == 200
+                answered += 1
+            assert (await large).status_code in (200, 400)
+            assert answered >= 5
+
+
+class TestMemory:
+    async def test_one_key_holds_no_more_than_its_share(self, tmp_path: Path, fake: Fake) -> None:
+        server = {"body_memory_per_key_bytes": 2 * MIB}
+        async with (
+            serving(tmp_path, fake, server=server) as gateway,
+            connected(gateway) as first,
+            connected(gateway) as second,
+        ):
+            first.send(head(20 * MIB) + b'{"a":"' + b"x" * (2 * MIB - 100_000))
+            while gateway.state.body_memory.held < 1.8 * MIB:
+                await asyncio.sleep(0.002)
+            second.send(head(20 * MIB) + b'{"a":"' + b"x" * MIB)
+            answer = await second.answer()
+            assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
+            other = await make_key(gateway, "other")
+            body = {"model": "demo", "prompt": "x" * 300_000}
+            found = await gateway.client.post("/v1/completions", json=body, headers=other)
+            assert found.status_code == 200
+
+    def test_bytes_are_bounded_in_all_by_key_and_by_peer(self) -> None:
+        memory = BodyMemory(BodyMemoryBounds(100, 60, 80))
+        with memory.open("a", "p") as one, memory.open("b", "p") as two:
+            one.take(60)
+            with pytest.raises(RateLimited):
+                one.take(1)
+            two.take(20)
+            with pytest.raises(RateLimited):
+                two.take(1)
+            with memory.open("c", "q") as three:
+                three.take(20)
+                with pytest.raises(ServiceUnavailable):
+                    three.take(1)
+                assert memory.held == 100
+        assert memory.held == 0
+        assert len(memory) == 0
+
+    async def test_ten_unfinished_bodies_of_one_slot_hold_one_body(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
+        limits = {"default": {"concurrent_requests": 1}}
+        async with serving(tmp_path, fake, limits=limits) as gateway:
+            clients: list[Client] = []
+            async with asyncio.timeout(20):
+                async with connected(gateway) as first:
+                    first.send(head(20 * MIB) + b'{"a":"' + b"x" * MIB)
+                    while not gateway.state.body_memory.held:
+                        await asyncio.sleep(0.002)
+                    for _ in range(9):
+                        async with connected(gateway) as client:
+                            clients.append(client)
+                            client.send(head(20 * MIB) + b'{"a":"')
+                            assert (await client.answer()).status == 429
+                    assert gateway.state.body_memory.held <= 1.1 * MIB
+
+
+async def test_small_requests_need_no_second_look_at_the_limits(tmp_path: Path, fake: Fake) -> None:
+    """With limits in Redis that would be a second round trip."""
+    async with serving(tmp_path, fake) as gateway:
+        asked: list[Any] = []
+        decide = gateway.state.limiter.decide
+
+        async def counted(ask: Any) -> Any:
+            asked.append(ask)
+            return await decide(ask)
+
+        gateway.state.limiter.decide = counted  # type: ignore[method-assign]
+        assert (await gateway.chat()).status_code == 200
+        assert len(asked) == 1
+        async with connected(gateway) as client:
+            raw = request(json.dumps({"model": "demo", "prompt": "x" * 300_000}).encode())
+            client.send(raw)
+            assert (await client.answer()).status == 200
+        assert len(asked) == 3

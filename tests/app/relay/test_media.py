@@ -1,0 +1,133 @@
+"""Addresses of media that engines would fetch: only those of hosts that are named pass."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.relay.body import BodyScan, ParsedBody, check_media, parse
+from app.relay.media import MediaRefused
+
+JSON = b"application/json"
+INNER = "http://169.254.169.254/latest/meta-data"
+
+
+def body_of(fields: dict[str, Any], **dumps: Any) -> ParsedBody:
+    return parse(JSON, json.dumps({"model": "m", **fields}, **dumps).encode())
+
+
+def image(address: object, name: str = "image_url") -> dict[str, Any]:
+    part = {"type": name, name: {"url": address}}
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
+@pytest.mark.parametrize("name", ["image_url", "audio_url", "video_url"])
+def test_an_address_of_a_host_that_is_not_named_is_refused(name: str) -> None:
+    with pytest.raises(MediaRefused, match=r"169\.254\.169\.254"):
+        check_media(body_of(image(INNER, name)), ())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": [{"type": "input_image", "image_url": INNER}]},
+        {"input": [{"type": "input_file", "file_url": INNER}]},
+        {"messages": [{"content": [{"type": "image", "source": {"type": "url", "url": INNER}}]}]},
+        {"messages": [{"content": [{"image_url": [INNER]}]}]},
+        {"data_1": {"content": [{"type": "image_url", "image_url": {"url": INNER}}]}},
+    ],
+)
+def test_every_place_of_an_address_is_looked_at(fields: dict[str, Any]) -> None:
+    with pytest.raises(MediaRefused):
+        check_media(body_of(fields), ())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://good.example@evil.example/x",
+        "http://evil.example\\@good.example/",
+        "http://good.example.evil.example/",
+        "//good.example/x",
+        " data:image/png;base64,x",
+        "file:///etc/passwd",
+        "ftp://good.example/",
+        "http://[::1]/",
+        "http://good.example:80:80/",
+        "https://good.example" + "/" * 9000,
+        "",
+    ],
+)
+def test_what_two_parsers_may_read_in_two_ways_is_refused(address: str) -> None:
+    with pytest.raises(MediaRefused):
+        check_media(body_of(image(address)), {"good.example"})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://good.example/a.png",
+        "http://GOOD.example:8080?x",
+        "HTTPS://good.example.",
+        "data:image/png;base64,AAAA",
+        "DATA:,x",
+    ],
+)
+def test_hosts_that_are_named_and_data_pass(address: str) -> None:
+    check_media(body_of(image(address)), {"good.example"})
+
+
+@pytest.mark.parametrize(
+    "spelling", [r"image_\u0075rl", r"image_ur\u006C", r"image_\u0055\u0052\u004c", "image_URL"]
+)
+def test_a_name_in_another_spelling_is_the_same_name(spelling: str) -> None:
+    raw = b'{"model":"m","input":[{"%s"  :\n"%s"}]}' % (spelling.encode(), INNER.encode())
+    with pytest.raises(MediaRefused):
+        check_media(parse(JSON, raw), ())
+
+
+def test_an_escaped_address_is_read_as_the_engine_reads_it() -> None:
+    raw = b'{"model":"m","input":[{"image_url":"http:\\/\\/good.example\\/x"}]}'
+    check_media(parse(JSON, raw), {"good.example"})
+    raw = b'{"model":"m","input":[{"image_url":"\\u0064ata:,x"}]}'
+    check_media(parse(JSON, raw), ())
+
+
+def test_text_that_speaks_of_addresses_passes() -> None:
+    text = f'look at "image_url": "{INNER}" and "url": url"'
+    check_media(body_of({"messages": [{"role": "user", "content": text}]}), ())
+    check_media(body_of({"messages": [{"role": "user", "content": [{"text": "my url"}]}]}), ())
+
+
+def test_schemas_of_tools_may_speak_of_addresses() -> None:
+    check_media(body_of({"tools": [{"default": {"url": INNER}}], "messages": []}), ())
+    with pytest.raises(MediaRefused):
+        check_media(body_of({"tools": [{"url": INNER}], **image(INNER)}), ())
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from(["", "  ", "\n" * 50]),
+    st.sampled_from(["url", "image_url", r"ur\u006c", "URL", "text", "curls"]),
+    st.booleans(),
+)
+def test_a_scan_in_pieces_finds_what_a_look_at_the_whole_finds(
+    size: int, blanks: str, name: str, nested: bool
+) -> None:
+    value = f'"{INNER}"' if not nested else f'{{"detail":"high","url"{blanks}:{blanks}"{INNER}"}}'
+    raw = f'{{"model":"m","input":[{{"a":1,"{name}"{blanks}:{blanks}{value}}}]}}'.encode()
+    scan = BodyScan(JSON)
+    for start in range(0, len(raw), size):
+        scan.feed(raw[start : start + size])
+
+    def refused(body: ParsedBody) -> bool:
+        try:
+            check_media(body, ())
+        except MediaRefused:
+            return True
+        return False
+
+    is_address = nested or name.lower().replace("\\u006c", "l").endswith("url")
+    assert refused(scan.finish(raw)) is refused(parse(JSON, raw)) is is_address

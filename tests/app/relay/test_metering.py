@@ -1,0 +1,235 @@
+"""Whatever a 2xx of an engine takes is charged: told, else counted, else what was reserved."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.app.raw import connected, request
+from tests.app.tenants import make_key, tokens
+from tests.fakes.vllm import Fake
+from tests.gateway import AUTH, Gateway, remote, running, settings_for
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+LONGEST = 100_000
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    async with Fake(max_model_len=LONGEST) as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+    model = {"name": "demo", "engines": [remote(fake.url)]}
+    async with running(settings_for(model, run_dir=tmp_path)) as one:
+        yield one
+
+
+async def test_a_stream_that_is_left_is_charged_for_what_was_read(
+    gateway: Gateway, fake: Fake
+) -> None:
+    """With stream_interval, an event would hold 500 tokens and count as one."""
+    body = {**CHAT, "stream": True, "stream_interval": 500, "fake": "tokens:100000:0.01"}
+    words = 0
+    async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            words += line.count("word")
+            if words >= 4000:
+                break
+    await fake.until_idle()
+    await asyncio.wait_for(gateway.state.admission.idle(), 5)
+    posted = next(seen for seen in fake.seen if seen.method == "POST")
+    assert "stream_interval" not in posted.json
+    assert words <= await tokens(gateway, "completion") <= LONGEST
+
+
+async def test_tokens_that_come_many_to_an_event_are_counted_by_their_bytes(
+    fake: Fake, tmp_path: Path
+) -> None:
+    """As vLLM bundles them for a client that reads slowly."""
+    fields = {"allow": ["stream_interval"]}
+    model = {"name": "demo", "fields": fields, "engines": [remote(fake.url)]}
+    body = {**CHAT, "stream": True, "stream_interval": 500, "fake": "tokens:100000:0.01"}
+    words = 0
+    async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+        async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                words += line.count("word")
+                if words >= 4000:
+                    break
+        await fake.until_idle()
+        await asyncio.wait_for(gateway.state.admission.idle(), 5)
+        assert 0.9 * words <= await tokens(gateway, "completion") <= LONGEST
+
+
+@pytest.mark.parametrize("form", ["bytes", "bytes_only"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+async def test_embeddings_in_bytes_are_charged(
+    gateway: Gateway, fake: Fake, path: str, form: str
+) -> None:
+    body = {"model": "demo", "input": "x", "encoding_format": form, "fake": "bytes:200000"}
+    answer = await gateway.client.post(path, json=body)
+    assert answer.content == b"\0\0\0\0"
+    assert ("metadata" in answer.headers) is (form == "bytes")
+    assert await tokens(gateway, "prompt") == LONGEST  # of what was told, as much as can be
+    assert fake.seen[-1].json["encoding_format"] == "bytes"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_an_answer_that_tells_no_usage_is_charged_by_its_size(
+    gateway: Gateway, path: str
+) -> None:
+    body = {**CHAT, "prompt": "hi " * 100, "max_tokens": 1000, "fake": "silent:300"}
+    answer = await gateway.client.post(path, json=body)
+    assert answer.status_code == 200
+    assert await tokens(gateway, "completion") == len(answer.content)
+    assert await tokens(gateway, "prompt") >= 75
+
+
+async def test_audio_is_charged(gateway: Gateway) -> None:
+    files = {"file": ("a.wav", b"\0" * 40_000), "model": (None, b"demo")}
+    answer = await gateway.client.post("/v1/audio/transcriptions", files=files)
+    assert answer.status_code == 200
+    assert await tokens(gateway, "prompt") >= 100
+
+
+async def test_a_plain_request_that_is_left_is_charged_what_it_reserved(
+    gateway: Gateway, fake: Fake
+) -> None:
+    body = json.dumps({**CHAT, "max_tokens": 700, "fake": "tokens:700:5"}).encode()
+    async with connected(gateway) as client:
+        client.send(request(body, path=b"/v1/chat/completions"))
+        await fake.until_running()
+    await fake.until_idle()
+    await asyncio.wait_for(gateway.state.admission.idle(), 5)
+    assert await tokens(gateway, "completion") == 700
+
+
+async def test_a_refusal_of_the_engine_costs_no_tokens(gateway: Gateway) -> None:
+    assert (await gateway.chat(max_tokens=-1)).status_code == 400
+    assert (await gateway.chat(fake="status:500")).status_code == 500
+    assert (await gateway.chat(fake="close")).status_code == 502
+    assert await tokens(gateway, "prompt") == 0
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+async def test_counting_tokens_takes_a_part_of_their_limit(
+    fake: Fake, tmp_path: Path, path: str
+) -> None:
+    limits = {"default": {"tokens_per_minute": 10_000}, "tokenize_weight": 0.1}
+    model = {"name": "demo", "engines": [remote(fake.url)]}
+    async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:
+        body = {"model": "demo", "prompt": "x" * 40_000}
+        answer = await gateway.client.post(path, json=body)
+        assert answer.status_code == 200
+        assert 8900 <= int(answer.headers["x-ratelimit-remaining-tokens"]) <= 9010
+        for _ in range(10):
+            answer = await gateway.client.post(path, json=body)
+        assert answer.status_code == 429
+        assert await tokens(gateway, "prompt") == 0  # the model computed nothing
+
+
+async def test_an_absurd_usage_is_not_believed(gateway: Gateway) -> None:
+    answer = await gateway.chat(max_tokens=10, fake=f"usage:{10**15}")
+    assert answer.status_code == 200
+    assert await tokens(gateway, "prompt") == LONGEST
+    assert await tokens(gateway, "completion") == 10
+
+
+async def test_a_stream_with_a_length_ends_whole_without_its_usage_chunk(
+    gateway: Gateway,
+) -> None:
+    answer = await gateway.chat(stream=True, fake="framed")
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert '"usage":{' not in answer.text
+    assert "content-length" not in answer.headers
+
+
+class TestPromptsTimesChoices:
+    async def test_more_than_the_bound_is_refused(self, gateway: Gateway, fake: Fake) -> None:
+        body = {"model": "demo", "prompt": ["x"] * 2000, "n": 128, "max_tokens": 4000}
+        answer = await gateway.client.post("/v1/completions", json=body)
+        assert answer.status_code == 400
+        assert "256 are allowed" in answer.text
+        assert not any(seen.method == "POST" for seen in fake.seen)
+
+    async def test_more_inputs_than_the_bound_are_refused(self, gateway: Gateway) -> None:
+        body = {"model": "demo", "input": ["x"] * 2049}
+        answer = await gateway.client.post("/v1/embeddings", json=body)
+        assert answer.status_code == 400
+        assert "2048" in answer.text
+
+    async def test_one_request_keeps_others_out_for_a_minute_at_most(
+        self, fake: Fake, tmp_path: Path
+    ) -> None:
+        model = {
+            "name": "demo",
+            "max_sequences": None,
+            "limits": {"tokens_per_minute": 1_000_000},
+            "engines": [remote(fake.url)],
+        }
+        limits = {"default": {"tokens_per_minute": None}}
+        async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:
+            body = {"model": "demo", "prompt": ["x"] * 2000, "n": 128, "max_tokens": 4000}
+            body["fake"] = "hang"
+            async with connected(gateway) as client:
+                client.send(request(json.dumps(body).encode()))
+                await fake.until_running()
+                other = await make_key(gateway, "other")
+                answer = await gateway.client.post("/v1/chat/completions", json=CHAT, headers=other)
+                assert answer.status_code == 429
+                assert int(answer.headers["retry-after"]) <= 60
+
+
+class TestBudgets:
+    async def test_an_answer_without_a_bound_gets_what_is_left(
+        self, gateway: Gateway, fake: Fake
+    ) -> None:
+        headers = await make_key(gateway, "small", daily_tokens=5000)
+        body = {**CHAT, "stream": True}
+        answer = await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 200
+        assert 0 < fake.seen[-1].json["max_tokens"] < 5000
+
+    @pytest.mark.parametrize("at_once", [1, 8])
+    async def test_a_daily_budget_is_hard_though_no_request_states_a_length(
+        self, gateway: Gateway, fake: Fake, at_once: int
+    ) -> None:
+        budget = 50_000
+        headers = await make_key(gateway, "hard", daily_tokens=budget)
+
+        async def ask() -> httpx.Response:
+            return await gateway.client.post(
+                "/v1/chat/completions", json={**CHAT, "fake": "fill"}, headers=headers
+            )
+
+        for _ in range(40):
+            answers = await asyncio.gather(*(ask() for _ in range(at_once)))
+            assert await tokens(gateway, "prompt") + await tokens(gateway, "completion") <= budget
+            if all(answer.status_code == 429 for answer in answers):
+                break
+        assert {answer.status_code for answer in answers} == {429}
+        used = await tokens(gateway, "prompt") + await tokens(gateway, "completion")
+        assert used >= 0.9 * budget  # and what is there can be used
+
+    async def test_a_stated_length_is_left_alone(self, gateway: Gateway, fake: Fake) -> None:
+        headers = await make_key(gateway, "stated", daily_tokens=5000)
+        body = {**CHAT, "max_tokens": 7}
+        await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert fake.seen[-1].json["max_tokens"] == 7
+
+
+async def test_what_is_refused_counts_as_a_request(fake: Fake, tmp_path: Path) -> None:
+    limits = {"default": {"requests_per_minute": 3}}
+    model = {"name": "demo", "engines": [remote(fake.url)]}
+    async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:
+        found = [
+            (await gateway.client.post("/v1/completions", content=body, headers=AUTH)).status_code
+            for body in (b"{", b'{"model":"nobody"}', b'{"n":1}', b"{")
+        ]
+        assert found == [400, 404, 400, 429]

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
+from app.auth.store import KeyStore
 from app.database.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata
@@ -58,6 +61,31 @@ async def test_gateways_that_start_together_migrate_once(database_url: str) -> N
             assert (await connection.execute(text("SELECT value FROM revision"))).all() == [(0,)]
     finally:
         await asyncio.gather(*(one.close() for one in several))
+
+
+async def test_keys_of_the_version_before_are_kept(database_url: str) -> None:
+    engine = create_async_engine(database_url)
+
+    def before(connection: Connection) -> None:
+        config = configuration()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+
+    async with engine.begin() as connection:
+        await connection.run_sync(before)
+        await connection.execute(
+            text(
+                "INSERT INTO api_keys (id, name, owner, role, digest, models, priority, weight,"
+                " disabled, created_ms, revision)"
+                " VALUES ('0000000001', 'a', '', 'client', NULL, '[\"*\"]', 0, 1, false, 1, 1)"
+            )
+        )
+    await engine.dispose()
+    database = Database(database_url)
+    await database.migrate()
+    key = await KeyStore(database).get("0000000001")
+    assert (key.name, key.models, key.fields) == ("a", ("*",), None)
+    await database.close()
 
 
 class TestNewerGateway:

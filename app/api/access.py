@@ -16,8 +16,8 @@ from app.telemetry.metrics import Metrics
 
 # A key with a thousand long patterns takes a quarter of that.
 MAX_BODY_BYTES = 1_048_576
-# Where a scope holds the headers that tell of the caller's limits, once they are known.
-RATE_HEADERS = "gateway.rate_headers"
+# The scope key of the caller's x-ratelimit-* headers, set once the limiter has decided.
+CALLER_LIMITS = "gateway.caller_limits"
 
 
 class Right(StrEnum):
@@ -82,8 +82,8 @@ def guard(authenticator: Authenticator, right: Right) -> Callable[[Request], Awa
 def error_response(error: GatewayError, scope: Scope) -> Response:
     """Return an error as the callers of a path read one, and note it for the request's line."""
     record_of(scope).fault = error.message
-    told = [*error.headers(), *scope.get(RATE_HEADERS, ())]
-    headers = {name.decode(): value.decode() for name, value in told}
+    pairs = [*error.headers(), *scope.get(CALLER_LIMITS, ())]
+    headers = {name.decode(): value.decode() for name, value in pairs}
     body = error.body(dialect_of(scope["path"]))
     return Response(body, error.status, headers, media_type="application/json")
 

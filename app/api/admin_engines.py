@@ -88,7 +88,7 @@ def engines_router(
         dependencies=[writing],
         responses={
             **error_responses(*ADMIN, RouteNotFound, Conflict, EngineUnavailable),
-            202: {"model": EngineRow, "description": "It has begun."},
+            202: {"model": EngineRow, "description": "Started."},
         },
     )
     async def restart_engine(name: str, response: Response, wait: Wait = False) -> EngineRow:

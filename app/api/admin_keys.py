@@ -41,7 +41,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
 
     handling = Depends(handled)
 
-    @router.get("", responses=one_key)  # `after` names one
+    @router.get("", responses=one_key)  # 404: unknown `after`
     async def list_keys(
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
         after: str | None = None,

@@ -42,7 +42,7 @@ def admin_models_router(
     writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
     ordering: Responses = {
         **error_responses(*ADMIN, ModelNotFound, RouteNotFound, Conflict, EngineUnavailable),
-        202: {"model": ModelRow, "description": "It has begun."},
+        202: {"model": ModelRow, "description": "Started."},
     }
 
     def row(model: Model) -> ModelRow:

@@ -44,10 +44,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> str:
-    """Return every method that a path takes; Starlette tells of the first route's alone."""
+    """Return every method of a path; Starlette's Allow lists only those of the first route."""
     routes = (route for route in request.app.routes if isinstance(route, Route))
-    taking = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
-    return ", ".join(sorted({method for route in taking for method in route.methods or ()}))
+    matching = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return ", ".join(sorted({method for route in matching for method in route.methods or ()}))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 
-from app.api.access import RATE_HEADERS
+from app.api.access import CALLER_LIMITS
 from app.api.middleware import record_of
 from app.auth.keys import Authenticator
 from app.auth.principal import Principal
@@ -34,7 +34,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
         record_of(request.scope).principal = principal.id
         ask = Ask(principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, concurrent=False)
         decision = await limiter.decide(ask)
-        request.scope[RATE_HEADERS] = decision.headers
+        request.scope[CALLER_LIMITS] = decision.headers
         if (refusal := decision.refusal) is not None:
             metrics.rate_limited(refusal.limit)
         with decision:

@@ -1,7 +1,7 @@
-"""The data plane in the OpenAPI document. FastAPI does not know these paths: the relay has them.
+"""OpenAPI paths of the data plane, which FastAPI does not route.
 
-Paths, methods and what names a model come from the list of `app.api.dataplane`; the table here adds
-what an engine takes and answers there. Bodies stay open: vLLM's grow from version to version.
+Paths and methods come from the endpoints of `app.api.dataplane`; the table here adds the content
+types of each. Schemas of bodies stay open, since vLLM adds fields with every version.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from app.relay.rooms import Endpoint
 JSON, EVENTS, FORM = "application/json", "text/event-stream", "multipart/form-data"
 BYTES, TEXT = "application/octet-stream", "text/plain"
 
-_ALWAYS: tuple[ErrorClass, ...] = (
+_COMMON: tuple[ErrorClass, ...] = (
     *CLIENT, *BODY, QuotaUsedUp, EngineUnavailable, EngineOverloaded, EngineFailed,
     EngineTooSlow,
 )  # fmt: skip
@@ -43,25 +43,25 @@ _EVENT = {
     "required": ["data"],
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
 }
-# OpenAPI 3.2 names what a stream consists of; FastAPI writes it into 3.1 as well.
+# `itemSchema` is of OpenAPI 3.2; FastAPI writes it into 3.1 documents as well.
 _CONTENTS: dict[str, JsonObject] = {
-    JSON: {"schema": {"type": "object", "description": "As the engine answers, unchanged."}},
+    JSON: {"schema": {"type": "object", "description": "The engine's JSON, unchanged."}},
     EVENTS: {"itemSchema": _EVENT},
     BYTES: {"schema": {"type": "string", "format": "binary"}},
     TEXT: {"schema": {"type": "string"}},
 }
-_MODEL = {"type": "string", "minLength": 1, "description": "A name that /v1/models lists."}
+_MODEL = {"type": "string", "minLength": 1, "description": "A model or alias of /v1/models."}
 _STREAM = {"type": "boolean", "description": "Answer with server-sent events."}
 _FILE = {"type": "string", "format": "binary", "description": "The audio."}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an engine takes and answers at one endpoint."""
+    """Content types of an endpoint's request and responses."""
 
     summary: str
-    answers: tuple[str, ...] = (JSON,)
-    takes: str = JSON
+    responses: tuple[str, ...] = (JSON,)
+    request: str = JSON
 
 
 _STREAMED = (JSON, EVENTS)
@@ -69,26 +69,26 @@ _SHAPES = {
     "/v1/chat/completions": Shape("Answer a conversation.", _STREAMED),
     "/v1/completions": Shape("Continue a text.", _STREAMED),
     "/v1/embeddings": Shape("Return embeddings of texts.", (JSON, BYTES)),
-    "/v1/responses": Shape("Answer a conversation, in the form of OpenAI's Responses.", _STREAMED),
-    "/v1/messages": Shape("Answer a conversation, in Anthropic's form.", _STREAMED),
-    "/v1/messages/count_tokens": Shape("Count the tokens of a conversation, in Anthropic's form."),
-    "/v1/rerank": Shape("Order documents by their relevance for a query."),
+    "/v1/responses": Shape("Answer a conversation (OpenAI Responses).", _STREAMED),
+    "/v1/messages": Shape("Answer a conversation (Anthropic Messages).", _STREAMED),
+    "/v1/messages/count_tokens": Shape("Count the tokens of a conversation (Anthropic)."),
+    "/v1/rerank": Shape("Rank documents by relevance to a query."),
     "/v1/score": Shape("Score pairs of texts."),
-    "/v1/audio/transcriptions": Shape("Write down speech.", (*_STREAMED, TEXT), FORM),
+    "/v1/audio/transcriptions": Shape("Transcribe speech.", (*_STREAMED, TEXT), FORM),
     "/v1/audio/translations": Shape("Translate speech into English.", (*_STREAMED, TEXT), FORM),
     "/tokenize": Shape("Return the tokens of a text or a conversation."),
     "/detokenize": Shape("Return the text of tokens."),
-    "/pooling": Shape("Return what a pooling model makes of texts.", (JSON, BYTES)),
+    "/pooling": Shape("Return the pooled output for texts.", (JSON, BYTES)),
     "/classify": Shape("Return the class of each text."),
     "/rerank": Shape("The same as /v1/rerank."),
     "/score": Shape("The same as /v1/score."),
-    STORED_RESPONSE.label: Shape("Return a response that an engine keeps.", _STREAMED),
-    CANCEL_RESPONSE.label: Shape("Stop a response that is made in the background."),
+    STORED_RESPONSE.label: Shape("Return a stored response.", _STREAMED),
+    CANCEL_RESPONSE.label: Shape("Cancel a background response."),
 }
 
 
 def dataplane_paths() -> dict[str, Any]:
-    """Return the data plane's part of the document's `paths`."""
+    """Return the data plane's `paths`."""
     endpoints = (*ENDPOINTS.values(), STORED_RESPONSE, CANCEL_RESPONSE)
     return {endpoint.label: dict(_operations(endpoint)) for endpoint in endpoints}
 
@@ -96,11 +96,11 @@ def dataplane_paths() -> dict[str, Any]:
 def _operations(endpoint: Endpoint) -> Iterator[tuple[str, JsonObject]]:
     shape, dialect = _SHAPES[endpoint.label], dialect_of(endpoint.label)
     own = _BY_MODEL if endpoint.names_model else (RouteNotFound,)
-    errors = error_responses(*_ALWAYS, *own, dialect=dialect, relayed=True)
+    errors = error_responses(*_COMMON, *own, dialect=dialect, relayed=True)
     success = {
         "description": "The engine's answer.",
         "headers": rate_headers(),
-        "content": {kind: _CONTENTS[kind] for kind in shape.answers},
+        "content": {kind: _CONTENTS[kind] for kind in shape.responses},
     }
     words = endpoint.label.replace("{id}", "response").strip("/").split("/")
     for method in endpoint.methods:
@@ -119,15 +119,15 @@ def _operations(endpoint: Endpoint) -> Iterator[tuple[str, JsonObject]]:
 
 def _body(shape: Shape) -> JsonObject:
     properties: JsonObject = {"model": _MODEL}
-    if shape.takes == FORM:
+    if shape.request == FORM:
         properties["file"] = _FILE
     schema = {
         "type": "object",
         "required": [*properties],
-        "properties": properties | ({"stream": _STREAM} if EVENTS in shape.answers else {}),
+        "properties": properties | ({"stream": _STREAM} if EVENTS in shape.responses else {}),
         "additionalProperties": True,
     }
-    return {"required": True, "content": {shape.takes: {"schema": schema}}}
+    return {"required": True, "content": {shape.request: {"schema": schema}}}
 
 
 def _parameters(method: str) -> Iterator[JsonObject]:

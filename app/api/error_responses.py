@@ -1,7 +1,7 @@
-"""Errors in the OpenAPI document: a schema for each class of `app.errors`, and responses of them.
+"""OpenAPI error responses: a schema for each class of `app.errors`, responses made of these.
 
-A route declares the classes that it answers with beside those of every route:
-`responses=error_responses(*ADMIN, Conflict)`. Status, code and type come from the classes.
+A route declares the error classes it raises, `responses=error_responses(*ADMIN, Conflict)`; those
+common to all routes are added. Status, code and type come from the classes alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,22 +27,22 @@ from app.limits.judgement import HEADER_NAMES
 
 ErrorClass = type[GatewayError]
 JsonObject = dict[str, Any]
-# What FastAPI takes as `responses`.
+# The type of FastAPI's parameter `responses`.
 Responses = dict[int | str, JsonObject]
 
-# The server answers these before it knows the path, so they are OpenAI's on every path.
+# Raised below the application (`app.connection`), in OpenAI's dialect on every path.
 CONNECTION: tuple[ErrorClass, ...] = (
     BadRequest, RequestTimeout, HeadTooLarge, TooManyConnections,
 )  # fmt: skip
 EVERY_ROUTE = (*CONNECTION, MethodNotAllowed, GatewayError)
-# Of routes that ask for a key: a client's, or one that is for /admin.
+# Routes that require a key: any, a client key, an admin key.
 KEYED: tuple[ErrorClass, ...] = (InvalidApiKey, ServiceUnavailable)
 CLIENT = (*KEYED, RateLimited)
 ADMIN = (*KEYED, PermissionDenied)
 BODY: tuple[ErrorClass, ...] = (InvalidJson, RequestTooLarge)
 
 ENGINE_ERROR = "engine_error"
-# Statuses of the engine's own that have no row of ours.
+# Every other status is an engine's own.
 ENGINE_STATUSES = ("4XX", "5XX")
 _NAMES = {Dialect.OPENAI: "openai", Dialect.ANTHROPIC: "anthropic"}
 
@@ -55,10 +55,10 @@ def error_responses(
     dialect: Dialect = Dialect.OPENAI,
     relayed: bool = False,
 ) -> Responses:
-    """Return what a route answers with that can raise `kinds`, and the errors of every route.
+    """Return the error responses of a route that raises `kinds`, common ones included.
 
-    `relayed`: an engine answers there, whose own errors pass unchanged. With RateLimited among
-    `kinds`, each of its answers tells of the caller's limits, once they are known.
+    `relayed`: the route relays to an engine, whose own errors pass unchanged. Where RateLimited is
+    one of `kinds`, every response has the rate headers.
     """
     every: set[ErrorClass] = {*EVERY_ROUTE, *kinds}
     ordered = sorted(every, key=lambda kind: (kind.status, kind.code))
@@ -68,7 +68,7 @@ def error_responses(
     }
     if relayed:
         found |= {status: _response((), dialect, relayed) for status in ENGINE_STATUSES}
-        # A proxy in front of the engine may answer in a form of its own; with 5xx that is a 502.
+        # A proxy in front of an engine may not answer with JSON; a 5xx of that kind becomes a 502.
         found["4XX"]["content"]["*/*"] = {}
     if RateLimited in every:
         for response in found.values():
@@ -77,16 +77,16 @@ def error_responses(
 
 
 def rate_headers() -> JsonObject:
-    """Return the headers that tell of the caller's limits, as a response declares them."""
+    """Return the x-ratelimit-* headers of a response."""
     return {name: {"$ref": f"#/components/headers/{name}"} for name in RATE_HEADERS}
 
 
 def error_schema(kind: ErrorClass, dialect: Dialect) -> JsonObject:
-    """Return the schema of one error's body."""
+    """Return the schema of an error's body."""
     message = {"type": "string", "description": "For people."}
     if dialect is Dialect.ANTHROPIC:
-        told = _strict(type={"const": kind.anthropic_type}, message=message)
-        return _strict(type={"const": "error"}, error=told)
+        error = _strict(type={"const": kind.anthropic_type}, message=message)
+        return _strict(type={"const": "error"}, error=error)
     param = {"type": "null"} if kind.param is None else {"const": kind.param}
     error = _strict(
         message=message, type={"const": kind.openai_type}, param=param, code={"const": kind.code}
@@ -95,14 +95,14 @@ def error_schema(kind: ErrorClass, dialect: Dialect) -> JsonObject:
 
 
 def error_schemas() -> Mapping[str, JsonObject]:
-    """Return the schemas that responses refer to, by name."""
+    """Return the schema components of errors, by name."""
     schemas = {
         _name(kind.code, dialect): error_schema(kind, dialect)
         for kind in _family(GatewayError)
         for dialect in Dialect
     }
     message, code = {"type": "string"}, {"type": "integer", "description": "The status."}
-    # vLLM answers /v1/messages in OpenAI's form where it cannot read the body.
+    # vLLM reports a body that it cannot read in OpenAI's dialect, on /v1/messages too.
     schemas[_name(ENGINE_ERROR, Dialect.OPENAI)] = _open(error=_open(message=message, code=code))
     schemas[_name(ENGINE_ERROR, Dialect.ANTHROPIC)] = _open(
         type={"const": "error"}, error=_open(type={"type": "string"}, message=message)
@@ -111,31 +111,31 @@ def error_schemas() -> Mapping[str, JsonObject]:
 
 
 def header_components() -> Mapping[str, JsonObject]:
-    """Return the headers that responses refer to, by name."""
+    """Return the header components, by name."""
     count, span = {"type": "integer", "minimum": 0}, {"type": "string", "examples": ["1.239s"]}
     found: dict[str, JsonObject] = {
         REQUEST_ID: {
-            "description": "The client's own where that is harmless, else made here.",
+            "description": "The request's x-request-id if it has this pattern, else a new one.",
             "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
         }
     }
     for kind, (limit, remaining, reset) in HEADER_NAMES.items():
         for name, text, schema in (
-            (limit, f"{kind.capitalize()} per minute that are allowed.", count),
-            (remaining, f"{kind.capitalize()} that are left now.", count),
-            (reset, "Time until all of them are left again.", span),
+            (limit, f"{kind.capitalize()} per minute.", count),
+            (remaining, f"{kind.capitalize()} left now.", count),
+            (reset, f"Time until the limit of {kind} is full again.", span),
         ):
             found[name.decode()] = {"description": text, "schema": schema}
     return found
 
 
 def reference(kind: ErrorClass, dialect: Dialect = Dialect.OPENAI) -> JsonObject:
-    """Return what stands for the schema of an error."""
+    """Return a reference to the schema of an error."""
     return _reference(kind.code, dialect)
 
 
 def _response(kinds: Sequence[ErrorClass], dialect: Dialect, relayed: bool) -> JsonObject:
-    """Return the response of one status; of no class of ours, it is the engine's own."""
+    """Return the response of one status; without `kinds` it is an engine's own."""
     schemas = [reference(kind, dialect) for kind in kinds]
     codes = [f"`{kind.code}`" for kind in kinds]
     if dialect is Dialect.ANTHROPIC:
@@ -143,7 +143,7 @@ def _response(kinds: Sequence[ErrorClass], dialect: Dialect, relayed: bool) -> J
     if relayed:
         both = {Dialect.OPENAI, dialect}
         schemas += [_reference(ENGINE_ERROR, one) for one in Dialect if one in both]
-        codes.append("the engine's own error")
+        codes.append("an engine's own error")
     response: JsonObject = {
         "description": ", or ".join(codes),
         "content": {
@@ -156,7 +156,7 @@ def _response(kinds: Sequence[ErrorClass], dialect: Dialect, relayed: bool) -> J
 
 
 def _headers(kinds: Sequence[ErrorClass], relayed: bool) -> Iterator[tuple[str, JsonObject]]:
-    """Yield the headers of `GatewayError.headers`; each is there unless an engine answers."""
+    """Yield the headers of `GatewayError.headers`; an engine's own error may lack them."""
 
     def header(text: str, required: bool, **schema: Any) -> JsonObject:
         found: JsonObject = {"description": text, "schema": schema or {"type": "string"}}
@@ -170,7 +170,7 @@ def _headers(kinds: Sequence[ErrorClass], relayed: bool) -> Iterator[tuple[str, 
         yield "Allow", header("RFC 9110, section 15.5.6.", True)
     waits = [kind for kind in kinds if kind.retry_after_s is not None]
     if waits or any(issubclass(kind, RateLimited) for kind in kinds):
-        text = "Whole seconds; not there where no wait would help."
+        text = "In seconds; absent if waiting does not help."
         yield "Retry-After", header(text, len(waits) == len(kinds), type="integer", minimum=0)
 
 

@@ -28,7 +28,7 @@ class LevelFields(BaseModel):
         Field(
             max_length=MAX_LEVELS,
             examples=[{"relay": "debug", "engines.supervisor": None}],
-            json_schema_extra={"additionalProperties": False},  # names are patternProperties
+            json_schema_extra={"additionalProperties": False},  # names match patternProperties
         ),
     ]
 

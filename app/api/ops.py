@@ -21,7 +21,7 @@ _STATUS: JsonObject = {
     "properties": {"status": {"type": "string"}},
 }
 _NOT_READY: JsonObject = {
-    "description": "It does not serve; or `too_many_connections`.",
+    "description": "Draining, no engine up, or `too_many_connections`.",
     "content": {
         "application/json": {"schema": {"anyOf": [_STATUS, reference(TooManyConnections)]}}
     },

@@ -20,7 +20,7 @@ MAX_ROWS = 10_000
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DAYS = re.compile(r"[0-9]{1,3}")
 _KEY_ID = re.compile(r"[!-~]{1,64}")
-# For the schema; `_date` checks it.
+# For the OpenAPI document; `_date` validates.
 _A_DAY: dict[str, Any] = {"format": "date"}
 
 

@@ -1,4 +1,4 @@
-"""What tests of the routes share."""
+"""Fixtures of the route tests."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def levels_as_before() -> Iterator[None]:
-    """Undo changes of log levels: the logging module is one for the whole process."""
+    """Restore log levels after the test, since they are global to the process."""
     names = ["root", "access", "app.relay", *logging.root.manager.loggerDict]
     before = {name: logging.getLogger(name).level for name in names}
     yield

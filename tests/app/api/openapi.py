@@ -1,4 +1,4 @@
-"""The gateway's OpenAPI document, and whether an answer is what it says."""
+"""The gateway's OpenAPI document, and checks of responses against it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,19 +8,19 @@ from jsonschema import Draft202012Validator
 
 
 class Document:
-    """What /admin/openapi.json says."""
+    """A parsed OpenAPI document."""
 
     def __init__(self, whole: dict[str, Any]) -> None:
         self.whole = whole
 
     def operations(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield path, method and what is said of them."""
+        """Yield path, method and operation object."""
         for path, methods in self.whole["paths"].items():
             for method, operation in methods.items():
                 yield path, method.upper(), operation
 
     def resolved(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return a part of the document, or what it refers to."""
+        """Return an object of the document, its references followed."""
         while (reference := part.get("$ref")) is not None:
             part = self.whole
             for name in reference.removeprefix("#/").split("/"):
@@ -28,14 +28,14 @@ class Document:
         return part
 
     def response(self, path: str, method: str, status: int) -> dict[str, Any]:
-        """Return what is said of a status, by its number or by its hundreds."""
+        """Return the response object of a status, or of its range such as 4XX."""
         responses = self.whole["paths"][path][method.lower()]["responses"]
         named = responses.get(str(status)) or responses.get(f"{status // 100}XX")
-        assert named is not None, f"{method} {path} may not answer {status}"
+        assert named is not None, f"{method} {path}: {status} is not documented"
         return self.resolved(named)
 
     def codes(self, path: str, method: str = "POST") -> set[str]:
-        """Return every code of an error that an operation may answer with in OpenAI's form."""
+        """Return the error codes of an operation, in OpenAI's dialect."""
         responses = self.whole["paths"][path][method.lower()]["responses"]
         text = json.dumps([self.resolved(one) for one in responses.values()])
         mark = "#/components/schemas/openai."
@@ -44,9 +44,9 @@ class Document:
     def check(
         self, path: str, method: str, status: int, headers: Mapping[str, str], body: bytes
     ) -> None:
-        """Fail unless an answer has the content type, headers and body that are documented."""
-        said = self.response(path, method, status)
-        for name, header in said.get("headers", {}).items():
+        """Fail unless status, content type, headers and body of a response are documented."""
+        documented = self.response(path, method, status)
+        for name, header in documented.get("headers", {}).items():
             header = self.resolved(header)
             value: str | int | None = headers.get(name.lower())
             assert value is not None or not header.get("required"), name
@@ -55,10 +55,10 @@ class Document:
                     value = int(value)
                 self.validate(value, header["schema"])
         content_type = headers["content-type"].split(";")[0]
-        schema = said["content"][content_type]["schema"]
+        schema = documented["content"][content_type]["schema"]
         is_json = content_type == "application/json"
         self.validate(json.loads(body) if is_json else body.decode(), schema)
 
     def validate(self, value: object, schema: dict[str, Any]) -> None:
-        """Fail unless a value is as a schema of the document says."""
+        """Fail unless a value matches a schema of the document."""
         Draft202012Validator({**schema, "components": self.whole["components"]}).validate(value)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what is in it, and that every error is answered as it says."""
+"""The OpenAPI document: its contents, and that error responses conform to it."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def fake() -> AsyncIterator[Fake]:
 
 @pytest.fixture
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """A gateway with a model for each way in which one cannot serve."""
+    """A gateway with a model for each failure mode."""
     models = (
         {"name": "demo", "engines": [remote(fake.url)]},
         {"name": "down", "engines": [remote(f"http://127.0.0.1:{free_port()}")]},
@@ -53,7 +53,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> Document:
-    """What is served: see `test_the_document_is_served`."""
+    """The document, built without a server; `test_document_is_served` compares the two."""
     settings = settings_for(
         {"name": "demo", "engines": [remote("http://127.0.0.1:1")]},
         run_dir=tmp_path_factory.mktemp("document"),
@@ -64,7 +64,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Document:
 # What is in it
 
 
-def test_every_endpoint_of_the_data_plane_is_in_the_document(document: Document) -> None:
+def test_every_data_plane_endpoint_is_documented(document: Document) -> None:
     paths = document.whole["paths"]
     for endpoint in (*ENDPOINTS.values(), STORED_RESPONSE, CANCEL_RESPONSE):
         operations = paths[endpoint.label]
@@ -76,7 +76,7 @@ def test_every_endpoint_of_the_data_plane_is_in_the_document(document: Document)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_body_names_its_model_and_may_hold_what_the_gateway_does_not_know(
+def test_request_body_requires_model_and_allows_unknown_fields(
     document: Document, path: str
 ) -> None:
     body = document.whole["paths"][path]["post"]["requestBody"]
@@ -90,7 +90,7 @@ def test_a_body_names_its_model_and_may_hold_what_the_gateway_does_not_know(
     assert not accepts({"model": 7, **file})
 
 
-def test_streams_are_documented_where_there_are_any(document: Document) -> None:
+def test_event_streams_are_documented_for_streaming_endpoints(document: Document) -> None:
     streamed = {
         path
         for path, _, operation in document.operations()
@@ -102,7 +102,7 @@ def test_streams_are_documented_where_there_are_any(document: Document) -> None:
     }  # fmt: skip
 
 
-def test_the_document_is_openapi_and_refers_to_nothing_that_is_not_there(
+def test_document_is_valid_openapi_and_all_references_resolve(
     document: Document,
 ) -> None:
     OpenAPI.model_validate(document.whole)
@@ -121,12 +121,12 @@ def test_the_document_is_openapi_and_refers_to_nothing_that_is_not_there(
     assert found
     for reference in found:
         assert document.resolved({"$ref": reference})
-    # FastAPI's own answer to what is not valid, which this gateway never gives
+    # FastAPI's validation error, which the gateway never sends
     assert not any("ValidationError" in reference for reference in found)
     assert "422" not in json.dumps(document.whole)
 
 
-def test_every_operation_tells_of_what_can_befall_any_request(document: Document) -> None:
+def test_every_operation_documents_the_common_errors(document: Document) -> None:
     for path, method, operation in document.operations():
         assert set(operation["responses"]) >= {"400", "405", "408", "431", "500", "503"}, path
         keyed = {"401", "503"} <= set(operation["responses"])
@@ -134,7 +134,7 @@ def test_every_operation_tells_of_what_can_befall_any_request(document: Document
         assert ("403" in operation["responses"]) is path.startswith("/admin/"), (method, path)
 
 
-def test_forms_that_the_routes_check_themselves_are_documented(document: Document) -> None:
+def test_formats_validated_by_the_routes_are_documented(document: Document) -> None:
     def parameter(path: str, name: str) -> dict[str, Any]:
         parameters = document.whole["paths"][path]["get"]["parameters"]
         return next(one["schema"] for one in parameters if one["name"] == name)
@@ -150,8 +150,8 @@ def test_forms_that_the_routes_check_themselves_are_documented(document: Documen
 
 
 @pytest.mark.slow
-async def test_the_document_is_served(gateway: Gateway, document: Document) -> None:
-    for _ in range(2):  # it is made at the first time
+async def test_document_is_served(gateway: Gateway, document: Document) -> None:
+    for _ in range(2):  # built for the first request, cached for the second
         answer = await gateway.client.get("/admin/openapi.json", headers=ROOT)
         assert answer.json() == document.whole
         document.check("/admin/openapi.json", "GET", *parts(answer))
@@ -162,7 +162,9 @@ async def test_the_document_is_served(gateway: Gateway, document: Document) -> N
 
 @pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.parametrize("dialect", Dialect)
-def test_the_schema_of_an_error_fits_its_body(kind: type[GatewayError], dialect: Dialect) -> None:
+def test_error_schema_matches_its_body_and_no_other(
+    kind: type[GatewayError], dialect: Dialect
+) -> None:
     body = told(make(kind), dialect)
     assert Draft202012Validator(error_schema(kind, dialect)).is_valid(body)
     if dialect is Dialect.OPENAI:
@@ -171,7 +173,7 @@ def test_the_schema_of_an_error_fits_its_body(kind: type[GatewayError], dialect:
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_the_headers_of_an_error_are_documented(kind: type[GatewayError]) -> None:
+def test_error_headers_are_documented(kind: type[GatewayError]) -> None:
     known = error_responses(kind)[kind.status].get("headers", {})
     sent = {name.decode() for name, _ in make(kind).headers()}
     assert sent <= {name.lower() for name in known}
@@ -197,13 +199,13 @@ def parts(answer: httpx.Response | Answer) -> tuple[int, dict[str, str], bytes]:
 
 
 def code_of(answer: httpx.Response | Answer) -> str | int:
-    """Return the code of an error in OpenAI's form."""
+    """Return the code of an error in OpenAI's dialect."""
     code: str | int = json.loads(parts(answer)[2])["error"]["code"]
     return code
 
 
 async def errors_of(gateway: Gateway, path: str, fake: Fake) -> list[httpx.Response | Answer]:
-    """Return an answer of each kind that `path` gives when something is wrong."""
+    """Return one response for each error of a path that the shared gateway can produce."""
     poor = await new_key(gateway, name="poor", daily_tokens=0)
     barred = await new_key(gateway, name="barred", requests_per_minute=0)
     busy = asyncio.create_task(ask(gateway, path, model="full", fake="hang"))
@@ -235,8 +237,10 @@ async def errors_of(gateway: Gateway, path: str, fake: Fake) -> list[httpx.Respo
     return found
 
 
-async def errors_of_others(path: str, fake: Fake, run_dir: Path) -> list[httpx.Response | Answer]:
-    """Return the answers that need a gateway of their own."""
+async def errors_of_other_gateways(
+    path: str, fake: Fake, run_dir: Path
+) -> list[httpx.Response | Answer]:
+    """Return one response for each error that needs a gateway with other settings."""
     model = {"name": "demo", "engines": [remote(fake.url)]}
     found: list[httpx.Response | Answer] = []
     settings = settings_for(model, run_dir=run_dir / "hasty", server={"body_timeout_s": 0.1})
@@ -259,20 +263,20 @@ async def errors_of_others(path: str, fake: Fake, run_dir: Path) -> list[httpx.R
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_errors_of_the_data_plane_are_as_documented(
+async def test_data_plane_errors_conform_to_the_document(
     gateway: Gateway, document: Document, fake: Fake, tmp_path: Path, path: str
 ) -> None:
     answers = await errors_of(gateway, path, fake)
-    answers += await errors_of_others(path, fake, tmp_path)
+    answers += await errors_of_other_gateways(path, fake, tmp_path)
     for answer in answers:
         document.check(path, "POST", *parts(answer))
     if dialect_of(path) is Dialect.OPENAI:
-        # A fault that nobody foresaw cannot be provoked; an engine's own error passes unchanged.
+        # Only a bug causes an internal error; engine errors have a test of their own.
         unprovoked = {"internal_error", "engine_error"}
         assert {code_of(answer) for answer in answers} == document.codes(path) - unprovoked
 
 
-async def test_an_engines_own_errors_are_documented(gateway: Gateway, document: Document) -> None:
+async def test_engine_errors_conform_to_the_document(gateway: Gateway, document: Document) -> None:
     for path in (CHAT, MESSAGES):
         answer = await ask(gateway, path, max_tokens=-1)
         assert (answer.status_code, code_of(answer)) == (400, 400)
@@ -290,7 +294,7 @@ async def test_an_engines_own_errors_are_documented(gateway: Gateway, document: 
         ("/v1/models", "/v1/models", 200),
     ],
 )
-async def test_answers_beside_the_relays_tell_of_the_callers_limits(
+async def test_models_and_usage_responses_have_rate_headers(
     gateway: Gateway, document: Document, path: str, address: str, status: int
 ) -> None:
     answer = await gateway.client.get(address)
@@ -301,7 +305,9 @@ async def test_answers_beside_the_relays_tell_of_the_callers_limits(
 
 
 @pytest.mark.slow
-async def test_allow_names_every_method_of_a_path(gateway: Gateway, document: Document) -> None:
+async def test_allow_header_lists_every_method_of_a_path(
+    gateway: Gateway, document: Document
+) -> None:
     for path in document.whole["paths"]:
         known = {method for at, method, _ in document.operations() if at == path}
         address = path.format(key_id="nope", name="demo", id="resp_1")

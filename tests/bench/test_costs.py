@@ -1,9 +1,16 @@
-import json
 from collections.abc import Callable, Iterator
 from itertools import count
 
+import pytest
+
+from app.relay.body import parse
+from app.relay.fields import FieldRules
+from app.relay.rewrite import rewrite
+from app.routing.catalogue import Bounds
+from app.settings import FieldSettings
+from bench import isolation
 from bench.costs import PER_ROUND, Cost, cost_table, cpu_us
-from bench.isolation import BUDGET_US, add_cache_salt, chat_body, isolation_cost, table
+from bench.isolation import BUDGET_US, MODEL, chat_body, isolation_cost, measure, table
 
 
 def test_the_median_is_judged_by_the_budget() -> None:
@@ -35,21 +42,36 @@ def test_a_cost_is_of_as_many_calls_as_a_round_has() -> None:
     assert next(calls) == PER_ROUND
 
 
-def test_what_is_measured_is_called_with_a_chat_body() -> None:
-    bodies: set[bytes] = set()
+def test_what_is_measured_is_called_as_often_as_a_round_has_requests() -> None:
+    calls = count()
 
-    cost = isolation_cost(bodies.add, quick=True)
+    cost = isolation_cost("isolation", lambda: next(calls), BUDGET_US, quick=True)
 
-    assert cost.budget == BUDGET_US
-    assert bodies == {chat_body(600)}
-    assert table([cost]).rows[0][0] == "isolation of a chat request of 600 bytes"
+    assert next(calls) == PER_ROUND * len(cost.values)
+    assert (cost.what, cost.unit, cost.budget) == ("isolation", "µs", BUDGET_US)
 
 
-def test_a_chat_body_has_its_size_and_takes_a_salt() -> None:
-    body = chat_body(600)
+def test_a_chat_body_has_its_size_and_would_be_forwarded_unchanged() -> None:
+    raw = chat_body(600)
 
-    salted = json.loads(add_cache_salt(body))
+    body = parse(b"application/json", raw)
+    plan = rewrite("/v1/chat/completions", body, Bounds(), FieldRules(FieldSettings()), None)
 
-    assert len(body) == 600
-    assert len(salted.pop("cache_salt")) == 64
-    assert salted == json.loads(body)
+    assert len(raw) == 600
+    assert body.for_engine(MODEL, plan.changes, plan.dropped) is raw
+
+
+def test_the_steps_of_isolation_are_measured_together_and_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(isolation, "ROUNDS", 4)
+
+    rows = table(measure(quick=True)).rows
+
+    assert [row[0] for row in rows] == [
+        "isolation of a chat request of 600 bytes",
+        "the rules on fields alone",
+        "the cache salt alone, with its splice",
+        "the engine's request ID alone",
+    ]
+    assert [row[5] for row in rows] == ["3", "", "", ""]

@@ -9,6 +9,8 @@
     ├── BadRequest                400
     │   ├── InvalidJson               invalid_json
     │   ├── MissingModel              missing_model
+    │   ├── FieldNotAllowed           field_not_allowed
+    │   ├── MediaNotAllowed           media_not_allowed
     │   └── InvalidConfiguration      invalid_configuration (reload)
     ├── RequestTimeout            408 request_timeout
     ├── Conflict                  409 conflict (admin routes only)
@@ -148,6 +150,22 @@ class InvalidJson(BadRequest):
 class MissingModel(BadRequest):
     code = "missing_model"
     param = "model"
+
+
+class FieldNotAllowed(BadRequest):
+    """A field of the body that this model or key does not take; `param` names it."""
+
+    code = "field_not_allowed"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class MediaNotAllowed(BadRequest):
+    """The body has the address of a medium that engines may not fetch."""
+
+    code = "media_not_allowed"
 
 
 class InvalidConfiguration(BadRequest):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KEY = "sk-test-0123456789abcdef"
 AUTH = {"authorization": f"Bearer {KEY}"}
+KEY_ID = f"key-{digest(KEY.encode()).hex()[:8]}"
 ROOT_KEY = "sk-root-0123456789abcdef"
 ROOT = {"authorization": f"Bearer {ROOT_KEY}"}
 

@@ -204,7 +204,7 @@ class BodyScan:
 
 
 def check_media(body: ParsedBody, domains: Collection[str]) -> None:
-    """Raise MediaRefused where a body has the address of a medium that may not be fetched."""
+    """Raise MediaNotAllowed where a body has the address of a medium that may not be fetched."""
     raw, ends = body.raw, body.name_ends
     if not body.members:
         return

@@ -8,7 +8,6 @@ from starlette.types import Receive
 
 from app.errors import InvalidApiKey
 from app.relay.exchange import Exchange
-from app.relay.in_flight import RequestsInFlight
 
 
 class ClientDisconnected(Exception):
@@ -25,25 +24,22 @@ class DisconnectWatch:
     that is no task but a callback on what `receive` waits for.
     """
 
-    __slots__ = (
-        "_exchange", "_fault", "_in_flight", "_over", "_receive", "_steps", "_task", "_waiting",
-    )  # fmt: skip
+    __slots__ = ("_exchange", "_fault", "_over", "_receive", "_steps", "_task", "_waiting")
 
-    def __init__(self, receive: Receive, exchange: Exchange, in_flight: RequestsInFlight) -> None:
+    def __init__(self, receive: Receive, exchange: Exchange) -> None:
         self._receive = receive
         self._exchange = exchange
-        self._in_flight = in_flight
+        self._task: asyncio.Task[Any] | None = None  # there from entering on
         # Why the body was cancelled from here; None: it was not.
         self._fault: ClientDisconnected | InvalidApiKey | None = None
         self._over = False
         self._waiting: asyncio.Future[Any] | None = None
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
+        if self._fault is not None:
+            raise self._fault
+        self._task = asyncio.current_task()
         self._steps = self._receive().__await__()
-        self._in_flight.add(self._exchange.record.principal, self)
         self._step()
         return self
 
@@ -54,22 +50,29 @@ class DisconnectWatch:
         trace: TracebackType | None,
     ) -> None:
         self._over = True
-        self._in_flight.discard(self._exchange.record.principal, self)
         if self._waiting is not None:
             self._waiting.remove_done_callback(self._step)
         self._steps.close()
         fault, self._fault = self._fault, None
+        assert self._task is not None
         if fault and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
-            raise fault from None
+            try:
+                raise fault from None
+            finally:
+                fault = None  # an error that its own traceback holds is garbage
 
     def cut(self, error: InvalidApiKey) -> None:
-        """End the request with an error; see `app.relay.in_flight.Cuttable`."""
+        """End the request with an error, at the latest when its body has been read.
+
+        See `app.relay.in_flight.Cuttable`.
+        """
         self._end(error)
 
     def _end(self, fault: ClientDisconnected | InvalidApiKey) -> None:
         if self._fault is None and not self._over and not self._exchange.complete:
             self._fault = fault
-            self._task.cancel()
+            if self._task is not None:
+                self._task.cancel()
 
     def _step(self, _: object = None) -> None:
         """Go on with `receive` until it waits again or has told that the client left."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from app.auth.principal import Principal
-from app.errors import BadRequest
+from app.errors import FieldNotAllowed
 from app.relay.body import Members, ParsedBody
 from app.routing.catalogue import Model
 from app.settings import FieldSettings
@@ -37,16 +37,6 @@ Path = tuple[str, ...]
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text = msgspec.json.Decoder(str)
-
-
-class FieldDenied(BadRequest):
-    """A field of the body that this model or key does not take."""
-
-    code = "field_not_allowed"
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class FieldRules:
@@ -78,7 +68,7 @@ class FieldRules:
     def apply(self, body: ParsedBody) -> tuple[dict[str, bytes], Collection[str]]:
         """Return what becomes of a body: new values by member, and the members that are dropped.
 
-        Raises FieldDenied.
+        Raises FieldNotAllowed.
         """
         members = body.members
         if body.parts:
@@ -86,7 +76,7 @@ class FieldRules:
             return {}, ()
         for name in body.odd_names:
             if name in self._touched:
-                raise FieldDenied(f"the field {name!r} must be written in lower case", name)
+                raise FieldNotAllowed(f"the field {name!r} must be written in lower case", name)
         if self._touched.isdisjoint(members) and not self._forced:
             return {}, ()
         for path in self._denied:
@@ -149,8 +139,8 @@ def _path(name: str) -> Path:
     return tuple(name.split("."))
 
 
-def _denied(name: str) -> FieldDenied:
-    return FieldDenied(f"the field {name} is not allowed here", name)
+def _denied(name: str) -> FieldNotAllowed:
+    return FieldNotAllowed(f"the field {name} is not allowed here", name)
 
 
 def _find(members: Mapping[str, msgspec.Raw | bytes], path: Sequence[str]) -> bytes:

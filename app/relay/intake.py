@@ -40,10 +40,10 @@ def check_size(exchange: Exchange, limit: int) -> None:
         raise _too_large(limit)
 
 
-def announces_little(exchange: Exchange) -> bool:
+def announces_little(exchange: Exchange, limit: int) -> bool:
     """Return whether a request announces a body that its connection would buffer anyway."""
     length = exchange.header(b"content-length")
-    return length != b"" and int(length) <= BUFFERED_BYTES
+    return length != b"" and int(length) <= min(BUFFERED_BYTES, limit)
 
 
 async def read_small(receive: Receive) -> bytes:

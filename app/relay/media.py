@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from app.errors import BadRequest
+from app.errors import MediaNotAllowed
 
 # Members that hold no media, or that no engine fetches from.
 NO_MEDIA = frozenset(
@@ -40,12 +40,6 @@ _text = msgspec.json.Decoder(str)
 Spans = Mapping[str, tuple[int, int]]
 
 
-class MediaRefused(BadRequest):
-    """The body has the address of a medium that may not be fetched."""
-
-    code = "media_not_allowed"
-
-
 class NameEnds:
     """Finds where names that end in "url" may end, in a body that comes in pieces."""
 
@@ -55,12 +49,12 @@ class NameEnds:
         self._tail = b""
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """Look into more of the body. Raises MediaRefused for more of them than there can be."""
+        """Look into more of the body. Raises MediaNotAllowed for more of them than there can be."""
         data = b"".join((self._tail, piece))
         before = self._offset - len(self._tail)
         self.found += [before + end for end in name_ends(data) if end > len(self._tail)]
         if len(self.found) > MOST_NAMES:
-            raise MediaRefused(f"the body has more than {MOST_NAMES} addresses")
+            raise MediaNotAllowed(f"the body has more than {MOST_NAMES} addresses")
         self._offset += len(piece)
         self._tail = data[-LONGEST_ENDING:]
 
@@ -74,7 +68,7 @@ def name_ends(data: bytes) -> Iterator[int]:
 
 def refused_addresses(
     raw: bytes, ends: Collection[int], domains: Collection[str]
-) -> Iterator[tuple[int, MediaRefused]]:
+) -> Iterator[tuple[int, MediaNotAllowed]]:
     """Return each address behind a name that may not be fetched: where it stands, and the fault."""
     for end in ends:
         colon = _COLON.match(raw, end)
@@ -99,15 +93,22 @@ def refused_addresses(
             what = f"from {host}" if host else "by this address"
             yield (
                 start,
-                MediaRefused(f"media {what} are not fetched here; send them as data: URLs"),
+                MediaNotAllowed(f"media {what} are not fetched here; send them as data: URLs"),
             )
 
 
 def check_addresses(
     raw: bytes, ends: Collection[int], domains: Collection[str], spans: Spans
 ) -> None:
-    """Raise MediaRefused for an address that may not be fetched. `spans`: the body's members."""
-    harmless = [span for name, span in spans.items() if name in NO_MEDIA]
+    """Raise MediaNotAllowed for an address that may not be fetched. `spans`: the body's members.
+
+    A member of the body itself is none of a medium, whatever it is called.
+    """
+    harmless = [
+        (start, end)
+        for name, (start, end) in spans.items()
+        if name in NO_MEDIA or raw[start : start + 1] == b'"'
+    ]
     for at, fault in refused_addresses(raw, ends, domains):
         if not any(start <= at < end for start, end in harmless):
             raise fault

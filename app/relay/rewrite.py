@@ -84,7 +84,7 @@ def rewrite(
 ) -> Rewrite:
     """Return what to change in a body. `salt` is encoded; None: the client's own stays.
 
-    Raises FieldDenied.
+    Raises FieldNotAllowed.
     """
     changes, dropped = rules.apply(body)
     members = body.members

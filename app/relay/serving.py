@@ -108,18 +108,22 @@ class Serving:
 
     async def run(self) -> None:
         """Serve the request. Raises GatewayError, ClientDisconnected, Truncated, ClientStalled."""
-        if not self._endpoint.names_model:
-            with self._watch():
-                await self._by_id()
-            return
-        with ExitStack() as held:
-            planned, entered = await self._take_in(held)
-            arrived = perf_counter()
-            with self._watch():
-                await self._by_model(planned, arrived, entered=entered)
-
-    def _watch(self) -> DisconnectWatch:
-        return DisconnectWatch(self._receive, self._exchange, self._rooms.in_flight)
+        watch = DisconnectWatch(self._receive, self._exchange)
+        in_flight, key_id = self._rooms.in_flight, self._principal.id
+        # Before anything is waited for: a key that is cut off from now on ends this request.
+        in_flight.add(key_id, watch)
+        try:
+            if not self._endpoint.names_model:
+                with watch:
+                    await self._by_id()
+                return
+            with ExitStack() as held:
+                planned, entered = await self._take_in(held)
+                arrived = perf_counter()
+                with watch:
+                    await self._by_model(planned, arrived, entered=entered)
+        finally:
+            in_flight.discard(key_id, watch)
 
     # The request
 
@@ -131,7 +135,7 @@ class Serving:
         rooms, exchange, record = self._rooms, self._exchange, self._record
         limit = rooms.bounds.body_bytes
         raw = exchange.take_body()
-        if raw is None and announces_little(exchange):
+        if raw is None and announces_little(exchange, limit):
             raw = await read_small(self._receive)
         if raw is not None and len(raw) <= limit and is_quick(raw):
             record.bytes_in = len(raw)

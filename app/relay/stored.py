@@ -12,9 +12,8 @@ import msgspec
 
 from app.auth.principal import Principal
 from app.database.database import DatabaseUnavailable
-from app.errors import RouteNotFound, ServiceUnavailable
+from app.errors import FieldNotAllowed, RouteNotFound, ServiceUnavailable
 from app.relay.body import ParsedBody
-from app.relay.fields import FieldDenied
 from app.relay.rewrite import Rewrite, truth
 from app.relay.rooms import Rooms
 from app.routing.catalogue import Model
@@ -28,7 +27,7 @@ _text = msgspec.json.Decoder(str)
 
 
 def checked_storage(plan: Rewrite, body: ParsedBody, *, stores: bool) -> Rewrite:
-    """Return a plan under which nothing is stored that may not be. Raises FieldDenied."""
+    """Return a plan under which nothing is stored that may not be. Raises FieldNotAllowed."""
     if stores:
         return plan
     if truth(plan.value(body, "background")):
@@ -108,5 +107,5 @@ def _unavailable() -> ServiceUnavailable:
     return ServiceUnavailable("the owners of stored responses cannot be asked; try again")
 
 
-def _off(name: str) -> FieldDenied:
-    return FieldDenied(f"{name}: this model stores no responses", name)
+def _off(name: str) -> FieldNotAllowed:
+    return FieldNotAllowed(f"{name}: this model stores no responses", name)

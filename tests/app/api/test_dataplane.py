@@ -275,7 +275,7 @@ async def test_clients_request_id_is_kept_sent_on_and_returned(
     gateway.client.headers["x-request-id"] = "My-id_1.2"
     response = await gateway.chat()
     assert response.headers.get_list("x-request-id") == ["My-id_1.2"]
-    assert fake.seen[-1].header("x-request-id") == "My-id_1.2"
+    assert (fake.seen[-1].header("x-request-id") or "").startswith("My-id_1.2-")
 
 
 @pytest.mark.parametrize("given", ["a b", "x" * 129, "a/b", "é", "a\tb", ""])
@@ -286,7 +286,7 @@ async def test_harmful_request_id_is_replaced(gateway: Gateway, fake: Fake, give
     made = response.headers["x-request-id"]
     assert made != given
     assert len(made) == 32
-    assert fake.seen[-1].header("x-request-id") == made
+    assert (fake.seen[-1].header("x-request-id") or "").startswith(f"{made}-")
 
 
 async def test_errors_carry_the_request_id_too(gateway: Gateway) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.errors import FieldNotAllowed
 from app.relay.body import parse
-from app.relay.fields import DROPPED, FieldDenied, FieldRules
+from app.relay.fields import DROPPED, FieldRules
 from app.settings import FieldSettings
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
@@ -47,7 +48,7 @@ class TestDeny:
         ],
     )
     def test_a_field_is_refused_and_named(self, path: str, fields: dict[str, Any]) -> None:
-        with pytest.raises(FieldDenied) as refused:
+        with pytest.raises(FieldNotAllowed) as refused:
             applied(rules(deny=[path]), fields)
         assert refused.value.param == path
         assert refused.value.status == 400
@@ -59,7 +60,7 @@ class TestDeny:
         assert applied(rules(deny=["logprobs", "structured_outputs.regex"]), fields) == fields
 
     def test_a_name_in_another_case_is_refused_as_well(self) -> None:
-        with pytest.raises(FieldDenied):
+        with pytest.raises(FieldNotAllowed):
             applied(rules(deny=["chat_template"]), {"Chat_Template": "x"})
 
     def test_a_form_with_the_field_is_refused(self) -> None:
@@ -68,7 +69,7 @@ class TestDeny:
         body = parse(b"multipart/form-data; boundary=X", raw)
         assert FieldRules().apply(body) == ({}, ())
         for settings in ({"deny": ["prompt"]}, {"force": {"prompt": 1}}, {"max": {"prompt": 1}}):
-            with pytest.raises(FieldDenied):
+            with pytest.raises(FieldNotAllowed):
                 rules(**settings).apply(body)
 
 
@@ -105,7 +106,7 @@ def test_rules_of_a_key_stand_beside_those_of_its_model() -> None:
     fields = {"priority": 1, "vllm_xargs": {}, "request_id": "x", "m": 7}
     assert applied(both, fields) == {"priority": 1, "vllm_xargs": {}, "m": 5, "f": 2}
     for name in "ab":
-        with pytest.raises(FieldDenied):
+        with pytest.raises(FieldNotAllowed):
             applied(both, {name: 1})
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.errors import MediaNotAllowed
 from app.relay.body import BodyScan, ParsedBody, check_media, parse
-from app.relay.media import MediaRefused
 
 JSON = b"application/json"
 INNER = "http://169.254.169.254/latest/meta-data"
@@ -25,7 +25,7 @@ def image(address: object, name: str = "image_url") -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["image_url", "audio_url", "video_url"])
 def test_an_address_of_a_host_that_is_not_named_is_refused(name: str) -> None:
-    with pytest.raises(MediaRefused, match=r"169\.254\.169\.254"):
+    with pytest.raises(MediaNotAllowed, match=r"169\.254\.169\.254"):
         check_media(body_of(image(INNER, name)), ())
 
 
@@ -40,7 +40,7 @@ def test_an_address_of_a_host_that_is_not_named_is_refused(name: str) -> None:
     ],
 )
 def test_every_place_of_an_address_is_looked_at(fields: dict[str, Any]) -> None:
-    with pytest.raises(MediaRefused):
+    with pytest.raises(MediaNotAllowed):
         check_media(body_of(fields), ())
 
 
@@ -61,7 +61,7 @@ def test_every_place_of_an_address_is_looked_at(fields: dict[str, Any]) -> None:
     ],
 )
 def test_what_two_parsers_may_read_in_two_ways_is_refused(address: str) -> None:
-    with pytest.raises(MediaRefused):
+    with pytest.raises(MediaNotAllowed):
         check_media(body_of(image(address)), {"good.example"})
 
 
@@ -84,7 +84,7 @@ def test_hosts_that_are_named_and_data_pass(address: str) -> None:
 )
 def test_a_name_in_another_spelling_is_the_same_name(spelling: str) -> None:
     raw = b'{"model":"m","input":[{"%s"  :\n"%s"}]}' % (spelling.encode(), INNER.encode())
-    with pytest.raises(MediaRefused):
+    with pytest.raises(MediaNotAllowed):
         check_media(parse(JSON, raw), ())
 
 
@@ -103,7 +103,7 @@ def test_text_that_speaks_of_addresses_passes() -> None:
 
 def test_schemas_of_tools_may_speak_of_addresses() -> None:
     check_media(body_of({"tools": [{"default": {"url": INNER}}], "messages": []}), ())
-    with pytest.raises(MediaRefused):
+    with pytest.raises(MediaNotAllowed):
         check_media(body_of({"tools": [{"url": INNER}], **image(INNER)}), ())
 
 
@@ -125,7 +125,7 @@ def test_a_scan_in_pieces_finds_what_a_look_at_the_whole_finds(
     def refused(body: ParsedBody) -> bool:
         try:
             check_media(body, ())
-        except MediaRefused:
+        except MediaNotAllowed:
             return True
         return False
 

@@ -167,7 +167,7 @@ async def test_what_names_no_model_or_another_one_does_not_wait(tmp_path: Path) 
         other = {"name": "free", "engines": [remote(free.url)], "queue": {"max_in_flight": 1}}
         async with running(settings_for(busy, other, run_dir=tmp_path)) as gateway:
             async with engine_busy(gateway, fake):
-                assert (await gateway.client.get("/v1/responses/resp_1")).status_code == 200
+                assert (await gateway.client.get("/v1/responses/resp_1")).status_code == 404
                 assert (await gateway.chat("free")).status_code == 200
                 assert (await gateway.client.get("/v1/models")).status_code == 200
             await at_rest(gateway)

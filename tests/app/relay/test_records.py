@@ -18,7 +18,7 @@ import pytest
 from app.usage.ledger import UsageRecord
 from tests.app.raw import PATIENCE_S, Client, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, remote, running, settings_for
+from tests.gateway import KEY_ID, Gateway, remote, running, settings_for
 
 CHAT = "/v1/chat/completions"
 SUBJECT = "the-one"
@@ -287,23 +287,18 @@ WAYS = {
     ),
     # Those for a thing that an engine keeps.
     "stored": Way(
-        asks(method=b"GET", path="/v1/responses/resp_1"), 200, "unknown", "demo-0", "completed",
+        asks(method=b"GET", path="/v1/responses/resp_1"), 200, "demo", "demo-0", "completed",
         endpoint=STORED,
     ),
-    "stored on who answers": Way(
-        asks(method=b"GET", path="/v1/responses/resp_1"), 404, "unknown", "small-0", "refused",
-        engines=("nobody",), endpoint=STORED,
-    ),
-    "stored, and nobody there": Way(
-        asks(method=b"GET", path="/v1/responses/resp_1"), 503, "unknown", engines=("nobody",),
-        small={"engines": [remote(NOWHERE)]}, endpoint=STORED,
+    "stored, and its engine is down": Way(
+        asks(method=b"GET", path="/v1/responses/resp_1"), 503, "demo", engines=("nobody",),
+        endpoint=STORED,
     ),
     "left while it is looked for": Way(
-        leaves_while_it_is_looked_for, 499, "unknown", "demo-0", "disconnected", endpoint=STORED
+        leaves_while_it_is_looked_for, 499, "demo", "demo-0", "disconnected", endpoint=STORED
     ),
-    "stored nowhere": Way(
-        asks(method=b"GET", path="/v1/responses/resp_2"), 404, "unknown", "small-0", "refused",
-        endpoint=STORED,
+    "nobody's": Way(
+        asks(method=b"GET", path="/v1/responses/resp_2"), 404, "unknown", endpoint=STORED
     ),
 }  # fmt: skip
 
@@ -337,6 +332,7 @@ async def playing(tmp_path: Path, way: Way) -> AsyncIterator[Scene]:
         ]
         settings = settings_for(*models, run_dir=tmp_path)
         gateway = await stack.enter_async_context(running(settings, LAUNCHER))
+        await gateway.state.stored_responses.claim("resp_1", KEY_ID, "demo", "demo-0")
         yield Scene(gateway, demo, small)
 
 

@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from app.telemetry.tracing import Tracer
 from tests.app.raw import PATIENCE_S, asking, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import KEY, Gateway, free_port, remote, running, settings_for
+from tests.gateway import KEY, KEY_ID, Gateway, free_port, remote, running, settings_for
 
 TRACE_ID, PARENT_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 PARENT = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"
@@ -189,6 +189,8 @@ async def test_a_stored_thing_has_a_trace_and_its_id_is_not_in_it(
 ) -> None:
     fake.stored.add("resp_canary")
     async with traced(tmp_path, fake.url) as one:
+        stored = one.gateway.state.stored_responses
+        await stored.claim("resp_canary", KEY_ID, "demo", "demo-0")
         await one.gateway.client.get("/v1/responses/resp_canary")
         spans = await one.spans()
     assert set(spans) == {"/v1/responses/{id}", "auth", "limits", "engine demo-0"}

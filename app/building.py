@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from app.routing.replica import Replica
 from app.routing.slots import Slot
@@ -28,6 +28,8 @@ class Builder:
         self._run_dir = settings.server.run_dir.absolute()
         self._keep = settings.server.keep_engines
         self._launcher = launcher
+        # Grows with a reload: engines that start later do not inherit those either.
+        self._withheld = set(settings.key_variables)
         # Held by the one that loads.
         self._turn = asyncio.Semaphore(settings.server.parallel_starts)
         # An engine of the gateway's own process may set it in our environment later.
@@ -73,6 +75,10 @@ class Builder:
             if slot.name in found
         ]
 
+    def withhold(self, variables: Iterable[str]) -> None:
+        """Have engines that start from now on not inherit these variables."""
+        self._withheld.update(variables)
+
     def use(self, placed: Placed) -> None:
         """Give engines that are made from now on these GPUs."""
         self._placed += placed
@@ -97,10 +103,12 @@ class Builder:
                 env=self._env(slot),
                 turn=self._turn,
                 keep=self._keep,
+                media_domains=slot.media_domains,
+                withheld=self._withheld,
                 gpus=self._gpus(slot),
                 accelerator=lambda: self.accelerator,
             )
-            return Replica(engine, model, kind=spec.kind)
+            return Replica(engine, model, kind=spec.kind, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):
             if self._launcher is None:
                 vllm_launcher()  # whether vLLM is there
@@ -111,8 +119,10 @@ class Builder:
                 run_dir=self._run_dir,
                 env=self._env(slot),
                 turn=self._turn,
+                media_domains=slot.media_domains,
+                withheld=self._withheld,
             )
-            return Replica(hosted, model, kind=spec.kind)
+            return Replica(hosted, model, kind=spec.kind, by_priority=spec.by_priority)
         return Replica(
             RemoteEngine(slot.name, spec), spec.served_model_name or model, kind=spec.kind
         )

@@ -15,6 +15,7 @@ it (`vllm.entrypoints.launchers.api_server.entry`), and must not take over its h
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import multiprocessing
 import multiprocessing.resource_tracker
@@ -139,10 +140,16 @@ class Hosted:
 class Construction:
     """One building of an engine, in a thread of its own."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], directory: Path) -> None:
-        """`directory` is the engine's; its path is the mark of the engine's processes."""
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, dropped: Sequence[str]
+    ) -> None:
+        """`directory` is the engine's; its path is the mark of the engine's processes.
+
+        `dropped` names variables of this process that those do not get.
+        """
         self._argv = argv
         self._env = env
+        self._dropped = dropped
         self._directory = directory
         self._log = directory / "engine.log"
         self.temporary: Path | None = None  # None: where the environment says
@@ -214,6 +221,8 @@ class Construction:
         parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm"))
         parser.error = _refuse
         args = parser.parse_args(list(self._argv))
+        # Not None, for which vLLM takes VLLM_API_KEY of this process: it then asks for that key.
+        args.api_key = [""]
         configure_logging_from_args(args)
         _log_to(handler)
         cli_args.validate_parsed_serve_args(args)
@@ -245,7 +254,8 @@ class Construction:
         """Write the script that runs vLLM's processes; return its path."""
         python = sys.executable
         mark = f"{MARK}={self._directory}"
-        command = [python, "-I", "-S", str(APART), str(os.getpid()), mark, str(self._log), python]
+        apart = [str(APART), str(os.getpid()), mark, str(self._log), json.dumps(self._dropped)]
+        command = [python, "-I", "-S", *apart, python]
         variables = {}
         if self.temporary is not None:
             variables = scratch.variables(self._directory, self.temporary)

@@ -13,12 +13,13 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 
-from engines import directories, redact, scratch
+from engines import directories, environment, media, redact, scratch
 from engines.answer import Answer
 from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
 from engines.bridge import Bridge
@@ -55,10 +56,18 @@ class InProcessEngine:
         run_dir: Path,
         env: Mapping[str, str] | None = None,
         turn: asyncio.Semaphore | None = None,
+        media_domains: Sequence[str] = (),
+        withheld: Collection[str] = (),
     ) -> None:
-        """`env` stands below the spec's own; `turn` is held while the engine loads."""
+        """`env` stands below the spec's own; `turn` is held while the engine loads.
+
+        Media are fetched from `media_domains` only. The processes of the engine do not inherit the
+        variables in `withheld`.
+        """
         self._name = name
-        self._env = {**(env or {}), **spec.env}
+        self._env = {**media.ENV, **(env or {}), **spec.env}
+        self._media_domains = media_domains
+        self._withheld = withheld
         self._turn = turn or asyncio.Semaphore()
         self._spec = spec
         self._served_name = served_name
@@ -114,7 +123,14 @@ class InProcessEngine:
     def argv(self) -> list[str]:
         """Return the engine's arguments, as `vllm serve` reads them."""
         names = [f"--model={self._spec.model}", f"--served-model-name={self._served_name}"]
-        return [*names, *self._spec.argv()]
+        return [*names, *self._spec.added_flags(self._media_domains), *self._spec.argv()]
+
+    def _dropped(self) -> list[str]:
+        """Return the names of the gateway's variables that the engine's processes do not get."""
+        more = (*self._spec.inherit_env, *self._env)
+        withheld = [name for name in self._withheld if name not in self._env]
+        kept = environment.inherited(os.environ, more, withheld)
+        return sorted(os.environ.keys() - kept.keys())
 
     def describe(self) -> str:
         return f"in this process: {redact.command(shlex.join(self.argv()))}"
@@ -230,7 +246,7 @@ class InProcessEngine:
         loop = asyncio.get_running_loop()
         started = loop.time()
         patience = self._spec.start_timeout_s
-        self._construction = Construction(self.argv(), self._env, self._dir)
+        self._construction = Construction(self.argv(), self._env, self._dir, self._dropped())
         starting = asyncio.create_task(self._start(self._construction))
         stop = asyncio.create_task(self._stop_asked.wait())
         try:

@@ -4,11 +4,11 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import directories, scratch
+from engines import directories, environment, media, scratch
 from engines import link as links
 from engines.base import EngineFacts
 from engines.link import CannotRun
@@ -17,8 +17,6 @@ from engines.sleeping import SLEEP_ENV
 from engines.spec import ProcessSpec
 
 FACTS = "facts.json"
-# Nothing of the gateway's own configuration, keys above all, is an engine's business.
-PRIVATE_PREFIX = "GATEWAY_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +28,13 @@ class Launch:
     served_name: str
     directory: Path
     command: tuple[str, ...]
-    # Set beside what the gateway has itself; the GPUs, for one.
+    # Set by the gateway; the GPUs, for one.
     env: Mapping[str, str]
     # Whether it goes on when the gateway ends.
     keep: bool
     memory: EngineMemory
+    # Variables that it does not inherit; a reload may add some.
+    withheld: Collection[str] = ()
 
     @property
     def socket(self) -> Path:
@@ -43,13 +43,13 @@ class Launch:
     @property
     def fingerprint(self) -> str:
         """What an engine must have been started with to be taken over."""
-        return links.fingerprint(self.command, self.own_env)
+        return links.fingerprint(self.command, self.own_env, self.spec.inherit_env)
 
     @property
     def own_env(self) -> dict[str, str]:
-        """The variables that this engine has and the gateway has not."""
+        """The variables that are set for this engine, whatever the gateway has."""
         asleep = SLEEP_ENV if self.spec.sleep_level else {}
-        return {**asleep, **self.env, **self.spec.env}
+        return {**media.ENV, **asleep, **self.env, **self.spec.env}
 
     def prepare(self) -> dict[str, str]:
         """Make the directory; return the whole environment of the engine.
@@ -65,7 +65,7 @@ class Launch:
             raise CannotRun(f"the path {self.socket} is too long for a socket: set server.run_dir")
         if missing := self.spec.missing_model():
             raise CannotRun(missing)
-        ours = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
+        ours = environment.inherited(os.environ, self.spec.inherit_env, self.withheld)
         return {**ours, **self._temporary(), **self.own_env}
 
     def _temporary(self) -> dict[str, str]:

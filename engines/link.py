@@ -31,9 +31,14 @@ class CannotRun(Exception):
     """The engine could not even be started; the text says why, in one line."""
 
 
-def fingerprint(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Return what two starts have in common when they run the same thing."""
-    written = json.dumps([list(command), sorted(env.items())])
+def fingerprint(
+    command: Sequence[str], env: Mapping[str, str], inherited: Sequence[str] = ()
+) -> str:
+    """Return what two starts have in common when they run the same thing.
+
+    `inherited` has the names that the configuration adds to what every engine inherits.
+    """
+    written = json.dumps([list(command), sorted(env.items()), sorted(inherited)])
     return hashlib.sha256(written.encode()).hexdigest()
 
 

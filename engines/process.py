@@ -64,13 +64,17 @@ class ProcessEngine:
         env: Mapping[str, str] | None = None,
         turn: asyncio.Semaphore | None = None,
         keep: bool = False,
+        media_domains: Sequence[str] = (),
+        withheld: Collection[str] = (),
         gpus: Collection[int] | None = None,
         accelerator: Callable[[], Accelerator] = HostMemory,
     ) -> None:
         """`env` stands between the gateway's variables and the spec's.
 
-        `turn` is held while the engine loads. With `keep` it goes on when the gateway ends. `gpus`
-        are those that it may use (None: all); `accelerator` tells of their memory and may block.
+        `turn` is held while the engine loads. With `keep` it goes on when the gateway ends. Media
+        are fetched from `media_domains` only. `withheld` names variables that are not inherited.
+        `gpus` are those that it may use (None: all); `accelerator` tells of their memory and may
+        block.
         """
         self._name = name
         self._spec = spec
@@ -81,11 +85,12 @@ class ProcessEngine:
             f"--served-model-name={served_name}",
             f"--uds={directory / 'http.sock'}",
             *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
+            *spec.added_flags(media_domains),
             *spec.argv(),
         ]
         memory = EngineMemory(name, accelerator, gpus)
         self._launch = Launch(
-            name, spec, served_name, directory, tuple(command), env or {}, keep, memory
+            name, spec, served_name, directory, tuple(command), env or {}, keep, memory, withheld
         )
         self._client = Http1Client(Address(uds=str(self._launch.socket)), spec.timeouts)
         self._life = Supervisor(self._launch, self._client, turn)

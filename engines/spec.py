@@ -3,11 +3,14 @@
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from engines import environment, media
 
 FlagValue = str | int | float | bool | list[str | int | float] | dict[str, object] | None
 
@@ -17,8 +20,13 @@ RESERVED_FLAGS = frozenset(
         "model", "served-model-name", "host", "port", "uds", "api-key", "root-path", "config",
         "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "headless",
         "api-server-count", "middleware", "allowed-origins", "allow-credentials", "grpc",
+        media.FLAG,
     }
 )  # fmt: skip
+# Where a setting does what a reserved flag would.
+SETTINGS = {media.FLAG: "media.domains of the model"}
+# Without it, vLLM's usage does not tell which tokens of a prompt were cached.
+CACHED_TOKENS_FLAG = "enable-prompt-tokens-details"
 
 
 class SpecModel(BaseModel):
@@ -64,7 +72,13 @@ class LocalSpec(SpecModel):
     env: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Environment variables of the engine, added to ours.",
+        description="Environment variables of the engine, beside those that it inherits.",
+    )
+    inherit_env: list[str] = Field(
+        default_factory=list,
+        description="Further environment variables that the engine inherits from the gateway: "
+        "names, or prefixes such as AWS_*. Default: only those that vLLM and its libraries read, "
+        "and no secret except tokens for model downloads (HF_TOKEN).",
     )
     gpus: (
         Literal["auto"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None
@@ -111,8 +125,11 @@ class LocalSpec(SpecModel):
                 raise ValueError(f"{name}: a member of a list must not begin with a dash")
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", name):
                 raise ValueError(f"{name!r} is not the name of a flag")
-            if name in RESERVED_FLAGS:
-                raise ValueError(f"{name!r} is set by the gateway and cannot be given in args")
+            if (flag := _reserved(name)) is not None:
+                instead = f"; use {SETTINGS[flag]}" if flag in SETTINGS else ""
+                raise ValueError(
+                    f"{flag!r} is set by the gateway and cannot be given in args{instead}"
+                )
         return flags
 
     @field_validator("env")
@@ -121,7 +138,36 @@ class LocalSpec(SpecModel):
         for name, value in env.items():
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError(f"{name!r} cannot be an environment variable")
+        if environment.API_KEY in env:
+            raise ValueError(
+                f"{environment.API_KEY} cannot be set: the gateway sends no key to the engines "
+                "that it runs"
+            )
         return env
+
+    @field_validator("inherit_env")
+    @classmethod
+    def _inherited(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name):
+                raise ValueError(
+                    f"{name!r} is neither the name of a variable nor a prefix such as AWS_*"
+                )
+            if environment.never_inherited(name.removesuffix("*")):
+                raise ValueError(f"{name} is never inherited by an engine")
+        return names
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether the engine schedules requests by their priority."""
+        return self.args.get("scheduling-policy") == "priority"
+
+    def added_flags(self, media_domains: Sequence[str]) -> list[str]:
+        """Return the flags that every engine of the gateway gets, to be followed by `argv`."""
+        flags = media.flags(media_domains)
+        if not {CACHED_TOKENS_FLAG, f"no-{CACHED_TOKENS_FLAG}"} & self.args.keys():
+            flags.append(f"--{CACHED_TOKENS_FLAG}")
+        return flags
 
     def argv(self) -> list[str]:
         """Return the flags as `vllm serve` reads them; true and false as --x and --no-x."""
@@ -150,6 +196,19 @@ class LocalSpec(SpecModel):
             if not path.exists():
                 return f"model directory {self.model} does not exist"
         return None
+
+
+def _reserved(name: str) -> str | None:
+    """Return the reserved flag that a name stands for.
+
+    vLLM reads an abbreviation that fits one flag as that flag, and what follows a dot as a member
+    of its value.
+    """
+    stem = name.partition(".")[0]
+    if stem in RESERVED_FLAGS:
+        return stem
+    meant = [flag for flag in RESERVED_FLAGS if flag.startswith(stem)]
+    return meant[0] if len(meant) == 1 else None
 
 
 class ProcessSpec(LocalSpec):

@@ -15,7 +15,7 @@ from app.cli.models import models
 from app.cli.reload import reload
 from app.cli.status import status
 from app.cli.usage import usage
-from app.settings import ConfigError, Settings, load_settings
+from app.settings import ConfigError, ModelSettings, Settings, load_settings
 
 app = typer.Typer(
     name="vllm-gateway",
@@ -62,7 +62,7 @@ def check(config: ConfigOption = None) -> None:
     """Validate the configuration and print what would run."""
     from app.main import build_catalogue
     from app.telemetry import logs as log
-    from engines.spec import LocalSpec
+    from engines.spec import CACHED_TOKENS_FLAG, LocalSpec
 
     with faults():
         settings = load_settings(config)
@@ -77,10 +77,19 @@ def check(config: ConfigOption = None) -> None:
         log.check(settings.logs)
         catalogue = build_catalogue(settings)
         _print_plan(settings)
+        counted = {
+            model.name for model in settings.models if _cached_tokens_matter(settings, model)
+        }
         for model in catalogue.models:
             print(f"model {', '.join((model.name, *model.aliases))}")
             for replica in model.replicas:
                 print(f"  {replica.engine.name}: {replica.engine.describe()}")
+            remote = [one.engine.name for one in model.replicas if one.kind == "remote"]
+            if remote and model.name in counted:
+                print(
+                    f"note: cached tokens of {', '.join(remote)} are counted only if the server "
+                    f"runs with --{CACHED_TOKENS_FLAG}"
+                )
 
 
 @app.command("demo-model")
@@ -109,6 +118,12 @@ def demo_model(directory: Annotated[Path, typer.Argument(help="Where to put it."
         fail(str(error))
     if built:
         print(f"demo model written to {directory}")
+
+
+def _cached_tokens_matter(settings: Settings, model: ModelSettings) -> bool:
+    """Return whether a prompt token of a model costs or counts less when it was cached."""
+    price = model.price
+    return price.cached != price.prompt or settings.limits.cached_token_weight != 1
 
 
 def _print_plan(settings: Settings) -> None:

@@ -17,9 +17,9 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from app.reload.shown import shown, value
-from app.routing.slots import Plan, Slot, initial_slots, plan, slots_of
+from app.routing.slots import Plan, Slot, initial_slots, made_of, plan, slots_of
 from app.settings import SECRETS, ModelSettings, Settings
-from engines.spec import EngineSpec
+from engines.spec import LocalSpec
 
 # Settings outside of models that take effect while the gateway runs.
 APPLIED = frozenset(
@@ -75,7 +75,9 @@ class ModelChange:
     @property
     def effective(self) -> ModelSettings:
         """The settings that can come into force without a restart."""
-        return self.new.model_copy(update={"engines": self.old.engines}) if self.fixed else self.new
+        if not self.fixed:
+            return self.new
+        return self.new.model_copy(update={"engines": self.old.engines, "media": self.old.media})
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +211,11 @@ def _model_change(
             *(s for pair in engines.replaced for s in pair),
         )
     )
-    fields = tuple(_changes(_gateways_own(old), _gateways_own(new)))
+    local = any(isinstance(spec, LocalSpec) for spec in new.engines)
+    fields = tuple(_changes(_gateways_own(old, local=local), _gateways_own(new, local=local)))
     if not fields and not engines:
         return None
-    told = {
-        before.name: _spec_changes(before.spec, after.spec) for before, after in engines.replaced
-    }
+    told = {before.name: _engine_changes(before, after) for before, after in engines.replaced}
     return ModelChange(old, new, engines, fields, told, fixed)
 
 
@@ -222,17 +223,17 @@ def _fixed(slot: Slot) -> bool:
     return slot.spec.kind == FIXED_KIND
 
 
-def _gateways_own(model: ModelSettings) -> dict[str, object]:
+def _gateways_own(model: ModelSettings, *, local: bool) -> dict[str, object]:
+    """Return the settings that no engine is made of; `local`: some engine runs here."""
     found = _settings_of(model, "")
     del found["engines"]
-    return found
+    return {p: v for p, v in found.items() if not (local and p.startswith("media."))}
 
 
-def _spec_changes(old: EngineSpec, new: EngineSpec) -> tuple[Change, ...]:
-    if old.kind != new.kind:
-        return (Change("kind", f"{old.kind} → {new.kind}"),)
-    hidden = {"replicas"}
-    before, after = (flat(s.model_dump(mode="json", exclude=hidden)) for s in (old, new))
+def _engine_changes(old: Slot, new: Slot) -> tuple[Change, ...]:
+    if old.spec.kind != new.spec.kind:
+        return (Change("kind", f"{old.spec.kind} → {new.spec.kind}"),)
+    before, after = flat(made_of(old)), flat(made_of(new))
     # A name with a dot in it may hide another; what is replaced is told in any case.
     return tuple(_changes(before, after)) or (Change("args", "changed"),)
 

@@ -124,6 +124,7 @@ class Reloader:
             if dry_run or not found:
                 return Report(dry_run, lines)
             self._builder.use(placed)
+            self._builder.withhold(new.key_variables)
             for line in lines:
                 log.info("reload: %s", line)
             try:

@@ -16,7 +16,7 @@ class Replica:
     # What the engine last called itself in a stream's usage chunk (`system_fingerprint`).
     fingerprint: str | None = None
     kind: str = "process"  # as the configuration calls it
-    by_priority: bool = False  # it schedules requests by their priority
+    by_priority: bool = False  # the engine schedules requests by their priority
 
     def lease(self) -> "Lease":
         """Return one more request's place on this replica, counted from now until its release."""

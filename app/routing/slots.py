@@ -7,11 +7,11 @@ its name for as long as it runs, whatever comes and goes around it.
 import json
 import re
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from app.settings import ModelSettings, Settings
-from engines.spec import EngineSpec, ProcessSpec
+from engines.spec import EngineSpec, LocalSpec, ProcessSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Slot:
 
     name: str
     spec: EngineSpec
+    # What the engine may fetch media from; () for a remote one, whose server decides.
+    media_domains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +55,21 @@ def slots_of(model: ModelSettings, taken: Container[str] = ()) -> tuple[Slot, ..
     """Return the engines that a model begins with, under names that are not taken."""
     specs = _each(model)
     names = _free_names(model.name, len(specs), taken)
-    return tuple(Slot(name, spec) for name, spec in zip(names, specs, strict=True))
+    return tuple(_slot(name, spec, model) for name, spec in zip(names, specs, strict=True))
 
 
 def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()) -> Plan:
     """Return how the engines that a model has become those that its new settings want.
 
-    Engines whose spec is the same are kept, of the others as many as possible are replaced in
-    order. `taken` has the names of all other engines.
+    Engines that run the same are kept, of the others as many as possible are replaced in order.
+    `taken` has the names of all other engines.
     """
-    wanted = _each(model)
+    wanted = [_slot("", spec, model) for spec in _each(model)]
     left = list(slots)
     kept: list[tuple[Slot, int]] = []
     open_places: list[int] = []
-    for place, spec in enumerate(wanted):
-        same = next((slot for slot in left if identity(slot.spec) == identity(spec)), None)
+    for place, one in enumerate(wanted):
+        same = next((slot for slot in left if identity(slot) == identity(one)), None)
         if same is None:
             open_places.append(place)
         else:
@@ -75,11 +77,13 @@ def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()
             kept.append((same, place))
     replaced = [(old, place) for old, place in zip(left, open_places, strict=False)]
     after = {place: slot for slot, place in kept}
-    after |= {place: Slot(old.name, wanted[place]) for old, place in replaced}
+    after |= {place: replace(wanted[place], name=old.name) for old, place in replaced}
     fresh = open_places[len(replaced) :]
     in_use = {slot.name for slot in slots}
     names = _free_names(model.name, len(fresh), _Either(in_use, taken))
-    added = {place: Slot(name, wanted[place]) for place, name in zip(fresh, names, strict=True)}
+    added = {
+        place: replace(wanted[place], name=name) for place, name in zip(fresh, names, strict=True)
+    }
     after |= added
     return Plan(
         tuple(after[place] for place in range(len(wanted))),
@@ -90,12 +94,18 @@ def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()
     )
 
 
-def identity(spec: EngineSpec) -> str:
-    """Return a text that is the same for specs that run the same; it may hold secrets.
+def identity(slot: Slot) -> str:
+    """Return a text that is the same for engines that run the same; it may hold secrets.
 
     As JSON, since 1, 1.0 and true are equal in Python and three different flags for vLLM.
     """
-    return json.dumps(spec.model_dump(mode="json", exclude={"replicas"}), sort_keys=True)
+    return json.dumps(made_of(slot), sort_keys=True)
+
+
+def made_of(slot: Slot) -> dict[str, object]:
+    """Return everything that an engine is made of, as JSON has it."""
+    spec = slot.spec.model_dump(mode="json", exclude={"replicas"})
+    return {**spec, "media": {"domains": list(slot.media_domains)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,10 @@ class _Either:
 
     def __contains__(self, name: object) -> bool:
         return name in self.one or name in self.other
+
+
+def _slot(name: str, spec: EngineSpec, model: ModelSettings) -> Slot:
+    return Slot(name, spec, model.media.domains if isinstance(spec, LocalSpec) else ())
 
 
 def _each(model: ModelSettings) -> list[EngineSpec]:

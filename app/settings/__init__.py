@@ -31,6 +31,7 @@ from app.settings.sections import (
     LimitSettings,
     LimitsSettings,
     LogSettings,
+    MediaSettings,
     MetricsSettings,
     ModelSettings,
     PriceSettings,
@@ -40,7 +41,7 @@ from app.settings.sections import (
     TracesSettings,
     UsageSettings,
 )
-from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
+from engines.spec import InProcessSpec, LocalSpec, ProcessSpec, RemoteSpec
 
 __all__ = (
     "NO_LIMITS",
@@ -50,6 +51,7 @@ __all__ = (
     "LimitSettings",
     "LimitsSettings",
     "LogSettings",
+    "MediaSettings",
     "MetricsSettings",
     "ModelSettings",
     "PriceSettings",
@@ -156,7 +158,23 @@ class Settings(BaseSettings):
                 seen.add(name)
         if fault := fault_of({model.name: model.fallbacks for model in self.models}):
             raise ValueError(fault)
+        for model in self.models:
+            for spec in model.engines:
+                named = spec.inherit_env if isinstance(spec, LocalSpec) else ()
+                if keys := sorted(self.key_variables.intersection(named)):
+                    raise ValueError(
+                        f"inherit_env of model {model.name!r}: {keys[0]} is the key of a remote "
+                        "engine (api_key_env) and is never inherited"
+                    )
         return self
+
+    @property
+    def key_variables(self) -> frozenset[str]:
+        """The variables that hold the keys of remote engines."""
+        specs = (spec for model in self.models for spec in model.engines)
+        return frozenset(
+            spec.api_key_env for spec in specs if isinstance(spec, RemoteSpec) and spec.api_key_env
+        )
 
     @classmethod
     def settings_customise_sources(

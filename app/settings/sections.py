@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from app.settings.fields import FieldSettings
 from engines.spec import EngineSpec, SpecModel
@@ -221,6 +221,32 @@ class PriceSettings(SpecModel):
     completion: float = Field(0.0, ge=0, description="A million tokens of answers.")
 
 
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+
+
+def _host_name(text: str) -> str:
+    """Return the name of a host in lower case, as vLLM compares it. Raises ValueError."""
+    name = text.lower()
+    if len(name) > 253 or not re.fullmatch(rf"{_LABEL}(?:\.{_LABEL})*", name):
+        raise ValueError(
+            f"{text!r} is not the name of a host such as images.example.com, without scheme, port "
+            "and path"
+        )
+    return name
+
+
+Domain = Annotated[str, AfterValidator(_host_name)]
+
+
+class MediaSettings(SpecModel):
+    domains: tuple[Domain, ...] = Field(
+        (),
+        description="Hosts, each by its exact name, from which the engines that the gateway runs "
+        "fetch images, audio and video that a request names by URL. Redirects are not followed. "
+        "Default: none; media come in data: URLs.",
+    )
+
+
 class UsageSettings(SpecModel):
     retention_days: int = Field(
         90, ge=1, description="How long a record of each request is kept; daily sums stay."
@@ -298,19 +324,6 @@ class LogSettings(SpecModel):
         None,
         description="Append the log to this file, not to standard error; it is made again when it "
         "was moved away.",
-    )
-
-
-Domain = Annotated[
-    str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
-]
-
-
-class MediaSettings(SpecModel):
-    domains: tuple[Domain, ...] = Field(
-        (),
-        description="Hosts from which engines may fetch images, audio and video, exactly as they "
-        "stand in addresses, in lower case. Default: none, data: URLs alone.",
     )
 
 

@@ -21,12 +21,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from engines import processes, scratch
+from engines.environment import PRIVATE_PREFIX
 from engines.offline.prompts import Prompt
 from engines.startup import failure_of
 
 GUARDIAN = Path(__file__).parents[1] / "guardian.py"
-# Nothing of the gateway's own configuration, keys above all, is an engine's business.
-PRIVATE_PREFIX = "GATEWAY_"
 # For the guardian: the engine ends with us.
 NOT_KEPT = "0"
 LOG_POLL_S = 0.2

@@ -1,5 +1,6 @@
 """The configuration: what loads, what is refused, and in which words."""
 
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -650,6 +651,31 @@ class TestLimits:
     def test_a_limit_that_is_no_count_is_refused(self, value: str) -> None:
         (line,) = faults(f"limits: {{default: {{tokens_per_minute: {value}}}}}\n{GOOD}")
         assert line.startswith("limits.default.tokens_per_minute: ")
+
+
+class TestMedia:
+    def test_hosts_are_kept_in_lower_case(self) -> None:
+        text = f"{GOOD[:-3]}, media: {{domains: [Images.Example.COM, cdn-1.x, 10.0.0.5]}}}}]\n"
+        domains = load(text).models[0].media.domains
+        assert domains == ("images.example.com", "cdn-1.x", "10.0.0.5")
+
+    def test_without_it_media_are_fetched_from_nowhere(self) -> None:
+        assert load(GOOD).models[0].media.domains == ()
+
+    @pytest.mark.parametrize(
+        "domain",
+        [
+            "", "*", "*.example.com", "https://a.org", "a.org:80", "a.org/x", "a.org.", ".a.org",
+            "user@a.org", "[::1]", "a b.org", "-a.org", "a..org", "--host", "ä.org", "a" * 254,
+        ],
+    )  # fmt: skip
+    def test_what_is_no_name_of_a_host_is_refused(self, domain: str) -> None:
+        media = json.dumps({"domains": [domain]}, ensure_ascii=False)
+        [line] = faults(f"{GOOD[:-3]}, media: {media}}}]\n")
+        assert line == (
+            f"models.0.media.domains.0: {' '.join(repr(domain).split())} is not the name of a host "
+            "such as images.example.com, without scheme, port and path"
+        )
 
 
 class TestState:

@@ -21,10 +21,11 @@ TELL = (
 def command(log: Path, *argv: str, parent: int | None = None) -> list[str]:
     """Return what runs a command apart."""
     parent = os.getpid() if parent is None else parent
-    return [sys.executable, "-I", "-S", str(APART), str(parent), "MARK=a=b", str(log), *argv]
+    script = [sys.executable, "-I", "-S", str(APART)]
+    return [*script, str(parent), "MARK=a=b", str(log), '["GATEWAY_ADMIN_KEY", "MISSING"]', *argv]
 
 
-def test_command_has_session_mark_and_log_and_none_of_our_settings(tmp_path: Path) -> None:
+def test_command_has_session_mark_and_log_and_not_what_is_dropped(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("earlier\n")
     child = subprocess.Popen(

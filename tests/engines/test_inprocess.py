@@ -19,6 +19,7 @@ def test_description_is_the_command_line_without_vllm(tmp_path: Path) -> None:
     one = engine(tmp_path, args={"max-model-len": 64, "enforce-eager": True})
     assert one.describe() == (
         "in this process: --model=/nonexistent/model --served-model-name=m "
+        "--allowed-media-domains media.invalid --enable-prompt-tokens-details "
         "--max-model-len=64 --enforce-eager"
     )
     assert not (tmp_path / "m-0").exists()

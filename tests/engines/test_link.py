@@ -5,8 +5,19 @@ from pathlib import Path
 import pytest
 
 from engines import processes
-from engines.link import find
+from engines.link import find, fingerprint
 from tests.engines.processes import build, family, ready
+
+
+def test_engine_with_another_command_or_environment_is_not_taken_over() -> None:
+    starts = [
+        fingerprint(["a"], {}),
+        fingerprint(["a", "b"], {}),
+        fingerprint(["a"], {"b": "c"}),
+        fingerprint(["a"], {}, ["b"]),
+    ]
+    assert len(set(starts)) == len(starts)
+    assert fingerprint(["a"], {}, ["b", "c"]) == fingerprint(["a"], {}, ["c", "b"])
 
 
 @pytest.mark.slow

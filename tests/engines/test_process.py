@@ -78,17 +78,42 @@ async def test_directory_that_another_user_has_linked_elsewhere_is_not_followed(
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
 
 
-async def test_gateways_own_settings_stay_out_of_the_engines_environment(
+async def test_engine_inherits_what_it_needs_and_no_secret_of_others(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GATEWAY_API_KEYS", "sk-canary-canary-canary")
+    for name in ("GATEWAY_API_KEYS", "VLLM_API_KEY", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "sk-canary-canary-canary")
+    monkeypatch.setenv("VLLM_SETTING", "seen")
     monkeypatch.setenv("SHARED_SETTING", "seen")
-    engine = make(env={"ONLY_HERE": "1"})
+    monkeypatch.setenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1")
+    engine = make(env={"ONLY_HERE": "1"}, inherit_env=["SHARED_*"])
     await ready(engine)
     environment = "\n".join(engine.recent_log())
     assert '"ONLY_HERE": "1"' in environment
+    assert '"VLLM_SETTING": "seen"' in environment
     assert '"SHARED_SETTING": "seen"' in environment
+    assert '"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"' in environment
     assert "canary" not in environment
+
+
+async def test_variables_that_are_withheld_later_are_missing_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a reload that adds a remote engine with a key."""
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    withheld: set[str] = set()
+    spec = ProcessSpec(kind="process", model="m")
+    engine = ProcessEngine(
+        "e", spec, served_name="m", run_dir=tmp_path, launcher=LAUNCHER, withheld=withheld
+    )
+    try:
+        for hidden in (False, True):
+            await ready(engine)
+            assert ("HF_TOKEN" not in psutil.Process(engine.pid).environ()) is hidden
+            await engine.stop(0.0)
+            withheld.add("HF_TOKEN")
+    finally:
+        await engine.stop(0.0)
 
 
 async def test_placement_is_in_the_engines_environment_above_the_gateways_own(

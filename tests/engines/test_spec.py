@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from engines.spec import RESERVED_FLAGS, ProcessSpec, RemoteSpec
 from tests.app.configuration import (
     OTHER,
+    dump,
     faults,
     isolate,
     load,
@@ -45,6 +46,24 @@ class TestFlags:
             "models.0.engines.0.args: 'served-model-name' is set by the gateway "
             "and cannot be given in args"
         )
+
+    @pytest.mark.parametrize(
+        "name", ["api-k", "served-model", "allowed-media", "api-key.x", "uds.0"]
+    )
+    def test_abbreviation_or_member_of_a_reserved_flag_is_refused(self, name: str) -> None:
+        """vLLM's parser takes each for the flag itself."""
+        with pytest.raises(ValidationError, match="is set by the gateway"):
+            process({name: "x"})
+
+    def test_media_domains_in_args_are_refused_with_the_setting_to_use(self) -> None:
+        line = faults(with_engine(args={"allowed-media-domains": ["a.org"]}))[0]
+        assert line == (
+            "models.0.engines.0.args: 'allowed-media-domains' is set by the gateway and cannot be "
+            "given in args; use media.domains of the model"
+        )
+
+    def test_path_of_local_media_is_the_operators_choice(self) -> None:
+        assert process({"allowed-local-media-path": "/srv"}).args
 
     @pytest.mark.parametrize("name", ["", "--", "a b", "1x", "a=b", "x\n--host", "é", "a;b"])
     def test_what_is_no_name_of_a_flag_is_refused(self, name: str) -> None:
@@ -98,7 +117,7 @@ class TestFlags:
     @given(
         st.dictionaries(
             st.from_regex(r"[a-z]{3,8}(-[a-z]{3,8})?", fullmatch=True).filter(
-                lambda name: name not in RESERVED_FLAGS
+                lambda name: not any(flag.startswith(name) for flag in RESERVED_FLAGS)
             ),
             st.none() | st.booleans() | st.integers() | st.text(),
             max_size=4,
@@ -130,6 +149,83 @@ class TestFlags:
             f"timeouts: {{stall_s: {seconds}}}}}]}}]"
         )
         assert faults(text)[0].startswith("models.0.engines.0.timeouts.stall_s: ")
+
+
+class TestAddedFlags:
+    DETAILS = "--enable-prompt-tokens-details"
+
+    def test_cached_tokens_are_told_and_media_fetched_from_nowhere(self) -> None:
+        assert process({}).added_flags(()) == [
+            "--allowed-media-domains",
+            "media.invalid",
+            self.DETAILS,
+        ]
+
+    def test_media_are_fetched_from_the_domains_that_are_given(self) -> None:
+        added = process({}).added_flags(("a.org", "b.org"))
+        assert added == ["--allowed-media-domains", "a.org", "b.org", self.DETAILS]
+
+    @pytest.mark.parametrize(
+        "args",
+        [
+            {"enable-prompt-tokens-details": True},
+            {"enable_prompt_tokens_details": False},
+            {"--enable-prompt-tokens-details": None},
+            {"no-enable-prompt-tokens-details": True},
+        ],
+    )
+    def test_args_decide_whether_cached_tokens_are_told(self, args: dict[str, Any]) -> None:
+        assert self.DETAILS not in process(args).added_flags(())
+
+    @pytest.mark.parametrize(
+        ("args", "by_priority"),
+        [
+            ({}, False),
+            ({"scheduling-policy": "fcfs"}, False),
+            ({"scheduling-policy": "priority"}, True),
+            ({"scheduling_policy": "priority"}, True),
+        ],
+    )
+    def test_engine_schedules_by_priority_if_its_flag_says_so(
+        self, args: dict[str, Any], by_priority: bool
+    ) -> None:
+        assert process(args).by_priority is by_priority
+
+
+class TestEnvironment:
+    def test_key_of_vllm_cannot_be_set(self) -> None:
+        assert faults(with_engine(env={"VLLM_API_KEY": "x"})) == [
+            "models.0.engines.0.env: VLLM_API_KEY cannot be set: the gateway sends no key to the "
+            "engines that it runs"
+        ]
+
+    @pytest.mark.parametrize("name", ["PGHOST", "AWS_*", "_x*", "lower_1"])
+    def test_names_and_prefixes_are_inherited(self, name: str) -> None:
+        [spec] = load(with_engine(inherit_env=[name])).models[0].engines
+        assert isinstance(spec, ProcessSpec)
+        assert spec.inherit_env == [name]
+
+    @pytest.mark.parametrize("name", ["", "*", "A*B", "A-B", "A=B", "A B", "1A", "A\n"])
+    def test_what_is_neither_a_name_nor_a_prefix_is_refused(self, name: str) -> None:
+        [line] = faults(with_engine(inherit_env=[name]))
+        assert line.startswith("models.0.engines.0.inherit_env: ")
+        assert line.endswith("is neither the name of a variable nor a prefix such as AWS_*")
+
+    @pytest.mark.parametrize("name", ["GATEWAY_ADMIN_KEY", "GATEWAY_*", "VLLM_API_KEY"])
+    def test_what_no_engine_may_have_is_refused(self, name: str) -> None:
+        line = f"models.0.engines.0.inherit_env: {name} is never inherited by an engine"
+        assert faults(with_engine(inherit_env=[name])) == [line]
+
+    def test_key_of_a_remote_engine_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GPU_BOX_KEY", OTHER)
+        engines: list[dict[str, Any]] = [
+            {"kind": "process", "model": "m", "inherit_env": ["GPU_BOX_KEY"]},
+            {"kind": "remote", "url": "http://h", "api_key_env": "GPU_BOX_KEY"},
+        ]
+        assert faults(dump(engines)) == [
+            "inherit_env of model 'demo': GPU_BOX_KEY is the key of a remote engine (api_key_env) "
+            "and is never inherited"
+        ]
 
 
 class TestMissingModel:

@@ -79,6 +79,29 @@ class TestLines:
             '~ model demo: fields.max {} → {"n": 3}',
         ]
 
+    def test_media_domains_restart_engines_here(self) -> None:
+        remote = {"kind": "remote", "url": "http://h"}
+        old = settings(model("demo", process(), remote))
+        new = settings(model("demo", process(), remote, media={"domains": ["a.org"]}))
+        assert lines(old, new) == ["~ model demo: media.domains [] → [a.org] (restarts demo-0)"]
+
+    def test_media_domains_of_a_model_elsewhere_restart_nothing(self) -> None:
+        remote = {"kind": "remote", "url": "http://h"}
+        old = settings(model("demo", remote))
+        new = settings(model("demo", remote, media={"domains": ["a.org"]}))
+        assert lines(old, new) == ["~ model demo: media.domains [] → [a.org]"]
+
+    def test_media_domains_of_an_engine_in_process_need_a_restart(self) -> None:
+        inside = {"kind": "in_process", "model": "m"}
+        new = settings(model("demo", inside, media={"domains": ["a.org"]}, aliases=["b"]))
+        found = difference(settings(model("demo", inside)), new)
+        assert list(found.lines()) == [
+            "~ model demo: aliases [] → [b]",
+            "! model demo: engines (needs a restart: kind: in_process)",
+        ]
+        [change] = found.changed
+        assert change.effective.media.domains == ()
+
     def test_replicas(self) -> None:
         one, three = settings(), settings(model("demo", process(replicas=3)))
         assert lines(one, three) == ["~ model demo: more engines (starts demo-1, demo-2)"]
@@ -235,7 +258,12 @@ class TestEverySettingIsAppliedOrTold:
 
     @pytest.mark.parametrize(
         ("place", "kind"),
-        [leaf for leaf in leaves(ModelSettings) if leaf[0] not in ("name", "engines")],
+        # Engines are made of media.domains: see test_media_domains_restart_engines_here.
+        [
+            one
+            for one in leaves(ModelSettings)
+            if one[0] not in ("name", "engines", "media.domains")
+        ],
     )
     def test_of_a_model(self, place: str, kind: Any) -> None:
         old = settings()

@@ -19,6 +19,7 @@ from app.routing.affinity import SessionAffinity
 from app.settings import ConfigError, Settings, digest
 from engines.base import EngineState
 from engines.process import ProcessEngine
+from tests.fakes.vllm import Fake
 from tests.gateway import (
     KEY,
     ROOT,
@@ -396,6 +397,31 @@ class TestModelsThatChange:
             assert report["outcome"] == "rolled back"
             assert "Connection refused" in report["reason"]
             assert engine(one, "demo-0").pid == pid
+
+    async def test_key_of_a_new_remote_server_is_not_inherited_any_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_TOKEN", "hf_canary0123456789")
+        file = File(tmp_path, model())
+        async with gateway(file) as one, Fake() as server:
+            before = psutil.Process(engine(one, "demo-0").pid).environ()
+            box = remote(server.url, api_key_env="HF_TOKEN")
+            file.write(model("demo", process(args=LONGER)), model("box", box))
+            assert (await reload(one))["ok"]
+            after = psutil.Process(engine(one, "demo-0").pid).environ()
+        assert (before.get("HF_TOKEN"), after.get("HF_TOKEN")) == ("hf_canary0123456789", None)
+
+    async def test_other_media_domains_restart_the_engines(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            pid = engine(one, "demo-0").pid
+            file.write(model(media={"domains": ["a.org"]}))
+            told = await reload(one)
+            assert told["difference"] == [
+                "~ model demo: media.domains [] → [a.org] (restarts demo-0)"
+            ]
+            assert engine(one, "demo-0").pid != pid
+            assert "--allowed-media-domains a.org" in engine(one, "demo-0").describe()
 
     async def test_an_alias_stays_with_a_model_that_was_rolled_back(self, tmp_path: Path) -> None:
         file = File(tmp_path, model(aliases=["a"]), model("other"))

@@ -95,14 +95,14 @@ class TestPlan:
         come = [*found.added, *(one for _, one in found.replaced)]
         assert sorted(names((*found.kept, *gone))) == sorted(names(before))
         assert sorted(names((*found.kept, *come))) == sorted(names(found.after))
-        assert [identity(slot.spec) for slot in found.after] == [
-            identity(slot.spec) for slot in slots_of(model(*new))
+        assert [identity(slot) for slot in found.after] == [
+            identity(slot) for slot in slots_of(model(*new))
         ]
         assert len(set(names(found.after))) == len(found.after)
         assert not set(names(found.after)) & taken
         assert not (found.removed and found.added)
         # What goes is nothing that could have been kept.
-        assert not {identity(s.spec) for s in gone} & {identity(s.spec) for s in come}
+        assert not {identity(slot) for slot in gone} & {identity(slot) for slot in come}
 
     @given(engines, engines)
     def test_carried_out_it_leaves_nothing_to_do(
@@ -115,10 +115,24 @@ class TestPlan:
 def test_flags_that_python_calls_equal_are_different() -> None:
     values: list[object] = [1, 1.0, True, "1"]
     specs = [ProcessSpec(kind="process", model="m", args={"x": value}) for value in values]
-    assert len({identity(spec) for spec in specs}) == 4
+    assert len({identity(Slot("a", spec)) for spec in specs}) == 4
 
 
 def test_how_a_spec_is_written_and_how_many_there_are_does_not_matter() -> None:
     one = ProcessSpec(kind="process", model="m", args={"a": 1, "b": 2})
     other = ProcessSpec(kind="process", model="m", args={"b": 2, "a": 1}, env={}, replicas=3)
-    assert identity(one) == identity(other)
+    assert identity(Slot("a", one)) == identity(Slot("b", other))
+
+
+def test_engines_here_take_the_media_domains_of_their_model_and_remote_ones_do_not() -> None:
+    both = [process(), {"kind": "remote", "url": "http://h"}]
+    old, new = (
+        ModelSettings.model_validate({"name": "demo", "engines": both, "media": {"domains": [one]}})
+        for one in ("a.org", "B.org")
+    )
+    slots = slots_of(old)
+    assert [slot.media_domains for slot in slots] == [("a.org",), ()]
+    found = plan(slots, new)
+    assert names(found.kept) == ["demo-1"]
+    [(_, after)] = found.replaced
+    assert (after.name, after.media_domains) == ("demo-0", ("b.org",))

@@ -62,7 +62,7 @@ class FormFault(ValueError):
 
     FormFault
     ├── BadBoundary       of the request's Content-Type
-    ├── NotMultipart      a delimiter misses, or stands where it must not, at byte `offset`
+    ├── NotMultipart      a delimiter is missing or misplaced, at byte `offset`
     ├── BadPartHeader     of the part that begins at byte `offset`
     ├── TooManyParts
     └── RepeatedModel

@@ -7,12 +7,12 @@ keeps no copy of a value, and stops at the first fault or bound. It accepts what
 no two members of the body's own object have names that are equal but for their case.
 
 **Syntax.** What has been read of a body, however long, matters to the rest only through its open
-brackets and the last token. So a short text can stand for it, here called the stem: the open
-brackets and placeholders, as `{"":[[` or `{"":{"":""`. Stem, window and closing brackets together
-are a small JSON document, which is valid exactly if the window may follow what was read, and
-msgspec judges it in C, a window at a time.
+brackets and the last token. So a short text can stand for it, here called the prefix: the open
+brackets and placeholders, as `{"":[[` or `{"":{"":""`. Prefix, window and closing brackets (the
+suffix) together are a small JSON document, which is valid exactly if the window may follow what
+was read, and msgspec parses it in C, a window at a time.
 
-    last token   stem in an array, closed by   stem in an object, closed by
+    last token   prefix in an array, suffix    prefix in an object, suffix
     [ or {       [            ]                {           }
     ,            ["",         ""]              {"":"",     "":""}
     a name                                     {""         :""}
@@ -40,7 +40,7 @@ and that bracket is found in the text by its number.
 length does not matter. A number, a literal, or a name of the body's own object is kept and read
 again with the next window; their lengths are bounded (`MAX_NUMBER`, `MAX_NAME`).
 
-Every repetition in a pattern is possessive: linear time on any input.
+Every unbounded repetition in a pattern is possessive: linear time on any input.
 """
 
 import codecs
@@ -53,8 +53,9 @@ import msgspec
 
 # Longer pieces are read in windows of this size.
 WINDOW = 64 * 1024
-# Longer than any number that a program writes; a float64 has at most 1,075 significant digits.
-MAX_NUMBER = 64 * 1024
+# At least WINDOW, so that only what the end of a window cuts must be measured. No program writes
+# such a number: a float64 has at most 767 significant digits.
+MAX_NUMBER = WINDOW
 MAX_NAME = 1024
 MAX_DEPTH = 254  # a depth is kept in a byte
 # Characters of a client's own text that an error message may repeat.
@@ -207,7 +208,7 @@ class JsonScanner:
         self._in_string = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._open = b""  # brackets, the body's own first
-        self._stem = b""  # see above; `{}` after the end of the body
+        self._prefix = b""  # see above; `{}` after the end of the body
         self._values = 0
         self._numbers = 0
         self._state = _State.BETWEEN
@@ -223,11 +224,15 @@ class JsonScanner:
             text = self._rest + window
             origin = self._offset - len(self._rest)
             self._offset += len(window)
-            self._read(text, origin)
+            in_scalar = not self._in_string and self._rest[:1] not in (b"", b'"')
+            if in_scalar and not window.strip(_SCALAR):
+                self._keep_scalar(text)  # one that arrives byte by byte is not read each time
+            else:
+                self._read(text, origin)
 
     def finish(self) -> list[Member]:
         """Return the members in the order of the body. Raises JsonFault if it is not whole."""
-        if self._stem != _AFTER_BODY or self._rest:
+        if self._prefix != _AFTER_BODY or self._rest:
             raise NotJson(self._offset, "unexpected end")
         return self._members
 
@@ -243,16 +248,11 @@ class JsonScanner:
     def _read(self, text: bytes, origin: int) -> None:
         start = 0
         if self._in_string:
-            start = _end_of(_content, text, 0)
-            if text[start : start + 1] != b'"':
-                self._rest = _cut_escape(text, start, origin)
+            start = self._read_on_in_string(text, origin)
+            if self._in_string:
                 return
-            start += 1
-            self._in_string = False
-            if len(self._open) == 1:
-                self._end_member(origin + start)
-        elif not self._stem:
-            _check_beginning(text, origin)
+        elif not self._prefix and text.lstrip(_WHITESPACE)[:1] not in (b"", b"{"):
+            raise NotAnObject("the body must be a JSON object")
         if _end_of(_scalar, text, start) - start > MAX_NUMBER:
             raise TokenTooLong("number", MAX_NUMBER)
         plain = _without_escapes(text)
@@ -261,53 +261,65 @@ class JsonScanner:
         brackets = outline.translate(None, _NOT_BRACKETS)
         depths = self._depths(brackets)
         if self._in_string:
-            if depths[-1] == 1 and (outline or self._stem)[-1:] in (b"{", b","):
+            if depths[-1] == 1 and (outline or self._prefix)[-1:] in (b"{", b","):
                 self._keep_name(text[end:])
             else:
                 outline += b'"'
         if not outline:
             return
-        was_open, was_stem = self._open, self._stem
-        read = _outline(was_stem) + outline
+        open_before, prefix_before = self._open, self._prefix
+        read = _outline(prefix_before) + outline
         self._open = bytes(
-            brackets[at] if (at := depths.rfind(level)) >= 0 else was_open[level]
+            brackets[at] if (at := depths.rfind(level)) >= 0 else open_before[level]
             for level in range(depths[-1])
         )
-        self._stem, closing = _stem_of(self._open, read)
-        closing = b'""' * self._in_string + closing
-        _judge(was_stem, text[start:end], closing, origin + start)
+        self._prefix, suffix = _frame(self._open, read)
+        suffix = b'""' * self._in_string + suffix
+        _check_syntax(prefix_before, text[start:end], suffix, origin + start)
         self._count(read, outline)
         window = _Window(
             text=text,
             plain=plain,
             end=end,
             origin=origin,
-            was_open=was_open,
-            was_stem=was_stem,
-            closing=closing,
+            open_before=open_before,
+            prefix_before=prefix_before,
+            suffix=suffix,
             depths=depths,
             after_bracket=start,
-            flat_separators=None if brackets else outline.count(b","),
         )
         self._read_members(window, start)
         if self._in_string and len(self._open) == 1:
             self._begin_member(text[end], origin + end)
 
+    def _read_on_in_string(self, text: bytes, origin: int) -> int:
+        """Return the end of the string that is open, or of what there is of it."""
+        end = _end_of(_content, text, 0)
+        if text[end : end + 1] != b'"':
+            self._rest = _cut_escape(text, end, origin)
+            return end
+        self._in_string = False
+        if len(self._open) == 1:
+            self._end_member(origin + end + 1)
+        return end + 1
+
     def _cut(self, text: bytes, plain: bytes, start: int, origin: int) -> int:
-        """Return the end of what can be judged, before an open string or a last scalar."""
+        """Return the end of what can be parsed, before an open string or a last scalar."""
         if plain.count(b'"', start) % 2:
             end = plain.rindex(b'"')
             self._rest = _cut_escape(text, _end_of(_content, text, end + 1), origin)
             self._in_string = True
             return end
         end = start + len(text[start:].rstrip(_SCALAR))
-        self._rest = text[end:]
-        if len(self._rest) > MAX_NUMBER:
-            raise TokenTooLong("number", MAX_NUMBER)
+        self._keep_scalar(text[end:])
         return end
 
+    def _keep_scalar(self, begun: bytes) -> None:
+        if len(begun) > MAX_NUMBER:
+            raise TokenTooLong("number", MAX_NUMBER)
+        self._rest = begun
+
     def _keep_name(self, begun: bytes) -> None:
-        """Have a name of the body's own object read again with the next window."""
         if len(begun) > MAX_NAME + 1:
             raise TokenTooLong("name", MAX_NAME)
         self._rest = begun
@@ -330,7 +342,7 @@ class JsonScanner:
         self._values += len(outline) - len(outline.translate(None, _FIRST_OF_VALUE))
         if self._values > self._bounds.values:
             raise TooManyValues(f"the body holds over {self._bounds.values} values")
-        self._numbers += read.translate(_NUMBERS).count(b",0")  # a stem has none
+        self._numbers += read.translate(_NUMBERS).count(b",0")  # a prefix has none
         if self._numbers > self._bounds.numbers:
             raise TooManyValues(f"the body holds over {self._bounds.numbers} numbers")
 
@@ -351,7 +363,7 @@ class JsonScanner:
                         self._begin_member(text[at], window.origin + at)
                         at = self._read_value(window, at)
                 case _State.IN_VALUE:
-                    at = self._read_nested(window, at, len(window.was_open) - 1)
+                    at = self._read_nested(window, at, len(window.open_before) - 1)
 
     def _read_name(self, text: bytes, at: int) -> int:
         end = _end_of(_content, text, at + 1) + 1
@@ -411,17 +423,16 @@ class JsonScanner:
 
 
 class _Window(msgspec.Struct):
-    """Bytes that are judged, and what was known of the body before them and after them."""
+    """Bytes that were parsed, and what was known of the body before them and after them."""
 
     text: bytes
     plain: bytes  # `text` without escapes
-    end: int  # what follows in `text` is not judged yet
+    end: int  # what follows in `text` is not parsed yet
     origin: int  # of `text` in the body
-    was_open: bytes
-    was_stem: bytes
-    closing: bytes
+    open_before: bytes
+    prefix_before: bytes
+    suffix: bytes
     depths: bytes  # before the first bracket and after each
-    flat_separators: int | None  # commas, if the window has no bracket
     after_bracket: int  # a place in `text`
     brackets: int = 0  # of the window, before that place
 
@@ -440,20 +451,18 @@ class _Window(msgspec.Struct):
 
     def separators(self, at: int, end: int, levels: int, *, ended: bool) -> int:
         """Return how many commas `text[at:end]` has between an array's own items."""
-        if levels == 1 and self.flat_separators is not None:
-            return self.flat_separators
         new = self.text[at:end]
         if levels < 2 and new.find(b"[", levels == 0) < 0 and b"{" not in new and b'"' not in new:
             return new.count(b",")
-        stem = self.was_stem[len(b'{"":') :] if levels else b""
-        items = _array.decode(stem + new + (b"" if ended else self.closing[: -len(b"}")]))
-        return max(len(items) - 1, 0) - (stem == b'["",')
+        prefix = self.prefix_before[len(b'{"":') :] if levels else b""
+        items = _array.decode(prefix + new + (b"" if ended else self.suffix[: -len(b"}")]))
+        return max(len(items) - 1, 0) - (prefix == b'["",')
 
 
 # Depths where an array or object of the body's own object ends.
 _END_OF_NESTED = b"\2\1"
 _AFTER_BODY = b"{}"
-_STEMS = {  # the table above, by the innermost bracket and the last token
+_FRAMES = {  # the table above, by the innermost bracket and the last token
     b"[[": (b"[", b"]"),
     b"[,": (b'["",', b'""]'),
     b"[": (b'[""', b"]"),
@@ -465,37 +474,28 @@ _STEMS = {  # the table above, by the innermost bracket and the last token
 }
 
 
-def _stem_of(still_open: bytes, read: bytes) -> tuple[bytes, bytes]:
+def _frame(still_open: bytes, read: bytes) -> tuple[bytes, bytes]:
     """Return the text that stands for what was read, and one that closes it."""
     if not still_open:
         return _AFTER_BODY if read else b"", b""
     *outer, inner = (still_open[at : at + 1] for at in range(len(still_open)))
     last = read[-1:]
     if last == b'"' and read[-2:-1] not in (b"{", b","):
-        last = b""  # a value, or a name after which a comma misses, which msgspec will see
-    begun, ended = _STEMS.get(inner + last) or _STEMS[inner]
+        last = b""  # a value, or a name without a comma before it, which msgspec will see
+    begun, ended = _FRAMES.get(inner + last) or _FRAMES[inner]
     before = b"".join(b"[" if bracket == b"[" else b'{"":' for bracket in outer)
     after = b"".join(b"]" if bracket == b"[" else b"}" for bracket in reversed(outer))
     return before + begun, ended + after
 
 
-def _judge(stem: bytes, new: bytes, closing: bytes, offset: int) -> None:
-    """Raise NotJson unless `new`, which stands at `offset`, may follow what `stem` stands for."""
+def _check_syntax(prefix: bytes, new: bytes, suffix: bytes, offset: int) -> None:
+    """Raise NotJson unless `new`, which stands at `offset`, may follow what `prefix` stands for."""
     try:
-        _document.decode(stem + new + closing)
+        _document.decode(prefix + new + suffix)
     except msgspec.DecodeError as error:
         found = _byte_of_error.search(str(error))
-        at = int(found[1]) - len(stem) if found else len(new)
+        at = int(found[1]) - len(prefix) if found else len(new)
         raise NotJson(offset + min(max(at, 0), len(new))) from None
-
-
-def _check_beginning(text: bytes, origin: int) -> None:
-    at = _end_of(_before_item, text, 0)
-    first = text[at : at + 1]
-    if first not in (b"", b"{"):
-        if first in b'"[-0123456789tfn':
-            raise NotAnObject("the body must be a JSON object")
-        raise NotJson(origin + at)
 
 
 def _cut_escape(text: bytes, at: int, origin: int) -> bytes:

@@ -185,6 +185,7 @@ def cases(draw: st.DrawFn) -> tuple[bytes, bytes, list[int]]:
 
 
 class TestBesideStarlette:
+    @pytest.mark.slow
     @given(cases())
     @example((b"XX", b"--XX--", []))
     @example((b"XX", part(b"a;b", b"", b'; filename="c;d"') + b"--XX--", []))
@@ -206,6 +207,7 @@ class TestBesideStarlette:
             assert body[found.end :].startswith(b"\r\n--" + boundary)
         assert scan(body, boundary=boundary) == parts
 
+    @pytest.mark.slow
     @given(st.lists(st.tuples(NAMES, st.booleans(), st.binary(max_size=9)), max_size=5), st.data())
     def test_what_a_client_wrote_is_found(
         self, fields: list[tuple[bytes, bool, bytes]], data: st.DataObject

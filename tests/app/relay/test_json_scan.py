@@ -169,6 +169,7 @@ class Counts(msgspec.Struct):
 
 
 class TestMembers:
+    @pytest.mark.slow
     @given(with_cuts(bodies()))
     def test_members_are_those_that_msgspec_finds_whatever_the_pieces(
         self, case: tuple[bytes, list[int]]
@@ -185,6 +186,7 @@ class TestMembers:
         for member in members:
             assert body[member.start : member.end] == bytes(expected[member.name]).strip()
 
+    @pytest.mark.slow
     @given(with_cuts(bodies()))
     def test_kinds_and_items_are_those_of_the_values(self, case: tuple[bytes, list[int]]) -> None:
         body, cuts = case
@@ -238,6 +240,7 @@ class TestMembers:
 
 
 class TestVerdicts:
+    @pytest.mark.slow
     @given(with_cuts(broken_bodies()))
     @example((b'{"a":"\\ud800"}', []))
     @example((b'{"a":["\\ud800"]}', [12]))
@@ -307,12 +310,14 @@ class TestVerdicts:
             with pytest.raises(NotJson, match=f"unexpected end at byte {len(body)}$"):
                 scanner.finish()
 
-    @pytest.mark.parametrize("body", [b"[]", b'"a"', b"1", b"-1", b"true", b"null", b" [1"])
+    @pytest.mark.parametrize(
+        "body", [b"[]", b'"a"', b"1", b" -1", b"true", b"[1", b"\xef\xbb\xbf{}", b"x"]
+    )
     def test_what_is_no_object_is_refused(self, body: bytes) -> None:
         assert isinstance(fault(body), NotAnObject)
 
-    @pytest.mark.parametrize("body", [b"{}{}", b'{"a":1}}', b"{}\x00", b"{} 1", b"\xef\xbb\xbf{}"])
-    def test_nothing_but_whitespace_stands_around_the_object(self, body: bytes) -> None:
+    @pytest.mark.parametrize("body", [b"{}{}", b'{"a":1}}', b"{}\x00", b"{} 1"])
+    def test_nothing_but_whitespace_follows_the_object(self, body: bytes) -> None:
         for cuts in every_cut(body):
             assert isinstance(fault(body, cuts), NotJson)
 
@@ -334,6 +339,7 @@ class TestRepeatedMembers:
 
 
 class TestBounds:
+    @pytest.mark.slow
     @given(with_cuts(bodies()))
     def test_bounds_hold_at_what_the_body_has_and_fail_at_one_less(
         self, case: tuple[bytes, list[int]]

@@ -20,8 +20,9 @@ MAX_ROWS = 10_000
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DAYS = re.compile(r"[0-9]{1,3}")
 _KEY_ID = re.compile(r"[!-~]{1,64}")
-# For the OpenAPI document; `_date` validates.
+# For the OpenAPI document; the functions below validate.
 _A_DAY: dict[str, Any] = {"format": "date"}
+_A_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": 30}
 
 
 class Caller(Protocol):
@@ -118,10 +119,7 @@ def usage_router(
         caller: Annotated[Caller, Depends(client)],
         days: Annotated[
             str,
-            Query(
-                description=f"How many days back, 1 to {MAX_DAYS}.",
-                json_schema_extra={"pattern": f"^{_DAYS.pattern}$"},
-            ),
+            Query(description=f"How many days back, 1 to {MAX_DAYS}.", json_schema_extra=_A_COUNT),
         ] = "30",
     ) -> OwnUsage:
         """The usage of the key that asks: today, this month, by day and model, and its budgets."""

@@ -105,9 +105,12 @@ async def test_every_response_conforms_to_the_openapi_document(
 ) -> None:
     document = tmp_path / "openapi.json"
     document.write_text(json.dumps(await document_with_names(gateway)))
+    not_stopping = ("--exclude-path-regex", f"/({'|'.join(STOPPING)})$")
     some, one = ("--max-examples", "5"), ("--max-examples", "1")
     found = await asyncio.gather(
-        schemathesis(gateway, document, ROOT_KEY, "--phases", "coverage,fuzzing,stateful", *some),
+        schemathesis(gateway, document, ROOT_KEY, "--phases", "coverage,fuzzing", *some),
+        # Sequences of requests take names from responses, so that they could stop an engine.
+        schemathesis(gateway, document, ROOT_KEY, "--phases", "stateful", *some, *not_stopping),
         schemathesis(gateway, document, KEY, "--phases", "coverage,fuzzing", *some),
         schemathesis(gateway, document, None, "--phases", "fuzzing", *one),
     )

@@ -24,7 +24,9 @@ NO_MEDIA = frozenset(
     }
 )  # fmt: skip
 # Whatever does not hold one of these holds no name that ends in "url", in any spelling and case.
-_HINTS = (b'rl"', b'RL"', b'rL"', b'Rl"', b'6c"', b'6C"', b'4c"', b'4C"')
+_HINTS = (
+    b'rl"', b'RL"', b'rL"', b'Rl"', b'2l"', b'2L"', b'6c"', b'6C"', b'4c"', b'4C"',
+)  # fmt: skip
 _ENDING = re.compile(rb'(?:[uU]|\\u00[57]5)(?:[rR]|\\u00[57]2)(?:[lL]|\\u00[46][cC])"')
 LONGEST_ENDING = 19
 # More names of this kind than any request has images.

@@ -1,6 +1,7 @@
 """Addresses of media that engines would fetch: only those of hosts that are named pass."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ from app.errors import MediaNotAllowed
 from app.relay.body import BodyScan, ParsedBody, check_media, parse
 
 JSON = b"application/json"
+ESCAPES = {
+    "u": (r"\u0075", r"\u0055"),
+    "r": (r"\u0072", r"\u0052"),
+    "l": (r"\u006c", r"\u006C", r"\u004c", r"\u004C"),
+}
 INNER = "http://169.254.169.254/latest/meta-data"
 
 
@@ -85,6 +91,15 @@ def test_hosts_that_are_named_and_data_pass(address: str) -> None:
 def test_a_name_in_another_spelling_is_the_same_name(spelling: str) -> None:
     raw = b'{"model":"m","input":[{"%s"  :\n"%s"}]}' % (spelling.encode(), INNER.encode())
     with pytest.raises(MediaNotAllowed):
+        check_media(parse(JSON, raw), ())
+
+
+@pytest.mark.parametrize("letters", list(product(*((c, c.upper(), *ESCAPES[c]) for c in "url"))))
+def test_an_address_is_found_however_the_letters_of_its_name_are_written(
+    letters: tuple[str, ...],
+) -> None:
+    raw = b'{"model":"m","input":[{"%s":"%s"}]}' % ("".join(letters).encode(), INNER.encode())
+    with pytest.raises(MediaRefused):
         check_media(parse(JSON, raw), ())
 
 

@@ -123,6 +123,7 @@ class State:
     salt_secret: SharedSecret
     body_memory: BodyMemory
     stored_responses: StoredResponses
+    in_flight: RequestsInFlight
     lag: LoopLag = field(default_factory=LoopLag)
     # What the server runs: the data plane before FastAPI, whose layers it does not need.
     door: ASGIApp = field(init=False)
@@ -237,6 +238,7 @@ def create_app(
         salt_secret,
         body_memory,
         stored,
+        in_flight,
         settled=settled,
     )
     metrics.watch_log(lambda: output.lost)

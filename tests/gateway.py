@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
+from uvicorn.server import ServerState
 
 from app.database.database import Database
 from app.main import State, create_app
@@ -37,6 +38,8 @@ class Gateway:
     state: State
     port: int
     client: httpx.AsyncClient
+    # Open client connections of the main port, the client's own included, and tasks of requests.
+    server: ServerState
     metrics_port: int | None = None  # where the metrics have a port of their own
 
     async def chat(self, model: str = "demo", **fields: Any) -> httpx.Response:
@@ -133,7 +136,7 @@ async def running(
             timeout=20,
             verify=False,  # certificates take longer to load than a request takes
         ) as client:
-            yield Gateway(state, port, client, metrics_port)
+            yield Gateway(state, port, client, server.server_state, metrics_port)
     finally:
         for one in servers:
             for listener in one.servers:

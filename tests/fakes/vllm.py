@@ -137,7 +137,7 @@ class Fake:
     async def start(
         self, *, host: str = "127.0.0.1", port: int = 0, uds: str | None = None
     ) -> Self:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         if uds is not None:
             self._server = await asyncio.start_unix_server(self._serve, uds)
         else:
@@ -157,9 +157,9 @@ class Fake:
 
     async def stop(self) -> None:
         self._server.close()
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         await self._server.wait_closed()
 
     async def until_idle(self, timeout: float = PATIENCE_S) -> None:
@@ -177,7 +177,7 @@ class Fake:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self.tasks.add(task)
         self.connections += 1
         try:
             while (request := await self._read(reader)) is not None:
@@ -187,7 +187,7 @@ class Fake:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
-            self._tasks.discard(task)
+            self.tasks.discard(task)
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()

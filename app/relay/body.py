@@ -16,10 +16,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from app.errors import BadRequest, InvalidJson, MissingModel
+from app.errors import BadRequest, InvalidJson, MediaNotAllowed, MissingModel
 from app.relay.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
 from app.relay.json_scan import JsonBounds, JsonFault, JsonScanner, Kind, Member
-from app.relay.media import NameEnds, Spans, check_addresses, name_ends, refused_addresses
+from app.relay.media import NameEnds, Spans, check_addresses
 
 # A body within these bounds is read in under 3 ms whatever it holds; any other is scanned in
 # slices, with a return to the event loop in between.
@@ -203,17 +203,30 @@ class BodyScan:
         )
 
 
-def check_media(body: ParsedBody, domains: Collection[str]) -> None:
-    """Raise MediaNotAllowed where a body has the address of a medium that may not be fetched."""
+def check_media(body: ParsedBody, domains: Collection[str], *, uuids: bool = False) -> None:
+    """Raise MediaNotAllowed where a body has the address of a medium that may not be fetched.
+
+    `uuids`: media may have names of their own.
+    """
     raw, ends = body.raw, body.name_ends
     if not body.members:
         return
     if ends is None:
-        ends = tuple(name_ends(raw))
-    if ends and any(refused_addresses(raw, ends, domains)):
-        # Seldom, so that only now it is worth to find out where the members stand.
-        spans = body.spans or _scanned(raw).spans
-        check_addresses(raw, ends, domains, spans or {})
+        names = NameEnds()
+        names.feed(raw)
+        ends = names.found
+    if not ends:
+        return
+    spans = body.spans
+    if spans is None:
+        try:
+            check_addresses(raw, ends, domains, {}, uuids=uuids)
+        except MediaNotAllowed:
+            # Seldom, so that only now it is worth to find out where the members stand.
+            spans = _scanned(raw).spans or {}
+        else:
+            return
+    check_addresses(raw, ends, domains, spans, uuids=uuids)
 
 
 def _form(raw: bytes, parts: Sequence[Part]) -> ParsedBody:

@@ -7,6 +7,10 @@ An address is a string in a member whose name ends in "url": url, image_url, fil
 are found in the bytes of the body, without a look at its structure: inside of a JSON string a quote
 has a backslash before it, so `url"` ends a string, and that string is a name if a colon follows.
 Only the first bytes of a `data:` URL are read, for an image may have 30 MiB.
+
+A part of a message may also give its medium a name of its own, a `uuid`. vLLM caches the medium
+under it, beyond all salts, and a request with that name and no medium is served what another tenant
+sent. So such names are found in the same way, and refused where tenants are kept apart.
 """
 
 import re
@@ -23,16 +27,24 @@ NO_MEDIA = frozenset(
         "response_format", "structured_outputs", "text", "tool_choice", "tools",
     }
 )  # fmt: skip
-# Whatever does not hold one of these holds no name that ends in "url", in any spelling and case.
+# Whatever does not hold one of these holds no name of either kind, in any spelling and case.
 _HINTS = (
     b'rl"', b'RL"', b'rL"', b'Rl"', b'2l"', b'2L"', b'6c"', b'6C"', b'4c"', b'4C"',
+    b'uid"', b'5id"', b'9d"', b'64"',
 )  # fmt: skip
-_ENDING = re.compile(rb'(?:[uU]|\\u00[57]5)(?:[rR]|\\u00[57]2)(?:[lL]|\\u00[46][cC])"')
-LONGEST_ENDING = 19
-# More names of this kind than any request has images.
-MOST_NAMES = 10_000
+_URL = rb'(?:[uU]|\\u00[57]5)(?:[rR]|\\u00[57]2)(?:[lL]|\\u00[46][cC])"'
+# vLLM reads this name in lower case only.
+_UUID = rb'"(?:u|\\u0075){2}(?:i|\\u0069)(?:d|\\u0064)"'
+_ENDING = re.compile(rb"%b|%b" % (_URL, _UUID))
+LONGEST_ENDING = 26
+# How the last letter of a uuid is written, before the closing quote.
+_D = (b"d", b"64")
+# More names of this kind than any request has images. Each is looked at in one go.
+MOST_NAMES = 2048
+# Blanks around a colon are bounded, so that a look does not cost what a client writes.
+LONGEST_GAP = 256
 _COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 # Strict on purpose: two parsers of URLs may read anything else in two ways.
 _ADDRESS = re.compile(r"(?i:https?)://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[/?#]|\Z)")
 MAX_ADDRESS = 8192
@@ -43,7 +55,7 @@ Spans = Mapping[str, tuple[int, int]]
 
 
 class NameEnds:
-    """Finds where names that end in "url" may end, in a body that comes in pieces."""
+    """Finds where names of addresses and of media may end, in a body that comes in pieces."""
 
     def __init__(self) -> None:
         self.found: list[int] = []
@@ -62,55 +74,59 @@ class NameEnds:
 
 
 def name_ends(data: bytes) -> Iterator[int]:
-    """Return where strings that end in "url" end, behind their closing quotes."""
+    """Return where strings that end in "url", or are "uuid", end, behind their closing quotes."""
     if any(hint in data for hint in _HINTS):
         for found in _ENDING.finditer(data):
             yield found.end()
 
 
-def refused_addresses(
-    raw: bytes, ends: Collection[int], domains: Collection[str]
-) -> Iterator[tuple[int, MediaNotAllowed]]:
-    """Return each address behind a name that may not be fetched: where it stands, and the fault."""
-    for end in ends:
-        colon = _COLON.match(raw, end)
-        if colon is None:
-            continue  # a string that is no name
-        start = colon.end()
-        first = raw[start : start + 1]
-        if first not in (b'"', b"["):
-            continue  # an object, in which the names are found as well, or nothing to fetch
-        if raw[start + 1 : start + 6].lower() == b"data:":
-            continue
-        found = _STRING.match(raw, start, start + MAX_ADDRESS)
-        try:
-            address = _text.decode(found[0]) if found else ""
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            address = ""
-        if address[:5].lower() == "data:":
-            continue
-        url = _ADDRESS.match(address)
-        host = url[1].lower().rstrip(".") if url else None
-        if host not in domains:
-            what = f"from {host}" if host else "by this address"
-            yield (
-                start,
-                MediaNotAllowed(f"media {what} are not fetched here; send them as data: URLs"),
-            )
-
-
 def check_addresses(
-    raw: bytes, ends: Collection[int], domains: Collection[str], spans: Spans
+    raw: bytes, ends: Collection[int], domains: Collection[str], spans: Spans, *, uuids: bool
 ) -> None:
     """Raise MediaNotAllowed for an address that may not be fetched. `spans`: the body's members.
 
-    A member of the body itself is none of a medium, whatever it is called.
+    A member of the body itself is none of a medium, whatever it is called. `uuids`: media may have
+    names of their own.
     """
     harmless = [
         (start, end)
         for name, (start, end) in spans.items()
         if name in NO_MEDIA or raw[start : start + 1] == b'"'
     ]
-    for at, fault in refused_addresses(raw, ends, domains):
-        if not any(start <= at < end for start, end in harmless):
-            raise fault
+    for end in ends:
+        if not any(start <= end < stop for start, stop in harmless):
+            _check_value(raw, end, domains, uuids=uuids)
+
+
+def _check_value(raw: bytes, end: int, domains: Collection[str], *, uuids: bool) -> None:
+    """Refuse what stands behind a name that ends at `end`, if it may not pass."""
+    is_uuid = raw.endswith(_D, end - 3, end - 1)
+    if is_uuid and uuids:
+        return
+    colon = _COLON.match(raw, end, end + LONGEST_GAP)
+    start = colon.end() if colon else end
+    if raw[end : end + LONGEST_GAP].isspace() or start == end + LONGEST_GAP:
+        raise MediaNotAllowed(f"over {LONGEST_GAP} blanks stand between a name and an address")
+    if colon is None:
+        return  # a string that is no name
+    first = raw[start : start + 1]
+    if is_uuid:
+        if raw[start : start + 4] != b"null":
+            raise MediaNotAllowed("a uuid of a medium is not taken here, for tenants share the names")
+        return
+    if first not in (b'"', b"["):
+        return  # an object, in which the names are found as well, or nothing to fetch
+    if raw[start + 1 : start + 6].lower() == b"data:":
+        return
+    found = _STRING.match(raw, start, start + MAX_ADDRESS)
+    try:
+        address = _text.decode(found[0]) if found else ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        address = ""
+    if address[:5].lower() == "data:":
+        return
+    url = _ADDRESS.match(address)
+    host = url[1].lower().rstrip(".") if url else None
+    if host not in domains:
+        what = f"from {host}" if host else "by this address"
+        raise MediaNotAllowed(f"media {what} are not fetched here; send them as data: URLs")

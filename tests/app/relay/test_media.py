@@ -3,13 +3,16 @@
 import json
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.relay import media
 from app.errors import MediaNotAllowed
 from app.relay.body import BodyScan, ParsedBody, check_media, parse
+from app.relay.media import LONGEST_GAP, MOST_NAMES, MediaNotAllowed
 
 JSON = b"application/json"
 ESCAPES = {
@@ -99,7 +102,7 @@ def test_an_address_is_found_however_the_letters_of_its_name_are_written(
     letters: tuple[str, ...],
 ) -> None:
     raw = b'{"model":"m","input":[{"%s":"%s"}]}' % ("".join(letters).encode(), INNER.encode())
-    with pytest.raises(MediaRefused):
+    with pytest.raises(MediaNotAllowed):
         check_media(parse(JSON, raw), ())
 
 
@@ -146,3 +149,66 @@ def test_a_scan_in_pieces_finds_what_a_look_at_the_whole_finds(
 
     is_address = nested or name.lower().replace("\\u006c", "l").endswith("url")
     assert refused(scan.finish(raw)) is refused(parse(JSON, raw)) is is_address
+
+
+def test_addresses_in_schemas_are_not_read() -> None:
+    """Thousands of them, of thousands of bytes each, would keep the loop for seconds."""
+    urls = ",".join(f'{{"url":"http://{"a" * 9000}"}}' for _ in range(100))
+    raw = f'{{"model":"m","tools":[{urls}],"messages":[]}}'.encode()
+    scan = BodyScan(JSON)
+    scan.feed(raw)
+    body = scan.finish(raw)
+    with patch.object(media, "_STRING", None):
+        check_media(body, ())
+
+
+@pytest.mark.parametrize("blanks", ['{} "', '{}: "', ':{} "', ':{}"'])
+def test_an_address_far_behind_its_name_is_refused(blanks: str) -> None:
+    gap = blanks.format(" " * LONGEST_GAP)
+    if ":" not in gap:
+        gap = gap.replace('"', ': "')
+    raw = f'{{"model":"m","input":[{{"url"{gap}data:,x"}}]}}'.encode()
+    with pytest.raises(MediaNotAllowed):
+        check_media(parse(JSON, raw), ())
+    near = raw.replace(b" " * LONGEST_GAP, b" " * 100)
+    check_media(parse(JSON, near), ())
+
+
+def test_more_names_than_a_request_has_images_are_refused() -> None:
+    few = [{"url": None}] * MOST_NAMES
+    check_media(body_of({"input": few}), ())
+    with pytest.raises(MediaNotAllowed):
+        check_media(body_of({"input": [*few, {"url": None}]}), ())
+
+
+PART = {"type": "image_url", "image_url": None}
+
+
+@pytest.mark.parametrize(
+    "letters", list(product(("u", r"\u0075"), ("u", r"\u0075"), ("i", r"\u0069"), ("d", r"\u0064")))
+)
+def test_a_medium_has_no_name_that_tenants_share(letters: tuple[str, ...]) -> None:
+    """vLLM caches it under that name, and gives it to whoever sends the name alone."""
+    name = "".join(letters).encode()
+    raw = b'{"model":"m","messages":[{"content":[{"%s" : "a","type":"text"}]}]}' % name
+    with pytest.raises(MediaNotAllowed, match="uuid"):
+        check_media(parse(JSON, raw), ())
+    check_media(parse(JSON, raw), (), uuids=True)
+    for size in (1, 7, len(raw)):
+        scan = BodyScan(JSON)
+        for start in range(0, len(raw), size):
+            scan.feed(raw[start : start + size])
+        with pytest.raises(MediaNotAllowed, match="uuid"):
+            check_media(scan.finish(raw), ())
+
+
+@pytest.mark.parametrize("value", [7, ["a"], {"a": 1}, "https://good.example"])
+def test_a_name_of_a_medium_is_refused_whatever_it_is(value: object) -> None:
+    with pytest.raises(MediaNotAllowed, match="uuid"):
+        check_media(body_of({"messages": [{"content": [{**PART, "uuid": value}]}]}), ())
+
+
+def test_what_is_no_name_of_a_medium_passes() -> None:
+    for content in ([{**PART, "uuid": None}], 'a "uuid": "x"', [{"guid": "x", "my_uuid": "x"}]):
+        check_media(body_of({"messages": [{"content": content}]}), ())
+    check_media(body_of({"tools": [{"properties": {"uuid": {"type": "string"}}}]}), ())

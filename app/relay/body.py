@@ -19,7 +19,7 @@ import msgspec
 from app.errors import BadRequest, InvalidJson, MediaNotAllowed, MissingModel
 from app.relay.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
 from app.relay.json_scan import JsonBounds, JsonFault, JsonScanner, Kind, Member
-from app.relay.media import NameEnds, Spans, check_addresses
+from app.relay.media import NameEnds, Spans, check_addresses, check_sources
 
 # A body within these bounds is read in under 3 ms whatever it holds; any other is scanned in
 # slices, with a return to the event loop in between.
@@ -46,6 +46,7 @@ _LIST_OF_INPUTS = re.compile(rb'\[\s*["\[{]')
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 _text = msgspec.json.Decoder(str)
+NO_MESSAGES = msgspec.Raw(b"[]")
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 Members = Mapping[str, msgspec.Raw]
@@ -203,12 +204,14 @@ class BodyScan:
         )
 
 
-def check_media(body: ParsedBody, domains: Collection[str], *, uuids: bool = False) -> None:
+def check_media(
+    body: ParsedBody, domains: Collection[str], *, uuids: bool = False, anthropic: bool = False
+) -> None:
     """Raise MediaNotAllowed where a body has the address of a medium that may not be fetched.
 
-    `uuids`: media may have names of their own.
+    `uuids`: media may have names of their own. `anthropic`: the messages are in Anthropic's form.
     """
-    raw, ends = body.raw, body.name_ends
+    raw, ends, spans = body.raw, body.name_ends, body.spans
     if not body.members:
         return
     if ends is None:
@@ -217,16 +220,16 @@ def check_media(body: ParsedBody, domains: Collection[str], *, uuids: bool = Fal
         ends = names.found
     if not ends:
         return
-    spans = body.spans
-    if spans is None:
-        try:
-            check_addresses(raw, ends, domains, {}, uuids=uuids)
-        except MediaNotAllowed:
-            # Seldom, so that only now it is worth to find out where the members stand.
-            spans = _scanned(raw).spans or {}
+    try:
+        check_addresses(raw, ends, domains, spans or {}, uuids=uuids or anthropic)
+    except MediaNotAllowed:
+        # Seldom, so that only now it is worth to find out where what was found stands.
+        if anthropic:
+            check_sources(body.members.get("messages", NO_MESSAGES), domains)
+        elif spans is None:
+            check_addresses(raw, ends, domains, _scanned(raw).spans or {}, uuids=uuids)
         else:
-            return
-    check_addresses(raw, ends, domains, spans, uuids=uuids)
+            raise
 
 
 def _form(raw: bytes, parts: Sequence[Part]) -> ParsedBody:

@@ -50,6 +50,8 @@ _ADDRESS = re.compile(r"(?i:https?)://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[
 MAX_ADDRESS = 8192
 
 _text = msgspec.json.Decoder(str)
+_array = msgspec.json.Decoder(list[msgspec.Raw])
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 Spans = Mapping[str, tuple[int, int]]
 
@@ -98,6 +100,33 @@ def check_addresses(
             _check_value(raw, end, domains, uuids=uuids)
 
 
+def check_sources(messages: msgspec.Raw, domains: Collection[str]) -> None:
+    """Raise MediaNotAllowed for an address in Anthropic's messages that may not be fetched.
+
+    An image there has a `source` with a `url`; arguments of a tool may be called so as well, and
+    are nothing that an engine fetches.
+    """
+    for part in _parts(messages):
+        source = part.get("source")
+        if source is None or memoryview(source)[0] != ord("{"):
+            continue
+        url = _object.decode(source).get("url")
+        if url is not None:
+            _check_address(bytes(memoryview(url)[: MAX_ADDRESS + 1]), 0, domains)
+
+
+def _parts(value: msgspec.Raw) -> Iterator[Mapping[str, msgspec.Raw]]:
+    """Return each part of the contents of messages; those of a tool's result are among them."""
+    if memoryview(value)[0] != ord("["):
+        return
+    for item in _array.decode(value):
+        if memoryview(item)[0] == ord("{"):
+            members = _object.decode(item)
+            yield members
+            if "content" in members:
+                yield from _parts(members["content"])
+
+
 def _check_value(raw: bytes, end: int, domains: Collection[str], *, uuids: bool) -> None:
     """Refuse what stands behind a name that ends at `end`, if it may not pass."""
     is_uuid = raw.endswith(_D, end - 3, end - 1)
@@ -112,10 +141,16 @@ def _check_value(raw: bytes, end: int, domains: Collection[str], *, uuids: bool)
     first = raw[start : start + 1]
     if is_uuid:
         if raw[start : start + 4] != b"null":
-            raise MediaNotAllowed("a uuid of a medium is not taken here, for tenants share the names")
+            raise MediaNotAllowed(
+                "a uuid of a medium is not taken here, for tenants share the names"
+            )
         return
-    if first not in (b'"', b"["):
-        return  # an object, in which the names are found as well, or nothing to fetch
+    if first in (b'"', b"["):  # else an object, in which the names are found, or nothing to fetch
+        _check_address(raw, start, domains)
+
+
+def _check_address(raw: bytes, start: int, domains: Collection[str]) -> None:
+    """Refuse the address that stands at `start`, if it may not be fetched."""
     if raw[start + 1 : start + 6].lower() == b"data:":
         return
     found = _STRING.match(raw, start, start + MAX_ADDRESS)

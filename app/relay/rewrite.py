@@ -17,6 +17,7 @@ from app.routing.catalogue import Bounds
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 # Where each endpoint says how many tokens it wants; the first one is set where none is given.
 # Completions have a default of their own, 16, which null takes away; messages must give a number.
 OUTPUT_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -24,7 +25,7 @@ OUTPUT_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         CHAT: ("max_tokens", "max_completion_tokens"),
         COMPLETIONS: ("max_tokens",),
         RESPONSES: ("max_output_tokens",),
-        "/v1/messages": ("max_tokens",),
+        MESSAGES: ("max_tokens",),
     }
 )
 # Requests whose prompts vLLM caches by their blocks, salted by a member of the body.

@@ -43,6 +43,7 @@ from app.relay.exchange import Exchange
 from app.relay.intake import announces_little, check_size, read_scanned, read_small, scan_whole
 from app.relay.request import engine_request
 from app.relay.rewrite import (
+    MESSAGES,
     OUTPUT_FIELDS,
     RESPONSES,
     Rewrite,
@@ -176,7 +177,12 @@ class Serving:
         plan = rewrite(endpoint.label, body, model.bounds, rules, salt)
         if endpoint.label == RESPONSES:
             plan = checked_storage(plan, body, stores=model.stores_responses)
-        check_media(body, model.media_domains)
+        check_media(
+            body,
+            model.media_domains,
+            uuids=model.isolation == "none",
+            anthropic=endpoint.label.startswith(MESSAGES),
+        )
         unstated = rooms.bounds.unstated_output
         cost = cost_of(endpoint.label, body, plan, model.max_model_len, unstated)
         check_sequences(cost.answers, model.bounds.sequences)

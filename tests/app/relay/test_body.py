@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.errors import BadRequest, Dialect, InvalidJson, MissingModel
-from app.relay.body import MAX_MODEL_FIELD, ParsedBody, parse
+from app.relay.body import MAX_MODEL_FIELD, READ_NAMES, ParsedBody, parse
 
 JSON = b"application/json"
 FORM = b"multipart/form-data; boundary=XX"
@@ -448,6 +448,7 @@ def test_renaming_changes_the_model_and_nothing_else(
 ) -> None:
     original = {**before, "model": model, **{k: v for k, v in after.items() if k != "model"}}
     assume(len({name.casefold() for name in original}) == len(original))
+    assume(all(name == name.casefold() or name.casefold() not in READ_NAMES for name in original))
     body = read(json.dumps(original, ensure_ascii=ascii_only, indent=indent))
     assert body.model == model
     assert json.loads(body.for_engine(new)) == {**original, "model": new}

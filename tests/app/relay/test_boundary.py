@@ -106,6 +106,24 @@ class TestMedia:
         assert answer.json()["error"]["code"] == "media_not_allowed"
         assert not any(seen.method == "POST" for seen in fake.seen)
 
+    @pytest.mark.parametrize(("isolation", "status"), [("key", 400), ("owner", 400), ("none", 200)])
+    async def test_tenants_do_not_name_each_others_media(
+        self, tmp_path: Path, fake: Fake, isolation: str, status: int
+    ) -> None:
+        part = {"type": "image_url", "image_url": None, "uuid": "the victim's"}
+        async with serving(tmp_path, fake, isolation=isolation) as gateway:
+            answer = await gateway.chat(messages=[{"role": "user", "content": [part]}])
+            assert answer.status_code == status
+
+    @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+    async def test_arguments_of_a_tool_may_be_called_uuid(
+        self, gateway: Gateway, path: str
+    ) -> None:
+        part = {"type": "tool_use", "id": "1", "name": "look", "input": {"uuid": "a"}}
+        body = {**CHAT, "max_tokens": 1, "messages": [{"role": "assistant", "content": [part]}]}
+        answer = await gateway.client.post(path, json=body)
+        assert answer.status_code == 200
+
     async def test_a_large_body_is_looked_through_as_well(self, gateway: Gateway) -> None:
         data = "data:image/png;base64," + "A" * 2_000_000
         urls = [data, "http://169.254.169.254/"]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.relay import media
 from app.errors import MediaNotAllowed
+from app.relay import media
 from app.relay.body import BodyScan, ParsedBody, check_media, parse
-from app.relay.media import LONGEST_GAP, MOST_NAMES, MediaNotAllowed
+from app.relay.media import LONGEST_GAP, MOST_NAMES
 
 JSON = b"application/json"
 ESCAPES = {
@@ -212,3 +212,26 @@ def test_what_is_no_name_of_a_medium_passes() -> None:
     for content in ([{**PART, "uuid": None}], 'a "uuid": "x"', [{"guid": "x", "my_uuid": "x"}]):
         check_media(body_of({"messages": [{"content": content}]}), ())
     check_media(body_of({"tools": [{"properties": {"uuid": {"type": "string"}}}]}), ())
+
+
+class TestAnthropicsMessages:
+    def check(self, part: dict[str, Any]) -> None:
+        body = body_of({"messages": [{"role": "user", "content": [part]}]})
+        check_media(body, {"good.example"}, anthropic=True)
+
+    def test_the_source_of_an_image_is_looked_at(self) -> None:
+        image = {"type": "image", "source": {"type": "url", "url": INNER}}
+        for part in (image, {"type": "tool_result", "content": [image]}):
+            with pytest.raises(MediaNotAllowed):
+                self.check(part)
+        self.check({"type": "image", "source": {"type": "url", "url": "https://good.example/x"}})
+        self.check({"type": "image", "source": {"type": "base64", "data": "AAAA"}})
+
+    def test_arguments_of_a_tool_are_nothing_that_is_fetched(self) -> None:
+        fetch = {"url": INNER, "source": {"url": INNER}, "uuid": "x"}
+        self.check({"type": "tool_use", "id": "1", "name": "fetch", "input": fetch})
+
+    @pytest.mark.parametrize("messages", [None, "x", [1], [{"content": "url"}], [{"content": [1]}]])
+    def test_what_is_no_message_is_the_engines_to_refuse(self, messages: object) -> None:
+        body = body_of({"messages": messages, "x": {"url": INNER}})
+        check_media(body, (), anthropic=True)

@@ -128,8 +128,10 @@ async def test_counting_tokens_takes_a_part_of_their_limit(
         answer = await gateway.client.post(path, json=body)
         assert answer.status_code == 200
         assert 8900 <= int(answer.headers["x-ratelimit-remaining-tokens"]) <= 9010
-        for _ in range(10):
+        for _ in range(100):  # the bucket refills meanwhile
             answer = await gateway.client.post(path, json=body)
+            if answer.status_code == 429:
+                break
         assert answer.status_code == 429
         assert await tokens(gateway, "prompt") == 0  # the model computed nothing
 

@@ -5,6 +5,7 @@ bodies one slice is scanned at a time, in turn.
 """
 
 import asyncio
+from io import BytesIO
 
 from starlette.types import Receive
 
@@ -70,7 +71,8 @@ async def read_scanned(
     """
     scan = BodyScan(exchange.header(b"content-type"))
     record = exchange.record
-    pieces: list[bytes] = []
+    # It grows in place, and what it holds becomes bytes without a copy.
+    whole = BytesIO()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -80,11 +82,10 @@ async def read_scanned(
         if record.bytes_in > limit:
             raise _too_large(limit)
         held.take(len(piece))
-        pieces.append(piece)
+        whole.write(piece)
         await turns.scan(scan, piece)
         if not message.get("more_body", False):
-            raw = piece if len(pieces) == 1 else b"".join(pieces)
-            return scan.finish(raw)
+            return scan.finish(whole.getvalue())
 
 
 async def scan_whole(

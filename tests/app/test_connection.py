@@ -388,7 +388,7 @@ BROKEN = {
     "chunk size": request(None, CHUNKED) + b"zz\r\nabc\r\n0\r\n\r\n",
     "negative chunk size": request(None, CHUNKED) + b"-1\r\nabc\r\n0\r\n\r\n",
     "huge chunk size": request(None, CHUNKED) + b"f" * 17 + b"\r\nabc\r\n0\r\n\r\n",
-    "chunk longer than its size": request(None, CHUNKED) + b"1\r\nabc\r\n0\r\n\r\n",
+    "chunk longer than its size": request(None, CHUNKED) + b"1\r\n{bc\r\n0\r\n\r\n",
     "length behind the body": request(None, CHUNKED) + b"0\r\ncontent-length: 7\r\n\r\n",
     "negative length": request(None, b"content-length: -1"),
     "length with a plus": request(None, b"content-length: +16") + BODY,

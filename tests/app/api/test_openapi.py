@@ -279,7 +279,7 @@ async def test_data_plane_errors_conform_to_the_document(
 async def test_engine_errors_conform_to_the_document(gateway: Gateway, document: Document) -> None:
     for path in (CHAT, MESSAGES):
         answer = await ask(gateway, path, max_tokens=-1)
-        assert (answer.status_code, code_of(answer)) == (400, 400)
+        assert answer.status_code == 400
         document.check(path, "POST", *parts(answer))
     answer = await gateway.client.get("/v1/responses/resp_1")
     assert answer.status_code == 404

@@ -34,7 +34,7 @@ _DEMO = yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())["models"][0]
 ENGINE: dict[str, Any] = {
     **_DEMO,
     "model": str(MODEL),
-    "args": {**_DEMO["args"], "max-num-seqs": 16, "enable-prompt-tokens-details": True},
+    "args": {**_DEMO["args"], "max-num-seqs": 16},
 }
 
 

@@ -40,6 +40,16 @@ READ_NAMES = frozenset(
     }
 )  # fmt: skip
 
+# Members whose values the gateway reads in one go; engines take none of them that is longer.
+SHORT_NAMES = frozenset(
+    {
+        "model", "stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens",
+        "max_output_tokens", "cache_salt", "encoding_format", "store", "background",
+        "previous_response_id",
+    }
+)  # fmt: skip
+MAX_SHORT = 8 * 1024
+
 # A list of tokens is one input, and so is everything that is no list.
 _LIST_OF_INPUTS = re.compile(rb'\[\s*["\[{]')
 
@@ -150,6 +160,8 @@ def parse(content_type: bytes, raw: bytes) -> ParsedBody:
         raise InvalidJson(f"the body is not JSON: {error}") from None
     if _may_repeat(raw, members):
         _scanned(raw)  # raises for the member that is repeated
+    if len(raw) > MAX_SHORT:
+        _check_short(members)
     return ParsedBody(_model_of(members), raw, members, _odd_names(members))
 
 
@@ -193,6 +205,7 @@ class BodyScan:
         members = {m.name: msgspec.Raw(view[m.start : m.end]) for m in found}
         counted = {m.name: _inputs(m) for m in found if m.kind is Kind.ARRAY}
         spans = {m.name: (m.start, m.end) for m in found}
+        _check_short(members)
         return ParsedBody(
             _model_of(members),
             raw,
@@ -245,6 +258,12 @@ def _form(raw: bytes, parts: Sequence[Part]) -> ParsedBody:
         raise MissingModel("model must be a non-empty string")
     names = frozenset(part.name for part in parts)
     return ParsedBody(model, raw, {}, parts=names, model_at=(start, end))
+
+
+def _check_short(members: Members) -> None:
+    for name in SHORT_NAMES.intersection(members):
+        if len(members[name]) > MAX_SHORT:
+            raise BadRequest(f"{name} has over {MAX_SHORT} bytes")
 
 
 def _model_of(members: Members) -> str:

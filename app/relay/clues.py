@@ -15,6 +15,8 @@ ANTHROPIC_MEMBERS = ("metadata",)
 # In the order in which chat templates put them together.
 PROMPT_MEMBERS = ("tools", "system", "instructions", "messages", "input", "prompt")
 NULL = b"null"
+# What follows in the name of a session does not tell it from others.
+LONGEST_SESSION = 1024
 
 
 class RequestClues:
@@ -40,8 +42,10 @@ class RequestClues:
             return header
         anthropic = self._exchange.dialect is Dialect.ANTHROPIC
         for name in ANTHROPIC_MEMBERS if anthropic else SESSION_MEMBERS:
-            if (raw := self._body.members.get(name)) is not None and (value := bytes(raw)) != NULL:
-                return value
+            if (raw := self._body.members.get(name)) is not None:
+                value = bytes(memoryview(raw)[:LONGEST_SESSION])
+                if value != NULL:
+                    return value
         return b""
 
     def prompt(self, most: int) -> bytes:

@@ -33,6 +33,9 @@ DROPPED = frozenset(
 # More pairs of models and keys with rules of their own than are busy at a time.
 MOST_KNOWN = 4096
 
+# A member whose value, or part of it, a rule reads; that is done in one go.
+MAX_RULED = 256 * 1024
+
 Path = tuple[str, ...]
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -42,7 +45,7 @@ _text = msgspec.json.Decoder(str)
 class FieldRules:
     """The rules of one model for one key, compiled."""
 
-    __slots__ = ("_bounded", "_denied", "_dropped", "_forced", "_touched")
+    __slots__ = ("_bounded", "_denied", "_dropped", "_forced", "_read", "_touched")
 
     def __init__(self, *settings: FieldSettings) -> None:
         """Merge rules: whatever one denies is denied, the lower of two bounds counts.
@@ -63,6 +66,8 @@ class FieldRules:
                 path = _path(name)
                 self._bounded[path] = min(bound, self._bounded.get(path, bound))
         paths = (*self._denied, *self._forced, *self._bounded)
+        nested = {path[0] for path in paths if len(path) > 1}
+        self._read = nested | {path[0] for path in self._bounded}
         self._touched = self._dropped | {path[0] for path in paths}
 
     def apply(self, body: ParsedBody) -> tuple[dict[str, bytes], Collection[str]]:
@@ -79,6 +84,9 @@ class FieldRules:
                 raise FieldNotAllowed(f"the field {name!r} must be written in lower case", name)
         if self._touched.isdisjoint(members) and not self._forced:
             return {}, ()
+        for name in self._read.intersection(members):
+            if len(members[name]) > MAX_RULED:
+                raise FieldNotAllowed(f"the field {name} has over {MAX_RULED} bytes", name)
         for path in self._denied:
             if _find(members, path) not in (b"", b"null"):
                 raise _denied(".".join(path))

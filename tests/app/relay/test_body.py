@@ -9,7 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.errors import BadRequest, Dialect, InvalidJson, MissingModel
-from app.relay.body import MAX_MODEL_FIELD, READ_NAMES, ParsedBody, parse
+from app.relay.body import (
+    MAX_MODEL_FIELD,
+    MAX_SHORT,
+    READ_NAMES,
+    SHORT_NAMES,
+    BodyScan,
+    ParsedBody,
+    parse,
+)
 
 JSON = b"application/json"
 FORM = b"multipart/form-data; boundary=XX"
@@ -510,3 +518,26 @@ def test_numbers_outside_of_a_float_survive_for_engines_that_can_read_them() -> 
     renamed = read('{"model":"demo","x":1e400}').for_engine("served")
     assert math.isinf(json.loads(renamed)["x"])
     assert b"1e400" in renamed
+
+
+@pytest.mark.parametrize("name", sorted(SHORT_NAMES))
+@pytest.mark.parametrize("quick", [True, False])
+def test_what_is_read_in_one_go_is_short(name: str, quick: bool) -> None:
+    """A number of 30 MiB would keep the event loop for longer than a request may."""
+    members = {"model": '"m"', "prompt": '"%s"' % ("x" * MAX_SHORT)}
+    for length, fits in ((MAX_SHORT, True), (MAX_SHORT + 1, False)):
+        members[name] = '"%s"' % ("1" * (length - 2))
+        raw = ("{%s}" % ",".join(f'"{n}":{v}' for n, v in members.items())).encode()
+        scan = BodyScan(b"")
+
+        def read(raw: bytes = raw, scan: BodyScan = scan) -> ParsedBody:
+            if quick:
+                return parse(b"", raw)
+            scan.feed(raw)
+            return scan.finish(raw)
+
+        if fits:
+            read()
+            continue
+        with pytest.raises(BadRequest, match=f"{name} has over"):
+            read()

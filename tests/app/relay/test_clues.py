@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.errors import dialect_of
 from app.relay.body import parse
-from app.relay.clues import RequestClues
+from app.relay.clues import LONGEST_SESSION, RequestClues
 from app.relay.exchange import Exchange
 from app.telemetry.access import RequestRecord
 
@@ -50,6 +50,9 @@ class TestSession:
             clues({"user": "u"}).session()
         )
         assert clues({"user": None}).session() == clues({}).session()
+
+    def test_a_long_name_is_read_to_a_bound(self) -> None:
+        assert len(clues({"user": "x" * 100_000}).session()) < 2 * LONGEST_SESSION
 
     def test_without_a_name_all_of_a_key_is_one_session(self) -> None:
         assert clues({"messages": [1]}).session() == clues({"messages": [2]}).session()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.errors import FieldNotAllowed
 from app.relay.body import parse
-from app.relay.fields import DROPPED, FieldRules
+from app.relay.fields import DROPPED, MAX_RULED, FieldRules
 from app.settings import FieldSettings
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
@@ -146,3 +146,23 @@ async def test_rules_of_a_model_and_of_a_key_hold_on_the_way(tmp_path: Path) -> 
             seen = fake.seen[-1].json
             assert (seen["logprobs"], seen["temperature"]) == (3, 0)
             assert "kv_transfer_params" not in seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FieldSettings(max={"top_k": 5}),
+        FieldSettings(deny=["top_k.a"]),
+        FieldSettings(force={"top_k.a": 1}),
+    ],
+)
+def test_what_a_rule_reads_is_bounded(settings: FieldSettings) -> None:
+    """A string of 30 MiB, read as a number, would keep the event loop for half a second."""
+    of_model = FieldRules(settings)
+    for size, fits in ((MAX_RULED - 2, True), (MAX_RULED, False)):
+        read = parse(b"", b'{"model":"m","top_k":"%s"}' % (b"1" * size))
+        if fits:
+            of_model.apply(read)
+            continue
+        with pytest.raises(FieldNotAllowed, match="top_k has over"):
+            of_model.apply(read)

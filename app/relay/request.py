@@ -6,7 +6,7 @@ from app.relay.exchange import Exchange
 from engines.base import EngineRequest
 
 # What an engine may see of a request's headers. Keys, cookies and addresses are not its business.
-PASSED_ON_TRACED = frozenset({b"accept", b"anthropic-beta", b"anthropic-version", b"content-type"})
+PASSED_ON_TRACED = frozenset({b"accept", b"anthropic-beta", b"anthropic-version"})
 # Where traces are on, an engine is told of our span instead of the client's.
 PASSED_ON = PASSED_ON_TRACED | {b"traceparent", b"tracestate"}
 # vLLM's engines that schedule by priority read it from here, lower first.
@@ -49,6 +49,9 @@ def engine_request(
     trace = exchange.record.trace
     passed_on = PASSED_ON if trace is None else PASSED_ON_TRACED
     headers = [pair for pair in scope["headers"] if pair[0] in passed_on]
+    # Of several the one that the gateway went by; vLLM would go by another.
+    if content_type := exchange.header(b"content-type"):
+        headers.append((b"content-type", content_type))
     headers.append((b"x-request-id", engine_id.encode()))
     if priority is not None:
         headers.append((PRIORITY_HEADER, b"%d" % priority))

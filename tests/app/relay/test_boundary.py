@@ -58,6 +58,17 @@ class TestIds:
 
 
 class TestHeaders:
+    async def test_an_engine_reads_the_body_as_what_the_gateway_read(
+        self, gateway: Gateway, fake: Fake
+    ) -> None:
+        types = b"content-type: multipart/form-data; boundary=X", b"content-type: application/json"
+        async with connected(gateway) as client:
+            client.send(request(asking(prompt="x"), *types))
+            assert (await client.answer()).status == 200
+        posted = next(seen for seen in fake.seen if seen.method == "POST")
+        told = [value for name, value in posted.headers if name == "content-type"]
+        assert told == ["application/json"]
+
     async def test_an_engine_says_only_what_is_its_to_say(self, gateway: Gateway) -> None:
         answer = await gateway.chat(fake="headers")
         assert answer.headers["retry-after"] == "7"

@@ -55,8 +55,9 @@ _PLAIN: Mapping[bytes, bool | None] = MappingProxyType(
 _TRUE = frozenset({1, "1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({0, "0", "off", "f", "false", "n", "no"})
 _WITH_USAGE = b'{"include_usage":true}'
-_BYTES_ONLY = b'"bytes_only"'
+_BYTES_ONLY = "bytes_only"
 _answer = msgspec.json.Decoder(str | float)
+_text = msgspec.json.Decoder(str)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -114,7 +115,7 @@ def rewrite(
     if bounds.output_tokens is not None and endpoint in OUTPUT_FIELDS:
         changes |= bounded_output(endpoint, members, changes, bounds.output_tokens)
     # vLLM tells the usage of an answer in bytes in a header, unless it is asked to leave that out.
-    bare = _value(members, changes, "encoding_format") == _BYTES_ONLY
+    bare = _text_of(_value(members, changes, "encoding_format")) == _BYTES_ONLY
     if bare:
         changes["encoding_format"] = b'"bytes"'
     return Rewrite(changes, dropped, withhold, one_choice, bare)
@@ -163,6 +164,14 @@ def _value(
         return changed
     raw = None if name in dropped else members.get(name)
     return b"" if raw is None else bytes(raw)
+
+
+def _text_of(value: bytes) -> str | None:
+    """Return a JSON string, however it is written; None for any other value."""
+    try:
+        return _text.decode(value)
+    except msgspec.DecodeError:
+        return None
 
 
 def _with_usage(options: bytes) -> bytes | None:

@@ -80,6 +80,17 @@ async def test_embeddings_in_bytes_are_charged(
     assert fake.seen[-1].json["encoding_format"] == "bytes"
 
 
+async def test_embeddings_in_bytes_are_charged_however_the_form_is_written(
+    gateway: Gateway, fake: Fake
+) -> None:
+    raw = rb'{"model":"demo","input":"x","encoding_format":"bytes\u005fonly","fake":"bytes:200000"}'
+    headers = {"content-type": "application/json"}
+    answer = await gateway.client.post("/pooling", content=raw, headers=headers)
+    assert answer.content == b"\0\0\0\0"
+    assert "metadata" not in answer.headers
+    assert await tokens(gateway, "prompt") == LONGEST
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
 async def test_an_answer_that_tells_no_usage_is_charged_by_its_size(
     gateway: Gateway, path: str

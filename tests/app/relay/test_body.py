@@ -524,10 +524,10 @@ def test_numbers_outside_of_a_float_survive_for_engines_that_can_read_them() -> 
 @pytest.mark.parametrize("quick", [True, False])
 def test_what_is_read_in_one_go_is_short(name: str, quick: bool) -> None:
     """A number of 30 MiB would keep the event loop for longer than a request may."""
-    members = {"model": '"m"', "prompt": '"%s"' % ("x" * MAX_SHORT)}
+    members = {"model": '"m"', "prompt": f'"{"x" * MAX_SHORT}"'}
     for length, fits in ((MAX_SHORT, True), (MAX_SHORT + 1, False)):
-        members[name] = '"%s"' % ("1" * (length - 2))
-        raw = ("{%s}" % ",".join(f'"{n}":{v}' for n, v in members.items())).encode()
+        members[name] = f'"{"1" * (length - 2)}"'
+        raw = f"{{{','.join(f'{json.dumps(n)}:{v}' for n, v in members.items())}}}".encode()
         scan = BodyScan(b"")
 
         def read(raw: bytes = raw, scan: BodyScan = scan) -> ParsedBody:

@@ -40,4 +40,4 @@ class RequestsInFlight:
     def cut(self, key_id: str) -> None:
         """End every request of a key."""
         for request in tuple(self._by_key.get(key_id, ())):
-            request.cut(InvalidApiKey(CUT_OFF, "disabled"))
+            request.cut(InvalidApiKey(CUT_OFF))

@@ -94,6 +94,17 @@ class ServerSettings(SpecModel):
         "two that share a GPU must not.",
     )
 
+    @model_validator(mode="after")
+    def _bodies_fit(self) -> Self:
+        for name in (
+            "body_memory_bytes",
+            "body_memory_per_key_bytes",
+            "body_memory_per_peer_bytes",
+        ):
+            if getattr(self, name) < self.max_body_bytes:
+                raise ValueError(f"{name} must be at least max_body_bytes, {self.max_body_bytes}")
+        return self
+
 
 class AuthSettings(SpecModel):
     enabled: bool = Field(True, description="Whether the data plane asks for a key.")

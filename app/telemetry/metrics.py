@@ -232,7 +232,7 @@ class Metrics:
         for series, values in (
             (self._usage_records, ("completed", "refused", "failed", "disconnected")),
             (self._auth_failures, ("missing", "invalid")),
-            (self._rate_limited, ("requests", "tokens", "concurrency", "budget")),
+            (self._rate_limited, ("requests", "tokens", "concurrency", "budget", "body_bytes")),
             (self._reloads, ("done", "partial", "invalid", "failed")),
         ):
             for value in values:
@@ -299,7 +299,7 @@ class Metrics:
         self._usage_lost.add((), records)
 
     def rate_limited(self, limit: str) -> None:
-        """Count a request refused with 429: requests, tokens, concurrency or budget."""
+        """Count a request refused with 429: `limit` says by which limit."""
         self._rate_limited.add((limit,))
 
     def redis_error(self) -> None:

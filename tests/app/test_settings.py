@@ -737,3 +737,8 @@ class TestTraces:
     def test_a_ratio_is_a_part(self, ratio: str) -> None:
         (line,) = faults(f"traces: {{sample_ratio: {ratio}}}\n{GOOD}")
         assert line.startswith("traces.sample_ratio: ")
+
+
+def test_a_body_that_is_allowed_fits_into_the_memory_for_bodies() -> None:
+    [fault] = faults("server: {max_body_bytes: 100000000}\n" + with_remote())
+    assert "must be at least max_body_bytes" in fault

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.relay.request import EngineIds
+from tests.app.raw import asking, connected, request
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for

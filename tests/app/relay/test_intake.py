@@ -148,16 +148,16 @@ class TestLargeBodies:
 
 class TestMemory:
     async def test_one_key_holds_no_more_than_its_share(self, tmp_path: Path, fake: Fake) -> None:
-        server = {"body_memory_per_key_bytes": 2 * MIB}
+        server = {"max_body_bytes": 2 * MIB, "body_memory_per_key_bytes": 2 * MIB}
         async with (
             serving(tmp_path, fake, server=server) as gateway,
             connected(gateway) as first,
             connected(gateway) as second,
         ):
-            first.send(head(20 * MIB) + b'{"a":"' + b"x" * (2 * MIB - 100_000))
+            first.send(head(2 * MIB) + b'{"a":"' + b"x" * (2 * MIB - 100_000))
             while gateway.state.body_memory.held < 1.8 * MIB:
                 await asyncio.sleep(0.002)
-            second.send(head(20 * MIB) + b'{"a":"' + b"x" * MIB)
+            second.send(head(2 * MIB) + b'{"a":"' + b"x" * MIB)
             answer = await second.answer()
             assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
             other = await make_key(gateway, "other")

@@ -11,6 +11,7 @@ from app.relay.body import ParsedBody
 from app.relay.rewrite import (
     CHAT,
     COMPLETIONS,
+    COMPLETIONS_OUTPUT,
     OUTPUT_FIELDS,
     RESPONSES,
     Rewrite,
@@ -18,8 +19,6 @@ from app.relay.rewrite import (
 )
 from app.usage.reading import Usage, estimate_prompt
 
-# vLLM's own default for /v1/completions, as OpenAI's.
-COMPLETIONS_OUTPUT = 16
 # More than any engine gives, and a float counts it exactly.
 MAX_COUNT = 2**24
 # What an engine without a known length may take for one sequence, images of the prompt included.

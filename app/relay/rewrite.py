@@ -28,6 +28,8 @@ OUTPUT_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         MESSAGES: ("max_tokens",),
     }
 )
+# vLLM's own default for /v1/completions, as OpenAI's.
+COMPLETIONS_OUTPUT = 16
 # Requests whose prompts vLLM caches by their blocks, salted by a member of the body.
 SALTED = frozenset(
     {
@@ -129,6 +131,9 @@ def bounded_output(
     encoded = b"%d" % bound
     found = {n: encoded for n in fields if is_over(_value(members, changes, n), bound)}
     if not states_output(endpoint, members, changes) and endpoint in _UNBOUNDED:
+        found[fields[0]] = encoded
+    by_default = endpoint == COMPLETIONS and _value(members, changes, fields[0]) == b""
+    if by_default and bound < COMPLETIONS_OUTPUT:
         found[fields[0]] = encoded
     return found
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.relay.body import parse
-from app.relay.cost import COMPLETIONS_OUTPUT, MAX_COUNT, cost_of
+from app.relay.cost import MAX_COUNT, cost_of
 from app.relay.fields import FieldRules
-from app.relay.rewrite import CHAT, COMPLETIONS, rewrite
+from app.relay.rewrite import CHAT, COMPLETIONS, COMPLETIONS_OUTPUT, rewrite
 from app.routing.catalogue import Bounds
 
 UNSTATED = 4096

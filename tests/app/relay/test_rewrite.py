@@ -371,6 +371,10 @@ class TestOutputTokens:
         raw = body_of(prompt='"x"')
         assert send(COMPLETIONS, raw, Bounds(output_tokens=100)) == (NOTHING, raw)
 
+    def test_a_bound_below_that_default_is_set(self) -> None:
+        read = sent(COMPLETIONS, Bounds(output_tokens=10), prompt='"x"')
+        assert read == {"model": "demo", "prompt": "x", "max_tokens": 10}
+
     def test_a_completion_of_null_tokens_has_no_default(self) -> None:
         """vLLM's 16 are for a request without the member; null is all that the model can."""
         read = sent(COMPLETIONS, Bounds(output_tokens=100), max_tokens="null")

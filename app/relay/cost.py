@@ -13,6 +13,7 @@ from app.relay.rewrite import (
     COMPLETIONS,
     COMPLETIONS_OUTPUT,
     OUTPUT_FIELDS,
+    PROMPTS,
     RESPONSES,
     Rewrite,
     states_output,
@@ -34,6 +35,7 @@ INPUTS = (
     "text_1", "text_2", "messages",
 )  # fmt: skip
 
+_NULL = ord("n")
 _number = msgspec.json.Decoder(int | float | str | None)
 
 
@@ -84,7 +86,7 @@ def cost_of(
         inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
         prompt = estimate_prompt(size, None if longest is None else longest * inputs)
         return Cost(prompt, 0, 1, _most(size, longest, inputs), 0)
-    prompts = body.length_of("prompt") if endpoint == COMPLETIONS else 1
+    prompts = _prompts(body) if endpoint == COMPLETIONS else 1
     prompt = estimate_prompt(size, None if longest is None else longest * prompts)
     output = COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else unstated
     stated = -1
@@ -123,6 +125,13 @@ def check_inputs(body: ParsedBody, most: int | None) -> None:
 def _most(size: int, longest: int | None, inputs: int) -> int:
     """Return the most tokens that prompts can have; no tokenizer makes two of one byte."""
     return max(size, PLAUSIBLE_LENGTH) if longest is None else longest * inputs
+
+
+def _prompts(body: ParsedBody) -> int:
+    """Return how many prompts a completion has: vLLM takes texts and embeddings together."""
+    members = body.members
+    given = [n for n in PROMPTS if n in members and memoryview(members[n])[0] != _NULL]
+    return max(sum(body.length_of(name) for name in given), 1)
 
 
 def _count(body: ParsedBody, plan: Rewrite, name: str) -> int | None:

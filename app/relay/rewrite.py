@@ -37,7 +37,7 @@ SALTED = frozenset(
         "/rerank", "/score",
     }
 )  # fmt: skip
-_PROMPTS = ("prompt", "prompt_embeds")
+PROMPTS = ("prompt", "prompt_embeds")
 _LIST = ord("[")
 _ABSENT = (b"", b"null")
 # What leaves an answer without a bound.
@@ -101,8 +101,8 @@ def rewrite(
     if endpoint in (CHAT, COMPLETIONS):
         # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
         one_choice = not any(
-            name in members and memoryview(members[name])[0] == _LIST for name in _PROMPTS
-        )
+            name in members and memoryview(members[name])[0] == _LIST for name in PROMPTS
+        ) and not all(name in members for name in PROMPTS)
         for name in ("n", "best_of"):
             if name in members or name in changes:
                 count = _value(members, changes, name)

@@ -102,6 +102,16 @@ async def test_an_answer_that_tells_no_usage_is_charged_by_its_size(
     assert await tokens(gateway, "prompt") >= 75
 
 
+async def test_more_prompts_than_the_bound_are_refused_as_embeddings_too(
+    gateway: Gateway, fake: Fake
+) -> None:
+    body = {"model": "demo", "prompt": "x", "prompt_embeds": ["AAAA"] * 256}
+    answer = await gateway.client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert "256 are allowed" in answer.text
+    assert not any(seen.method == "POST" for seen in fake.seen)
+
+
 async def test_audio_is_charged(gateway: Gateway) -> None:
     files = {"file": ("a.wav", b"\0" * 40_000), "model": (None, b"demo")}
     answer = await gateway.client.post("/v1/audio/transcriptions", files=files)

@@ -246,6 +246,7 @@ class TestChoices:
             ({"prompt": '["a","b"]', "n": "1"}, False),
             ({"prompt_embeds": '"AAAA"'}, True),
             ({"prompt_embeds": '["AAAA","BBBB"]'}, False),
+            ({"prompt": '"x"', "prompt_embeds": '"AAAA"'}, False),
         ],
     )
     @pytest.mark.parametrize("stream", ["true", "false"])

@@ -434,8 +434,9 @@ class Serving:
         if told is not None:
             return cost.plausible(told)
         if exchange.started and record.status < 300:
-            # No token has less than a byte.
-            return Usage(cost.prompt, min(cost.output, record.bytes_out), estimated=True)
+            # No token has less than a byte. What was reserved may be less than what was written.
+            most = cost.plausible_output if cost.output else 0
+            return Usage(cost.prompt, min(most, record.bytes_out), estimated=True)
         if not left or (exchange.started and record.status >= 300):
             return None
         streamed = truth(planned.rewrite.value(planned.body, "stream"))

@@ -102,6 +102,17 @@ async def test_an_answer_that_tells_no_usage_is_charged_by_its_size(
     assert await tokens(gateway, "prompt") >= 75
 
 
+async def test_an_answer_longer_than_what_was_reserved_is_charged_whole(
+    fake: Fake, tmp_path: Path
+) -> None:
+    """A request that states no length reserves less than the model may write."""
+    limits = {"unstated_output_tokens": 8}
+    model = {"name": "demo", "engines": [remote(fake.url)]}
+    async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:
+        answer = await gateway.chat(fake="silent:300")
+        assert await tokens(gateway, "completion") == len(answer.content)
+
+
 async def test_more_prompts_than_the_bound_are_refused_as_embeddings_too(
     gateway: Gateway, fake: Fake
 ) -> None:

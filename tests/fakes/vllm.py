@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tests.fakes.writing import Writing, embedded, writes
+
 HEAD_JSON = b"content-type: application/json\r\n"
 # For a machine on which this process may be starved; nobody waits for it when all is well.
 PATIENCE_S = 20.0
@@ -129,6 +131,11 @@ class Fake:
     # What sleep gives back: most of what the process holds.
     weights: bytearray = field(default_factory=bytearray)
     generated: int = 0
+    # Tokens that were written for each request, by its id here, with the fault `write`.
+    produced: dict[str, int] = field(default_factory=dict)
+    # Behind how many events it then falls silent, and whether it has.
+    pause_after: int | None = None
+    paused: bool = False
     # How it misbehaves at every request, as if each had a field `fake`.
     fault: str | None = None
     # ok, or how GET /metrics goes wrong (`_metrics`).
@@ -232,7 +239,7 @@ class Fake:
         if self.asleep:
             os._exit(1)  # vllm#15483: a request crashes an engine that sleeps
         self.running += 1
-        work = asyncio.ensure_future(self._generate(path, body, writer))
+        work = asyncio.ensure_future(self._generate(request, path, body, writer))
         # What uvicorn and vLLM do: when the client leaves, the generation ends.
         left = asyncio.ensure_future(reader.read(1))
         try:
@@ -328,8 +335,10 @@ class Fake:
         return body if isinstance(body, dict) else {}
 
     async def _generate(
-        self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter
+        self, request: Seen, path: str, body: dict[str, Any], writer: asyncio.StreamWriter
     ) -> bool:
+        if self.fault in ("write", "write:untold"):
+            return await self._write(request, path, body, writer)
         if self.fault is not None:
             body = {**body, "fake": self.fault}
         if "fake" in body:
@@ -350,6 +359,36 @@ class Fake:
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         for event in chat_stream(self.model, choices=body.get("n") or 1, usage=usage):
             await self._chunk(writer, event)
+        writer.write(b"0\r\n\r\n")
+        return True
+
+    async def _write(
+        self, request: Seen, path: str, body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> bool:
+        """Write as much as the body allows, a token an event; tell usage unless `untold`."""
+        tells = self.fault == "write"
+        if not writes(path):
+            count = embedded(body)
+            told = {"usage": {"prompt_tokens": count, "total_tokens": count}} if tells else {}
+            return self._plain(writer, json.dumps({"data": [], **told}).encode())
+        try:
+            writing = Writing(path, body, self.max_model_len, tells=tells)
+        except ValueError as error:
+            refusal = {"message": str(error), "type": "BadRequestError", "code": 400}
+            return self._plain(writer, json.dumps({"error": refusal}).encode(), 400)
+        one = request.header("x-request-id") or ""
+        if not writing.stream:
+            self.produced[one] = writing.tokens
+            return self._plain(writer, writing.whole())
+        self.produced[one] = 0
+        self._stream_head(writer)
+        for count, (event, tokens) in enumerate(writing.events()):
+            if count == self.pause_after:
+                self.paused = True
+                await asyncio.sleep(3600)  # until the client leaves
+            self.produced[one] += tokens
+            await self._chunk(writer, event)
+            await asyncio.sleep(0)
         writer.write(b"0\r\n\r\n")
         return True
 

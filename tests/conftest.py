@@ -88,7 +88,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         {
             "name": "demo",
             "aliases": ["gpt-4o-mini"],
-            "max_choices": 1024,  # what the cancellation tests ask for
+            # What the cancellation tests ask for.
+            "max_choices": 1024,
+            "max_sequences": 1024,
             "engines": [ENGINE],
         },
         {"name": "faulty", "engines": [remote(f"http://127.0.0.1:{fake_port}", timeouts=quick)]},

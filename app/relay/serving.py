@@ -43,6 +43,7 @@ from app.relay.exchange import Exchange
 from app.relay.intake import announces_little, check_size, read_scanned, read_small, scan_whole
 from app.relay.request import engine_request
 from app.relay.rewrite import (
+    COMPLETIONS,
     MESSAGES,
     OUTPUT_FIELDS,
     RESPONSES,
@@ -384,6 +385,7 @@ class Serving:
             withhold=plan.withhold_usage,
             one_choice=plan.one_choice,
             wide=bool(plan.value(body, "logprobs")),
+            opened=self._endpoint.label != COMPLETIONS,
         )
         left = False
         try:

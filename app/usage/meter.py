@@ -43,9 +43,17 @@ class StreamMeter:
     """
 
     def __init__(
-        self, *, withhold: bool = False, one_choice: bool = True, wide: bool = False
+        self,
+        *,
+        withhold: bool = False,
+        one_choice: bool = True,
+        wide: bool = False,
+        opened: bool = True,
     ) -> None:
-        """`wide`: events hold much beside their text, such as the logprobs of each token."""
+        """`wide`: events hold much beside their text, such as the logprobs of each token.
+
+        `opened`: the first event brings no token, as everywhere but in completions.
+        """
         self.usage: Usage | None = None
         self.events = 0
         # What the engine called itself, the last time or this time; "" if it said no name.
@@ -53,6 +61,7 @@ class StreamMeter:
         self._withhold = withhold
         self._one_choice = one_choice
         self._wide = wide
+        self._opened = opened
         # The bytes of an event beside its text: the first event of a stream has next to none.
         self._envelope = 0
         self._held: list[bytes] = []  # from a finishing chunk on, in order
@@ -80,7 +89,7 @@ class StreamMeter:
     def so_far(self, prompt: int, bytes_out: int) -> Usage:
         """Return what can be said of an answer that did not get to its end: an estimate.
 
-        vLLM sends an event a token, and one before them that opens the answer. For a client that
+        vLLM sends an event a token, behind one that opens the answer if any does. For a client that
         reads slowly it puts many tokens into one event: those are counted by their bytes, of which
         `bytes_out` have passed. `prompt` is the estimate of the prompt where none was told.
         """
@@ -88,7 +97,7 @@ class StreamMeter:
         by_bytes = 0
         if self._one_choice and not self._wide:
             by_bytes = (bytes_out - self.events * self._envelope) // TOKEN_BYTES
-        completion = max(told.completion, self.events - 1, by_bytes, 0)
+        completion = max(told.completion, self.events - self._opened, by_bytes, 0)
         return msgspec.structs.replace(told, completion=completion, estimated=True)
 
     def _pass_event(self, event: bytes, out: list[bytes]) -> None:

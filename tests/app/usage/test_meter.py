@@ -475,6 +475,11 @@ class TestEstimates:
         carry(meter, [b"".join(events)] if together else events)
         assert meter.so_far(100, 0) == Usage(100, count - 1, estimated=True)
 
+    def test_of_a_completion_the_first_event_is_a_token_too(self) -> None:
+        meter = StreamMeter(opened=False)
+        carry(meter, [chunk("demo", {"content": "x"})] * 3)
+        assert meter.so_far(100, 0) == Usage(100, 3, estimated=True)
+
     @pytest.mark.parametrize("together", [True, False])
     def test_events_with_crlf_lines_are_counted_alike(self, together: bool) -> None:
         events = [chunk("demo", {"content": "x"}).replace(b"\n", b"\r\n")] * 5

@@ -88,7 +88,8 @@ class Serving:
     """One request on its way through the rooms. Use it once."""
 
     __slots__ = (
-        "_endpoint", "_exchange", "_output_bound", "_principal", "_receive", "_record", "_rooms",
+        "_answered", "_endpoint", "_exchange", "_output_bound", "_principal", "_receive", "_record",
+        "_rooms",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +108,8 @@ class Serving:
         self._record = exchange.record
         # What a budget leaves each answer of a request that states no length of its own.
         self._output_bound: int | None = None
+        # The status of the engine's answer; a client may have got 200 before, with a comment.
+        self._answered: int | None = None
 
     async def run(self) -> None:
         """Serve the request. Raises GatewayError, ClientDisconnected, Truncated, ClientStalled."""
@@ -388,10 +391,12 @@ class Serving:
             opened=self._endpoint.label != COMPLETIONS,
         )
         left = False
+        self._answered = None
         try:
             clues = RequestClues(exchange, body, plan.changes.get("cache_salt", b""))
             lease = await rooms.attempts.first_answer(model, clues, request_for, record, only)
             with lease as answer:
+                self._answered = answer.status
                 if record.trace is not None:
                     record.trace.answered(answer.status)
                 if kept_id is not None and answer.status < 300:
@@ -426,8 +431,10 @@ class Serving:
         """
         exchange, record, cost = self._exchange, self._record, planned.cost
         told = meter.usage
+        refused = self._answered is not None and self._answered >= 300
+        begun = exchange.started and self._answered is not None and not refused
         runs_on = truth(planned.rewrite.value(planned.body, "background"))
-        if runs_on and exchange.started and record.status < 300 and (told is None or left):
+        if runs_on and begun and (told is None or left):
             return Usage(cost.prompt, cost.output, estimated=True)
         if meter.events:
             if told is None or left or not exchange.complete:
@@ -435,11 +442,11 @@ class Serving:
             return cost.plausible(told)
         if told is not None:
             return cost.plausible(told)
-        if exchange.started and record.status < 300:
+        if begun:
             # No token has less than a byte. What was reserved may be less than what was written.
             most = cost.plausible_output if cost.output else 0
             return Usage(cost.prompt, min(most, record.bytes_out), estimated=True)
-        if not left or (exchange.started and record.status >= 300):
+        if not left or refused:
             return None
         streamed = truth(planned.rewrite.value(planned.body, "stream"))
         return Usage(cost.prompt, 0 if streamed else cost.output, estimated=True)

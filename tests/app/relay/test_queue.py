@@ -13,6 +13,7 @@ import pytest
 from app.relay.sse import COMMENT
 from app.settings import LimitSettings, digest
 from tests.app.raw import PATIENCE_S, answers, asking, connected, request
+from tests.app.tenants import tokens
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, Gateway, remote, running, settings_for
 
@@ -316,6 +317,22 @@ async def test_stream_that_waits_is_kept_alive_and_then_served(fake: Fake, tmp_p
         assert answer.whole
         assert answer.body.endswith(b"data: [DONE]\n\n")
         await at_rest(gateway)
+
+
+@pytest.mark.parametrize("fault", ["status:400", "status:500", "close"])
+async def test_a_stream_that_was_kept_alive_and_is_refused_costs_no_tokens(
+    fake: Fake, tmp_path: Path, fault: str
+) -> None:
+    """The status 200 that has left is not the engine's."""
+    async with serving(fake.url, tmp_path=tmp_path, server=QUIET) as gateway:
+        async with connected(gateway) as client:
+            async with engine_busy(gateway, fake):
+                body = asking(stream=True, fake=fault, messages=[{"content": "x" * 400}])
+                client.send(request(body, path=b"/v1/chat/completions"))
+                await client.until(COMMENT)
+            await client.rest()
+        await at_rest(gateway)
+        assert await tokens(gateway, "prompt") < 100  # of the one before it in the queue
 
 
 @pytest.mark.parametrize("path", PATHS)

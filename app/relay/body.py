@@ -18,7 +18,8 @@ import msgspec
 
 from app.errors import BadRequest, InvalidJson, MediaNotAllowed, MissingModel
 from app.relay.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
-from app.relay.json_scan import JsonBounds, JsonFault, JsonScanner, Kind, Member
+from app.relay.json_faults import JsonFault
+from app.relay.json_scan import JsonBounds, JsonScanner, Kind, Member
 from app.relay.media import NameEnds, Spans, check_addresses, check_sources
 
 # A body within these bounds is read in under 3 ms whatever it holds; any other is scanned in

@@ -51,6 +51,16 @@ from itertools import accumulate
 
 import msgspec
 
+from app.relay.json_faults import (
+    NestedTooDeep,
+    NotAnObject,
+    NotJson,
+    RepeatedMember,
+    TokenTooLong,
+    TooManyMembers,
+    TooManyValues,
+)
+
 # Longer pieces are read in windows of this size.
 WINDOW = 64 * 1024
 # At least WINDOW, so that only what the end of a window cuts must be measured. No program writes
@@ -58,8 +68,6 @@ WINDOW = 64 * 1024
 MAX_NUMBER = WINDOW
 MAX_NAME = 1024
 MAX_DEPTH = 254  # a depth is kept in a byte
-# Characters of a client's own text that an error message may repeat.
-_SHOWN = 64
 
 
 class JsonBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,54 +81,6 @@ class JsonBounds(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= MAX_DEPTH:
             raise ValueError(f"the bound of the depth must be 1 to {MAX_DEPTH}")
-
-
-class JsonFault(ValueError):
-    """A body that is refused. The message is one line for the client.
-
-    JsonFault
-    ├── NotJson           a syntax error, at byte `offset`
-    ├── NotAnObject
-    ├── NestedTooDeep
-    ├── TooManyMembers
-    ├── TooManyValues     or numbers
-    ├── TokenTooLong      a number, or a name of the body's own object
-    └── RepeatedMember    `name`
-    """
-
-
-class NotJson(JsonFault):
-    def __init__(self, offset: int, what: str = "syntax error") -> None:
-        super().__init__(f"the body is not JSON: {what} at byte {offset}")
-        self.offset = offset
-
-
-class NotAnObject(JsonFault):
-    pass
-
-
-class NestedTooDeep(JsonFault):
-    pass
-
-
-class TooManyMembers(JsonFault):
-    pass
-
-
-class TooManyValues(JsonFault):
-    pass
-
-
-class TokenTooLong(JsonFault):
-    def __init__(self, what: str, bound: int) -> None:
-        super().__init__(f"the body holds a {what} of over {bound} bytes")
-
-
-class RepeatedMember(JsonFault):
-    def __init__(self, name: str) -> None:
-        shown = name if len(name) <= _SHOWN else name[: _SHOWN - 1] + "…"
-        super().__init__(f"the member {msgspec.json.encode(shown).decode()} is repeated")
-        self.name = name
 
 
 class Kind(enum.Enum):

@@ -36,6 +36,7 @@ from app.relay.answer import Truncated, as_gateway_error, head_of, relay_plain
 from app.relay.body import ParsedBody, check_media, is_quick, parse
 from app.relay.body_memory import SMALL_BYTES
 from app.relay.charge import Charge
+from app.relay.charged_usage import Course, usage_of
 from app.relay.clues import RequestClues
 from app.relay.cost import Cost, check_inputs, check_sequences, cost_of
 from app.relay.disconnect import DisconnectWatch
@@ -62,7 +63,6 @@ from app.routing.replica import Replica
 from app.settings import NO_LIMITS
 from app.telemetry.access import UNKNOWN_MODEL
 from app.usage.meter import StreamMeter
-from app.usage.reading import Usage
 from engines.base import EngineError, EngineRequest, EngineResponse
 
 # What says that a model cannot serve a request, before anything of an answer has left. The last two
@@ -419,37 +419,23 @@ class Serving:
         if not self._endpoint.metered:
             charge.keep()
             return
-        usage = self._used(planned, meter, left=left)
+        exchange, body, plan = self._exchange, planned.body, planned.rewrite
+        usage = usage_of(
+            planned.cost,
+            meter,
+            Course(
+                answered=self._answered,
+                started=exchange.started,
+                complete=exchange.complete,
+                left=left,
+                bytes_out=self._record.bytes_out,
+                streamed=truth(plan.value(body, "stream")) is True,
+                runs_on=truth(plan.value(body, "background")) is True,
+            ),
+        )
         self._record.usage = usage
         if usage is not None:
             charge.settle(usage)
-
-    def _used(self, planned: Planned, meter: StreamMeter, *, left: bool) -> Usage | None:
-        """Return what a request took: told, else counted from what passed, else what it reserved.
-
-        None where the engine did nothing for it: it refused, or failed without an answer.
-        """
-        exchange, record, cost = self._exchange, self._record, planned.cost
-        told = meter.usage
-        refused = self._answered is not None and self._answered >= 300
-        begun = exchange.started and self._answered is not None and not refused
-        runs_on = truth(planned.rewrite.value(planned.body, "background"))
-        if runs_on and begun and (told is None or left):
-            return Usage(cost.prompt, cost.output, estimated=True)
-        if meter.events:
-            if told is None or left or not exchange.complete:
-                told = meter.so_far(cost.prompt, record.bytes_out)
-            return cost.plausible(told)
-        if told is not None:
-            return cost.plausible(told)
-        if begun:
-            # No token has less than a byte. What was reserved may be less than what was written.
-            most = cost.plausible_output if cost.output else 0
-            return Usage(cost.prompt, min(most, record.bytes_out), estimated=True)
-        if not left or refused:
-            return None
-        streamed = truth(planned.rewrite.value(planned.body, "stream"))
-        return Usage(cost.prompt, 0 if streamed else cost.output, estimated=True)
 
     async def _relay(
         self, answer: EngineResponse, meter: StreamMeter, model: str, *, bare: bool = False

@@ -10,15 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.relay.json_scan import (
-    MAX_NAME,
-    MAX_NUMBER,
-    WINDOW,
-    JsonBounds,
+from app.relay.json_faults import (
     JsonFault,
-    JsonScanner,
-    Kind,
-    Member,
     NestedTooDeep,
     NotAnObject,
     NotJson,
@@ -26,6 +19,15 @@ from app.relay.json_scan import (
     TokenTooLong,
     TooManyMembers,
     TooManyValues,
+)
+from app.relay.json_scan import (
+    MAX_NAME,
+    MAX_NUMBER,
+    WINDOW,
+    JsonBounds,
+    JsonScanner,
+    Kind,
+    Member,
 )
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])

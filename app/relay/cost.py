@@ -36,6 +36,9 @@ INPUTS = (
 )  # fmt: skip
 
 _NULL = ord("n")
+PREVIOUS = "previous_response_id"
+_ABSENT = (b"", b"null")
+
 _number = msgspec.json.Decoder(int | float | str | None)
 
 
@@ -78,9 +81,9 @@ def cost_of(
     """
     size = len(body.raw)
     if endpoint in AUDIO:
-        prompt = estimate_prompt(4 * (size // AUDIO_BYTES), longest) + 1
-        most = longest or max(prompt, PLAUSIBLE_LENGTH)
-        return Cost(prompt, 0, 1, most, most)
+        # The model's length is no bound: vLLM cuts long audio into pieces.
+        most = max(size, PLAUSIBLE_LENGTH)
+        return Cost(size // AUDIO_BYTES + 1, 0, 1, most, most)
     fields = OUTPUT_FIELDS.get(endpoint)
     if not fields:
         inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
@@ -94,13 +97,19 @@ def cost_of(
         for name in fields:
             if (count := _count(body, plan, name)) is not None and count > stated:
                 output = stated = count
-    if longest is not None:
-        output = min(output, max(longest - min(prompt // prompts, longest), 1))
-    answers = prompts
+    choices = 1
     if endpoint in (CHAT, COMPLETIONS):
-        answers *= max(_count(body, plan, "n") or 1, _count(body, plan, "best_of") or 1)
+        choices = max(_count(body, plan, "n") or 1, _count(body, plan, "best_of") or 1)
+    if longest is not None:
+        # A prompt shortens its only answer. Of several each is taken as long: the prompt is only
+        # an estimate from the size of the body, which may hold anything.
+        room = max(longest - min(prompt // prompts, longest), 1) if choices == 1 else longest
+        output = min(output, room)
+    answers = prompts * choices
     if endpoint == RESPONSES:  # it may run the model several times, for its built-in tools
         most = TURNS * (longest or PLAUSIBLE_LENGTH)
+        if plan.value(body, PREVIOUS) not in _ABSENT:
+            prompt = longest or PLAUSIBLE_LENGTH  # what came before is not in this body
         return Cost(prompt, output, 1, most, most)
     # A number that the request states bounds the engine; without one its length does.
     bound = stated if 0 < stated < PLAUSIBLE_LENGTH else longest or PLAUSIBLE_LENGTH

@@ -4,6 +4,7 @@ OpenAI chat, completions, embeddings  usage.{prompt,completion,total}_tokens, *_
 OpenAI responses                      [response.]usage.{input,output}_tokens, *_tokens_details
 Anthropic messages                    [message.]usage.{input,output,cache_*_input}_tokens
 Cohere rerank                         usage.total_tokens
+OpenAI transcriptions                 usage.seconds, of audio
 """
 
 import re
@@ -18,6 +19,8 @@ HOLDS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 # long prompt) is searched as it passes, in windows that overlap by more than a usage object has.
 WHOLE_BYTES = 1024 * 1024
 WINDOW_BYTES = 4096
+# As OpenAI's transcription counts.
+TOKENS_PER_SECOND = 10
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +74,7 @@ class _Usage(msgspec.Struct):
     output_tokens_details: _Details | None = None
     cache_read_input_tokens: _Count | None = None
     cache_creation_input_tokens: _Count | None = None
+    seconds: _Count | None = None
 
 
 class _Inner(msgspec.Struct):
@@ -120,7 +124,8 @@ def _read(said: _Usage) -> Usage | None:
     prompt = said.prompt_tokens
     if prompt is None:
         if said.total_tokens is None:
-            return None
+            seconds = said.seconds
+            return None if seconds is None else Usage(max(seconds, 0) * TOKENS_PER_SECOND, 0)
         prompt = said.total_tokens - completion
     return _bounded(prompt, completion, said.prompt_tokens_details, said.completion_tokens_details)
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from app.relay.body import parse
 from app.relay.cost import MAX_COUNT, cost_of
 from app.relay.fields import FieldRules
-from app.relay.rewrite import CHAT, COMPLETIONS, COMPLETIONS_OUTPUT, rewrite
+from app.relay.rewrite import CHAT, COMPLETIONS, COMPLETIONS_OUTPUT, Rewrite, rewrite
 from app.routing.catalogue import Bounds
+from app.usage.reading import Usage
 
 UNSTATED = 4096
 
@@ -103,3 +104,29 @@ def test_whatever_a_request_says_the_reservation_is_a_bounded_count(
 ) -> None:
     found = reserved(endpoint, body, longest=longest)
     assert 0 < found <= 100 + MAX_COUNT * MAX_COUNT * 4
+
+
+def test_long_audio_costs_more_than_the_model_takes_at_once() -> None:
+    """vLLM cuts it into pieces of 30 s; Whisper takes 448 tokens of each."""
+    form = (
+        b'--X\r\nContent-Disposition: form-data; name="model"\r\n\r\ndemo\r\n--X\r\n'
+        b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--X--\r\n'
+    ) % (b"\0" * 4_000_000)
+    read = parse(b"multipart/form-data; boundary=X", form)
+    cost = cost_of("/v1/audio/transcriptions", read, Rewrite(), 448, UNSTATED)
+    assert cost.tokens >= 10_000
+    assert cost.plausible(Usage(36_000, 0)).prompt == 36_000  # an hour of it
+
+
+def test_bytes_that_are_no_prompt_take_nothing_off_several_answers() -> None:
+    """Else a field that no model reads would lower what each of many answers reserves."""
+    plain = reserved(CHAT, {"max_tokens": 900, "n": 16}, size=400, longest=1000)
+    padded = reserved(CHAT, {"max_tokens": 900, "n": 16}, size=4000, longest=1000)
+    assert plain == 100 + 16 * 900
+    assert padded == 1000 + 16 * 900
+
+
+def test_a_response_that_goes_on_may_have_a_prompt_as_long_as_the_model() -> None:
+    body = {"previous_response_id": "resp_1", "max_output_tokens": 9}
+    assert reserved("/v1/responses", body, longest=1000) == 1000 + 9
+    assert reserved("/v1/responses", {**body, "previous_response_id": None}, longest=1000) == 109

@@ -79,6 +79,9 @@ class TestDialects:
             ),
             pytest.param({"total_tokens": 56}, Usage(56, 0), id="rerank"),
             pytest.param(
+                {"type": "duration", "seconds": 3600}, Usage(36_000, 0), id="transcriptions"
+            ),
+            pytest.param(
                 {"total_tokens": 56, "completion_tokens": 6}, Usage(50, 6), id="the rest of a total"
             ),
             pytest.param(
@@ -183,7 +186,6 @@ class TestOddNumbers:
             None,
             {},
             {"completion_tokens": 5},
-            {"type": "duration", "seconds": 3},
             {"prompt_tokens": "5"},
             {"prompt_tokens": True},
             {"prompt_tokens": 5.5},

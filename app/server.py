@@ -154,7 +154,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         directories.claim(run_dir)
         file = os.open(run_dir / "gateway.lock", flags, 0o600)
     except directories.ForeignDirectory as error:
-        raise ConfigError([f"server.run_dir {error}; choose one of the gateway's own"]) from None
+        raise ConfigError([f"server.run_dir: {error}; choose another directory"]) from None
     except OSError as error:
         raise ConfigError([f"server.run_dir {run_dir}: {error.strerror}"]) from None
     try:

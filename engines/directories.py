@@ -1,5 +1,6 @@
 """Directories that no other user may put anything into. Standard library only."""
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -14,13 +15,19 @@ class ForeignDirectory(Exception):
 def claim(directory: Path) -> None:
     """Make a directory for this user alone, or take one that is there and is this user's.
 
-    One that others may write to becomes private. Raises OSError and ForeignDirectory.
+    One that others may write to becomes private, and is refused if another user has left something
+    in it: compiled code of the engines, for one, is loaded from there. Raises OSError and
+    ForeignDirectory.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if fault := foreign(directory):
         raise ForeignDirectory(f"{directory} {fault}")
     if directory.stat().st_mode & WRITABLE_BY_OTHERS:
         directory.chmod(0o700)
+    for entry in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if (owner := entry.lstat().st_uid) not in (0, os.geteuid()):
+                raise ForeignDirectory(f"{entry} belongs to another user (uid {owner})")
 
 
 def foreign(directory: Path) -> str | None:

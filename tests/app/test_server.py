@@ -382,7 +382,7 @@ def test_run_directory_of_another_user_is_one_clear_line(tmp_path: Path, kind: s
         pass
     how = "is a symbolic link of" if kind == "link" else "belongs to"
     assert caught.value.faults == [
-        f"server.run_dir {run_dir} {how} another user (uid 12345); choose one of the gateway's own"
+        f"server.run_dir: {run_dir} {how} another user (uid 12345); choose another directory"
     ]
     assert not (tmp_path / "gateway.lock").exists()
 

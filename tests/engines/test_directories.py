@@ -64,6 +64,21 @@ def test_directory_of_another_user_is_refused_and_left_as_it_is(tmp_path: Path) 
 
 
 @as_root
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_what_another_user_has_left_in_a_directory_is_refused(tmp_path: Path, kind: str) -> None:
+    tmp_path.chmod(0o777)
+    left = tmp_path / "torchinductor"
+    if kind == "directory":
+        left.mkdir()
+    else:
+        left.symlink_to(tmp_path)
+    os.lchown(left, OTHER, OTHER)
+    with pytest.raises(ForeignDirectory, match=f"{left} belongs to another user .uid {OTHER}"):
+        claim(tmp_path)
+    assert mode(tmp_path) == 0o700
+
+
+@as_root
 def test_link_of_another_user_is_refused_though_it_leads_to_an_own_directory(
     tmp_path: Path,
 ) -> None:

@@ -22,9 +22,9 @@ from app.relay.json_faults import JsonFault
 from app.relay.json_scan import JsonBounds, JsonScanner, Kind, Member
 from app.relay.media import NameEnds, Spans, check_addresses, check_sources
 
-# A body within these bounds is read in under 3 ms whatever it holds; any other is scanned in
-# slices, with a return to the event loop in between.
-QUICK_BYTES = 256 * 1024
+# A body within these bounds is read in a few milliseconds whatever it holds; any other is scanned
+# in slices, with a return to the event loop in between.
+QUICK_BYTES = 128 * 1024
 QUICK_COUNT = 4096  # of quotes and of brackets; of commas twice as many
 SLICE_BYTES = 64 * 1024
 

@@ -90,13 +90,13 @@ def check_addresses(
     A member of the body itself is none of a medium, whatever it is called. `uuids`: media may have
     names of their own.
     """
-    harmless = [
-        (start, end)
-        for name, (start, end) in spans.items()
-        if name in NO_MEDIA or raw[start : start + 1] == b'"'
-    ]
+    harmless = [span for name, span in spans.items() if name in NO_MEDIA]
+    starts = {start for start, _ in spans.values()}
     for end in ends:
-        if not any(start <= end < stop for start, stop in harmless):
+        if any(start <= end < stop for start, stop in harmless):
+            continue
+        colon = _COLON.match(raw, end, end + LONGEST_GAP)
+        if colon is None or colon.end() not in starts:
             _check_value(raw, end, domains, uuids=uuids)
 
 

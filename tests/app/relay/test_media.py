@@ -235,3 +235,10 @@ class TestAnthropicsMessages:
     def test_what_is_no_message_is_the_engines_to_refuse(self, messages: object) -> None:
         body = body_of({"messages": messages, "x": {"url": INNER}})
         check_media(body, (), anthropic=True)
+
+
+@pytest.mark.parametrize("name", ["url", "base_url", "api_url", "uuid"])
+def test_a_member_of_the_body_itself_is_no_medium(name: str) -> None:
+    check_media(body_of({"messages": [], name: INNER}), ())
+    with pytest.raises(MediaNotAllowed):
+        check_media(body_of({name: INNER, **image(INNER)}), ())

@@ -252,9 +252,9 @@ Domain = Annotated[str, AfterValidator(_host_name)]
 class MediaSettings(SpecModel):
     domains: tuple[Domain, ...] = Field(
         (),
-        description="Hosts, each by its exact name, whose images, audio and video a request may name "
-        "by URL; others are refused with 400. Engines that the gateway runs follow no redirects. "
-        "Default: none; media come in data: URLs.",
+        description="Hosts, each by its exact name, whose images, audio and video a request may "
+        "name by URL; others are refused with 400. Engines that the gateway runs follow no "
+        "redirects. Default: none; media come in data: URLs.",
     )
 
 

@@ -236,7 +236,7 @@ async def test_drip_fed_body_is_408(fake: Fake, tmp_path: Path) -> None:
     async with serving(fake, tmp_path, body_timeout_s=0.15) as gateway:
         async with connected(gateway) as client:
             client.send(request(None, b"content-length: 100000"))
-            [answer] = await answers(await drip(client))
+            [answer] = await answers(await drip(client, b" "))
         assert (answer.status, answer.code) == (408, "request_timeout")
         labels = {"model": "unknown", "endpoint": "/v1/completions"}
         assert await gateway.metric("gateway_requests_total", **labels, status="408") == 1
@@ -252,7 +252,7 @@ async def test_drip_fed_chunked_body_is_408(fake: Fake, tmp_path: Path) -> None:
     async with serving(fake, tmp_path, body_timeout_s=0.15) as gateway:
         async with connected(gateway) as client:
             client.send(request(None, CHUNKED))
-            [answer] = await answers(await drip(client, b"1\r\na\r\n"))
+            [answer] = await answers(await drip(client, b"1\r\n \r\n"))
         assert answer.status == 408
 
 

@@ -154,7 +154,7 @@ class TestWhatStays:
                     data += piece
             events = data.split(b"\n\n")
             assert events[-2:] == [b"data: [DONE]", b""]
-            assert data.count(b'"content":"x"') == 400
+            assert data.count(b'"content":"word"') == 400
             assert engine(one, "other-0").pid == pid
             assert longest(one, "demo-0")
             assert (await one.chat("o")).status_code == 200
@@ -285,7 +285,7 @@ class TestModelsThatChange:
                 async for piece in pieces:
                     data += piece
             assert data.endswith(b"data: [DONE]\n\n")
-            assert data.count(b'"content":"x"') == 100
+            assert data.count(b'"content":"word"') == 100
             assert (await reloading)["ok"]
 
     async def test_a_stream_without_end_is_cut_after_the_drain_and_told(

@@ -26,7 +26,7 @@ from app.relay.media import NameEnds, Spans, check_addresses, check_sources
 # in slices, with a return to the event loop in between.
 QUICK_BYTES = 128 * 1024
 QUICK_COUNT = 4096  # of quotes and of brackets; of commas twice as many
-SLICE_BYTES = 64 * 1024
+SLICE_BYTES = 32 * 1024
 
 JSON_BOUNDS = JsonBounds()
 FORM_BOUNDS = FormBounds()

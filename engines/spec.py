@@ -72,7 +72,7 @@ class LocalSpec(SpecModel):
     env: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Environment variables of the engine, beside those that it inherits.",
+        description="Environment variables of the engine, in addition to those that it inherits.",
     )
     inherit_env: list[str] = Field(
         default_factory=list,

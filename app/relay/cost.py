@@ -9,6 +9,7 @@ import msgspec
 from app.errors import BadRequest
 from app.relay.body import ParsedBody
 from app.relay.rewrite import (
+    ABSENT,
     CHAT,
     COMPLETIONS,
     COMPLETIONS_OUTPUT,
@@ -37,7 +38,6 @@ INPUTS = (
 
 _NULL = ord("n")
 PREVIOUS = "previous_response_id"
-_ABSENT = (b"", b"null")
 
 _number = msgspec.json.Decoder(int | float | str | None)
 
@@ -108,7 +108,7 @@ def cost_of(
     answers = prompts * choices
     if endpoint == RESPONSES:  # it may run the model several times, for its built-in tools
         most = TURNS * (longest or PLAUSIBLE_LENGTH)
-        if plan.value(body, PREVIOUS) not in _ABSENT:
+        if plan.value(body, PREVIOUS) not in ABSENT:
             prompt = longest or PLAUSIBLE_LENGTH  # what came before is not in this body
         return Cost(prompt, output, 1, most, most)
     # A number that the request states bounds the engine; without one its length does.

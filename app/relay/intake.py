@@ -15,7 +15,7 @@ from app.relay.body_memory import HeldBody
 from app.relay.disconnect import ClientDisconnected
 from app.relay.exchange import Exchange
 
-# What the server holds of a body that nobody has asked for (uvicorn's HIGH_WATER_LIMIT).
+# What the server buffers of a body before the application reads it (uvicorn's HIGH_WATER_LIMIT).
 BUFFERED_BYTES = 64 * 1024
 
 

@@ -39,13 +39,13 @@ SALTED = frozenset(
 )  # fmt: skip
 PROMPTS = ("prompt", "prompt_embeds")
 _LIST = ord("[")
-_ABSENT = (b"", b"null")
+ABSENT = (b"", b"null")
 # What leaves an answer without a bound.
 _UNBOUNDED: Mapping[str, tuple[bytes, ...]] = MappingProxyType(
     {
-        CHAT: _ABSENT,
+        CHAT: ABSENT,
         COMPLETIONS: (b"null",),
-        RESPONSES: _ABSENT,
+        RESPONSES: ABSENT,
     }
 )
 # vLLM before 0.10 takes the other field where this one is 0.
@@ -184,14 +184,14 @@ def _with_usage(options: bytes) -> bytes | None:
 
     `continuous_usage_stats` has no effect without `include_usage`, and would have one now.
     """
-    if options in _ABSENT:
+    if options in ABSENT:
         return _WITH_USAGE
     try:
         members = _object.decode(options)
     except (msgspec.DecodeError, RecursionError):
         return None
     asked = bytes(members.get("include_usage", b""))
-    if asked not in _ABSENT and truth(asked) is not False:
+    if asked not in ABSENT and truth(asked) is not False:
         return None
     kept = {name: raw for name, raw in members.items() if name != "continuous_usage_stats"}
     return msgspec.json.encode({**kept, "include_usage": True})

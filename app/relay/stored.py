@@ -14,14 +14,13 @@ from app.auth.principal import Principal
 from app.database.database import DatabaseUnavailable
 from app.errors import FieldNotAllowed, RouteNotFound, ServiceUnavailable
 from app.relay.body import ParsedBody
-from app.relay.rewrite import Rewrite, truth
+from app.relay.rewrite import ABSENT, Rewrite, truth
 from app.relay.rooms import Rooms
 from app.routing.catalogue import Model
 from app.routing.replica import Replica
 from app.stored import StoredResponse, StoredResponses
 
 NO_SUCH = "there is no such response"
-_ABSENT = (b"", b"null")
 _FALSE = b"false"
 _text = msgspec.json.Decoder(str)
 
@@ -32,7 +31,7 @@ def checked_storage(plan: Rewrite, body: ParsedBody, *, stores: bool) -> Rewrite
         return plan
     if truth(plan.value(body, "background")):
         raise _off("background")
-    if plan.value(body, "previous_response_id") not in _ABSENT:
+    if plan.value(body, "previous_response_id") not in ABSENT:
         raise _off("previous_response_id")
     if truth(plan.value(body, "store")) is False:
         return plan

@@ -1,11 +1,11 @@
 """Owners of stored responses: the key, the model and the engine of each, by the response's id.
 
 vLLM's store of responses knows no owner: whoever has an id reads, continues and deletes what is
-behind it. So an id is claimed for a key before the request is sent, and an id that another key has
-claimed is not found, as one that never was.
+behind it. So an id is claimed for a key before the client can know it, and an id that another key
+has claimed is not found, as one that never was.
 
 The gateway makes the ids, at random, so none is used twice: what is remembered of one can be out of
-date (its row was deleted by another gateway) but is never somebody else's.
+date (its row was deleted by another gateway) but is never another key's.
 """
 
 import asyncio
@@ -107,12 +107,6 @@ class StoredResponses:
         found = StoredResponse(row.model, row.engine)
         self._remember(response_id, key_id, found)
         return found
-
-    async def forget(self, response_id: str) -> None:
-        """Remove a response's owner: the response itself is gone."""
-        self._recent.pop(response_id, None)
-        async with self._database.write() as connection:
-            await connection.execute(delete(stored_responses).where(_id == response_id))
 
     async def run(self) -> None:
         """Remove what is old, until cancelled."""

@@ -62,7 +62,7 @@ class StreamMeter:
         self._one_choice = one_choice
         self._wide = wide
         self._opened = opened
-        # The bytes of an event beside its text: the first event of a stream has next to none.
+        # The bytes of an event without its text: the first event of a stream has hardly any.
         self._envelope = 0
         self._held: list[bytes] = []  # from a finishing chunk on, in order
         self._held_bytes = 0

@@ -107,19 +107,6 @@ async def test_a_key_claims_its_own_id_again(
     assert await rows(database) == ["resp_1"]
 
 
-async def test_a_forgotten_response_is_nobodys(
-    stored: StoredResponses, another: StoredResponses, database: Database
-) -> None:
-    await stored.claim("resp_1", ALICE, "demo", "demo-0")
-    await stored.claim("resp_2", ALICE, "demo", "demo-0")
-    await stored.forget("resp_1")
-    await stored.forget("resp_1")
-    for gateway in (stored, another):
-        assert await gateway.find("resp_1", ALICE) is None
-        assert await gateway.find("resp_2", ALICE) == DEMO
-    assert await rows(database) == ["resp_2"]
-
-
 @pytest.mark.parametrize(
     "response_id", ["", "\x00", "resp_1\n", "é", "\ud800", "a" * 129, "' OR 1=1 --", "a/b"]
 )

@@ -40,7 +40,8 @@ and that bracket is found in the text by its number.
 length does not matter. A number, a literal, or a name of the body's own object is kept and read
 again with the next window; their lengths are bounded (`MAX_NUMBER`, `MAX_NAME`).
 
-Every unbounded repetition in a pattern is possessive: linear time on any input.
+Every unbounded repetition in a pattern is possessive or atomic: linear time on any input. Those of
+groups are atomic, because re before Python 3.11.5 matches possessive ones wrongly.
 """
 
 import codecs
@@ -136,7 +137,7 @@ _ESCAPE = (
     rb'\\(?:["\\/bfnrt]|u(?:[0-9a-ce-fA-CE-F]%b{3}|[dD][0-7]%b{2}'
     rb"|[dD][89abAB]%b{2}\\u[dD][c-fC-F]%b{2}))" % ((_HEX,) * 4)
 )
-_CONTENT = rb'[^"\\\x00-\x1f]*+(?:%b[^"\\\x00-\x1f]*+)*+' % _ESCAPE
+_CONTENT = rb'[^"\\\x00-\x1f]*+(?>(?:%b[^"\\\x00-\x1f]*+)*)' % _ESCAPE
 _content = re.compile(_CONTENT)
 _partial_escape = re.compile(
     rb"(?:\\(?:u(?:%b{0,3}|[dD][89abAB]%b{2}(?:\\(?:u(?:[dD](?:[c-fC-F]%b?)?)?)?)?)?)?)?"
@@ -148,7 +149,7 @@ _before_value = re.compile(rb"[ \t\n\r:]*+")
 _before_item = re.compile(rb"[ \t\n\r]*+")
 # So many brackets and what stands before them, in a text without escapes.
 _brackets = [
-    (count, re.compile(rb'(?:[^"\[\]{}]*+(?:"[^"]*+"[^"\[\]{}]*+)*+[\[\]{}]){%d}+' % count))
+    (count, re.compile(rb'(?>(?:[^"\[\]{}]*+(?>(?:"[^"]*+"[^"\[\]{}]*+)*)[\[\]{}]){%d})' % count))
     for count in (512, 64, 8, 1)
 ]
 _byte_of_error = re.compile(r"\(byte (\d+)\)")

@@ -44,7 +44,7 @@ MOST_NAMES = 2048
 # Blanks around a colon are bounded, so that a look does not cost what a client writes.
 LONGEST_GAP = 256
 _COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_STRING = re.compile(rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"')
 # Strict on purpose: two parsers of URLs may read anything else in two ways.
 _ADDRESS = re.compile(r"(?i:https?)://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[/?#]|\Z)")
 MAX_ADDRESS = 8192

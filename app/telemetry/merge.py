@@ -27,9 +27,9 @@ MOST_BYTES_OF_ALL = 64 * 1024 * 1024
 
 _NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*+"
 _LABEL_NAME = rb"[a-zA-Z_][a-zA-Z0-9_]*+"
-_TEXT = rb'"(?:[^"\\\n]|\\["\\n])*+"'
+_TEXT = rb'"(?>(?:[^"\\\n]|\\["\\n])*)"'
 _PAIR = rb"[ \t]*+" + _LABEL_NAME + rb"[ \t]*+=[ \t]*+" + _TEXT + rb"[ \t]*+"
-_LABELS = rb"\{(?>" + _PAIR + rb"(?:," + _PAIR + rb")*+(?:,[ \t]*+)?|[ \t]*+)\}"
+_LABELS = rb"\{(?>" + _PAIR + rb"(?>(?:," + _PAIR + rb")*)(?:,[ \t]*+)?|[ \t]*+)\}"
 # Below 1e300: Prometheus drops the page for a number that is above the largest there is.
 _EXPONENT = rb"[eE](?>-[0-9]++|\+?+(?=[0-9])0*+(?>1[0-9]{2}|[0-9]{0,2})(?![0-9]))"
 _FINITE = rb"(?>[0-9]{1,100}+(?:\.[0-9]*+)?|\.[0-9]++)(?:" + _EXPONENT + rb")?"
@@ -37,13 +37,13 @@ _NUMBER = rb"(?>[+-]?+(?>" + _FINITE + rb"|(?i:inf(?:inity)?))|(?i:nan))"
 # A timestamp is in milliseconds and has 64 bits.
 _SAMPLE = (
     rb"[ \t]*+" + _NAME + rb"(?>[ \t]*+" + _LABELS + rb"[ \t]*+|[ \t]++)"
-    + _NUMBER + rb"(?:[ \t]++-?[0-9]{1,18}+)?+"
+    + _NUMBER + rb"(?>(?:[ \t]++-?[0-9]{1,18}+)?)"
 )  # fmt: skip
 # Every line that is right, up to the first that is not; a header's own rules are in `_header`.
-_LINES = re.compile(rb"(?>(?>" + _SAMPLE + rb"|[ \t]*+#[^\n]*+|[ \t]*+)\n)*+")
+_LINES = re.compile(rb"(?>(?>(?>" + _SAMPLE + rb"|[ \t]*+#[^\n]*+|[ \t]*+)\n)*)")
 _COMMENT = re.compile(rb"^[ \t]*+#[^\n]*+\n", re.MULTILINE)
 _HEADER = re.compile(
-    rb"[ \t]*+#[ \t]++(HELP|TYPE)[ \t]++(" + _NAME + rb")(?:[ \t]++((?:[^\\\n]|\\[\\n])*+))?\n"
+    rb"[ \t]*+#[ \t]++(HELP|TYPE)[ \t]++(" + _NAME + rb")(?:[ \t]++((?>(?:[^\\\n]|\\[\\n])*)))?\n"
 )
 _NAMES = re.compile(rb"^[ \t]*+(" + _NAME + rb")", re.MULTILINE)
 _LABELLED = re.compile(rb"^[ \t]*+(" + _NAME + rb")[ \t]*+\{(?=[ \t]*+[a-zA-Z_])", re.MULTILINE)

@@ -3,25 +3,16 @@
 #   deploy/setup.sh        the gateway and vLLM (CUDA build where nvidia-smi finds a GPU)
 #   deploy/setup.sh dev    the same and what the tests need
 #   deploy/setup.sh uv     only finds or installs uv, and prints where it is
+# PYTHON=/path/to/python3.11 names the interpreter, otherwise the best one is taken (interpreters.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 want=${1:-run}
+. deploy/interpreters.sh
 
 say() { printf '\033[2m[setup]\033[0m %s\n' "$*" >&2; }
 fail() {
     printf '\nSet-up failed while %s.\n  What to do: %s\n' "$1" "$2" >&2
     exit 1
-}
-
-find_python() {
-    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
-        if [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 &&
-            "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
-            command -v "$candidate"
-            return
-        fi
-    done
-    fail "looking for Python" "install Python 3.11, 3.12 or 3.13, or name one: PYTHON=/path/to/python3.11 make setup"
 }
 
 find_uv() {
@@ -30,6 +21,9 @@ find_uv() {
     elif [ -x .tools/bin/uv ]; then
         echo "$PWD/.tools/bin/uv"
     else
+        local python
+        python=$(find_pip "${commands[@]}") ||
+            fail "looking for pip, which installs uv" "install Python 3.11, 3.12 or 3.13 with pip (Debian: python3-pip), or uv: https://docs.astral.sh/uv/"
         say "installing uv into .tools/"
         "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
             --target .tools --upgrade uv >&2 2>.tools.log || {
@@ -41,13 +35,38 @@ find_uv() {
     fi
 }
 
-python=$(find_python)
-uv=$(find_uv)
-if [ "$want" = uv ]; then echo "$uv"; exit; fi
+pip_find_links() {
+    local python
+    python=$(find_pip "${commands[@]}") && "$python" -m pip config get global.find-links 2>/dev/null
+}
 
-# uv does not read pip's settings; a machine that has wheels of its own names them there.
-find_links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$("$python" -m pip config get global.find-links 2>/dev/null || true)}}
-[ -z "$find_links" ] || export UV_FIND_LINKS=${find_links// /,}
+# Makes .venv/ with the interpreter that PYTHON names, or with the best one that uv can use.
+make_environment() {
+    [ ! -e .venv/pyvenv.cfg ] || fail "using .venv/" "its interpreter is gone: remove .venv/ and run the same command again"
+    local ranked why executable version traits
+    if [ -n "${PYTHON:-}" ]; then
+        ranked=$(describe_interpreter "$PYTHON") ||
+            fail "using PYTHON=$PYTHON" "name an interpreter of Python 3.11, 3.12 or 3.13, or unset PYTHON"
+        why="named by PYTHON"
+    else
+        ranked=$(rank_interpreters "${commands[@]}")
+        [ -n "$ranked" ] ||
+            fail "looking for Python" "install Python 3.11, 3.12 or 3.13, or name one: PYTHON=/path/to/python3.11 make setup"
+        why="the best of $(wc -l <<<"$ranked") found"
+    fi
+    while IFS=$'\t' read -r _ executable version traits; do
+        if "$uv" venv --quiet --python "$executable" .venv </dev/null; then
+            say "made .venv/ with $executable: Python $version, $traits ($why)"
+            return
+        fi
+        say "uv cannot make an environment with $executable"
+    done <<<"$ranked"
+    fail "making the virtual environment" "see the message above; remove .venv/ and try again"
+}
+
+mapfile -t commands < <(list_interpreters)
+[ -z "${PYTHON:-}" ] || commands=("$PYTHON" "${commands[@]}")
+if [ "$want" = uv ]; then find_uv; exit; fi
 
 if nvidia-smi >/dev/null 2>&1; then build=gpu; else build=cpu; fi
 
@@ -57,15 +76,23 @@ files=("requirements/$build.txt")
 stamp_of() { cat pyproject.toml "$@" | sha256sum | cut -d' ' -f1; }
 stamp="$build $(stamp_of "${files[@]}")"
 stamp_file=.venv/.setup-$want
+# Another interpreter under an environment that exists would break the packages in it.
+if [ -x .venv/bin/python ] && [ -n "${PYTHON:-}" ]; then
+    kept=$(readlink -f .venv/bin/python)
+    [ "$(describe_interpreter "$PYTHON" | cut -f 2)" = "$kept" ] ||
+        say ".venv/ keeps $kept; to use PYTHON=$PYTHON, remove .venv/ and run the same command again"
+fi
 # A tree with the tests' packages has everything that `serve` needs.
-if [ -x .venv/bin/vllm-gateway ] && [ "$(cat "$stamp_file" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
+if [ -x .venv/bin/python ] && [ -x .venv/bin/vllm-gateway ] && [ "$(cat "$stamp_file" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
 started=$SECONDS
-if [ ! -x .venv/bin/python ]; then
-    say "making .venv/ with $("$python" --version)"
-    "$uv" venv --quiet --python "$python" .venv ||
-        fail "making the virtual environment" "see the message above; remove .venv/ and try again"
-fi
+uv=$(find_uv)
+
+# uv does not read pip's settings; a machine that has wheels of its own names them there.
+find_links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$(pip_find_links || true)}}
+[ -z "$find_links" ] || export UV_FIND_LINKS=${find_links// /,}
+
+[ -x .venv/bin/python ] || make_environment
 
 say "installing vLLM ($build build) and the gateway, about $([ $build = cpu ] && echo 3 || echo 10) GB"
 install() { "$uv" pip install --quiet --python .venv/bin/python --no-deps "$@"; }

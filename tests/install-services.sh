@@ -12,6 +12,8 @@ command -v systemd-analyze >/dev/null || missing+=(systemd)
 libdir=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')
 LD_LIBRARY_PATH=$libdir "$(echo .venv/lib/python3.*/site-packages/rotel/rotel-agent)" version >/dev/null 2>&1 ||
     missing+=("lib$(basename .venv/lib/python3.*)")
+# The image's first step is pip's, and its Python is that of .venv/ in the tests.
+"$(readlink -f .venv/bin/python)" -c 'import pip' 2>/dev/null || missing+=(python3-pip)
 [ ${#missing[@]} -gt 0 ] || exit 0
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)

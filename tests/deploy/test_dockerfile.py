@@ -32,6 +32,15 @@ def test_a_rule_is_ignored_only_with_a_reason() -> None:
         assert lines[number].endswith("ignore=DL3008")
 
 
+def test_images_begin_with_dockers_official_python() -> None:
+    """It is built with profile-guided optimization, and has the headers."""
+    default = re.search(r"^ARG PYTHON=(\S+)$", DOCKERFILE.read_text(), re.M)
+    assert default
+    assert re.fullmatch(r"python:3\.1[1-3]-slim-[a-z]+", default[1])
+    bases = {stage.base for stage in STAGES.values()}
+    assert bases - set(STAGES) == {"${PYTHON}"}
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_runs_as_nobody_in_particular(target: str) -> None:
     stage = lineage(STAGES, target)

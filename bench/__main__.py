@@ -1,13 +1,17 @@
 """The benchmarks: the gateway and its peers beside each other, on a stub engine and on real vLLM.
 
-    python -m bench [--quick] [--only PART]...
+    python -m bench [--quick] [--only PART]... [--noise] [--before TREE]
 
-A whole run writes bench/RESULTS.md, a run of parts in process alone (telemetry, isolation) their
+`--only proxies` puts load on the gateway and vllm-router alone and takes about seven minutes.
+`--noise` compares two processes of the same build, `--before` this checkout with an earlier one. A
+whole run writes bench/RESULTS.md, a run of parts in process alone (telemetry, isolation) their
 sections there, any other run .bench/RESULTS.md.
 """
 
 import argparse
 import contextlib
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,38 +20,79 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench import disturbances, isolation, kinds, machine, noisy_neighbor, real, rounds, telemetry
+from bench import (
+    disturbances,
+    isolation,
+    kinds,
+    machine,
+    memory,
+    noisy_neighbor,
+    real,
+    rounds,
+    telemetry,
+)
 from bench.chaos_report import ACTS, CHECKS, REQUESTS
 from bench.children import WORK, StartError, terminated_like_interrupted
-from bench.peers import Peer, peers, stub
+from bench.peers import LITELLM, Build, Peer, peers, stub
 from bench.report import Table, facts, replace_section, section_of, tables
 from bench.samples import Sample, Samples
 from bench.seats import Seat, direct
 from bench.terminal import show
 
 IN_PROCESS = {"telemetry": telemetry, "isolation": isolation}
-PARTS = ("streams", "plain", "stall", disturbances.PART, "real", "kinds", *IN_PROCESS)
+PROXIES = ("streams", "plain")
+PARTS = (
+    *PROXIES,
+    LITELLM,
+    "stall",
+    memory.PART,
+    disturbances.PART,
+    "real",
+    "kinds",
+    *IN_PROCESS,
+)
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # Written by `make soak` and `make chaos`; a run of the benchmarks keeps them.
 KEPT = ("Soak", ACTS, REQUESTS, CHECKS)
 METHOD = """\
 Everything talks to loopback on one machine: a stub engine that answers like `vllm serve` and
-computes nothing (`bench/stub_engine.py`), whoever is measured in front of it, and a load client
-(`bench/load.py`). All run at the same time, and each round asks one after the other, so that
-whatever else the machine does meets all alike. A figure is the median over the rounds. CPU is what
-the processes in between used, read from `/proc`. “Added” is what a round has more than the same
-round asked directly. Everybody has its settings at defaults and logs to a file; the gateway and
-LiteLLM check a key, vllm-router has none to check.
+computes nothing (`bench/stub_engine.py`), a target in front of it, and a load client
+(`bench/load.py`). All targets run at the same time, and each round loads one after the other, every
+second round in reverse order, so that a drift of the machine meets all alike. A figure is the
+median over the rounds, and a ratio is taken within each round. The interval in parentheses covers
+the median with 95 % confidence and needs six rounds (`bench/figures.py`). CPU is what the target's
+processes used, to the nanosecond by the kernel's clock of each process. “Added” is the difference
+to `direct`, the stub itself, in the same round. All have their settings at defaults and log to a
+file; the gateway and LiteLLM check a key, vllm-router has none to check.
 """
 
 
 def main() -> None:
     """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="The benchmarks.")
-    parser.add_argument("--quick", action="store_true", help="small counts, about two minutes")
-    parser.add_argument("--only", action="append", choices=PARTS, help="this part; repeatable")
+    parser.add_argument("--quick", action="store_true", help="one round of each load")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=("proxies", *PARTS),
+        help=f"this part; repeatable; proxies: {' and '.join(PROXIES)}",
+    )
+    parser.add_argument(
+        "--noise", action="store_true", help="also compare two processes of the same build"
+    )
+    parser.add_argument(
+        "--before", type=_checkout, metavar="TREE", help="also measure this earlier checkout"
+    )
+    parser.add_argument(
+        "--before-python",
+        type=_interpreter,
+        default=sys.executable,
+        metavar="PYTHON",
+        help="interpreter of the earlier checkout; default: this one",
+    )
     options = parser.parse_args()
-    parts: Sequence[str] = options.only or PARTS
+    before = Build(options.before, options.before_python) if options.before else None
+    parts = _parts(options.only)
     console = Console(stderr=True)
     if set(parts) <= set(IN_PROCESS) and not options.quick:
         for made_alone in _in_process(parts, quick=False):
@@ -65,7 +110,7 @@ def main() -> None:
             notes.append(text)
             console.print(text)
 
-        found = peers(note)
+        found = peers(note, before=before, copy=options.noise, litellm=LITELLM in parts)
         samples = list(_measure(parts, found, say, note, quick=options.quick))
         disturbed = list(
             noisy_neighbor.measure(say, note, found, quick=options.quick)
@@ -74,14 +119,14 @@ def main() -> None:
         )
         say("costs in process")
         costs = list(_in_process(parts, quick=options.quick))
-    whole = not options.quick and set(parts) == set(PARTS)
+    whole = not options.quick and before is None and set(parts) == set(PARTS)
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
     *most, goals = tables(results, disturbances.Disturbances(disturbed))
     made = [*most, *costs, goals]
     failed = [f"{count} of {reason}" for reason, count in results.failures().items()]
     heading = (
-        f"# Results of the benchmarks\n\nWritten by `{_command(parts, quick=options.quick)}`; the "
+        f"# Results of the benchmarks\n\nWritten by `{_command(options)}`; the "
         f"targets are at the end.\nRequests that failed: {'; '.join(failed) or 'none'}.\n"
         + "".join(f"\n{text}.\n" for text in notes)
     )
@@ -91,6 +136,29 @@ def main() -> None:
         show(table)
     console.print(f"requests that failed: {'; '.join(failed) or 'none'}")
     console.print(f"written to {output.relative_to(WORK.parent)}")
+
+
+def _checkout(path: str) -> Path:
+    tree = Path(path).resolve()
+    if not (tree / "app" / "main.py").is_file():
+        raise argparse.ArgumentTypeError(f"not a checkout of this project: {path}")
+    return tree
+
+
+def _interpreter(path: str) -> str:
+    # Not resolved: the interpreter of a virtual environment is a link.
+    python = Path(path).absolute()
+    if not os.access(python, os.X_OK):
+        raise argparse.ArgumentTypeError(f"not an interpreter: {path}")
+    return str(python)
+
+
+def _parts(chosen: Sequence[str] | None) -> list[str]:
+    """Return the parts that were asked for, in their order; all if none was."""
+    names = {*(chosen or PARTS)}
+    if names & {"proxies", LITELLM}:
+        names |= {*PROXIES}
+    return [part for part in PARTS if part in names]
 
 
 def _measure(
@@ -103,6 +171,8 @@ def _measure(
             engine = stack.enter_context(stub(itl_ms=rounds.PACE_MS))
             seats = []
             for peer in (direct(), *found):
+                if not any(case.includes(peer.name, 0) for case in cases):
+                    continue
                 say(f"starting {peer.name}")
                 seat = stack.enter_context(Seat(peer, engine, directory))
                 try:
@@ -111,6 +181,8 @@ def _measure(
                 except StartError as error:
                     note(f"{peer.name} is left out: {error}")
             yield from rounds.measure(cases, seats, say, note)
+    if memory.PART in parts:
+        yield from memory.measure(found, say, note, quick=quick)
     if "real" in parts:
         try:
             yield from real.measure(say, found, quick=quick)
@@ -129,9 +201,10 @@ def _in_process(parts: Sequence[str], *, quick: bool) -> Iterator[Table]:
             yield module.table(module.measure(quick=quick))
 
 
-def _command(parts: Sequence[str], *, quick: bool) -> str:
-    chosen = [] if set(parts) == set(PARTS) else [f"--only {part}" for part in parts]
-    return " ".join(["python -m bench", *(["--quick"] if quick else []), *chosen])
+def _command(options: argparse.Namespace) -> str:
+    flags = [f"--{name}" for name in ("quick", "noise") if getattr(options, name)]
+    flags += ["--before TREE"] if options.before else []
+    return " ".join(["python -m bench", *flags, *(f"--only {part}" for part in options.only or ())])
 
 
 def _document(heading: str, made: Sequence[Table], found: Sequence[Peer], kept: str) -> str:

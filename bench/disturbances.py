@@ -1,6 +1,7 @@
 """Samples of how hostile requests of one tenant affect the other tenants. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -32,7 +33,8 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
     died: bool = False
 
 
-Figure = Callable[[Disturbance], float | None]
+# A field of Disturbance.
+Figure = Literal["gap_ms", "rss_growth_mib", "stop_ms", "wait_ms"]
 
 
 class Disturbances:
@@ -51,7 +53,7 @@ class Disturbances:
     def median(self, body: str, target: str, at_once: int, figure: Figure) -> float | None:
         """Return the median over the rounds; None where nothing was measured."""
         rounds = self._of(body, target)
-        return median(figure(one) for one in rounds if one.at_once == at_once)
+        return median(getattr(one, figure) for one in rounds if one.at_once == at_once)
 
     def outcome(self, body: str, target: str) -> str:
         """Return a summary: the statuses, the streams that were lost, whether the target died."""
@@ -69,7 +71,7 @@ class Disturbances:
     def longest_stop_ms(self, target: str) -> float | None:
         """Return the longest stop over all bodies, each with its median."""
         stops = [
-            self.median(body, target, at_once, stop_ms)
+            self.median(body, target, at_once, "stop_ms")
             for body in {one.body for one in self._all} - {NO_BODY}
             for at_once in (1, AT_ONCE)
         ]
@@ -77,23 +79,3 @@ class Disturbances:
 
     def _of(self, body: str, target: str) -> list[Disturbance]:
         return [one for one in self._all if (one.body, one.target) == (body, target)]
-
-
-def gap_ms(one: Disturbance) -> float | None:
-    """Longest gap between two chunks, in ms."""
-    return one.gap_ms
-
-
-def wait_ms(one: Disturbance) -> float | None:
-    """Longest wait for a response to a probe, in ms."""
-    return one.wait_ms
-
-
-def stop_ms(one: Disturbance) -> float | None:
-    """Longest time that the event loop computed without a response to a probe, in ms."""
-    return one.stop_ms
-
-
-def rss_growth_mib(one: Disturbance) -> float | None:
-    """Growth of resident memory to its peak, in MiB."""
-    return one.rss_growth_mib

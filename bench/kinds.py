@@ -6,13 +6,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.peers import MODEL, gateway
-from bench.real import DEMO, SIZES, START_S, load, make_model, spec
-from bench.rounds import Say, send
+from bench.real import DEMO, START_S, load, make_model, spec
+from bench.rounds import Say, send, turns
 from bench.samples import Sample
 
 PROCESS = "kind: process"
 IN_PROCESS = "kind: in_process"
-STREAMS, REQUESTS = SIZES[-1]
+STREAMS, REQUESTS = 32, 128
 
 
 def measure(say: Say, *, quick: bool) -> Iterator[Sample]:
@@ -30,9 +30,9 @@ def measure(say: Say, *, quick: bool) -> Iterator[Sample]:
         for url in ways.values():
             # The engine's first answers to a batch of a size are slow.
             send(load(url, streams=STREAMS, requests=STREAMS))
-        rounds = 1 if quick else 5
+        rounds = 1 if quick else 6
         for number in range(rounds):
             say(f"kinds of engine, {STREAMS} at a time, round {number + 1} of {rounds}")
-            for name, url in ways.items():
+            for name, url in turns(list(ways.items()), number):
                 result = send(load(url, streams=STREAMS, requests=REQUESTS))
                 yield Sample("kinds", STREAMS, number, name, result)

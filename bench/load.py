@@ -9,7 +9,9 @@ import argparse
 import asyncio
 import gc
 import json
+import math
 import re
+import sys
 import time
 from dataclasses import dataclass
 from typing import cast
@@ -23,7 +25,9 @@ from bench import proc
 from bench.figures import gaps, percentile, stall_free
 
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
-RSS_EVERY_S = 0.25
+# Time after the last response in which its ledger row and access line are written. It counts as
+# part of the load.
+TAIL_S = 0.3
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     key: str = "none"
     streams: int = 32  # requests in flight
     requests: int = 256
+    seconds: float | None = None  # send for so long instead of a number of requests
     tokens: int = 64
     stream: bool = True
     ignore_eos: bool = False
@@ -66,7 +71,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float | None
     cpu_us_per_request: float | None
     cpu_us_per_chunk: float | None
-    rss_mib: float | None  # the highest seen during the run
+    rss_mib: float | None  # the peak during the run
+    gc_pause_ms: float | None = None  # the longest; None where it was not recorded
 
 
 class Failed(Exception):
@@ -159,7 +165,7 @@ class _Run:
         self.left = load.requests
         self.answers: list[Answer] = []
         self.failures: dict[str, int] = {}
-        self.rss_kib = 0
+        self._until = math.inf
         self._payload = payload(load)
         url = urlsplit(load.url)
         self._address = (url.hostname or "127.0.0.1", url.port or 80)
@@ -167,6 +173,8 @@ class _Run:
     async def all(self) -> None:
         """Send everything, or as much as the deadline allows."""
         load = self.load
+        if load.seconds is not None:
+            self.left, self._until = sys.maxsize, time.perf_counter() + load.seconds
         spread = load.ramp_s / max(1, load.streams)
         workers = [asyncio.create_task(self._worker(i * spread)) for i in range(load.streams)]
         _, late = await asyncio.wait(workers, timeout=load.deadline_s)
@@ -175,17 +183,11 @@ class _Run:
             self._failed("not done before the deadline")
         await asyncio.gather(*workers, return_exceptions=True)
 
-    async def watch_memory(self, pids: list[int]) -> None:
-        """Keep the highest resident memory, until cancelled."""
-        while True:
-            self.rss_kib = max(self.rss_kib, proc.rss_kib(pids))
-            await asyncio.sleep(RSS_EVERY_S)
-
     async def _worker(self, delay: float) -> None:
         await asyncio.sleep(delay)
         connection: _Connection | None = None
         try:
-            while self.left > 0:
+            while self.left > 0 and time.perf_counter() < self._until:
                 self.left -= 1
                 try:
                     if connection is None or not connection.usable:
@@ -243,18 +245,20 @@ async def run(load: Load) -> Result:
     """Send the load; return what came of it."""
     work = _Run(load)
     pids = proc.family(load.pid) if load.pid else []
-    watch = asyncio.create_task(work.watch_memory(pids)) if pids else None
-    before, started = proc.cpu_seconds(pids), time.perf_counter()
+    proc.reset_peak_rss(pids)
+    before, started = proc.cpu_clocks(pids), time.perf_counter()
     await work.all()
     wall = time.perf_counter() - started
+    if load.pid is None:
+        return _result(work, wall, None, None)
+    await asyncio.sleep(TAIL_S)
     # Their children too, those that came meanwhile.
-    cpu = proc.cpu_seconds(proc.family(load.pid)) - before if load.pid else None
-    if watch is not None:
-        watch.cancel()
-    return _result(work, wall, cpu)
+    pids = proc.family(load.pid)
+    cpu = proc.cpu_spent(before, proc.cpu_clocks(pids))
+    return _result(work, wall, cpu, round(proc.peak_rss_kib(pids) / 1024, 1))
 
 
-def _result(work: _Run, wall: float, cpu: float | None) -> Result:
+def _result(work: _Run, wall: float, cpu: float | None, rss_mib: float | None) -> Result:
     load, answers = work.load, work.answers
     ttft = [answer.ttft for answer in answers]
     e2e = [answer.duration for answer in answers]
@@ -280,7 +284,7 @@ def _result(work: _Run, wall: float, cpu: float | None) -> Result:
         cpu_s=cpu,
         cpu_us_per_request=_us_per(cpu, len(answers)),
         cpu_us_per_chunk=_us_per(cpu, chunks),
-        rss_mib=round(work.rss_kib / 1024, 1) if load.pid else None,
+        rss_mib=rss_mib,
     )
 
 

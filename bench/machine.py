@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sysconfig
 from pathlib import Path
 
 
@@ -12,8 +13,14 @@ def describe() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": _memory(),
         "kernel": f"{platform.system()} {platform.release()}",
-        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}, {_pgo()}",
     }
+
+
+def _pgo() -> str:
+    """Return whether the interpreter was compiled with profile-guided optimization."""
+    options = str(sysconfig.get_config_var("CONFIG_ARGS"))
+    return "built with PGO" if "--enable-optimizations" in options else "built without PGO"
 
 
 def _memory() -> str:

@@ -26,7 +26,7 @@ from bench.disturbances import AT_ONCE, NO_BODY, STREAMS, Disturbance
 from bench.figures import longest_busy, longest_gap
 from bench.hostile_bodies import BODIES, HostileBody
 from bench.hostile_sender import READY, Sent
-from bench.peers import GATEWAY, KEY, MODEL, ROUTER, Peer, Target, gateway, stub
+from bench.peers import GATEWAY, KEY, ROUTER, Peer, Target, gateway, in_front_of, stub
 from bench.rounds import PACE_MS, Say
 from bench.seats import direct
 
@@ -210,10 +210,7 @@ def _tenants(place: Peer, engine: str, home: Path) -> Iterator[Tenants]:
         with place.start(engine, home) as target:
             yield Tenants(target, KEY, KEY, KEY)
         return
-    models: list[dict[str, object]] = [
-        {"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}
-    ]
-    with gateway(home, models, admin_key=ADMIN_KEY) as (running, url):
+    with gateway(home, in_front_of(engine), admin_key=ADMIN_KEY) as (running, url):
         yield Tenants(
             Target(GATEWAY, url, running.pid),
             KEY,

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from bench.children import ROOT, WORK, Child, StartError, child, environment, fr
 MODEL = "stub"
 KEY = "sk-bench-0123456789abcdef"
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
+GC_PAUSES = Path(__file__).with_name("gc_pauses.py")
 REQUIREMENTS = Path(__file__).with_name("peers.txt")
 INSTALL_S = 300.0
 START_S = 60.0
@@ -34,6 +36,21 @@ WITH_REDIS = "vllm-gateway, limits in Redis"
 WITH_TRACES = "vllm-gateway, traces on"
 ROUTER = "vllm-router"
 LITELLM = "litellm"
+BEFORE = "vllm-gateway, before"
+COPY = "vllm-gateway, second copy"
+
+RUN = ("-c", "from app.cli import main; main()")
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A checkout of this project and the interpreter that runs it."""
+
+    tree: Path = ROOT
+    python: str = sys.executable
+
+
+HERE = Build()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +69,31 @@ class Peer:
     name: str
     version: str
     start: Callable[[str, Path], contextlib.AbstractContextManager[Target]]
+    build: Build | None = None  # of a gateway
 
 
-def peers(say: Callable[[str], None]) -> list[Peer]:
-    """Return the gateway and every peer that could be installed; `say` is told of the others."""
+def peers(
+    say: Callable[[str], None], *, before: Build | None, copy: bool, litellm: bool
+) -> list[Peer]:
+    """Return the gateways and every peer that could be installed; `say` is told of the others.
+
+    `before` is an earlier gateway and `copy` a second process of this one, for comparison.
+    """
     version = metadata.version("vllm-gateway")
     found = [
-        Peer(GATEWAY, version, _gateway),
-        Peer(WITH_REDIS, version, _gateway_with_redis),
-        Peer(WITH_TRACES, version, _gateway_with_traces),
+        _gateway(GATEWAY, version),
+        _gateway(WITH_REDIS, version, redis=True),
+        _gateway(WITH_TRACES, version, traces=True),
     ]
-    starts = {ROUTER: _router, LITELLM: _litellm}
+    if before is not None:
+        found.append(_gateway(BEFORE, _describe(before), before))
+    if copy:
+        found.append(_gateway(COPY, version))
+    starts = {ROUTER: _router} | ({LITELLM: _litellm} if litellm else {})
     for line in REQUIREMENTS.read_text().splitlines():
-        if not line.startswith("#"):
-            name, _, version = line.partition("==")
-            name = name.partition("[")[0]
+        name, _, version = line.partition("==")
+        name = name.partition("[")[0]
+        if name in starts:
             try:
                 _install(name, line)
             except StartError as error:
@@ -74,6 +101,16 @@ def peers(say: Callable[[str], None]) -> list[Peer]:
             else:
                 found.append(Peer(name, version, starts[name]))
     return found
+
+
+def _describe(build: Build) -> str:
+    """Return a build's commit, if its tree has one, and its interpreter."""
+    python = _run([build.python, "-V"]).strip()
+    try:
+        commit = _run(["git", "-C", build.tree, "describe", "--always", "--dirty"]).strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = "no commit"
+    return f"{commit}, {python}"
 
 
 def _install(name: str, requirement: str) -> None:
@@ -110,35 +147,36 @@ def stub(name: str = "stub", *, itl_ms: float = 20.0) -> Iterator[str]:
         yield url
 
 
-@contextlib.contextmanager
-def _gateway(engine: str, directory: Path) -> Iterator[Target]:
-    models: list[dict[str, object]] = [
-        {"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}
-    ]
-    with gateway(directory, models) as (running, url):
-        yield Target(GATEWAY, url, running.pid)
+def _gateway(
+    name: str,
+    version: str,
+    build: Build = HERE,
+    *,
+    redis: bool = False,
+    traces: bool = False,
+) -> Peer:
+    @contextlib.contextmanager
+    def start(engine: str, directory: Path) -> Iterator[Target]:
+        home = Path(tempfile.mkdtemp(dir=directory))
+        with contextlib.ExitStack() as stack:
+            running, url = stack.enter_context(
+                gateway(
+                    home,
+                    in_front_of(engine),
+                    name=name,
+                    build=build,
+                    redis_url=stack.enter_context(_redis(home)) if redis else None,
+                    traces=stack.enter_context(_collector(home)) if traces else None,
+                )
+            )
+            yield Target(name, url, running.pid)
+
+    return Peer(name, version, start, build)
 
 
-@contextlib.contextmanager
-def _gateway_with_redis(engine: str, directory: Path) -> Iterator[Target]:
-    models: list[dict[str, object]] = [
-        {"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}
-    ]
-    home = directory / "with-redis"
-    home.mkdir(exist_ok=True)
-    with _redis(home) as redis_url, gateway(home, models, redis_url=redis_url) as (running, url):
-        yield Target(WITH_REDIS, url, running.pid)
-
-
-@contextlib.contextmanager
-def _gateway_with_traces(engine: str, directory: Path) -> Iterator[Target]:
-    models: list[dict[str, object]] = [
-        {"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}
-    ]
-    home = directory / "with-traces"
-    home.mkdir(exist_ok=True)
-    with _collector(home) as traces, gateway(home, models, traces=traces) as (running, url):
-        yield Target(WITH_TRACES, url, running.pid)
+def in_front_of(engine: str) -> list[dict[str, object]]:
+    """Return the models of a gateway in front of one engine."""
+    return [{"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}]
 
 
 @contextlib.contextmanager
@@ -177,27 +215,30 @@ def gateway(
     directory: Path,
     models: list[dict[str, object]],
     *,
+    name: str = GATEWAY,
+    build: Build = HERE,
     start_s: float = START_S,
     redis_url: str | None = None,
     traces: str | None = None,
     admin_key: str | None = None,
+    gc_log: Path | None = None,
 ) -> Iterator[tuple[Child, str]]:
     """Run the gateway's command on these models; the values are its process and its URL.
 
     Everything is on, and limits so high that none is reached. Its first model answers when the
-    body begins. Raises StartError.
+    body begins. The pauses of its garbage collector are recorded in `gc_log`, see gc_pauses.py.
+    Raises StartError.
     """
     port = free_port()
     config = directory / "gateway.yaml"
     config.write_text(yaml.safe_dump(configuration(directory, port, models, redis_url, traces)))
-    command = Path(sys.executable).with_name("vllm-gateway")
+    run: tuple[str | Path, ...] = RUN if gc_log is None else ("-P", GC_PAUSES, gc_log)
+    argv = [build.python, *run, "serve", "--config", config]
     url = f"http://127.0.0.1:{port}"
     admin = {} if admin_key is None else {"GATEWAY_ADMIN_KEY": admin_key}
-    env = environment(GATEWAY_API_KEYS=KEY, **admin)
+    env = environment(GATEWAY_API_KEYS=KEY, PYTHONPATH=str(build.tree), **admin)
     # Not in the repository: a developer's .env would be read there.
-    with child(
-        GATEWAY, [command, "serve", "--config", config], cwd=directory, env=env, end_s=60
-    ) as running:
+    with child(name, argv, cwd=directory, env=env, end_s=60) as running:
         wait_until(lambda: answers(url, str(models[0]["name"])), running, start_s)
         yield running, url
 

@@ -4,10 +4,9 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
@@ -25,15 +24,6 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """Return the user and system seconds that the processes have used, all threads together."""
-    ticks = 0
-    for pid in pids:
-        if fields := _stat(pid):
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / TICKS_PER_S
-
-
 def cpu_clock(pid: int) -> float | None:
     """Return the CPU seconds of one process to the nanosecond, or None if it is gone."""
     try:
@@ -41,6 +31,19 @@ def cpu_clock(pid: int) -> float | None:
         return time.clock_gettime(~pid << 3 | 2)
     except OSError:
         return None
+
+
+def cpu_clocks(pids: Sequence[int]) -> dict[int, float]:
+    """Return the CPU seconds of each process that is alive, to the nanosecond.
+
+    Unlike the sum over /proc/PID/task, they include threads that have ended.
+    """
+    return {pid: clock for pid in pids if (clock := cpu_clock(pid)) is not None}
+
+
+def cpu_spent(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """Return the CPU seconds that the processes alive at the end spent since the beginning."""
+    return sum(clock - before.get(pid, 0.0) for pid, clock in after.items())
 
 
 def rss_kib(pids: Sequence[int]) -> int:

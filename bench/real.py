@@ -12,8 +12,8 @@ import yaml
 
 from bench.children import ROOT, StartError, child, environment, free_port, wait_until
 from bench.load import Load
-from bench.peers import DIRECT, GATEWAY, KEY, MODEL, ROUTER, Peer, answers
-from bench.rounds import Say, send
+from bench.peers import BEFORE, DIRECT, GATEWAY, KEY, MODEL, ROUTER, Peer, answers
+from bench.rounds import Say, send, turns
 from bench.samples import Sample
 from engines.process import vllm_launcher
 from engines.processes import MARK
@@ -25,8 +25,8 @@ TOKENS = 256
 # On two cores and a cold page cache 57 s were seen; the rest is for a busy machine.
 START_S = 300.0
 TRAINING_S = 600.0
-# Streams at once, and requests in one round.
-SIZES = ((1, 4), (8, 32), (32, 128))
+# Streams at once, requests in one round, and rounds.
+SIZES = ((1, 4, 3), (8, 32, 3), (32, 96, 9))
 
 
 def version() -> str:
@@ -47,17 +47,17 @@ def measure(say: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Sample]
         engine = stack.enter_context(_engine())
         ways = {DIRECT: engine}
         for peer in found:
-            if peer.name in (GATEWAY, ROUTER):
+            if peer.name in (GATEWAY, BEFORE, ROUTER):
                 directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 ways[peer.name] = stack.enter_context(peer.start(engine, directory)).url
-        rounds = 1 if quick else 5
-        for streams, requests in SIZES:
+        for streams, requests, most in SIZES:
             for url in ways.values():
                 # The engine's first answers to a batch of a size are slow.
                 send(load(url, streams=streams, requests=streams))
+            rounds = 1 if quick else most
             for number in range(rounds):
                 say(f"real vLLM, {streams} at a time, round {number + 1} of {rounds}")
-                for name, url in ways.items():
+                for name, url in turns(list(ways.items()), number):
                     result = send(load(url, streams=streams, requests=requests))
                     yield Sample("real", streams, number, name, result)
 

@@ -1,31 +1,36 @@
 """The tables of a run: built once, shown on the terminal and written as Markdown. Pure."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench import disturbances as noise
 from bench.disturbances import AT_ONCE, STREAMS, Disturbances
+from bench.figures import Estimate
 from bench.kinds import PROCESS
-from bench.peers import DIRECT, LITELLM, ROUTER
-from bench.samples import Samples
-from bench.targets import (
-    Goal,
-    cpu_per_chunk,
-    cpu_per_request,
-    gap_p50,
-    gap_p99,
-    goals,
-    latency_p50,
-    requests_per_s,
-    rss_mib,
-    stall_free,
-    tokens_per_s,
-    ttft_p50,
-    ttft_p99,
-)
+from bench.peers import BEFORE, COPY, DIRECT, GATEWAY, LITELLM, ROUTER
+from bench.samples import Figure, Samples
+from bench.targets import MANY, Goal, goals
 
 NOTHING = "–"
+# One token interval of a fast engine: a shorter stop delays no stream by a token.
+LONGEST_STOP_MS = 20
+AGAINST_ROUTER = f"× {ROUTER}"
+ADDED = "added latency p50 ms"
+STREAM_TIMES = ("added TTFT p50 ms", "p99 ms", "gap p50 ms", "gap p99 ms")
+# What is compared with another build: the figure, its part, its size.
+COMPARED: tuple[tuple[str, str, int, Figure], ...] = (
+    ("CPU µs per plain request, 1 at a time", "plain", 1, "cpu_us_per_request"),
+    ("CPU µs per plain request, 32 at a time", "plain", 32, "cpu_us_per_request"),
+    ("plain requests/s, 32 at a time", "plain", 32, "requests_per_s"),
+    ("CPU µs per chunk, 64 streams", "streams", 64, "cpu_us_per_chunk"),
+    ("CPU µs per chunk, 512 streams", "streams", 512, "cpu_us_per_chunk"),
+    ("TTFT p99 ms, 64 streams", "streams", 64, "ttft_p99"),
+    (f"stall-free streams of {MANY:,}", "stall", MANY, "stall_free"),
+    ("RSS MiB after all loads", "memory", MANY, "rss_mib"),
+    ("tokens/s on real vLLM, 32 streams", "real", 32, "tokens_per_s"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,13 @@ class Table:
 
 
 def tables(samples: Samples, disturbances: Disturbances | None = None) -> Iterator[Table]:
-    """Return a table for each part that ran, and the goals."""
+    """Return a table for each part that ran, the comparisons with other builds, and the goals."""
     disturbances = disturbances or Disturbances()
     for part, table in (
         ("streams", _streams),
         ("plain", _plain),
         ("stall", _stall),
+        ("memory", _memory),
         ("real", _real),
         ("kinds", _kinds),
     ):
@@ -59,7 +65,13 @@ def tables(samples: Samples, disturbances: Disturbances | None = None) -> Iterat
             yield table(samples)
     if disturbances:
         yield _noisy_neighbor(disturbances)
-    yield _goals(list(goals(samples, disturbances)))
+    for other, title, note in (
+        (BEFORE, "Against the gateway before", "The earlier checkout ran in the same rounds."),
+        (COPY, "Noise", "Two processes of the same build: what differs here is noise."),
+    ):
+        if rows := list(_compared(samples, other)):
+            yield Table(title, ["", other, GATEWAY, "ratio", "95 % interval"], rows, note)
+    yield _goals(list(goals(samples)))
 
 
 def _streams(samples: Samples) -> Table:
@@ -71,24 +83,17 @@ def _streams(samples: Samples) -> Table:
                 [
                     name,
                     number(size, 0),
-                    number(samples.median(*place, cpu_per_chunk), 1),
-                    number(samples.added(*place, DIRECT, ttft_p50), 2),
-                    number(samples.added(*place, DIRECT, ttft_p99), 2),
-                    number(samples.median(*place, gap_p50), 1),
-                    number(samples.median(*place, gap_p99), 1),
+                    number(samples.median(*place, "cpu_us_per_chunk"), 1),
+                    shown(samples.ratio(*place, ROUTER, "cpu_us_per_chunk"), 2),
+                    number(samples.added(*place, DIRECT, "ttft_p50"), 2),
+                    number(samples.added(*place, DIRECT, "ttft_p99"), 2),
+                    number(samples.median(*place, "gap_p50"), 1),
+                    number(samples.median(*place, "gap_p99"), 1),
                 ]
             )
     return Table(
         "Streams",
-        [
-            "",
-            "streams",
-            "CPU µs per chunk",
-            "added TTFT p50 ms",
-            "p99 ms",
-            "gap p50 ms",
-            "gap p99 ms",
-        ],
+        ["", "streams", "CPU µs per chunk", AGAINST_ROUTER, *STREAM_TIMES],
         rows,
         f"64 tokens each, one every 20 ms. {LITELLM} is left out at 512 streams: it takes minutes.",
     )
@@ -103,14 +108,15 @@ def _plain(samples: Samples) -> Table:
                 [
                     name,
                     number(size, 0),
-                    number(samples.median(*place, cpu_per_request), 1),
-                    number(samples.added(*place, DIRECT, latency_p50), 2),
-                    number(samples.median(*place, requests_per_s), 0),
+                    number(samples.median(*place, "cpu_us_per_request"), 1),
+                    shown(samples.ratio(*place, ROUTER, "cpu_us_per_request"), 2),
+                    number(samples.added(*place, DIRECT, "e2e_p50"), 2),
+                    number(samples.median(*place, "requests_per_s"), 0),
                 ]
             )
     return Table(
         "Plain requests",
-        ["", "at a time", "CPU µs per request", "added latency p50 ms", "requests/s"],
+        ["", "at a time", "CPU µs per request", AGAINST_ROUTER, ADDED, "requests/s"],
         rows,
         "With traces on, every request is traced, and a collector takes its spans.",
     )
@@ -120,12 +126,11 @@ def _stall(samples: Samples) -> Table:
     sizes = samples.sizes("stall")
     rows = []
     for name in samples.targets("stall"):
-        free = [samples.median("stall", size, name, stall_free) for size in sizes]
-        rss = samples.median("stall", sizes[-1], name, rss_mib)
-        rows.append([name, *(number(count, 0) for count in free), number(rss, 0)])
+        free = [samples.median("stall", size, name, "stall_free") for size in sizes]
+        rows.append([name, *(number(count, 0) for count in free)])
     return Table(
         "Stall-free streams",
-        ["streams at once", *(number(size, 0) for size in sizes), f"RSS MiB at {sizes[-1]:,}"],
+        ["streams at once", *(number(size, 0) for size in sizes)],
         rows,
         "How many of them never kept their reader waiting for more than three times the pace of "
         "20 ms. The stub and the load client share the cores: no more than `direct` can be had. "
@@ -133,56 +138,76 @@ def _stall(samples: Samples) -> Table:
     )
 
 
-def _real(samples: Samples) -> Table:
+def _memory(samples: Samples) -> Table:
     rows = []
-    for size in samples.sizes("real"):
-        for name in samples.targets("real"):
-            against = samples.compare("real", size, name, DIRECT, tokens_per_s)
-            rows.append(
-                [
-                    name,
-                    number(size, 0),
-                    number(samples.median("real", size, name, tokens_per_s), 0),
-                    number(against.of_medians, 3),
-                    number(samples.median("real", size, name, ttft_p50), 1),
-                    number(samples.median("real", size, name, ttft_p99), 1),
-                ]
-            )
+    for name in samples.targets("memory"):
+        rss = [samples.estimate("memory", size, name, "rss_mib") for size in (32, 512, MANY)]
+        pause = samples.estimate("memory", MANY, name, "gc_pause_ms")
+        rows.append([name, *(shown(one, 0) for one in rss), shown(pause, 1)])
     return Table(
-        "Real vLLM",
-        ["", "streams", "tokens/s", "× direct", "TTFT p50 ms", "TTFT p99 ms"],
+        "Memory",
+        ["RSS MiB", "32 plain", "512 streams", f"{MANY:,} streams", "longest GC pause ms"],
         rows,
+        "The peak of resident memory during each load, one load after the other on a new process. "
+        "The pause is the longest of the Python garbage collector in any of them.",
+    )
+
+
+def _compared(samples: Samples, other: str) -> Iterator[list[str]]:
+    for title, part, size, figure in COMPARED:
+        if ratio := samples.ratio(part, size, GATEWAY, other, figure):
+            medians = (samples.median(part, size, name, figure) for name in (other, GATEWAY))
+            values = (number(value, 1) for value in medians)
+            yield [title, *values, number(ratio.median, 3), interval(ratio, 3)]
+
+
+def _real(samples: Samples) -> Table:
+    return _throughput(
+        samples,
+        "real",
+        ROUTER,
+        "Real vLLM",
         "The demo model on vLLM's CPU build, one engine on TCP for all. Engine, client and whoever "
         "stands between them share the machine's cores: what one takes the others lack.",
     )
 
 
 def _kinds(samples: Samples) -> Table:
-    rows = []
-    for size in samples.sizes("kinds"):
-        for name in samples.targets("kinds"):
-            against = samples.compare("kinds", size, name, PROCESS, tokens_per_s)
-            rows.append(
-                [
-                    name,
-                    number(size, 0),
-                    number(samples.median("kinds", size, name, tokens_per_s), 0),
-                    number(against.of_medians, 3),
-                    number(samples.median("kinds", size, name, ttft_p50), 1),
-                    number(samples.median("kinds", size, name, ttft_p99), 1),
-                ]
-            )
-    return Table(
+    return _throughput(
+        samples,
+        "kinds",
+        PROCESS,
         "In process against process",
-        ["", "streams", "tokens/s", "× process", "TTFT p50 ms", "TTFT p99 ms"],
-        rows,
         "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
         "socket, one whose engine is inside it. One of the two idles while the other is asked.",
     )
 
 
+def _throughput(samples: Samples, part: str, other: str, title: str, note: str) -> Table:
+    rows = [
+        [
+            name,
+            number(size, 0),
+            number(samples.median(part, size, name, "tokens_per_s"), 0),
+            shown(samples.ratio(part, size, name, other, "tokens_per_s"), 3),
+            number(samples.median(part, size, name, "ttft_p50"), 1),
+            number(samples.median(part, size, name, "ttft_p99"), 1),
+        ]
+        for size in samples.sizes(part)
+        for name in samples.targets(part, size)
+    ]
+    against = f"× {other.removeprefix('kind: ')}"
+    columns = ["", "streams", "tokens/s", against, "TTFT p50 ms", "TTFT p99 ms"]
+    return Table(title, columns, rows, note)
+
+
 def _noisy_neighbor(disturbances: Disturbances) -> Table:
-    figures = ((noise.gap_ms, 0), (noise.wait_ms, 0), (noise.stop_ms, 1), (noise.rss_growth_mib, 0))
+    figures: tuple[tuple[noise.Figure, int], ...] = (
+        ("gap_ms", 0),
+        ("wait_ms", 0),
+        ("stop_ms", 1),
+        ("rss_growth_mib", 0),
+    )
 
     def cell(body: str, target: str, figure: noise.Figure, digits: int) -> str:
         medians = (disturbances.median(body, target, n, figure) for n in (1, AT_ONCE))
@@ -214,43 +239,76 @@ def _noisy_neighbor(disturbances: Disturbances) -> Table:
         "are due. Probe: the longest GET /health, sent on one connection 2 ms after each response. "
         "Stop: the longest probe, each capped at the CPU time of the target during it, which "
         "leaves out the time that other programs had its core. RSS growth: from before the send "
-        f"to the peak. `{noise.NO_BODY}` is the noise of the shared cores. {ROUTER} has no keys.",
+        f"to the peak. `{noise.NO_BODY}` is the noise of the shared cores. {ROUTER} has no keys. "
+        + _longest_stop(disturbances.longest_stop_ms(GATEWAY)),
+    )
+
+
+def _longest_stop(stop_ms: float | None) -> str:
+    verdict = "" if stop_ms is None else ", met" if stop_ms <= LONGEST_STOP_MS else ", missed"
+    return (
+        f"The longest stop of {GATEWAY} under any body: {number(stop_ms, 1)} ms; its bound is "
+        f"{LONGEST_STOP_MS} ms{verdict}."
     )
 
 
 def _goals(goals: Sequence[Goal]) -> Table:
     return Table(
         "Targets",
-        ["figure", "target", "measured", "median of rounds' ratios", ""],
+        ["figure", "target", "measured", "95 % interval", ""],
         [
             [
                 goal.figure,
                 _bound(goal),
-                number(goal.measured, 0 if _whole(goal) else 3),
-                number(goal.by_round, 3),
-                {True: "met", False: "not met", None: "not measured"}[goal.met],
+                number(middle(goal.measured), _digits(goal)),
+                interval(goal.measured, _digits(goal)),
+                goal.verdict,
             ]
             for goal in goals
         ],
-        "A ratio is that of the medians over all rounds.",
+        "Each is the median over the rounds; a ratio is taken within each round. A target is met "
+        "or missed where the whole interval is on one side of it, and not shown otherwise.",
     )
 
 
 def _bound(goal: Goal) -> str:
+    if goal.bound is None:
+        return f"{NOTHING} {goal.unit}"
     sign = "≥" if goal.at_least else "≤"
-    unit = f" {goal.unit}" if _whole(goal) and goal.unit else ""
+    unit = f" {goal.unit}" if goal.unit not in ("", "×") else ""
     aim = f" (aim {goal.aim:g})" if goal.aim is not None else ""
     return f"{sign} {goal.bound:,g}{unit}{aim}"
 
 
-def _whole(goal: Goal) -> bool:
-    """Whether it is a count or an amount, not a ratio."""
-    return goal.unit != "×"
+def _digits(goal: Goal) -> int:
+    return {"×": 3, "ms": 1}.get(goal.unit, 0)
 
 
 def number(value: float | None, digits: int) -> str:
     """Return a figure as it is shown; a dash for what was not measured."""
-    return NOTHING if value is None else f"{value:,.{digits}f}"
+    if value is None:
+        return NOTHING
+    return "∞" if value == math.inf else f"{value:,.{digits}f}"
+
+
+def interval(estimate: Estimate | None, digits: int) -> str:
+    """Return the interval of an estimate; a dash if there is none."""
+    if estimate is None or estimate.interval is None:
+        return NOTHING
+    low, high = estimate.interval
+    return f"{number(low, digits)} to {number(high, digits)}"
+
+
+def shown(estimate: Estimate | None, digits: int) -> str:
+    """Return an estimate and its interval."""
+    if estimate is None or estimate.interval is None:
+        return number(middle(estimate), digits)
+    return f"{number(estimate.median, digits)} ({interval(estimate, digits)})"
+
+
+def middle(estimate: Estimate | None) -> float | None:
+    """Return the median of an estimate, if there is one."""
+    return None if estimate is None else estimate.median
 
 
 def facts(title: str, values: Mapping[str, str]) -> Table:

@@ -1,19 +1,25 @@
-"""What is sent to whom, in interleaved rounds: A, B, C, A, B, C, so that drift meets all alike."""
+"""Loads, and the rounds in which each target takes its turn: A, B, C, then C, B, A.
+
+A drift of the machine meets all targets of a round alike, and the order in which they follow each
+other does not favor one of them.
+"""
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from bench.children import ROOT
 from bench.load import Load, Result, arguments
-from bench.peers import KEY, LITELLM, MODEL, WITH_REDIS, WITH_TRACES, Target
+from bench.peers import COPY, KEY, LITELLM, MODEL, WITH_REDIS, WITH_TRACES, Target
 from bench.samples import Sample
 from bench.seats import Seat
 
 # Told in a few words what is going on.
 Say = Callable[[str], None]
+TurnT = TypeVar("TurnT")
 
 TOKENS = 64
 PACE_MS = 20.0
@@ -21,71 +27,59 @@ PACE_MS = 20.0
 STALL_TOKENS = 128
 # How often a round is begun with one who dies in it.
 TRIES = 3
+# Of LiteLLM, which is 30 to 200 times slower: few rounds show that.
+LITELLM_ROUNDS = 3
+LITELLM_STREAMS = 64
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One load, how often it is repeated, and what LiteLLM gets of it, which is far slower."""
+    """One load and how often it is repeated."""
 
     part: str
     size: int  # requests in flight
-    requests: int
-    rounds: int
-    requests_litellm: int = 0  # 0: it is left out
+    seconds: float | None = None  # None: one request for each of them
+    rounds: int = 1
     tokens: int = TOKENS
     stream: bool = True
     ramp_s: float = 0.2
 
-    def requests_of(self, target: str) -> int:
-        """Return how many requests a target gets; 0 if it is left out.
+    def includes(self, target: str, number: int) -> bool:
+        """Whether a target takes part in a round.
 
         What Redis and traces cost is paid once for a request, so streams have nothing to add.
         """
-        if target in (WITH_REDIS, WITH_TRACES) and self.part != "plain":
-            return 0
-        return self.requests_litellm if target == LITELLM else self.requests
+        if target in (WITH_REDIS, WITH_TRACES):
+            return self.part == "plain"
+        if target == LITELLM:
+            few = self.size <= LITELLM_STREAMS and number < LITELLM_ROUNDS
+            return self.part != "stall" and few
+        return target != COPY or self.part != "stall"
+
+
+CASES = (
+    Case(part="streams", size=64, seconds=4.2, rounds=9),
+    Case(part="streams", size=512, seconds=2.2, ramp_s=1.0, rounds=9),
+    Case(part="plain", size=1, seconds=1.0, stream=False, ramp_s=0.0, rounds=6),
+    Case(part="plain", size=32, seconds=1.5, stream=False, ramp_s=0.0, rounds=9),
+    *(
+        Case(part="stall", size=size, tokens=STALL_TOKENS, ramp_s=0.5, rounds=rounds)
+        for size, rounds in ((256, 3), (512, 3), (1024, 9))
+    ),
+)
 
 
 def cases(parts: Iterable[str], *, quick: bool) -> list[Case]:
     """Return the cases of the parts that were asked for."""
-    return [case for case in (_quick() if quick else _whole()) if case.part in parts]
-
-
-def _whole() -> list[Case]:
     return [
-        Case(part="streams", size=64, requests=256, requests_litellm=64, rounds=5),
-        Case(part="streams", size=512, requests=1024, ramp_s=1.0, rounds=5),
-        _plain(1, requests=2000, requests_litellm=100, rounds=5),
-        _plain(32, requests=10000, requests_litellm=300, rounds=5),
-        *(_stall(size, rounds=3) for size in (64, 128, 256, 512, 1024)),
+        msgspec.structs.replace(case, rounds=1) if quick else case
+        for case in CASES
+        if case.part in parts
     ]
 
 
-def _quick() -> list[Case]:
-    return [
-        Case(part="streams", size=64, requests=64, requests_litellm=32, rounds=2),
-        Case(part="streams", size=512, requests=512, ramp_s=1.0, rounds=1),
-        _plain(1, requests=1000, requests_litellm=50, rounds=1),
-        _plain(32, requests=4000, requests_litellm=100, rounds=1),
-        *(_stall(size, rounds=1) for size in (64, 256, 1024)),
-    ]
-
-
-def _plain(size: int, *, requests: int, requests_litellm: int, rounds: int) -> Case:
-    return Case(
-        part="plain",
-        size=size,
-        requests=requests,
-        requests_litellm=requests_litellm,
-        rounds=rounds,
-        stream=False,
-        ramp_s=0.0,
-    )
-
-
-def _stall(size: int, *, rounds: int) -> Case:
-    return Case(
-        part="stall", size=size, requests=size, rounds=rounds, tokens=STALL_TOKENS, ramp_s=0.5
-    )
+def turns(members: Sequence[TurnT], number: int) -> Sequence[TurnT]:
+    """Return the members in the order of a round: every second round is reversed."""
+    return members[::-1] if number % 2 else members
 
 
 def measure(cases: Sequence[Case], seats: Sequence[Seat], say: Say, note: Say) -> Iterator[Sample]:
@@ -96,18 +90,19 @@ def measure(cases: Sequence[Case], seats: Sequence[Seat], say: Say, note: Say) -
     """
     for seat in seats:
         say(f"warming up {seat.name}")
-        _warm_up(seat.target())
+        for stream in (True, False):
+            send(load(Case(part="", size=32, seconds=1.0, stream=stream), seat.target()))
     for case in cases:
         for number in range(case.rounds):
             say(f"{_name(case)}, round {number + 1} of {case.rounds}")
-            for seat in seats:
-                if case.requests_of(seat.name):
+            for seat in turns(seats, number):
+                if case.includes(seat.name, number):
                     yield from _play(case, number, seat, note)
 
 
 def _play(case: Case, number: int, seat: Seat, note: Say) -> Iterator[Sample]:
     for _ in range(TRIES):
-        result = send(_load(case, seat.target()))
+        result = send(load(case, seat.target()))
         if seat.alive:
             yield Sample(case.part, case.size, number, seat.name, result)
             return
@@ -118,20 +113,16 @@ def _name(case: Case) -> str:
     return f"{case.part}, {case.size} at a time"
 
 
-def _warm_up(target: Target) -> None:
-    for stream in (True, False):
-        few = Case(part="", size=8, requests=64, requests_litellm=16, rounds=1, stream=stream)
-        send(_load(few, target))
-
-
-def _load(case: Case, target: Target) -> Load:
+def load(case: Case, target: Target) -> Load:
+    """Return the load of a case on a target."""
     return Load(
         url=target.url,
         model=MODEL,
         key=KEY,
         pid=target.pid,
         streams=case.size,
-        requests=case.requests_of(target.name),
+        requests=case.size,
+        seconds=case.seconds,
         tokens=case.tokens,
         stream=case.stream,
         ramp_s=case.ramp_s,

@@ -1,12 +1,18 @@
-"""What was measured, and the figures that follow from it. Pure."""
+"""Samples of a run, and the figures that follow from them. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from bench.figures import difference, median, ratio
+from bench.figures import Estimate, difference, estimate, median, ratio, ratio_of_added
 from bench.load import Result
 
-Figure = Callable[[Result], float | None]
+# A field of Result.
+Figure = Literal[
+    "cpu_us_per_chunk", "cpu_us_per_request", "e2e_p50", "gap_p50", "gap_p99", "gc_pause_ms",
+    "requests_per_s", "rss_mib", "stall_free", "tokens_per_s", "ttft_p50", "ttft_p99",
+]  # fmt: skip
+Rounds = dict[int, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +26,6 @@ class Sample:
     result: Result
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two targets on one figure."""
-
-    of_medians: float | None
-    by_round: float | None  # the median of the rounds' own ratios
-
-
 class Samples:
     """Every sample of a run."""
 
@@ -39,7 +37,7 @@ class Samples:
         return sorted({size for one, size, _, _ in self._by_place if one == part})
 
     def targets(self, part: str, size: int | None = None) -> list[str]:
-        """Return who took part, at one size or at any, in the order of the rounds."""
+        """Return who took part, at one size or at any, in the order of the first round."""
         places = ((p, s, t) for p, s, t, _ in self._by_place)
         return list(dict.fromkeys(t for p, s, t in places if p == part and size in (None, s)))
 
@@ -52,49 +50,58 @@ class Samples:
                 counts[name] = counts.get(name, 0) + count
         return counts
 
+    def rounds(self, part: str, size: int, target: str, figure: Figure) -> Rounds:
+        """Return the figure of each round in which a request succeeded."""
+        # Of a round in which nothing succeeded there is no figure, not even 0 requests/s.
+        return {
+            number: getattr(result, figure)
+            for (p, s, t, number), result in self._by_place.items()
+            if (p, s, t) == (part, size, target) and result.ok
+        }
+
+    def estimate(self, part: str, size: int, target: str, figure: Figure) -> Estimate | None:
+        """Return the target's own figure; None where nothing was measured."""
+        return estimate(self.rounds(part, size, target, figure).values())
+
     def median(self, part: str, size: int, target: str, figure: Figure) -> float | None:
         """Return the median over the rounds; None where nothing was measured."""
-        return median(self._rounds(part, size, target, figure).values())
+        return median(self.rounds(part, size, target, figure).values())
+
+    def ratio(
+        self, part: str, size: int, target: str, other: str, figure: Figure
+    ) -> Estimate | None:
+        """Return the target's figure over the other's of the same round."""
+        return _compare(
+            ratio,
+            self.rounds(part, size, target, figure),
+            self.rounds(part, size, other, figure),
+        )
 
     def added(self, part: str, size: int, target: str, direct: str, figure: Figure) -> float | None:
         """Return the median of what each round has more than `direct` had in the same round."""
         return median(self._added(part, size, target, direct, figure).values())
 
-    def compare(self, part: str, size: int, target: str, other: str, figure: Figure) -> Comparison:
-        """Return the target's figure over the other's."""
-        return _comparison(
-            self._rounds(part, size, target, figure), self._rounds(part, size, other, figure)
-        )
-
-    def compare_added(
+    def ratio_of_added(
         self, part: str, size: int, target: str, other: str, direct: str, figure: Figure
-    ) -> Comparison:
-        """Return what the target adds over what the other adds."""
-        return _comparison(
+    ) -> Estimate | None:
+        """Return what the target adds over what the other adds in the same round."""
+        return _compare(
+            ratio_of_added,
             self._added(part, size, target, direct, figure),
             self._added(part, size, other, direct, figure),
         )
 
-    def _rounds(self, part: str, size: int, target: str, figure: Figure) -> dict[int, float | None]:
-        # Of a round in which nothing succeeded there is no figure, not even 0 requests/s.
-        return {
-            number: figure(result)
-            for (p, s, t, number), result in self._by_place.items()
-            if (p, s, t) == (part, size, target) and result.ok
-        }
-
-    def _added(
-        self, part: str, size: int, target: str, direct: str, figure: Figure
-    ) -> dict[int, float | None]:
-        base = self._rounds(part, size, direct, figure)
+    def _added(self, part: str, size: int, target: str, direct: str, figure: Figure) -> Rounds:
+        base = self.rounds(part, size, direct, figure)
         return {
             number: difference(value, base.get(number))
-            for number, value in self._rounds(part, size, target, figure).items()
+            for number, value in self.rounds(part, size, target, figure).items()
         }
 
 
-def _comparison(a: dict[int, float | None], b: dict[int, float | None]) -> Comparison:
-    return Comparison(
-        of_medians=ratio(median(a.values()), median(b.values())),
-        by_round=median(ratio(value, b.get(number)) for number, value in a.items()),
-    )
+def _compare(
+    compared: Callable[[float | None, float | None], float | None],
+    a: Mapping[int, float | None],
+    b: Mapping[int, float | None],
+) -> Estimate | None:
+    return estimate(compared(value, b.get(number)) for number, value in a.items())

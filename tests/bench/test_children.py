@@ -75,10 +75,36 @@ def test_what_proc_says_of_a_family() -> None:
         assert running.pid in proc.family(os.getpid())
         assert proc.rss_kib([running.pid]) > 0
         assert (proc.cpu_clock(running.pid) or 0) > 0
-    assert proc.cpu_seconds([os.getpid()]) > 0
-    assert proc.cpu_seconds([running.pid]) == proc.rss_kib([running.pid]) == 0
+    assert proc.rss_kib([running.pid]) == 0
     assert proc.cpu_clock(running.pid) is None
     assert proc.peak_rss_kib([running.pid]) == 0
+
+
+def test_cpu_time_includes_threads_that_have_ended(tmp_path: Path) -> None:
+    # The thread's own clock goes with it, so it tells what it spent before it ends.
+    program = """
+import pathlib, threading, time
+def burn():
+    while time.thread_time_ns() < 20_000_000: pass
+    spent.append(time.thread_time_ns())
+spent = []
+thread = threading.Thread(target=burn)
+thread.start()
+thread.join()
+pathlib.Path("spent").write_text(str(spent[0]))
+time.sleep(60)
+"""
+    with child("c", [sys.executable, "-c", program], cwd=tmp_path) as running:
+        wait_until(lambda: bool(_text(tmp_path / "spent")), running, 10)
+
+        assert proc.cpu_clocks([running.pid])[running.pid] >= int(_text(tmp_path / "spent")) / 1e9
+
+
+def test_cpu_time_is_that_of_the_processes_alive_at_the_end() -> None:
+    before = {1: 5.0, 2: 1.0}
+
+    assert proc.cpu_spent(before, {1: 5.5, 3: 0.25}) == 0.75
+    assert proc.cpu_spent({}, {}) == 0
 
 
 def test_the_peak_of_memory_begins_anew_when_it_is_reset() -> None:
@@ -92,6 +118,10 @@ def test_the_peak_of_memory_begins_anew_when_it_is_reset() -> None:
     proc.reset_peak_rss(pids)
 
     assert proc.peak_rss_kib(pids) < before - (48 << 10)
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 def _is_gone(pid: int) -> bool:

@@ -1,6 +1,6 @@
 from typing import Any
 
-from bench.disturbances import AT_ONCE, NO_BODY, Disturbance, Disturbances, gap_ms, stop_ms
+from bench.disturbances import AT_ONCE, NO_BODY, Disturbance, Disturbances
 from bench.peers import GATEWAY, ROUTER
 from tests.bench.results import disturbance
 
@@ -12,9 +12,9 @@ def stops(*values: float | None, **fields: Any) -> list[Disturbance]:
 def test_medians_are_over_the_sends_of_one_kind() -> None:
     run = Disturbances([*stops(5.0, 90.0, 6.0), *stops(700.0, at_once=AT_ONCE)])
 
-    assert run.median("members", GATEWAY, 1, stop_ms) == 6.0
-    assert run.median("members", GATEWAY, AT_ONCE, stop_ms) == 700.0
-    assert run.median("members", ROUTER, 1, gap_ms) is None
+    assert run.median("members", GATEWAY, 1, "stop_ms") == 6.0
+    assert run.median("members", GATEWAY, AT_ONCE, "stop_ms") == 700.0
+    assert run.median("members", ROUTER, 1, "gap_ms") is None
 
 
 def test_the_longest_stop_is_that_of_the_worst_body_in_its_median_send() -> None:

@@ -1,15 +1,24 @@
+import itertools
+import math
+from fractions import Fraction
+from random import Random
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.figures import (
+    Estimate,
     difference,
+    estimate,
     gaps,
     longest_busy,
     longest_gap,
     median,
+    median_interval,
     percentile,
     ratio,
+    ratio_of_added,
     slope,
     stall_free,
 )
@@ -46,6 +55,102 @@ def test_ratio_is_nothing_where_it_means_nothing(
     a: float | None, b: float | None, expected: float | None
 ) -> None:
     assert ratio(a, b) == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (3.0, 2.0, 1.5),
+        (None, 2.0, None),
+        (3.0, None, None),
+        (3.0, 0.0, math.inf),
+        (3.0, -1.0, math.inf),
+        (0.0, 2.0, 0.0),
+        (-1.0, 2.0, 0.0),
+        (-1.0, -2.0, 0.0),
+    ],
+)
+def test_an_amount_below_the_noise_adds_nothing(
+    a: float | None, b: float | None, expected: float | None
+) -> None:
+    assert ratio_of_added(a, b) == expected
+
+
+def test_an_estimate_is_of_the_rounds_that_have_a_value() -> None:
+    assert estimate([None, 3.0, 1.0, None, 2.0]) == Estimate(2.0, None)
+    assert estimate([5.0, 1.0, 6.0, 2.0, 4.0, 3.0]) == Estimate(3.5, (1.0, 6.0))
+    assert estimate([None]) is None
+
+
+# Which values bound the interval, counted from the smallest and from the largest: the published
+# tables for the median at 95 %.
+RANKS = {6: 1, 7: 1, 8: 1, 9: 2, 10: 2, 11: 2, 12: 3, 13: 3, 14: 3, 15: 4}
+
+
+@pytest.mark.parametrize(("count", "rank"), RANKS.items())
+def test_the_interval_has_the_ranks_of_the_published_tables(count: int, rank: int) -> None:
+    assert median_interval([float(n) for n in range(count, 0, -1)]) == (rank, count + 1 - rank)
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_fewer_than_six_rounds_have_no_interval(count: int) -> None:
+    assert median_interval([1.0] * count) is None
+
+
+@pytest.mark.parametrize("count", range(6, 12))
+def test_the_interval_covers_the_median_in_95_percent_of_all_samples(count: int) -> None:
+    # Each value is as likely below the median, here 0, as above it.
+    covered = 0
+    for signs in itertools.product((-1, 1), repeat=count):
+        found = median_interval([sign * (n + 1.0) for n, sign in enumerate(signs)])
+        assert found is not None
+        covered += found[0] <= 0 <= found[1]
+
+    assert Fraction(95, 100) <= Fraction(covered, 2**count) <= Fraction(993, 1000)
+
+
+ROUNDS = st.lists(st.floats(0.001, 1e6), min_size=6, max_size=15)
+
+
+@settings(max_examples=40)
+@given(ROUNDS)
+def test_the_interval_holds_the_median_and_ends_at_values(values: list[float]) -> None:
+    found = estimate(values)
+
+    assert found is not None
+    assert found.interval is not None
+    low, high = found.interval
+    assert low <= found.median <= high
+    assert {low, high} <= set(values)
+
+
+@settings(max_examples=40)
+@given(ROUNDS, st.randoms(use_true_random=False))
+def test_the_order_of_the_rounds_is_of_no_importance(values: list[float], dice: Random) -> None:
+    mixed = values.copy()
+    dice.shuffle(mixed)
+
+    assert estimate(mixed) == estimate(values)
+
+
+@settings(max_examples=40)
+@given(ROUNDS)
+def test_the_interval_of_the_reverse_ratios_is_the_reverse(values: list[float]) -> None:
+    found, reverse = median_interval(values), median_interval([1 / value for value in values])
+
+    assert found is not None
+    assert reverse == (1 / found[1], 1 / found[0])
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(1.0, 2.0), min_size=9, max_size=15), st.floats(1e3, math.inf))
+def test_one_wild_round_does_not_move_the_interval_out_of_the_others(
+    values: list[float], wild: float
+) -> None:
+    found = median_interval([*values[1:], wild])
+
+    assert found is not None
+    assert 1.0 <= found[0] <= found[1] <= 2.0
 
 
 def test_difference() -> None:

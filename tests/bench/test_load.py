@@ -4,7 +4,6 @@ import msgspec
 
 from bench.children import free_port
 from bench.load import Load, Result, arguments, run
-from bench.rounds import PACE_MS, cases
 from bench.stub_engine import Connection, Stub
 
 
@@ -38,6 +37,14 @@ async def test_plain_answers_have_no_chunks() -> None:
     assert result.tokens_per_s > 0
 
 
+async def test_a_load_of_some_seconds_is_as_long_as_they_are() -> None:
+    result = await sent(seconds=0.05, requests=1, stream=False)
+
+    assert result.ok > 1
+    assert result.wall_s >= 0.05
+    assert (await sent(seconds=0.0)).ok == 0
+
+
 async def test_failures_are_counted_by_name() -> None:
     result = await sent(requests=3, path="/nowhere")
 
@@ -59,16 +66,3 @@ def test_a_load_survives_the_command_line() -> None:
     assert "--prompt=--a b" in arguments(load)
     nobody = Load(url="http://127.0.0.1:1")
     assert not any(word.startswith("--pid") for word in arguments(nobody))
-
-
-def test_a_quick_run_has_the_parts_of_a_whole_one() -> None:
-    parts = ("streams", "plain", "stall")
-
-    assert {c.part for c in cases(parts, quick=True)} == set(parts)
-    assert {c.part for c in cases(parts, quick=False)} == set(parts)
-    assert {c.part for c in cases(("plain",), quick=False)} == {"plain"}
-
-
-def test_streams_at_stall_are_all_there_at_once() -> None:
-    for case in cases(("stall",), quick=False):
-        assert case.ramp_s < case.tokens * PACE_MS / 1000 / 2

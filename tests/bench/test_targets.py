@@ -1,92 +1,141 @@
 import pytest
 
-from bench.disturbances import Disturbances
+from bench.figures import Estimate
+from bench.peers import GATEWAY, ROUTER, WITH_REDIS
+from bench.samples import Sample, Samples
 from bench.targets import Goal, goals, stall_free_streams
-from tests.bench.results import disturbance, of, samples
+from tests.bench.results import of, result, samples
+
+NAMES = {"ours": GATEWAY, "redis": WITH_REDIS, "router": ROUTER}
 
 
 @pytest.mark.parametrize(
-    ("goal", "met"),
+    ("low", "high", "at_least", "verdict"),
     [
-        (Goal("cost", 1.0, 1.0), True),
-        (Goal("cost", 1.0, 1.01), False),
-        (Goal("cost", 1.0, None), None),
-        (Goal("throughput", 0.98, 0.98, at_least=True), True),
-        (Goal("throughput", 0.98, 0.97, at_least=True), False),
+        (0.8, 0.9, False, "met"),
+        (0.8, 1.0, False, "met"),
+        (0.8, 1.1, False, "not shown"),
+        (1.0, 1.1, False, "not shown"),
+        (1.1, 1.2, False, "missed"),
+        (1.1, 1.2, True, "met"),
+        (1.0, 1.2, True, "met"),
+        (0.9, 1.0, True, "not shown"),
+        (0.8, 0.9, True, "missed"),
     ],
 )
-def test_a_bound_is_a_ceiling_or_a_floor(goal: Goal, met: bool | None) -> None:
-    assert goal.met is met
+def test_a_target_within_the_interval_is_neither_met_nor_missed(
+    low: float, high: float, at_least: bool, verdict: str
+) -> None:
+    measured = Estimate((low + high) / 2, (low, high))
+
+    assert Goal("cost", measured, True, 1.0, at_least=at_least).verdict == verdict
 
 
-def test_without_a_measurement_nothing_is_met() -> None:
-    assert {goal.met for goal in goals(of())} == {None}
+def test_a_target_without_an_interval_is_not_shown() -> None:
+    assert Goal("cost", Estimate(0.1, None), True, 1.0).verdict == "not shown"
+    assert Goal("cost", None, True, 1.0).verdict == "not shown"
 
 
-def test_every_goal_takes_its_figure_from_the_run() -> None:
+def test_a_figure_without_a_bound_is_not_judged() -> None:
+    assert Goal("pause", Estimate(0.1, (0.1, 0.1)), True).verdict == ""
+    assert Goal("pause", None, False).verdict == "not run"
+
+
+def test_the_targets_of_parts_that_did_not_run_are_not_run() -> None:
+    assert {goal.verdict for goal in goals(of())} == {"not run"}
+
+    plain = of(samples("plain", 32, "cpu_us_per_request", vllm_gateway=[90.0]))
+    ran = {goal.figure for goal in goals(plain) if goal.verdict != "not run"}
+
+    assert len(ran) == 3
+    assert all("plain" in figure for figure in ran)
+
+
+def rounds(part: str, size: int, **by_target: dict[str, float]) -> list[Sample]:
+    """Return six equal rounds, so that each interval is a single value."""
+    return [
+        Sample(part, size, number, NAMES.get(target, target), result(**fields))
+        for number in range(6)
+        for target, fields in by_target.items()
+    ]
+
+
+def test_every_target_takes_its_figures_from_the_run() -> None:
     run = of(
-        samples("streams", 64, "cpu_us_per_chunk", vllm_gateway=[8.0], vllm_router=[10.0]),
-        samples("streams", 64, "cpu_us_per_chunk", litellm=[100.0]),
-        samples("streams", 512, "cpu_us_per_chunk", vllm_gateway=[30.0], vllm_router=[20.0]),
-        samples("plain", 32, "cpu_us_per_request", vllm_gateway=[90.0], vllm_router=[60.0]),
-        samples("plain", 32, "cpu_us_per_request", litellm=[9000.0]),
-        samples("plain", 32, "cpu_us_per_request", **{"vllm_gateway, limits in Redis": [126.0]}),
-        samples("stall", 1024, "rss_mib", vllm_gateway=[130.0]),
-        samples("real", 32, "tokens_per_s", direct=[5000.0], vllm_gateway=[4950.0]),
+        rounds(
+            "plain",
+            32,
+            ours={"cpu_us_per_request": 90.0, "requests_per_s": 4000.0},
+            router={"cpu_us_per_request": 60.0, "requests_per_s": 10000.0},
+            redis={"cpu_us_per_request": 108.0},
+        ),
+        rounds(
+            "streams",
+            64,
+            direct={"ttft_p99": 1.0},
+            ours={"cpu_us_per_chunk": 8.0, "ttft_p99": 4.0},
+            router={"cpu_us_per_chunk": 10.0, "ttft_p99": 3.0},
+        ),
+        rounds("streams", 512, ours={"cpu_us_per_chunk": 30.0}, router={"cpu_us_per_chunk": 20.0}),
+        rounds("stall", 1024, direct={"stall_free": 1024}, ours={"stall_free": 1024}),
+        rounds("memory", 1024, ours={"rss_mib": 104.0, "gc_pause_ms": 7.5}),
+        rounds("real", 32, ours={"tokens_per_s": 990.0}, router={"tokens_per_s": 900.0}),
     )
 
-    measured = {goal.figure: (goal.measured, goal.met) for goal in goals(run)}
+    shown = {
+        goal.figure: (goal.bound, goal.aim, goal.measured and goal.measured.median, goal.verdict)
+        for goal in goals(run)
+    }
 
-    assert measured == {
-        "CPU per streamed chunk, 64 streams, × vllm-router": (0.8, True),
-        "CPU per streamed chunk, 512 streams, × vllm-router": (1.5, False),
-        "CPU per plain request, 32 at a time, × vllm-router": (1.5, True),
-        "CPU per plain request, 32 at a time, limits in Redis × in memory": (1.4, True),
-        "CPU per streamed chunk, 64 streams, × litellm": (0.08, True),
-        "CPU per plain request, 32 at a time, × litellm": (0.01, True),
-        "added TTFT p99, 64 streams, × what vllm-router adds": (None, None),
-        "stall-free streams": (0, False),
-        "RSS at 1,024 streams": (130.0, False),
-        "tokens per second on real vLLM, 32 streams, × direct": (0.99, True),
-        "longest stop of the event loop under a hostile body": (None, None),
+    assert shown == {
+        "CPU per plain request, 32 at a time, × vllm-router": (1.8, 1.3, 1.5, "met"),
+        "CPU per streamed chunk, 64 streams, × vllm-router": (1.0, 0.9, 0.8, "met"),
+        "CPU per streamed chunk, 512 streams, × vllm-router": (1.1, 1.0, 1.5, "missed"),
+        "added TTFT p99, 64 streams, × what vllm-router adds": (1.3, 1.0, 1.5, "missed"),
+        "stall-free streams of 1,024, where direct has 1,024": (1024, None, 1024, "met"),
+        "RSS after plain load, 512 and 1,024 streams": (105, 90, 104.0, "met"),
+        "tokens/s on real vLLM, 32 streams, × vllm-router": (1.0, None, 1.1, "met"),
+        "CPU per plain request, 32 at a time, limits in Redis × in memory": (
+            1.15,
+            None,
+            1.2,
+            "missed",
+        ),
+        "plain requests/s of one process, 32 at a time, × vllm-router": (
+            0.5,
+            None,
+            0.4,
+            "missed",
+        ),
+        "longest pause of the garbage collector under load": (None, None, 7.5, ""),
     }
 
 
-@pytest.mark.parametrize(("stop_ms", "met"), [(19.5, True), (20.5, False)])
-def test_the_longest_stop_of_the_event_loop_has_a_bound(stop_ms: float, met: bool) -> None:
-    run = Disturbances([disturbance(stop_ms=stop_ms)])
-
-    stop = next(goal for goal in goals(of(), run) if goal.figure.startswith("longest stop"))
-
-    assert (stop.measured, stop.bound, stop.met) == (stop_ms, 20, met)
-
-
-def test_added_latency_is_compared_to_what_the_router_adds() -> None:
-    run = of(
-        samples("streams", 64, "ttft_p99", direct=[1.0], vllm_gateway=[4.0], vllm_router=[3.0])
+def stalls(direct: list[int], ours: list[int]) -> Samples:
+    return of(
+        samples("stall", 1024, "stall_free", direct=direct),
+        samples("stall", 1024, "stall_free", vllm_gateway=ours),
     )
 
-    added = next(goal for goal in goals(run) if goal.figure.startswith("added TTFT"))
 
-    assert (added.measured, added.met) == (1.5, True)
+def test_stalls_count_where_the_engine_asked_directly_has_none() -> None:
+    run = stalls([1024, 900, 1024, 1024], [1024, 3, 1000, 1024])
+
+    assert stall_free_streams(run, GATEWAY) == Estimate(1024, None)
 
 
-@pytest.mark.parametrize(
-    ("by_size", "expected"),
-    [
-        ({64: [64, 64, 64], 128: [128, 3, 128]}, 128),  # the median round counts
-        ({64: [64, 64, 64], 128: [127, 127, 128]}, 64),
-        ({64: [63], 128: [128]}, 0),  # luck at a larger size is no merit
-    ],
-)
-def test_stall_free_streams_is_the_size_up_to_which_none_stalled(
-    by_size: dict[int, list[int]], expected: int
-) -> None:
-    run = of(*(samples("stall", size, "stall_free", me=v) for size, v in by_size.items()))
+def test_a_round_in_which_every_stream_failed_has_no_stall_free_one() -> None:
+    failed = result(ok=0, stall_free=0)
+    run = Samples(
+        [
+            *samples("stall", 1024, "stall_free", direct=[1024] * 6),
+            *(Sample("stall", 1024, number, GATEWAY, failed) for number in range(6)),
+        ]
+    )
 
-    assert stall_free_streams(run, "me") == expected
+    assert stall_free_streams(run, GATEWAY) == Estimate(0.0, (0.0, 0.0))
 
 
 def test_stall_free_streams_of_one_that_took_no_part_is_nothing() -> None:
-    assert stall_free_streams(of(samples("stall", 64, "stall_free", a=[64])), "b") is None
+    assert stall_free_streams(stalls([1024], [1024]), "b") is None
     assert stall_free_streams(of(), "a") is None

@@ -1,0 +1,55 @@
+import pytest
+
+from bench.peers import BEFORE, COPY, DIRECT, GATEWAY, LITELLM, ROUTER, WITH_REDIS, WITH_TRACES
+from bench.rounds import PACE_MS, Case, cases, turns
+
+PARTS = ("streams", "plain", "stall")
+
+
+def test_every_second_round_is_in_reverse_order() -> None:
+    assert [*turns("abc", 0)] == [*turns("abc", 2)] == ["a", "b", "c"]
+    assert [*turns("abc", 1)] == ["c", "b", "a"]
+
+
+def test_a_quick_run_has_the_parts_of_a_whole_one() -> None:
+    assert {c.part for c in cases(PARTS, quick=True)} == set(PARTS)
+    assert {c.part for c in cases(PARTS, quick=False)} == set(PARTS)
+    assert {c.part for c in cases(("plain",), quick=False)} == {"plain"}
+    assert {c.rounds for c in cases(PARTS, quick=True)} == {1}
+
+
+def test_the_loads_that_targets_are_about_have_rounds_enough_for_an_interval() -> None:
+    judged = {("streams", 64), ("streams", 512), ("plain", 32), ("stall", 1024)}
+
+    rounds = {(c.part, c.size): c.rounds for c in cases(PARTS, quick=False)}
+
+    assert min(rounds[place] for place in judged) >= 6
+
+
+def test_each_slice_is_a_second_of_load() -> None:
+    for case in cases(PARTS, quick=False):
+        assert (case.seconds or case.tokens * PACE_MS / 1000) >= 1.0
+
+
+def test_streams_at_stall_are_all_there_at_once() -> None:
+    for case in cases(("stall",), quick=False):
+        assert case.ramp_s < case.tokens * PACE_MS / 1000 / 2
+
+
+@pytest.mark.parametrize(
+    ("part", "size", "left_out"),
+    [
+        ("streams", 64, {WITH_REDIS, WITH_TRACES}),
+        ("streams", 512, {WITH_REDIS, WITH_TRACES, LITELLM}),
+        ("plain", 32, set()),
+        ("stall", 1024, {WITH_REDIS, WITH_TRACES, LITELLM, COPY}),
+    ],
+)
+def test_a_load_leaves_out_those_whom_it_tells_nothing(
+    part: str, size: int, left_out: set[str]
+) -> None:
+    names = {DIRECT, GATEWAY, WITH_REDIS, WITH_TRACES, BEFORE, COPY, ROUTER, LITELLM}
+    case = Case(part=part, size=size)
+
+    assert {name for name in names if not case.includes(name, 0)} == left_out
+    assert not case.includes(LITELLM, 5)

@@ -92,7 +92,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     before = Build(options.before, options.before_python) if options.before else None
-    parts = _parts(options.only)
+    parts = parts_of(options.only)
     console = Console(stderr=True)
     if set(parts) <= set(IN_PROCESS) and not options.quick:
         for made_alone in _in_process(parts, quick=False):
@@ -153,7 +153,7 @@ def _interpreter(path: str) -> str:
     return str(python)
 
 
-def _parts(chosen: Sequence[str] | None) -> list[str]:
+def parts_of(chosen: Sequence[str] | None) -> list[str]:
     """Return the parts that were asked for, in their order; all if none was."""
     names = {*(chosen or PARTS)}
     if names & {"proxies", LITELLM}:

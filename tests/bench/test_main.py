@@ -1,0 +1,56 @@
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from bench import machine
+from bench.__main__ import PARTS, main, parts_of
+
+
+@pytest.mark.parametrize(
+    ("chosen", "parts"),
+    [
+        (None, [*PARTS]),
+        (["proxies"], ["streams", "plain"]),
+        (["memory", "plain"], ["plain", "memory"]),
+        (["litellm"], ["streams", "plain", "litellm"]),  # it takes part in their rounds
+    ],
+)
+def test_parts_run_in_their_order(chosen: list[str] | None, parts: list[str]) -> None:
+    assert parts_of(chosen) == parts
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [("--before", "not a checkout of this project"), ("--before-python", "not an interpreter")],
+)
+def test_a_build_that_is_not_there_is_refused_before_anything_runs(
+    option: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", option, str(tmp_path / "nothing")])
+
+    with pytest.raises(SystemExit):
+        main()
+
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "built"),
+    [
+        ("'--enable-optimizations' '--with-lto'", "built with PGO"),
+        ("'--enable-shared'", "built without PGO"),
+        (None, "built without PGO"),
+    ],
+)
+def test_the_machine_tells_how_its_interpreter_was_built(
+    options: str | None, built: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda _: options)
+
+    assert machine.describe()["Python"].endswith(f", {built}")

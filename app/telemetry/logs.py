@@ -1,20 +1,17 @@
 """The log: one line an event, as JSON or for people, no control characters, no secrets.
 
 Every module logs with the standard library's `logging`, as our libraries do, and gives fields such
-as `engine` and `request_id` in `extra`; structlog makes the line. `access.py` has the requests,
-`writer.py` the way out, `levels.py` what is worth a line.
+as `engine` and `request_id` in `extra`. `access.py` has the requests, `writer.py` the way out,
+`levels.py` what is worth a line.
 """
 
 import contextlib
 import logging
 import re
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
-import structlog
-from structlog.typing import EventDict, Processor
 
 from app.settings import ConfigError, LogSettings
 from app.telemetry.levels import Levels
@@ -104,72 +101,61 @@ def is_json(settings: LogSettings) -> bool:
 
 def line_formatter(*, as_json: bool) -> logging.Formatter:
     """Return what makes a line of a record."""
-    before: list[Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(FIELDS),
-        _named,
-        structlog.processors.format_exc_info,
-    ]
-    after: list[Processor] = [
-        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-        _scrubbed,
-        _as_json if as_json else _as_text,
-    ]
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[_timed, *before], processors=after, pass_foreign_args=True
-    )
+    return _Formatter(_as_json if as_json else _as_text)
 
 
-def _timed(_: Any, __: str, event: EventDict) -> EventDict:
-    event["time"] = event["_record"].created
-    return event
+class _Formatter(logging.Formatter):
+    """Makes a line of a record's fields, scrubbed."""
+
+    def __init__(self, line_of: Callable[[float, Mapping[str, object]], str]) -> None:
+        super().__init__()
+        self._line_of = line_of
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        fields: dict[str, object] = {
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        fields |= {name: record.__dict__[name] for name in FIELDS if name in record.__dict__}
+        for name, value in _named(record):
+            fields.setdefault(name, value)
+        scrubbed = {
+            name: scrub(value) if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            scrubbed["exception"] = scrub_lines(self.formatException(record.exc_info))
+        return self._line_of(record.created, scrubbed)
 
 
-def _named(_: Any, __: str, event: EventDict) -> EventDict:
-    """Add the fields that the words of a call name."""
-    args = event.pop("positional_args", None)
-    template = event["_record"].msg
-    if isinstance(args, tuple) and args and isinstance(template, str):
-        found = (match for match in _CONVERSION.finditer(template) if match[0] != "%%")
-        for match, value in zip(found, args, strict=False):
+def _named(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+    """Return the fields that the words of a call name."""
+    if isinstance(record.args, tuple) and record.args and isinstance(record.msg, str):
+        found = (match for match in _CONVERSION.finditer(record.msg) if match[0] != "%%")
+        for match, value in zip(found, record.args, strict=False):
             if match[1]:
-                event.setdefault(match[1], str(value))
-    return event
+                yield match[1], str(value)
 
 
-def _scrubbed(_: Any, __: str, event: EventDict) -> EventDict:
-    """Scrub everything that is said, ours and others'."""
-    return {
-        name: scrub_lines(value)
-        if name == "exception"
-        else scrub(value)
-        if isinstance(value, str)
-        else value
-        for name, value in event.items()
-    }
-
-
-def _as_json(_: Any, __: str, event: EventDict) -> str:
-    moment = event.pop("time")
+def _as_json(moment: float, fields: Mapping[str, object]) -> str:
     stamp = f"{utc(int(moment))}.{int(moment % 1 * 1000):03d}Z"
-    head = {name: event.pop(name) for name in ("level", "logger", "event")}
-    return _encode({"time": stamp, **head, **event}).decode()
+    return _encode({"time": stamp, **fields}).decode()
 
 
-def _as_text(_: Any, __: str, event: EventDict) -> str:
+def _as_text(moment: float, fields: Mapping[str, object]) -> str:
     """Return a line for people; a field that the words name already is not told twice."""
-    moment = event["time"]
-    said = event["event"]
+    said = str(fields["event"])
     more = "".join(
-        f" {name}={event[name]}"
+        f" {name}={fields[name]}"
         for name in FIELDS
-        if name in event and str(event[name]) not in said
+        if name in fields and str(fields[name]) not in said
     )
-    trace = f"\n{event['exception']}" if "exception" in event else ""
+    trace = f"\n{fields['exception']}" if "exception" in fields else ""
     return (
-        f"{local(int(moment))},{int(moment % 1 * 1000):03d} {event['level'].upper():<7} "
-        f"{event['logger']}: {said}{more}{trace}"
+        f"{local(int(moment))},{int(moment % 1 * 1000):03d} {str(fields['level']).upper():<7} "
+        f"{fields['logger']}: {said}{more}{trace}"
     )
 
 

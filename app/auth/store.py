@@ -12,11 +12,11 @@ from typing import Any
 
 from sqlalchemy import and_, bindparam, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.auth.fields import KeyChanges, KeyFields
 from app.auth.format import NewKey, is_id, make
 from app.auth.principal import Role
+from app.database.asynchronous import AsyncConnection
 from app.database.database import Database
 from app.database.schema import api_keys, revision
 from app.settings import FieldSettings

@@ -18,8 +18,8 @@ import aiosqlite
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from app.database.asynchronous import AsyncConnection, AsyncEngine, create_async_engine
 from app.database.file import make_private
 from app.database.migrate import NewerTables, is_current, upgrade
 from app.deadline import deadline
@@ -171,12 +171,11 @@ class Database:
         async with self._translated(self._deadline_s), self._observing:
             observer, self._observer = self._observer, None
             if observer is None:
-                observer = await self._engine.connect()
+                observer = await self._engine.open_connection()
                 self._observers += 1
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(observer.invalidate)
-                driver = (await observer.get_raw_connection()).driver_connection
-                assert driver is not None
+                driver = await observer.driver_connection()
                 # One visit to the connection's thread; a transaction of SQLAlchemy's makes eight.
                 ((number,),) = await driver.execute_fetchall("PRAGMA data_version")
                 undo.pop_all()

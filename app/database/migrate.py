@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+
+from app.database.asynchronous import AsyncEngine
 
 if TYPE_CHECKING:
     from alembic.config import Config

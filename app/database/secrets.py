@@ -5,11 +5,11 @@ import logging
 import secrets
 
 from sqlalchemy import select
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.database import schema
+from app.database.asynchronous import AsyncConnection
 from app.database.database import RETRY_S, Database, DatabaseUnavailable
+from app.database.upsert import insert
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,9 @@ class SharedSecret:
             found = await self._read(connection)
         if found is None:
             async with self._database.write() as connection:
-                dialect = postgresql if self._database.dialect == "postgresql" else sqlite
-                made = dialect.insert(schema.secrets).values(name=self._name, value=self._value)
+                made = insert(schema.secrets, self._database.dialect).values(
+                    name=self._name, value=self._value
+                )
                 await connection.execute(made.on_conflict_do_nothing())
                 found = await self._read(connection)  # another gateway may have come first
         assert found is not None

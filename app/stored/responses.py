@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy import delete, select
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.database.asynchronous import AsyncConnection
 from app.database.database import Database, DatabaseUnavailable, Refused
 from app.database.schema import stored_responses
+from app.database.upsert import insert
 
 # Responses of one key; the oldest go.
 MOST_PER_KEY = 10_000
@@ -68,18 +68,17 @@ class StoredResponses:
         """
         if not _ID.fullmatch(response_id):
             raise ValueError("not the id of a response")
-        dialect = postgresql if self._database.dialect == "postgresql" else sqlite
-        insert = dialect.insert(stored_responses).values(
+        claimed = insert(stored_responses, self._database.dialect).values(
             id=response_id,
             key_id=key_id,
             model=model,
             engine=engine,
             at_ms=int(self._clock() * 1000),
         )
-        statement = insert.on_conflict_do_update(
+        statement = claimed.on_conflict_do_update(
             index_elements=[_id],
-            set_={name: insert.excluded[name] for name in ("model", "engine", "at_ms")},
-            where=_key_id == insert.excluded.key_id,
+            set_={name: claimed.excluded[name] for name in ("model", "engine", "at_ms")},
+            where=_key_id == claimed.excluded.key_id,
         )
         async with self._database.write() as connection:
             if (await connection.execute(statement)).rowcount != 1:

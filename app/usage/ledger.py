@@ -24,8 +24,8 @@ from typing import Any
 
 from sqlalchemy import ScalarSelect, delete, select
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.database.asynchronous import AsyncConnection
 from app.database.database import Database, DatabaseUnavailable, Refused, refuses
 from app.database.schema import usage_records
 from app.settings import PriceSettings

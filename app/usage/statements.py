@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import JSON, Insert, String, bindparam, case, cast, column, func, select
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.database.asynchronous import AsyncConnection
 from app.database.schema import usage_daily, usage_records
+from app.database.upsert import insert
 from app.usage.rows import MOST, DailySums, Row
 
 _json = msgspec.json.Encoder()
@@ -56,8 +56,7 @@ def _insert_from_json() -> Insert:
 
 @cache
 def _add_to_daily(dialect: str) -> Any:
-    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    statement: Any = insert(usage_daily)
+    statement: Any = insert(usage_daily, dialect)
     sums = {}
     for name, most in MOST.items():
         total = usage_daily.c[name] + statement.excluded[name]

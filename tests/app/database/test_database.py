@@ -17,9 +17,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.auth.store import KeyStore
+from app.database.asynchronous import create_async_engine
 from app.database.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata
@@ -181,8 +181,7 @@ async def test_no_version_is_told_twice_across_an_error(tmp_path: Path) -> None:
     await database.migrate()
     before = await database.version()
     assert database._observer is not None
-    driver = (await database._observer.get_raw_connection()).driver_connection
-    assert driver is not None
+    driver = await database._observer.driver_connection()
     await driver._execute(driver._conn.close)
     with pytest.raises(DatabaseUnavailable, match="closed database"):
         await database.version()

@@ -75,8 +75,11 @@ class Database:
         """`sqlite` or `postgresql`."""
         return self._engine.dialect.name
 
-    async def migrate(self) -> None:
-        """Bring the tables to this version. Raises DatabaseUnavailable and NewerDatabase."""
+    async def is_current(self) -> bool:
+        """Return whether the tables are of this version; an SQLite file is made if it is missing.
+
+        Raises DatabaseUnavailable and NewerDatabase.
+        """
         if self.dialect == "sqlite" and (file := self._url.database) and file != ":memory:":
             try:
                 make_private(Path(file))
@@ -87,9 +90,13 @@ class Database:
             except sqlite3.Error as error:
                 raise DatabaseUnavailable(f"{file}: {error}") from None
         async with self._translated(self._deadline_s):
-            if await is_current(self._engine):
-                self._migrated = True
-                return
+            self._migrated = await is_current(self._engine)
+            return self._migrated
+
+    async def migrate(self) -> None:
+        """Bring the tables to this version. Raises DatabaseUnavailable and NewerDatabase."""
+        if await self.is_current():
+            return
         async with self._translated(MIGRATION_DEADLINE_S):
             await upgrade(self._writing)
             self._migrated = True

@@ -1,9 +1,8 @@
 """The whole gateway in one place: what a request meets, in order, and who owns it.
 
-    client ─▶ [CORS] ─▶ DataPlane ─▶ Relay: auth ─▶ limits ─▶ residency ─▶ admission ─▶ routing
-                            │                  │                                           └▶ engine
-                            │                  └▶ usage, telemetry at the end, whatever happened
-                            └▶ HeadAsGet ─▶ Recorded ─▶ Counted ─▶ AdminDoor ─▶ /v1/models, …
+    connection ─▶ DataPlane ─▶ Relay: auth ─▶ limits ─▶ residency ─▶ admission ─▶ routing ─▶ engine
+        │                        └▶ usage, telemetry at the end, whatever happened
+        └▶ [CORS] ─▶ HeadAsGet ─▶ Recorded ─▶ Counted ─▶ AdminDoor ─▶ FastAPI: /v1/models, /admin, …
 
 `create_app` builds everything; the lifespan starts it and ends it.
 """
@@ -29,6 +28,7 @@ from app.api.admin_keys import keys_router
 from app.api.admin_models import admin_models_router
 from app.api.answers import ANSWERS
 from app.api.caller import caller
+from app.api.cors import CorsHeaders
 from app.api.dataplane import DataPlane
 from app.api.logs import logs_router
 from app.api.middleware import Counted, HeadAsGet, Preflights, Recorded
@@ -44,7 +44,6 @@ from app.database.database import Database, DatabaseUnavailable
 from app.database.secrets import SharedSecret
 from app.errors import GatewayError
 from app.limits.limiter import Limiter
-from app.relay.attempts import Attempts
 from app.relay.body_memory import BodyMemory
 from app.relay.in_flight import RequestsInFlight
 from app.relay.isolation import CacheSalts
@@ -125,7 +124,8 @@ class State:
     stored_responses: StoredResponses
     in_flight: RequestsInFlight
     lag: LoopLag = field(default_factory=LoopLag)
-    # What the server runs: the data plane before FastAPI, whose layers it does not need.
+    # What the server runs: the data plane without ASGI, and FastAPI for everything else.
+    data_plane: DataPlane = field(init=False)
     door: ASGIApp = field(init=False)
     # What the metrics' own port serves; None: they are on the main port.
     metrics_door: ASGIApp | None = None
@@ -200,7 +200,6 @@ def create_app(
         admission,
         keeper,
         catalogue,
-        Attempts(metrics),
         metrics,
         RelayBounds.of(settings),
         body_memory,
@@ -245,6 +244,7 @@ def create_app(
     metrics.watch_engines(lambda: _engine_states(catalogue), [str(s) for s in EngineState])
     metrics.watch_figures(lambda: engine_figures(catalogue))
     metrics.watch_queues(admission.queue_limits)
+    metrics.watch_in_flight(admission.in_flight_by_model)
     metrics.watch_budgets(budgets.used_up)
     metrics.watch_ledger(lambda: ledger.pending)
     metrics.watch_loop(state.lag.read)
@@ -287,7 +287,8 @@ def create_app(
     app.add_middleware(AdminDoor, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Counted, metrics=metrics)
     # Outside of FastAPI's own layers, the outermost of which answers what nobody caught.
-    state.door = DataPlane(HeadAsGet(Recorded(app, access)), relay)
+    state.door = HeadAsGet(Recorded(app, access))
+    state.data_plane = DataPlane(relay)
     if server.cors_origins:
         cors = CORSMiddleware(
             state.door,
@@ -297,6 +298,7 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
         state.door = Preflights(cors, access)
+        state.data_plane = DataPlane(relay, CorsHeaders(cors))
     return app
 
 

@@ -134,9 +134,7 @@ def _metrics(metrics: Metrics) -> Iterator[Callable[[], None]]:
 
     def plain() -> None:
         model = "org/model-7"
-        metrics.in_flight(model, 1)
         metrics.overhead(model, 0.00012)
-        metrics.in_flight(model, -1)
         metrics.request(model, "/v1/chat/completions", 200, 0.85)
         metrics.usage(model, "completed", used)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engines.base import EngineError
+from engines.completion import Completion
 
 # The bound of one answer's buffer: past it its source produces no more.
 HIGH_WATER = 256 * 1024
@@ -48,7 +49,7 @@ class Answer:
         self._complete = False
         self._error: Exception | None = None
         # There while somebody waits in `read` or `pump`.
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: Completion[None] | None = None
         # There while somebody pumps; `_pieces` is empty then.
         self._sink: Callable[[bytes], bool] | None = None
 
@@ -58,7 +59,7 @@ class Answer:
 
     async def read(self) -> bytes:
         if not self._pieces and not self._complete and self._error is None:
-            self._waiter = self._loop.create_future()
+            self._waiter = Completion(self._loop)
             try:
                 await self._waiter
             finally:
@@ -77,7 +78,7 @@ class Answer:
         if self._error is not None:
             raise self._error
         self._sink = sink
-        self._waiter = self._loop.create_future()
+        self._waiter = Completion(self._loop)
         try:
             await self._waiter
         finally:
@@ -96,7 +97,11 @@ class Answer:
     # What the source tells it.
 
     def feed(self, data: bytes, last: bool) -> bool:
-        """Take a piece of the body; return whether the buffer is still within its bound."""
+        """Take a piece of the body; return whether the buffer is still within its bound.
+
+        `finish` follows the last one at once, and wakes whoever waits: not before, for he may let
+        go of the answer at its end, and its source has to be done with it by then.
+        """
         self._complete = last
         sink = self._sink
         if sink is not None:
@@ -109,7 +114,8 @@ class Answer:
         else:
             self._pieces.append(data)
             self._size += len(data)
-        self._wake()
+        if not last:
+            self._wake()
         return self._size <= HIGH_WATER
 
     def finish(self) -> None:
@@ -123,8 +129,8 @@ class Answer:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            self._waiter.complete(None)
 
     def _take(self) -> bytes:
         pieces = self._pieces

@@ -14,7 +14,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -116,8 +116,7 @@ class Progress:
     total: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
+class EngineRequest(NamedTuple):
     """One HTTP request for an engine. `target` is path and query, `headers` hold no framing."""
 
     method: str

@@ -25,12 +25,14 @@ from engines.base import (
     FirstByteTimeout,
     StallTimeout,
 )
+from engines.completion import Completion
 from engines.spec import Timeouts
 
 # nginx gives a response head 4 or 8 KiB by default, Go's client 10 MiB; vLLM's is below 1 KiB.
 MAX_HEAD_BYTES = 64 * 1024
 # uvicorn, which vLLM serves with, closes idle connections after 5 s; leave before it does.
 IDLE_S = 4.0
+_line = b"%b: %b\r\n".__mod__  # of a header
 # A loop that was not scheduled for a while runs its late timers before it reads its sockets. An
 # engine is not blamed before what it sent meanwhile has been read, one turn of the loop later.
 ONE_TURN_S = 0.01
@@ -86,16 +88,24 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._response: Http1Response | None = None
         # There while the head is awaited, and no longer: the next exchange sets its own.
-        self._head: asyncio.Future[Http1Response] | None = None
+        self._head: Completion[Http1Response] | None = None
+        # There between the end of a head and the end of the piece that brought it.
+        self._arrived: Completion[Http1Response] | None = None
         self._answered = False
-        self._head_bytes = 0
+        # Of the head that is awaited; None after it, when what comes would be trailers.
+        self._headers: list[tuple[bytes, bytes]] | None = None
+        self._trailer_bytes = 0
+        self._received = 0  # bytes of the piece that is being parsed
         # Received since the last piece of a body: a head, trailers, extensions of chunks.
         self._idle_bytes = 0
         self._message_complete = False
         self._keep_alive = False
         self._until_close = False
         self._paused = False
+        # It outlives an exchange and is moved when it fires: a request costs no timer of its own.
+        # Invariant: it fires no later than an exchange under way may have to end.
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._head_due = 0.0
         self._last_byte = 0.0
         self.idle_since = 0.0
@@ -104,21 +114,24 @@ class _Connection(asyncio.Protocol):
 
     async def exchange(self, payload: bytes, body: bytes) -> Http1Response:
         """Send one request; return its answer when the head has arrived. Raises EngineError."""
-        transport = self._transport
+        transport, client, loop = self._transport, self._client, self._loop
         if transport is None or transport.is_closing():
-            raise _ClosedBeforeAnswer(f"{self._client.address} closed the connection")
-        response = Http1Response(self, self._loop)
+            raise _ClosedBeforeAnswer(f"{client.address} closed the connection")
+        response = Http1Response(self, loop)
         self._response = response
-        self._client.began()
-        head: asyncio.Future[Http1Response] = self._loop.create_future()
+        client.in_flight += 1
+        head: Completion[Http1Response] = Completion(loop)
         self._head = head
-        self._head_bytes = self._idle_bytes = 0
+        self._headers = response.headers
+        self._idle_bytes = self._trailer_bytes = 0
         self._answered = self._message_complete = self._until_close = False
-        patience = self._client.timeouts.first_byte_s
-        self._head_due = self._loop.time() + patience
+        timeouts = client.timeouts
+        now = loop.time()
+        self._head_due = now + timeouts.first_byte_s
         # The first of the two that may be over; when it fires it looks what is left of which.
-        first = min(patience, self._client.timeouts.stall_s)
-        self._timer = self._loop.call_later(first, self._on_timer)
+        first = now + min(timeouts.first_byte_s, timeouts.stall_s)
+        if self._timer is None or first < self._timer_due:
+            self._set_timer(first)
         if body:
             transport.writelines((payload, body))
         else:
@@ -148,6 +161,10 @@ class _Connection(asyncio.Protocol):
             self._last_byte = self._loop.time()
             self._transport.resume_reading()
 
+    def loop_time(self) -> float:
+        """Return the loop's time, without a look for the running loop: that asks for the pid."""
+        return self._loop.time()
+
     def silence_s(self, now: float) -> float:
         """Return for how long the engine has owed a byte; 0.0 when it owes none."""
         if self._response is None or self._paused:
@@ -156,14 +173,18 @@ class _Connection(asyncio.Protocol):
         return now - max(asked, self._last_byte)
 
     @property
-    def usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+    def _reusable(self) -> bool:
+        """Whether another exchange may follow: the connection is open and its request is sent.
 
-    @property
-    def _unsent(self) -> int:
-        """How many bytes of the request the kernel has not taken yet."""
-        transports = (self._transport, self._tcp)
-        return sum(one.get_write_buffer_size() for one in transports if one is not None)
+        An answer that came before the whole request was sent leaves the rest in the way.
+        """
+        transport, tcp = self._transport, self._tcp
+        return (
+            transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+            and (tcp is None or not tcp.get_write_buffer_size())
+        )
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
         """Encrypt the connection. Raises OSError."""
@@ -191,6 +212,7 @@ class _Connection(asyncio.Protocol):
             return
         self._answered = True
         self._last_byte = self._loop.time()
+        self._received = len(data)
         broken: EngineProtocolError | None = None
         try:
             self._parser.feed_data(data)
@@ -198,7 +220,7 @@ class _Connection(asyncio.Protocol):
             # What one of our callbacks refused stands behind the parser's own error.
             reason = error.__context__ or error
             broken = EngineProtocolError(f"{self._client.address} broke HTTP/1.1: {reason}")
-        self._idle_bytes += len(data)
+        self._idle_bytes += self._received
         if body := self._body:
             self._idle_bytes = 0
             data = body[0] if len(body) == 1 else b"".join(body)
@@ -211,11 +233,14 @@ class _Connection(asyncio.Protocol):
         if broken is None and self._idle_bytes > MAX_HEAD_BYTES:
             fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
             broken = EngineProtocolError(f"{self._client.address} sent {fault}")
+        head, self._arrived = self._arrived, None
         if broken is not None:
             self._fail(broken)
-            return
-        if self._message_complete:
+        elif self._message_complete:
             self._finish(reusable=self._keep_alive)
+        if head is not None:
+            # Last, for it runs what waits, which then finds all that came with the head.
+            head.complete(response)
 
     def eof_received(self) -> bool:
         return False
@@ -223,6 +248,9 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._tcp = None
         self._client.forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._response is None:
             return
         if self._until_close and self._head is None and exc is None:
@@ -238,16 +266,15 @@ class _Connection(asyncio.Protocol):
         if self._message_complete:
             raise ValueError("bytes after the end of the answer")
 
-    def on_status(self, status: bytes) -> None:
-        self._head_bytes += len(status) + 13  # "HTTP/1.1 200 " stands before the phrase
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError(f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
+        headers = self._headers
+        if headers is not None:
+            headers.append((name.lower(), value))
+            return
         # A trailer is dropped: it must not pass for a header field (RFC 9110, section 6.5.1).
-        if self._head is not None and self._response is not None:
-            self._response.headers.append((name.lower(), value))
+        self._trailer_bytes += len(name) + len(value)
+        if self._trailer_bytes > MAX_HEAD_BYTES:
+            raise ValueError(f"over {MAX_HEAD_BYTES} bytes of trailers")
 
     def on_headers_complete(self) -> None:
         response, head = self._response, self._head
@@ -256,21 +283,28 @@ class _Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if not 100 <= status <= 599:
             raise ValueError(f"the status {status}")
-        codings = [v.strip().lower() for n, v in response.headers if n == b"transfer-encoding"]
-        if codings not in ([], [b"chunked"]):
-            # The parser would take off the last coding only, and the header does not reach clients.
-            raise ValueError("a transfer coding other than chunked")
+        by_name = dict(response.headers)
+        coded = b"transfer-encoding" in by_name
+        if coded:
+            # The parser takes off the last coding only, and clients do not get the header.
+            codings = [v for n, v in response.headers if n == b"transfer-encoding"]
+            if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
+                raise ValueError("a transfer coding other than chunked")
+        if (
+            self._idle_bytes + self._received > MAX_HEAD_BYTES
+            and sum(len(n) + len(v) for n, v in response.headers) > MAX_HEAD_BYTES
+        ):
+            raise ValueError(f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
         if status < 200:
             if status == 101:
                 raise ValueError("an upgrade that nobody asked for")
             response.headers.clear()  # 1xx: the real answer follows
             return
         response.status = status
-        framed = bool(codings) or any(name == b"content-length" for name, _ in response.headers)
+        framed = coded or b"content-length" in by_name
         self._until_close = not framed and status not in (204, 304)
-        self._head = None
-        if not head.done():
-            head.set_result(response)
+        self._head, self._arrived = None, head
+        self._headers = None
 
     def on_message_complete(self) -> None:
         if self._response is not None and self._response.status >= 200:
@@ -281,48 +315,60 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self, *, reusable: bool) -> None:
         response = self._end()
-        if response is not None:
-            response.finish()
-        # An answer that came before the whole request was sent leaves the rest in the way.
-        if reusable and self.usable and not self._unsent:
-            self.resume()
+        if reusable and self._reusable:
+            if self._paused:
+                self.resume()
             self.idle_since = self._last_byte
             self._client.release(self)
         elif self._transport is not None:
             self._transport.abort()
+        if response is not None:
+            response.finish()  # last, for it runs what waits
 
     def _fail(self, error: EngineError) -> None:
         head = self._head
         response = self._end()
         if self._transport is not None:
             self._transport.abort()
-        if head is not None and not head.done():
-            head.set_exception(error)
+        if head is not None:
+            head.fail(error)
         elif response is not None:
             response.fail(error)
 
     def _end(self) -> Http1Response | None:
         """End the exchange, if there is one; return its answer."""
         response, self._response = self._response, None
-        self._head = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._head = self._headers = None
         if response is not None:
-            self._client.ended()
+            client = self._client
+            client.in_flight -= 1
+            if not client.in_flight:
+                client.fell_quiet()
         return response
 
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self._loop.call_at(due, self._on_timer)
+
     def _on_timer(self) -> None:
-        # One timer per exchange, moved only when it fires: a chunk costs it one assignment.
-        left = self._patience()
-        if left <= 0:
-            self._timer = self._loop.call_later(ONE_TURN_S, self._on_expiry)
+        self._timer = None
+        if self._response is None:
+            return  # the next exchange sets it again
+        due = self._due()
+        if due > self._loop.time():
+            self._set_timer(due)
         else:
-            self._timer = self._loop.call_later(left, self._on_timer)
+            self._timer_due = due
+            self._timer = self._loop.call_later(ONE_TURN_S, self._on_expiry)
 
     def _on_expiry(self) -> None:
-        if (left := self._patience()) > 0:
-            self._timer = self._loop.call_later(left, self._on_timer)
+        self._timer = None
+        if self._response is None:
+            return
+        if (due := self._due()) > self._loop.time():
+            self._set_timer(due)
         elif self._head is not None:
             after = self._client.timeouts.first_byte_s
             self._fail(FirstByteTimeout(f"{self._client.address} gave no answer in {after:g} s"))
@@ -330,13 +376,12 @@ class _Connection(asyncio.Protocol):
             after = self._client.timeouts.stall_s
             self._fail(StallTimeout(f"{self._client.address} sent nothing for {after:g} s"))
 
-    def _patience(self) -> float:
-        """Return for how many seconds more the engine may be silent."""
+    def _due(self) -> float:
+        """Return the loop's time until which the engine may be silent."""
         if self._head is not None:
-            return self._head_due - self._loop.time()
-        if self._paused:
-            return self._client.timeouts.stall_s
-        return self._last_byte + self._client.timeouts.stall_s - self._loop.time()
+            return self._head_due
+        stall_s = self._client.timeouts.stall_s
+        return (self._loop.time() if self._paused else self._last_byte) + stall_s
 
 
 class Http1Client:
@@ -350,7 +395,8 @@ class Http1Client:
         # Open connections that carry no exchange, the one used last at the right.
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()  # those in `_idle` and those in an exchange
-        self._in_flight = 0
+        # How many exchanges are under way, their bodies included.
+        self.in_flight = 0
         self._quiet: asyncio.Event | None = None  # there while somebody waits for it
         fixed = "".join(f"{name}: {value}\r\n" for name, value in headers)
         self._fixed_head = f"host: {address.host_header}\r\n{fixed}".encode("latin-1")
@@ -372,11 +418,6 @@ class Http1Client:
         fresh = await self._connect()
         return await fresh.exchange(head, request.body)
 
-    @property
-    def in_flight(self) -> int:
-        """How many exchanges are under way, their bodies included."""
-        return self._in_flight
-
     def silence_s(self, now: float) -> float:
         """Return for how long the exchange that waits longest has had no byte; 0.0: none waits.
 
@@ -386,7 +427,7 @@ class Http1Client:
 
     async def quiet(self) -> None:
         """Return when no exchange is under way."""
-        if self._in_flight:
+        if self.in_flight:
             self._quiet = self._quiet or asyncio.Event()
             await self._quiet.wait()
 
@@ -396,12 +437,9 @@ class Http1Client:
         for connection in tuple(self._open):
             connection.give_up()
 
-    def began(self) -> None:
-        self._in_flight += 1
-
-    def ended(self) -> None:
-        self._in_flight -= 1
-        if self._in_flight == 0 and self._quiet is not None:
+    def fell_quiet(self) -> None:
+        """Take note that no exchange is under way any more."""
+        if self._quiet is not None:
             self._quiet.set()
             self._quiet = None
 
@@ -416,14 +454,14 @@ class Http1Client:
             self._idle.remove(connection)
 
     def _take(self) -> _Connection | None:
-        now = asyncio.get_running_loop().time()
-        while self._idle and now - self._idle[0].idle_since > IDLE_S:
-            self._idle.popleft().abort()
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-        return None
+        if not self._idle:
+            return None
+        idle = self._idle
+        too_old = idle[0].loop_time() - IDLE_S
+        while idle and idle[0].idle_since < too_old:
+            idle.popleft().abort()
+        # One that has closed meanwhile says so when it is used.
+        return idle.pop() if idle else None
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -457,15 +495,11 @@ class Http1Client:
         return connection
 
     def _head(self, request: EngineRequest) -> bytes:
-        lines = [
-            f"{request.method} {self.address.prefix}{request.target} HTTP/1.1\r\n".encode(
-                "latin-1"
-            ),
-            self._fixed_head,
-        ]
-        for name, value in request.headers:
-            lines += (name, b": ", value, b"\r\n")
+        target = f"{request.method} {self.address.prefix}{request.target} HTTP/1.1\r\n"
+        lines = [target.encode("latin-1"), self._fixed_head]
+        lines += map(_line, request.headers)
         if request.body or request.method == "POST":
-            lines.append(b"content-length: %d\r\n" % len(request.body))
-        lines.append(b"\r\n")
+            lines.append(b"content-length: %d\r\n\r\n" % len(request.body))
+        else:
+            lines.append(b"\r\n")
         return b"".join(lines)

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from engines.base import (
     SERVING,
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # Kubernetes asks every 10 s by default; half of that keeps a lost server's errors short.
 WATCH_S = 5.0
+# States in which it takes no requests.
+_CLOSED = (EngineState.STOPPED, EngineState.DRAINING, EngineState.STOPPING)
 
 
 class RemoteEngine:
@@ -95,10 +99,10 @@ class RemoteEngine:
         if self._state is not EngineState.READY:
             raise EngineUnavailable(self._last_error or f"engine {self._name} is {self._state}")
 
-    async def send(self, request: EngineRequest) -> Http1Response:
-        if self._state in (EngineState.STOPPED, EngineState.DRAINING, EngineState.STOPPING):
+    def send(self, request: EngineRequest) -> Coroutine[Any, Any, Http1Response]:
+        if self._state in _CLOSED:
             raise EngineUnavailable(f"engine {self._name} is {self._state}")
-        return await self._client.send(request)
+        return self._client.send(request)  # awaited by the caller: one frame less
 
     async def exposition(self) -> bytes:
         if self._state not in SERVING:

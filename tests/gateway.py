@@ -20,6 +20,7 @@ from app.database.database import Database
 from app.main import State, create_app
 from app.server import listen, metrics_server, uvicorn_server
 from app.settings import Settings, digest
+from tests.fakes.vllm import PATIENCE_S
 
 if TYPE_CHECKING:
     from app.telemetry.tracing import Tracer
@@ -143,8 +144,15 @@ async def running(
                 listener.close()
             for connection in list(one.server_state.connections):
                 connection.shutdown()
-            await asyncio.gather(*one.server_state.tasks, return_exceptions=True)
+            await until_tasks_end(one.server_state)
         await server.lifespan.shutdown()
+
+
+async def until_tasks_end(server: ServerState) -> None:
+    """Return when a server's requests have ended; their tasks need not be asyncio's."""
+    async with asyncio.timeout(PATIENCE_S):
+        while server.tasks:
+            await asyncio.sleep(0.001)
 
 
 async def _listening(server: uvicorn.Server, host: str, port: int) -> int:

@@ -9,21 +9,20 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from app.admission.lane import Busy, Lane
+import msgspec
+
+from app.admission.lane import Lane
 from app.errors import EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
 from app.telemetry.access import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
 
 
-class Permit:
+class Permit(msgspec.Struct, gc=False, eq=False):
     """The right of one request to be under way, held until its context is left."""
 
-    __slots__ = ("_lane", "waited_s")
-
-    def __init__(self, lane: Lane, waited_s: float | None) -> None:
-        self._lane = lane
-        self.waited_s = waited_s  # None: it did not have to wait
+    lane: Lane
+    waited_s: float | None  # None: it did not have to wait
 
     def __enter__(self) -> Self:
         return self
@@ -34,7 +33,7 @@ class Permit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._lane.leave()
+        self.lane.leave()
 
 
 class Admission:
@@ -44,7 +43,6 @@ class Admission:
         self, metrics: Metrics, queues: Mapping[str, QueueSettings], ready: Callable[[str], int]
     ) -> None:
         """`queues` has the settings of every model, `ready` tells how many of its engines are."""
-        self._busy = Busy()
         self._ready = ready
         self._metrics = metrics
         self._draining = False
@@ -54,7 +52,7 @@ class Admission:
         for model, settings in queues.items():
             self.open(model, settings)
         no_queue = QueueSettings()
-        self._lanes[None] = Lane(UNKNOWN_MODEL, no_queue, lambda: 1, self._busy, metrics)
+        self._lanes[None] = Lane(UNKNOWN_MODEL, no_queue, lambda: 1, metrics)
 
     @property
     def draining(self) -> bool:
@@ -63,19 +61,19 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """How many requests hold a permit."""
-        return sum(lane.in_flight for lane in (*self._lanes.values(), *self._leaving))
+        return sum(lane.in_flight for lane in self._all())
 
     @property
     def waiting(self) -> int:
         """How many requests wait for one."""
-        return sum(lane.waiting for lane in (*self._lanes.values(), *self._leaving))
+        return sum(lane.waiting for lane in self._all())
 
     def open(self, model: str, settings: QueueSettings) -> None:
         """Take requests for a model, by these settings from now on; who waits keeps his place."""
         lane = self._lanes.get(model)
         if lane is None:
             ready = partial(self._ready, model)
-            self._lanes[model] = Lane(model, settings, ready, self._busy, self._metrics)
+            self._lanes[model] = Lane(model, settings, ready, self._metrics)
         else:
             lane.rebound(settings)
 
@@ -92,6 +90,13 @@ class Admission:
         """Return how many requests for a model are under way, and how many wait."""
         lane = self._lanes[model]
         return lane.in_flight, lane.waiting
+
+    def in_flight_by_model(self) -> Iterator[tuple[str, int]]:
+        """Return every model with how many of its requests are under way."""
+        for model, lane in self._lanes.items():
+            yield model or UNKNOWN_MODEL, lane.in_flight
+        for lane in self._leaving:
+            yield lane.model, lane.in_flight
 
     def queue_limits(self) -> Iterator[tuple[str, int]]:
         """Return every model with how many of its requests may wait."""
@@ -116,15 +121,26 @@ class Admission:
         already when the gateway begins to drain was accepted, and goes on in turn as long as the
         drain may take.
         """
-        if self._draining:
-            raise EngineUnavailable("the gateway is shutting down; try again")
-        try:
-            lane = self._lanes[model]
-        except KeyError:
-            raise ModelNotFound(f"the model {model!r} is no longer here; see /v1/models") from None
+        lane = self._lane(model)
         if lane.enter():
             return Permit(lane, None)
         return Permit(lane, await lane.wait(key_id, priority, weight, tokens))
+
+    def permit_at_once(self, model: str | None) -> Permit | None:
+        """Return what `permit` returns where a request need not wait; None: it must.
+
+        Raises EngineUnavailable and ModelNotFound as `permit` does.
+        """
+        lane = self._lane(model)
+        return Permit(lane, None) if lane.enter() else None
+
+    def _lane(self, model: str | None) -> Lane:
+        if self._draining:
+            raise EngineUnavailable("the gateway is shutting down; try again")
+        try:
+            return self._lanes[model]
+        except KeyError:
+            raise ModelNotFound(f"the model {model!r} is no longer here; see /v1/models") from None
 
     def drain(self) -> None:
         """Give no more permits but to those who wait for one."""
@@ -132,4 +148,8 @@ class Admission:
 
     async def idle(self) -> None:
         """Return when no request is under way; then none waits either."""
-        await self._busy.none.wait()
+        while (lane := next((lane for lane in self._all() if lane.in_flight), None)) is not None:
+            await lane.quiet()
+
+    def _all(self) -> tuple[Lane, ...]:
+        return *self._lanes.values(), *self._leaving

@@ -15,24 +15,6 @@ from app.telemetry.metrics import Metrics
 LOOK_S = 0.25
 
 
-class Busy:
-    """How many lanes have a request under way."""
-
-    def __init__(self) -> None:
-        self._lanes = 0
-        self.none = asyncio.Event()
-        self.none.set()
-
-    def add(self) -> None:
-        self._lanes += 1
-        self.none.clear()
-
-    def remove(self) -> None:
-        self._lanes -= 1
-        if self._lanes == 0:
-            self.none.set()
-
-
 class Lane:
     """Admits the requests of one model, as many at once as its engines take.
 
@@ -45,20 +27,19 @@ class Lane:
         model: str,
         settings: QueueSettings,
         ready: Callable[[], int],
-        busy: Busy,
         metrics: Metrics,
     ) -> None:
-        self._model = model
+        self.model = model
         self._ready = ready
-        self._busy = busy
         self._metrics = metrics
         self.in_flight = 0  # slots that are held
         # Each item is what its request awaits: True, it has a slot; False, it has waited too long.
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
         self._pace = Pace()
         self._look_again: asyncio.TimerHandle | None = None
-        self._none = asyncio.Event()  # no slot is held
-        self._none.set()
+        self._quiet: asyncio.Event | None = (
+            None  # set when no slot is held; None: it is not awaited
+        )
         metrics.open_model(model)
         self.rebound(settings)
 
@@ -71,7 +52,10 @@ class Lane:
 
     async def quiet(self) -> None:
         """Return when no slot is held; then nobody waits either."""
-        await self._none.wait()
+        if self.in_flight:
+            if self._quiet is None:
+                self._quiet = asyncio.Event()
+            await self._quiet.wait()
 
     @property
     def waiting(self) -> int:
@@ -83,10 +67,7 @@ class Lane:
             self._hand_out()  # so that there is no room left if somebody still waits
         # The first condition is that of `_has_room`, without a call where there is no bound.
         if self.in_flight < self._bound or self._has_room():
-            if self.in_flight == 0:
-                self._busy.add()
-                self._none.clear()
-            self._take()
+            self.in_flight += 1
             return True
         return False
 
@@ -105,7 +86,7 @@ class Lane:
         place = self._queue.push(given, key_id, priority, weight, tokens)
         timeout = loop.call_later(self._timeout_s, _give_up, given)
         self._look_later()
-        self._metrics.queue_depth(self._model, 1)
+        self._metrics.queue_depth(self.model, 1)
         try:
             has_slot = await given
         except BaseException:
@@ -116,8 +97,8 @@ class Lane:
             timeout.cancel()
             self._queue.remove(place)
             waited_s = perf_counter() - began
-            self._metrics.queue_depth(self._model, -1)
-            self._metrics.queue_wait(self._model, waited_s)
+            self._metrics.queue_depth(self.model, -1)
+            self._metrics.queue_wait(self.model, waited_s)
         if not has_slot:
             told = f"had no room for this request within {self._timeout_s:g} s"
             raise self._overloaded(told, perf_counter())
@@ -126,17 +107,12 @@ class Lane:
     def leave(self) -> None:
         """Give a slot back, once; whoever is next has it when this returns."""
         self.in_flight -= 1
-        self._metrics.in_flight(self._model, -1)
         if self._queue.size:
             self._hand_out()
-        # Only now: a lane in which somebody waits is busy all along.
-        if self.in_flight == 0:
-            self._busy.remove()
-            self._none.set()
-
-    def _take(self) -> None:
-        self.in_flight += 1
-        self._metrics.in_flight(self._model, 1)
+        # Only now: a lane in which a request waits is never quiet.
+        if self._quiet is not None and not self.in_flight:
+            self._quiet.set()
+            self._quiet = None
 
     def _has_room(self) -> bool:
         # With no engine up there is still one's room, for requests that find out why.
@@ -150,7 +126,7 @@ class Lane:
             elif self._has_room():
                 self._queue.pop()
                 self._pace.served(perf_counter())
-                self._take()
+                self.in_flight += 1
                 place.item.set_result(True)
             else:
                 return
@@ -169,9 +145,7 @@ class Lane:
 
     def _overloaded(self, what: str, now: float) -> EngineOverloaded:
         retry_after_s = self._pace.retry_after_s(self._queue.size, now)
-        error = EngineOverloaded(
-            f"the model {self._model!r} {what}; try again in {retry_after_s} s"
-        )
+        error = EngineOverloaded(f"the model {self.model!r} {what}; try again in {retry_after_s} s")
         error.retry_after_s = retry_after_s
         return error
 

@@ -5,10 +5,11 @@ list, so no client reaches them through us, whatever an engine was started with.
 """
 
 import re
-from collections.abc import Awaitable
+from functools import partial
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
+from app.api.cors import CorsHeaders
+from app.api.middleware import is_preflight
+from app.connection import Headers, Serve
 from app.relay.relay import Relay
 from app.relay.rooms import Endpoint
 
@@ -50,14 +51,26 @@ def endpoint_of(path: str) -> Endpoint | None:
 
 
 class DataPlane:
-    """The data plane as the outermost layer: its chunks pass through none of the others."""
+    """See `app.connection.DataPlane`. What is not on the list goes to the ASGI application."""
 
-    def __init__(self, app: ASGIApp, relay: Relay) -> None:
-        self._app = app
+    def __init__(self, relay: Relay, cors: CorsHeaders | None = None) -> None:
+        """`cors` has what pages of other origins are told; None: nothing."""
         self._relay = relay
+        self._cors = cors
+        self._serve: dict[str, Serve] = {
+            path: partial(relay.serve, endpoint) for path, endpoint in ENDPOINTS.items()
+        }
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Relay what is on the list; `scope["path"]` never holds anything of the Host header."""
-        if scope["type"] != "http" or (endpoint := endpoint_of(scope["path"])) is None:
-            return self._app(scope, receive, send)
-        return self._relay.serve(endpoint, scope, receive, send)
+    def server_of(self, method: str, path: str, headers: Headers) -> Serve | None:
+        """Return what serves a request; the path never holds anything of the Host header."""
+        serve = self._serve.get(path)
+        if serve is None:
+            endpoint = endpoint_of(path)
+            if endpoint is None:
+                return None
+            serve = partial(self._relay.serve, endpoint)
+        if self._cors is None:
+            return serve
+        if method == "OPTIONS" and is_preflight(headers):
+            return None  # the middleware answers it
+        return self._cors.around(serve)

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.relay.exchange import REFUSED
+from app.connection import REFUSED, Headers
 from app.relay.relay import CLIENT_CLOSED_REQUEST
 from app.telemetry.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
 from app.telemetry.metrics import NO_ENDPOINT, Metrics
@@ -101,13 +101,18 @@ class Preflights:
         self._recorded = Recorded(cors, access, PREFLIGHT)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "http" and scope["method"] == "OPTIONS" and _is_preflight(scope):
+        if (
+            scope["type"] == "http"
+            and scope["method"] == "OPTIONS"
+            and is_preflight(scope["headers"])
+        ):
             return self._recorded(scope, receive, send)
         return self._cors(scope, receive, send)
 
 
-def _is_preflight(scope: Scope) -> bool:
-    names = {name for name, _ in scope["headers"]}
+def is_preflight(headers: Headers) -> bool:
+    """Return whether OPTIONS with these headers asks what a page may send."""
+    names = {name for name, _ in headers}
     return names >= {b"origin", b"access-control-request-method"}
 
 

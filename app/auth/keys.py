@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 # Longer than any key that we accept from the configuration; not worth a hash.
 MAX_KEY_LENGTH = 1024
 # Keys that are remembered as good, and digests that are remembered as no key's.
@@ -49,15 +50,13 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     Raises InvalidApiKey when there is none, or more than one, or what cannot be one.
     """
     found: bytes | None = None
-    for name, value in headers:
+    for name, value in [pair for pair in headers if pair[0] in _CREDENTIALS]:
         if name == b"authorization":
             scheme, _, key = value.strip().partition(b" ")
             if scheme.lower() != b"bearer":
                 raise InvalidApiKey("the Authorization header must be `Bearer <key>`")
-        elif name == b"x-api-key":
-            key = value
         else:
-            continue
+            key = value
         key = key.strip()
         if found is not None and not hmac.compare_digest(found, key):
             raise InvalidApiKey("the request has two different API keys")

@@ -56,6 +56,10 @@ class Principal:
     fields: FieldSettings | None = None  # rules on request fields; None: none of its own
     owner: str = ""  # a label that several keys may share
 
+    @property
+    def has_budget(self) -> bool:
+        return self.daily_tokens is not None or self.monthly_tokens is not None
+
     def allows(self, model: str) -> bool:
         """Return whether the caller may use a model, by its canonical name.
 

@@ -11,18 +11,38 @@ a body and to write a chunk without a coroutine.
 """
 
 from app.connection.bounds import ConnectionBounds, PeerConnections
+from app.connection.exchange import (
+    BUFFERED_BYTES,
+    ClientDisconnected,
+    ClientStalled,
+    Exchange,
+    Headers,
+    Serve,
+)
 from app.connection.protocol import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     MAX_PIPELINED,
+    REFUSED,
     ClientConnection,
+    DataPlane,
 )
+from app.connection.task import RequestTask
 
 __all__ = [
+    "BUFFERED_BYTES",
     "MAX_HEADERS",
     "MAX_HEAD_BYTES",
     "MAX_PIPELINED",
+    "REFUSED",
     "ClientConnection",
+    "ClientDisconnected",
+    "ClientStalled",
     "ConnectionBounds",
+    "DataPlane",
+    "Exchange",
+    "Headers",
     "PeerConnections",
+    "RequestTask",
+    "Serve",
 ]

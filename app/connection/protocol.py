@@ -1,20 +1,29 @@
-"""The protocol of one client connection: bounds, deadlines, refusals and answers."""
+"""The protocol of one client connection: bounds, deadlines, refusals, and whose request it is.
+
+A request of the data plane becomes an `Exchange` with a task of its own; every other request goes
+through uvicorn's cycle to the ASGI application.
+"""
 
 import asyncio
 import logging
 from enum import Enum, auto
-from functools import partial
+from functools import lru_cache, partial
+from math import inf
 from time import perf_counter
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, Protocol, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
 from app.connection.bounds import ConnectionBounds, PeerConnections
+from app.connection.exchange import Exchange, Headers, Serve
 from app.connection.framing import FRAMING_FIELDS, content_length, is_chunked
 from app.connection.input_buffer import InputBuffer
-from app.connection.response import ResponseTransport, error_response, take_body, without_chunks
+from app.connection.response import AsgiTransport, error_response, without_chunks
+from app.connection.task import RequestTask
 from app.errors import (
     BadRequest,
     GatewayError,
@@ -22,7 +31,6 @@ from app.errors import (
     RequestTimeout,
     TooManyConnections,
 )
-from app.relay.exchange import ANSWER, BODY, REFUSED, WRITE
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +53,11 @@ STALL_SLACK_S = 1.0
 # How long a client that was refused may go on sending before it is cut off. Closing at once would
 # reset the connection, and the client might see that instead of the answer.
 LINGER_S = 2.0
+# Where an ASGI scope tells which status the connection itself has sent, to a request whose body
+# came to no good end. The application sees only a client that is gone.
+REFUSED = "gateway.refused"
+# Header fields that the connection itself goes by.
+_READ_FIELDS = FRAMING_FIELDS | {b"expect"}
 # What a request that asks for an upgrade loses when it is taken without one.
 _UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
@@ -55,8 +68,36 @@ class _Phase(Enum):
     BODY = auto()
 
 
+_SHORT_URL = 64
+# Decoding one takes longer than looking it up.
+_METHODS = {b"POST": "POST", b"GET": "GET"}
 # A member of an enumeration takes Python 3.11 longer to look up than a name.
 _IDLE, _HEAD, _BODY = _Phase
+
+
+class DataPlane(Protocol):
+    """Serves requests without ASGI."""
+
+    def server_of(self, method: str, path: str, headers: Headers) -> Serve | None:
+        """Return what serves a request, None where the ASGI application does.
+
+        Its coroutine raises nothing.
+        """
+        ...
+
+
+def _target(url: bytes) -> tuple[str, bytes]:
+    """Return path and query of a request, the path unquoted as uvicorn does it.
+
+    Raises httptools.HttpParserInvalidURLError and UnicodeDecodeError.
+    """
+    parsed = httptools.parse_url(url)
+    path = (parsed.path or b"").decode("ascii")
+    return unquote(path) if "%" in path else path, parsed.query or b""
+
+
+# Of short ones, clients use few.
+_known_target = lru_cache(maxsize=256)(_target)
 
 
 class ClientConnection(HttpToolsProtocol):
@@ -64,6 +105,7 @@ class ClientConnection(HttpToolsProtocol):
 
     bounds: ClassVar[ConnectionBounds]
     peers: ClassVar[PeerConnections]
+    data_plane: ClassVar[DataPlane | None] = None
     flow: InputBuffer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -75,16 +117,21 @@ class ClientConnection(HttpToolsProtocol):
         self._idle_bytes = 0  # in a body and none of it: trailers, extensions of chunks
         self._body_left = 0  # of a body whose length the head told
         self._pipelined_bytes = 0  # parsed behind the running request, since none waited
-        self._peer: str | None = None  # the address that this connection is counted under
+        self._counted_peer: str | None = None  # the address that this connection is counted under
         self._refusal: GatewayError | None = None
         self._deaf = False  # nothing more is read from this client
         self._upgrading = False
-        # Runs while a head or a body is awaited, and for a request that comes whole never.
+        # When the client has to have sent what is awaited; inf while it is the client that waits.
+        self._due = inf
+        # Moved when it fires, so that a request sets none. Invariant: it fires by `_due`.
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = inf
         # Runs while the client leaves unread more than a connection buffers.
         self._stall: asyncio.TimerHandle | None = None
         # The request that is being answered; `cycle` is the last one that was read.
-        self._running: RequestResponseCycle | None = None
+        self._running: Exchange | RequestResponseCycle | None = None
+        # A request of the data plane that has been read as far as it has arrived, and not begun.
+        self._unbegun: Exchange | None = None
 
     def on_refusal(self, error: GatewayError) -> None:
         """Note a request that was refused here, and that no application sees."""
@@ -93,34 +140,50 @@ class ClientConnection(HttpToolsProtocol):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self.connections.add(self)
+        self.transport = transport
         self.flow = InputBuffer(transport, self.loop, self._parse_buffered)
+        self.client = get_remote_addr(transport)
+        self.scheme = "http"
         peer = self.client[0] if self.client is not None else None
         if len(self.connections) > self.bounds.connections:
             self._refuse_connection("the gateway has too many connections; try again")
         elif peer is not None and not self.peers.admit(peer, self.bounds.connections_per_peer):
             self._refuse_connection("too many connections from this address; try again")
         else:
-            self._peer = peer
+            self._counted_peer = peer
             self._expect(self.bounds.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._peer is not None:
-            self.peers.release(self._peer)
+        if self._counted_peer is not None:
+            self.peers.release(self._counted_peer)
         self.flow.close()
-        self._expect(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._stall is not None:
             self._stall.cancel()
         running = self._running
-        if running is not None and not running.response_complete:
-            # uvicorn tells the request that was read last, not the one that is being answered.
+        # Each holds this connection: without the circle it is freed at once.
+        self._running = self._unbegun = None
+        self.cycle = cast(RequestResponseCycle, None)
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        if isinstance(running, Exchange):
+            running.disconnect()
+        elif running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
             self._part(running)
-        super().connection_lost(exc)
-        # Each holds this connection: without the circle it is freed at once.
-        self._running = None
-        self.cycle = cast(RequestResponseCycle, None)
+
+    @property
+    def peer(self) -> str:
+        """The client's address; "" where there is none, as on a Unix socket."""
+        return self.client[0] if self.client is not None else ""
+
+    def common_headers(self) -> Headers:
+        """See `app.connection.exchange.Carrier`."""
+        return self.server_state.default_headers
 
     def data_received(self, data: bytes) -> None:
         if not self._deaf:
@@ -133,32 +196,44 @@ class ClientConnection(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Parse as much as one turn of the loop may take and the application keeps up with."""
-        if data:
-            self._unset_keepalive_if_required()
         before = self._phase
         flow = self.flow
         start, size = 0, len(data)
-        turn_ends = perf_counter() + TURN_S
+        turn_ends = perf_counter() + TURN_S if size > SLICE else inf
         if self.pipeline:
             self._bound_pipeline()
         try:
             while start < size and not flow.read_paused:
                 if start and perf_counter() >= turn_ends:
                     break
-                whole = self._phase is _BODY and not self.pipeline
-                end = start + (max(self._body_left, SLICE) if whole else SLICE)
+                end = start + SLICE
+                if self._phase is _BODY and self._body_left > SLICE and not self.pipeline:
+                    end = start + self._body_left
                 self._feed(data[start:end])
                 start = end
                 if self.pipeline:
                     self._bound_pipeline()
         except httptools.HttpParserError as error:
             log.debug("a client broke HTTP/1.1: %s", error)
+            self._go_on()  # it was good as far as it had come
             self._refuse(self._refusal or BadRequest("this is not an HTTP/1.1 request"))
             return
         if start < size or flow.read_paused or flow.socket_paused:
             flow.keep(data[start:])
         if data or self._phase is not _IDLE:
             self._set_deadline(before)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin the request that has been read, or tell the one under way what has come of it.
+
+        After the parser has returned: what is called here may write, close and read.
+        """
+        if self._unbegun is not None:
+            exchange, self._unbegun = self._unbegun, None
+            self._begin(exchange)
+        elif isinstance(self._running, Exchange):
+            self._running.wake_reader()
 
     def _bound_pipeline(self) -> None:
         """Parse on behind a running request up to a bound.
@@ -173,10 +248,12 @@ class ClientConnection(HttpToolsProtocol):
     def _set_deadline(self, before: _Phase) -> None:
         """Bound the wait for the client, unless it is the client that waits."""
         if (self._phase is _IDLE and self._busy) or (self.pipeline and self.flow.read_paused):
-            self._expect(None)
-        elif self._phase is not before or self._timer is None:
+            self._due = inf
+        elif self._phase is not before or self._due == inf:
             body = self._phase is _BODY
             self._expect(self.bounds.body_timeout_s if body else self.bounds.header_timeout_s)
+        elif self._phase is _IDLE and self._due > self.loop.time() + self.bounds.header_timeout_s:
+            self._expect(self.bounds.header_timeout_s)  # blank lines are no idle connection
 
     @property
     def _busy(self) -> bool:
@@ -184,21 +261,22 @@ class ClientConnection(HttpToolsProtocol):
         return self._running is not None and not self._running.response_complete
 
     def _feed(self, data: bytes) -> None:
-        self._read = len(data)
+        self._read = size = len(data)
         if self._phase is _BODY:
-            self._idle_bytes += self._read
+            self._idle_bytes += size
         else:
-            self._head_bytes += self._read
-        self._pipelined_bytes = self._pipelined_bytes + self._read if self.pipeline else 0
+            self._head_bytes += size
+        self._pipelined_bytes = self._pipelined_bytes + size if self.pipeline else 0
         while data:
             try:
                 self.parser.feed_data(data)
                 break
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._decline_upgrade() + data[upgrade.args[0] :]
-        if self._phase is _HEAD and self._head_bytes > MAX_HEAD_BYTES:
+        phase = self._phase
+        if phase is _HEAD and self._head_bytes > MAX_HEAD_BYTES:
             self._reject(HeadTooLarge(f"the request's head is over {MAX_HEAD_BYTES} bytes"))
-        if self._phase is _BODY and self._idle_bytes > MAX_HEAD_BYTES:
+        if phase is _BODY and self._idle_bytes > MAX_HEAD_BYTES:
             self._reject(HeadTooLarge(f"the request's trailers are over {MAX_HEAD_BYTES} bytes"))
 
     def _reject(self, error: GatewayError) -> NoReturn:
@@ -209,7 +287,9 @@ class ClientConnection(HttpToolsProtocol):
     # The parser's callbacks
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._phase = _HEAD
         self._begun_in = self._read
         self._body_left = 0
@@ -218,22 +298,26 @@ class ClientConnection(HttpToolsProtocol):
         # A trailer is dropped: it must not pass for a header field (RFC 9110, section 6.5.1).
         if self._phase is _BODY:
             return
+        headers = self.headers
+        name = name.lower()
+        if name in _READ_FIELDS or len(headers) == MAX_HEADERS:
+            self._read_field(name, value)
+        headers.append((name, value))
+
+    def _read_field(self, name: bytes, value: bytes) -> None:
+        """Go by a header field, or refuse it as one too many."""
         if len(self.headers) == MAX_HEADERS:
             self._reject(HeadTooLarge(f"the request has over {MAX_HEADERS} header fields"))
-        name = name.lower()
-        if name in FRAMING_FIELDS:
-            self._read_framing(name, value)
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
-
-    def _read_framing(self, name: bytes, value: bytes) -> None:
-        if name == b"content-length":
+        if name == b"expect":
+            self.expect_100_continue |= value.lower() == b"100-continue"
+        elif name == b"content-length":
             length = content_length(value)
             if length is None:
                 self._reject(BadRequest("content-length is no number, or has too many digits"))
             self._body_left = length
-        elif not is_chunked(value) or any(name == field for field, _ in self.headers):
+        elif name == b"transfer-encoding" and (
+            not is_chunked(value) or any(name == field for field, _ in self.headers)
+        ):
             # Who is between may have read another end of the body (RFC 9112, section 6.1).
             self._reject(BadRequest("transfer-encoding must be chunked, and nothing else"))
 
@@ -245,18 +329,34 @@ class ClientConnection(HttpToolsProtocol):
         self._upgrading = self.parser.should_upgrade()
         if self._upgrading:
             return  # taken up again without the upgrade
-        super().on_headers_complete()
+        serve = None
+        if self.data_plane is not None:
+            url = self.url
+            path, query = (_known_target if len(url) <= _SHORT_URL else _target)(url)
+            method = _METHODS.get(self.parser.get_method()) or self.parser.get_method().decode()
+            serve = self.data_plane.server_of(method, path, self.headers)
+        if serve is None:
+            self._take_cycle()
+        else:
+            self._take_exchange(serve, method, path, query)
         self._head_bytes = self._idle_bytes = self._begun_in = 0
         self._phase = _BODY
 
     def on_body(self, body: bytes) -> None:
         self._idle_bytes = 0
         self._body_left -= len(body)
-        super().on_body(body)
+        if isinstance(self.cycle, Exchange):
+            self.cycle.feed_body(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._upgrading:
-            self._phase = _IDLE
+        if self._upgrading:
+            return
+        self._phase = _IDLE
+        if isinstance(self.cycle, Exchange):
+            self.cycle.more_body = False
+        else:
             super().on_message_complete()
 
     def _decline_upgrade(self) -> bytes:
@@ -274,41 +374,102 @@ class ClientConnection(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return b"".join([*lines, b"\r\n"])
 
-    # The answer
+    # Requests and their responses
+
+    def _take_exchange(self, serve: Serve, method: str, path: str, query: bytes) -> None:
+        """Have a request of the data plane begun once it has been read as far as it has come."""
+        busy = self._busy
+        version_1_0 = self.parser.get_http_version() == "1.0"
+        exchange = Exchange(
+            self,
+            serve,
+            method,
+            path,
+            query,
+            self.headers,
+            version_1_0=version_1_0,
+            keep_alive=not version_1_0 and self.parser.should_keep_alive(),
+            expects_continue=self.expect_100_continue,
+        )
+        self.cycle = exchange  # type: ignore[assignment]
+        if busy:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+        else:
+            self._running = self._unbegun = exchange
+
+    def _begin(self, exchange: Exchange) -> None:
+        """Run the task of an exchange until it waits."""
+        if exchange is self._running and not self.transport.is_closing():
+            task = RequestTask(exchange.serve(exchange), self.loop, exchange.task_ended)
+            exchange.task = task
+            self.tasks.add(task)  # type: ignore[arg-type]
+            task.start()
+
+    def _take_cycle(self) -> None:
+        """Have the ASGI application serve a request, through uvicorn's cycle."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        if self.server is None:
+            self.server = get_local_addr(self.transport)
+        HttpToolsProtocol.on_message_begin(self)
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        HttpToolsProtocol.on_headers_complete(self)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        answer = ResponseTransport(cycle, self.loop, self.close_behind)
-        cycle.transport = cast(asyncio.Transport, answer)
-        extensions: dict[str, Any] = {BODY: partial(take_body, cycle)}
+        if isinstance(cycle, Exchange):  # the next of several that were pipelined
+            cycle.record.started = perf_counter()
+            self.loop.call_soon(self._begin, cycle)
+            return
+        cycle.transport = cast(asyncio.Transport, AsgiTransport(cycle, self.close_behind))
         if cycle.scope["http_version"] == "1.0":
             cycle.waiting_for_100_continue = False  # it knows no 100 (RFC 9110, section 10.1.1)
             app = partial(without_chunks, app, cycle)
-        else:
-            extensions[WRITE] = answer.write_chunk
-            extensions[ANSWER] = answer.write_whole
-        cast(dict[str, Any], cycle.scope)["extensions"] = extensions
         super()._start_asgi_task(cycle, app)
 
+    def exchange_completed(self, exchange: Exchange) -> None:
+        """See `app.connection.exchange.Carrier`."""
+        if exchange is self._running:
+            if not exchange.keep_alive:
+                self.close_behind(exchange)
+            self.on_response_complete()
+
+    def exchange_ended(self, exchange: Exchange, task: RequestTask) -> None:
+        """See `app.connection.exchange.Carrier`."""
+        self.tasks.discard(task)
+        if exchange is self._running and not exchange.complete and not exchange.disconnected:
+            self._close()  # the client sees by it that the response is not whole
+
     def on_response_complete(self) -> None:
+        """Go on with the next request, or wait for one."""
+        self.server_state.total_requests += 1
         running = self._running
-        if running is not None:
+        if isinstance(running, RequestResponseCycle):
             self._part(running)
-            if self.expect_100_continue and running.more_body:
-                # It was not told to go on: its next bytes may be the body or a new request.
-                self._close()
-        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if running is not None and self.expect_100_continue and running.more_body:
+            # It was not told to go on: its next bytes may be the body or a new request.
+            self._close()
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        elif self._phase is _IDLE:
+            self._expect(self.timeout_keep_alive)
+        elif self._due == inf:
+            self._expect(self.bounds.header_timeout_s)
 
     def _part(self, cycle: RequestResponseCycle) -> None:
-        """Send what is left of an answer, and take it and its request apart.
+        """Take a cycle and its request apart.
 
         Without the circle they go when nobody uses them; the garbage collector would find them late
         and have little else to look at.
         """
-        cast(ResponseTransport, cycle.transport).flush()
         cycle.body = bytearray()  # nobody will read it, and the connection may idle
         cycle.transport = self.transport
-        cast(dict[str, Any], cycle.scope).pop("extensions", None)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -330,7 +491,7 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self.transport.abort()
 
-    def close_behind(self, cycle: RequestResponseCycle) -> None:
+    def close_behind(self, cycle: Exchange | RequestResponseCycle) -> None:
         """Let the client go when it has what waits for it, or does not read that in time."""
         if cycle.response_complete and cycle.more_body:
             # It may see the answer only once it has sent its body; the body's deadline runs on.
@@ -340,16 +501,18 @@ class ClientConnection(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        self._expect(None)
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._timer = self.loop.call_later(self.timeout_keep_alive, self.transport.abort)
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()  # it never read its last answer; closing would wait for that
+            self._abort_later(self.timeout_keep_alive)
         else:
-            super().timeout_keep_alive_handler()
+            self._due = inf
+
+    def _abort_later(self, seconds: float) -> None:
+        """Give a client that is let go some time to read what waits for it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+        self._timer_due = -inf  # no deadline takes its place
 
     # Refusals
 
@@ -362,22 +525,40 @@ class ClientConnection(HttpToolsProtocol):
         self._deaf = True
         self.flow.discard()
 
-    def _expect(self, seconds: float | None) -> None:
+    def _expect(self, seconds: float) -> None:
+        """Give the client some time to send what is awaited."""
+        self._due = due = self.loop.time() + seconds
+        if self._timer is None or due < self._timer_due:
+            self._set_timer(due)
+
+    def _set_timer(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if seconds is not None:
-            self._timer = self.loop.call_later(seconds, self._on_timer)
+        self._timer_due = due
+        self._timer = self.loop.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer = self.loop.call_later(ONE_TURN_S, self._on_expiry)
+        self._timer = None
+        if self._due == inf:
+            return
+        if self._due > self.loop.time():
+            self._set_timer(self._due)
+        else:
+            self._timer_due = self._due
+            self._timer = self.loop.call_later(ONE_TURN_S, self._on_expiry)
 
     def _on_expiry(self) -> None:
         self._timer = None
+        if self._due > self.loop.time():
+            if self._due != inf:
+                self._set_timer(self._due)
+            return
         answered = self._phase is _BODY and not self._busy
         head = self._head_bytes + self._begun_in
         silent = head == 0 and self._phase is not _BODY and not self._busy
-        if answered or silent:
+        if silent and self.transport.get_write_buffer_size():
+            self.transport.abort()  # it never read its last answer; closing would wait for that
+        elif answered or silent:
             self._close()  # there is nothing to be told
         else:
             self._refuse(RequestTimeout("the request did not come to its end in time"))
@@ -385,7 +566,7 @@ class ClientConnection(HttpToolsProtocol):
     def _refuse(self, error: GatewayError) -> None:
         """Answer a request that is not fit for the application, and let the client go."""
         self._stop_parsing()
-        self._expect(None)
+        self._due = inf
         if self.transport.is_closing():
             return
         running = self._running if self._busy else None
@@ -396,15 +577,25 @@ class ClientConnection(HttpToolsProtocol):
         if running is None and self._phase is _BODY:
             self._close()  # it has had its answer
             return
-        if running is None:
-            self.on_refusal(error)
-        else:
+        if isinstance(running, Exchange):
+            if running.started:
+                running.disconnect()
+                self._close()
+                return
+            if running.task is None:  # it was pipelined, and is not begun yet
+                self._running = None
+                self.on_refusal(error)
+            running.refused_status = error.status
+            running.disconnect()
+        elif running is not None:
             running.disconnected = True  # nobody else will tell it before the client has gone
             running.message_event.set()
             if running.response_started:
                 self._close()
                 return
             cast(dict[str, Any], running.scope)[REFUSED] = error.status
+        else:
+            self.on_refusal(error)
         self.transport.write(error_response(error))
         self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        self._abort_later(LINGER_S)

@@ -57,7 +57,7 @@ def pack(
         places += [term.place for term in terms.slots]
         places += [term.place for term in terms.buckets]
         limits = [term.limit for term in terms.slots]
-        asked.append((lease, limits, terms.costs))
+        asked.append((lease, limits, list(terms.costs.values())))
     # In a cluster, keys with one tag in braces lie in one place.
     tag = f"{{{prefix}}}:"
     # A name from a YAML file may hold what UTF-8 does not.

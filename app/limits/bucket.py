@@ -10,7 +10,7 @@ wait that clients were told. A cost above what the bucket holds passes when the 
 leaves it owing more than `burst_s`: a large request is delayed, never impossible.
 """
 
-from math import floor, inf
+from math import inf
 
 # Rounding may leave a debt that much above what it is; a clock beside it has microseconds.
 EPSILON_S = 1e-7
@@ -29,11 +29,6 @@ def debt(full_at: float, now: float) -> float:
     return debt_s if debt_s > 0.0 else 0.0
 
 
-def owing(debt_s: float, now: float) -> float:
-    """Return the bucket of a debt; a full one if it is negative."""
-    return now + debt_s if debt_s > 0.0 else now
-
-
 def wait(debt_s: float, cost_s: float, burst_s: float) -> float:
     """Return in how many seconds a cost passes: 0 if it does now, inf if it never will."""
     if cost_s == 0.0:
@@ -46,10 +41,13 @@ def wait(debt_s: float, cost_s: float, burst_s: float) -> float:
 
 def charge(full_at: float, now: float, cost_s: float) -> float:
     """Return the bucket after a cost or a refund, which is a negative cost and fills it at most."""
-    return owing(debt(full_at, now) + cost_s, now)
+    debt_s = full_at - now
+    if debt_s > 0.0:
+        cost_s += debt_s
+    return now + cost_s if cost_s > 0.0 else now
 
 
 def remaining(debt_s: float, limit: int, burst_s: float) -> int:
     """Return how many units of a limit may be had at once."""
-    left = floor((burst_s - debt_s) * limit / 60.0 + 1e-6)
-    return left if left > 0 else 0
+    left = (burst_s - debt_s) * limit / 60.0 + 1e-6
+    return int(left) if left > 0.0 else 0

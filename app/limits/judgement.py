@@ -4,35 +4,19 @@ from math import ceil, inf
 
 from app.errors import Headers, RateLimited
 from app.limits import bucket
-from app.limits.terms import BucketTerm, Kind, Reading, SlotTerm, Terms
+from app.limits.bucket import EPSILON_S
+from app.limits.terms import HEADER_NAMES, BucketTerm, Kind, Reading, SlotTerm, Terms
 
 # Nobody can tell when a request of the same key or model will end.
 SLOT_RETRY_S = 1.0
-HEADER_NAMES: dict[Kind, tuple[bytes, bytes, bytes]] = {
-    "requests": (
-        b"x-ratelimit-limit-requests",
-        b"x-ratelimit-remaining-requests",
-        b"x-ratelimit-reset-requests",
-    ),
-    "tokens": (
-        b"x-ratelimit-limit-tokens",
-        b"x-ratelimit-remaining-tokens",
-        b"x-ratelimit-reset-tokens",
-    ),
-}
+# Resets below a second, by their milliseconds: what most requests are told.
+_SHORT = [b"0s", *(b"%dms" % milliseconds for milliseconds in range(1, 1000))]
 
 
 def headers(terms: Terms, reading: Reading, burst_s: float) -> Headers:
     """Return the rate headers; of key and model the tighter one counts, none where none limits."""
-    tightest: dict[Kind, tuple[int, float, int]] = {}
-    for i, term in enumerate(terms.buckets):
-        debt_s = reading.debts[i]
-        mine = bucket.remaining(debt_s, term.limit, burst_s), -debt_s, term.limit
-        known = tightest.get(term.kind)
-        if known is None or mine < known:
-            tightest[term.kind] = mine
     told: Headers = []
-    for kind, (left, paid_s, limit) in tightest.items():
+    for kind, (left, paid_s, limit) in _tightest(terms, reading, burst_s).items():
         limit_name, remaining_name, reset_name = HEADER_NAMES[kind]
         told += (
             (limit_name, b"%d" % limit),
@@ -40,6 +24,39 @@ def headers(terms: Terms, reading: Reading, burst_s: float) -> Headers:
             (reset_name, duration(-paid_s).encode()),
         )
     return told
+
+
+def header_lines(terms: Terms, reading: Reading, burst_s: float) -> bytes:
+    """Return the rate headers as they stand in a response, each with its line end."""
+    lines = terms.scope.header_lines
+    if lines is None:
+        told = headers(terms, reading, burst_s)
+        return b"".join([b"%b: %b\r\n" % header for header in told])
+    # The usual case, one bucket of each kind, makes no call for each number.
+    first, second = terms.scope.buckets
+    first_s, second_s = reading.debts
+    first_left = (burst_s - first_s) * first.limit / 60.0 + 1e-6
+    second_left = (burst_s - second_s) * second.limit / 60.0 + 1e-6
+    first_ms = ceil((first_s - EPSILON_S) * 1000)
+    second_ms = ceil((second_s - EPSILON_S) * 1000)
+    return lines % (
+        first_left if first_left > 0.0 else 0,
+        _SHORT[first_ms] if first_ms < 1000 else duration(first_s).encode(),
+        second_left if second_left > 0.0 else 0,
+        _SHORT[second_ms] if second_ms < 1000 else duration(second_s).encode(),
+    )
+
+
+def _tightest(terms: Terms, reading: Reading, burst_s: float) -> dict[Kind, tuple[int, float, int]]:
+    """Return what is left of each kind, its negative debt and its limit, where least is left."""
+    tightest: dict[Kind, tuple[int, float, int]] = {}
+    for i, term in enumerate(terms.buckets):
+        debt_s = reading.debts[i]
+        mine = bucket.remaining(debt_s, term.limit, burst_s), -debt_s, term.limit
+        known = tightest.get(term.kind)
+        if known is None or mine < known:
+            tightest[term.kind] = mine
+    return tightest
 
 
 def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | None:
@@ -52,12 +69,14 @@ def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | Non
         slot_wait_s = SLOT_RETRY_S if slot.limit else inf
         if busy >= slot.limit and slot_wait_s > wait_s:
             worst, wait_s = slot, slot_wait_s
-    for term, cost_s, debt_s in zip(terms.buckets, terms.costs, reading.debts, strict=True):
+    for term, cost_s, debt_s in zip(
+        terms.buckets, terms.costs.values(), reading.debts, strict=True
+    ):
         term_wait_s = bucket.wait(debt_s, cost_s, burst_s)
         if term_wait_s > wait_s:
             worst, wait_s = term, term_wait_s
     assert worst is not None
-    retry_after_s = None if wait_s == inf else ceil(wait_s - bucket.EPSILON_S)
+    retry_after_s = None if wait_s == inf else ceil(wait_s - EPSILON_S)
     if isinstance(worst, SlotTerm):
         return RateLimited(_slots_words(worst), "concurrency", retry_after_s)
     return RateLimited(_bucket_words(worst, terms.tokens, retry_after_s), worst.kind, retry_after_s)
@@ -109,11 +128,9 @@ def duration(seconds: float) -> str:
 
     Rounded up to whole milliseconds, so that whoever waits has waited long enough.
     """
-    milliseconds = ceil((seconds - bucket.EPSILON_S) * 1000)
-    if milliseconds <= 0:
-        return "0s"
+    milliseconds = ceil((seconds - EPSILON_S) * 1000)
     if milliseconds < 1000:
-        return f"{milliseconds}ms"
+        return f"{milliseconds}ms" if milliseconds > 0 else "0s"
     # Below a minute they have five digits at most, and %g writes six.
     if milliseconds < 60_000:
         return f"{milliseconds / 1000:g}s"

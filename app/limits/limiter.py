@@ -11,16 +11,18 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from app.errors import Headers, RateLimited, ServiceUnavailable
 from app.limits import judgement
 from app.limits.breaker import RedisUnavailable
 from app.limits.memory import MemoryStore
-from app.limits.terms import Ask, Reading, Scopes, Terms, settlement
+from app.limits.terms import NO_TERMS, NOTHING_TAKEN, Ask, Reading, Scopes, Terms, settlement
 from app.settings import LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # redis-py is imported only where limits are counted there: 9 MiB
-    from app.limits.redis import RedisStore
+    from app.limits.redis import Grant, RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -34,40 +36,49 @@ MEANWHILE = {
 }
 
 
-class Decision:
+class Decision(msgspec.Struct, gc=False, eq=False):
     """The answer to one request, held while the request is under way.
 
     Entering raises the refusal, if there is one. Leaving, exactly once, gives the slot back and
     settles the tokens: all that were reserved go back, less those that `settle` was told of.
     """
 
-    __slots__ = ("_release", "_terms", "_used", "headers", "refusal")
+    terms: Terms
+    reading: Reading
+    burst_s: float
+    # Gives back what was taken, but for the tokens that were used. None: nothing is held.
+    release: Callable[[Terms, float], None] | None
+    used: float = 0.0
 
-    def __init__(
-        self,
-        terms: Terms,
-        headers: Headers,
-        refusal: RateLimited | None,
-        release: Callable[[Terms, list[float]], None] | None,
-    ) -> None:
-        self.headers = headers
-        self.refusal = refusal
-        self._terms = terms
-        self._used = 0.0
-        self._release = release  # None: nothing was taken, or it was given back
+    @property
+    def refusal(self) -> RateLimited | None:
+        """Why the request may not begin; None: it may."""
+        return judgement.refusal(self.terms, self.reading, self.burst_s)
+
+    @property
+    def headers(self) -> Headers:
+        """What a response says of the caller's limits."""
+        return judgement.headers(self.terms, self.reading, self.burst_s)
+
+    @property
+    def header_lines(self) -> bytes:
+        """The same as the lines of a response."""
+        return judgement.header_lines(self.terms, self.reading, self.burst_s)
 
     def settle(self, tokens: float) -> None:
         """Say how many tokens the request really used; without this it used none."""
-        self._used = tokens
+        self.used = tokens
 
     def keep(self) -> None:
         """Say that the request used what was reserved."""
-        self._used = float(self._terms.tokens)
+        self.used = float(self.terms.tokens)
 
     def __enter__(self) -> Self:
-        if self.refusal is not None:
-            raise self.refusal
-        return self
+        if self.reading.admitted:
+            return self
+        refusal = self.refusal
+        assert refusal is not None
+        raise refusal
 
     def __exit__(
         self,
@@ -75,9 +86,10 @@ class Decision:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        release, self._release = self._release, None
+        release = self.release
         if release is not None:
-            release(self._terms, settlement(self._terms, self._used))
+            self.release = None
+            release(self.terms, self.used)
 
 
 class Limiter:
@@ -96,6 +108,7 @@ class Limiter:
         self._metrics = metrics
         self._scopes = Scopes(settings.burst_s)
         self._memory = MemoryStore(settings.burst_s)
+        self._release = self._release_here  # made once
         self._redis: RedisStore | None = None
         if state.redis_url is not None:
             from app.limits import link, redis
@@ -112,23 +125,32 @@ class Limiter:
             )
             metrics.redis_available(True)
 
+    def decide_at_once(self, ask: Ask) -> Decision | None:
+        """Take all that a request asks for, or nothing; None: Redis must be asked, `decide` it."""
+        if self._redis is not None:
+            return None
+        terms = self._scopes.terms(ask)
+        reading = self._memory.decide(terms, monotonic())
+        return Decision(terms, reading, self._burst_s, self._release)
+
     async def decide(self, ask: Ask) -> Decision:
         """Take all that a request asks for, or nothing.
 
         Raises ServiceUnavailable while Redis does not answer, where the policy is `closed`.
         """
         terms = self._scopes.terms(ask)
-        if self._redis is None or not (terms.buckets or terms.slots):
+        redis = self._redis
+        if redis is None or not (terms.buckets or terms.slots):
             return self._decide_here(terms)
         try:
-            grant = await self._redis.decide(terms)
+            grant = await redis.decide(terms)
         except RedisUnavailable:
             if self._policy == "local":
                 return self._decide_here(terms)
             if self._policy == "open":
-                return Decision(terms, [], None, None)
+                return Decision(NO_TERMS, NOTHING_TAKEN, self._burst_s, None)
             raise ServiceUnavailable("limits cannot be checked at the moment; try again") from None
-        return self._decision(terms, grant.reading, partial(self._redis.release, grant))
+        return Decision(terms, grant.reading, self._burst_s, partial(_release_there, redis, grant))
 
     async def run(self) -> None:
         """Do what must happen by itself while Redis is used, until cancelled."""
@@ -141,20 +163,11 @@ class Limiter:
             await self._redis.close()
 
     def _decide_here(self, terms: Terms) -> Decision:
-        return self._decision(terms, self._memory.decide(terms, monotonic()), self._release_here)
+        reading = self._memory.decide(terms, monotonic())
+        return Decision(terms, reading, self._burst_s, self._release)
 
-    def _release_here(self, terms: Terms, costs: list[float]) -> None:
-        self._memory.release(terms, costs, monotonic())
-
-    def _decision(
-        self, terms: Terms, reading: Reading, release: Callable[[Terms, list[float]], None]
-    ) -> Decision:
-        return Decision(
-            terms,
-            judgement.headers(terms, reading, self._burst_s),
-            judgement.refusal(terms, reading, self._burst_s),
-            release if reading.admitted else None,
-        )
+    def _release_here(self, terms: Terms, tokens: float) -> None:
+        self._memory.release(terms, tokens, monotonic())
 
     def _redis_changed(self, reason: str | None) -> None:
         self._metrics.redis_available(reason is None)
@@ -162,3 +175,7 @@ class Limiter:
             log.info("%s answers; limits are counted there", self._link)
         else:
             log.error("%s does not answer: %s; %s", self._link, reason, MEANWHILE[self._policy])
+
+
+def _release_there(redis: "RedisStore", grant: "Grant", terms: Terms, tokens: float) -> None:
+    redis.release(grant, terms, settlement(terms, tokens))

@@ -6,11 +6,26 @@ from typing import Literal
 import msgspec
 
 from app.limits.bucket import seconds
-from app.settings import LimitSettings
+from app.settings import NO_LIMITS, LimitSettings
 
 Subject = Literal["key", "model"]
 Kind = Literal["requests", "tokens"]
 
+HEADER_NAMES: dict[Kind, tuple[bytes, bytes, bytes]] = {
+    "requests": (
+        b"x-ratelimit-limit-requests",
+        b"x-ratelimit-remaining-requests",
+        b"x-ratelimit-reset-requests",
+    ),
+    "tokens": (
+        b"x-ratelimit-limit-tokens",
+        b"x-ratelimit-remaining-tokens",
+        b"x-ratelimit-reset-tokens",
+    ),
+}
+_LINES: dict[Kind, bytes] = {
+    kind: b"%b: %%d\r\n%b: %%b\r\n%b: %%b\r\n" % names for kind, names in HEADER_NAMES.items()
+}
 # No engine takes a longer request; a client may well name a larger number.
 MOST_TOKENS = 10**12
 # More keys and models than are busy at a time; beyond it all are made anew.
@@ -38,6 +53,7 @@ class BucketTerm(msgspec.Struct, frozen=True, gc=False):
     name: str
     kind: Kind
     limit: int
+    request_s: float  # what one request costs, in seconds of refill; 0: none is counted
 
 
 class SlotTerm(msgspec.Struct, frozen=True, gc=False):
@@ -56,15 +72,26 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     model: LimitSettings
     buckets: tuple[BucketTerm, ...]
     slots: tuple[SlotTerm, ...]
+    costs: dict[str, float]  # by place, in the order of the buckets; those of tokens are 0 here
+    metered: tuple[tuple[str, int, float], ...]  # place, limit and highest cost of tokens' buckets
+    # The lines of the rate headers without their numbers, where one bucket limits each kind.
+    header_lines: bytes | None
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
     """Every limit that a request meets, and what it takes of them."""
 
-    buckets: tuple[BucketTerm, ...]
-    slots: tuple[SlotTerm, ...]
-    costs: list[float]  # of each bucket, in seconds of refill
+    scope: Scope
+    costs: dict[str, float]  # by place, in the order of the buckets, in seconds of refill
     tokens: int
+
+    @property
+    def buckets(self) -> tuple[BucketTerm, ...]:
+        return self.scope.buckets
+
+    @property
+    def slots(self) -> tuple[SlotTerm, ...]:
+        return self.scope.slots
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False):
@@ -73,6 +100,10 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
     admitted: bool
     debts: list[float]
     busy: list[int]
+
+
+NO_TERMS = Terms(Scope(NO_LIMITS, NO_LIMITS, (), (), {}, (), None), {}, 0)
+NOTHING_TAKEN = Reading(True, [], [])
 
 
 class Scopes:
@@ -91,29 +122,46 @@ class Scopes:
         return len(self._known)
 
     def terms(self, ask: Ask) -> Terms:
-        """Return what terms_of returns."""
-        at = (ask.key_id, ask.model, ask.concurrent, ask.entered)
+        """Return the limits that a request meets; none at all where nothing is limited."""
+        at = ask.key_id, ask.model, ask.concurrent, ask.entered
         scope = self._known.get(at)
         # Settings are frozen: limits that have changed are another object.
         if scope is None or scope.key is not ask.key or scope.model is not ask.model_limits:
             if len(self._known) >= self._most:
                 self._known.clear()
-            scope = self._known[at] = scope_of(ask)
-        return _terms(scope, ask, self._burst_s)
+            scope = self._known[at] = scope_of(ask, self._burst_s)
+        tokens = ask.tokens if ask.tokens < MOST_TOKENS else MOST_TOKENS
+        costs = scope.costs.copy()
+        for place, limit, highest_s in scope.metered:
+            cost_s = tokens * 60.0 / limit if limit else seconds(tokens, 0)
+            costs[place] = cost_s if cost_s < highest_s else highest_s
+        return Terms(scope, costs, tokens)
 
 
 def terms_of(ask: Ask, burst_s: float = inf) -> Terms:
-    """Return the limits that a request meets; none at all where nothing is limited."""
-    return _terms(scope_of(ask), ask, burst_s)
+    """Return what a request takes of limits that were not met before."""
+    return Scopes(burst_s).terms(ask)
 
 
-def scope_of(ask: Ask) -> Scope:
-    """Return the limits that requests meet which differ from this one in their tokens alone."""
+def scope_of(ask: Ask, burst_s: float) -> Scope:
+    """Return the limits of all requests that differ from this one in their tokens alone."""
     buckets: list[BucketTerm] = []
     slots: list[SlotTerm] = []
     _add("key", ask.key_id, ask.key, ask, buckets, slots)
     _add("model", ask.model, ask.model_limits, ask, buckets, slots)
-    return Scope(ask.key, ask.model_limits, tuple(buckets), tuple(slots))
+    return Scope(
+        ask.key,
+        ask.model_limits,
+        tuple(buckets),
+        tuple(slots),
+        {term.place: term.request_s for term in buckets},
+        tuple(
+            (term.place, term.limit, burst_s if term.subject == "model" and term.limit else inf)
+            for term in buckets
+            if term.kind == "tokens"
+        ),
+        _header_lines(buckets),
+    )
 
 
 def _add(
@@ -124,42 +172,39 @@ def _add(
     buckets: list[BucketTerm],
     slots: list[SlotTerm],
 ) -> None:
+    entered = ask.entered and subject == "key"
     # The name comes last: whatever stands in it, it cannot look like another place.
     limit = limits.requests_per_minute
     if limit is not None:
         place = f"{subject}:requests:{name}"
-        buckets.append(BucketTerm(place, subject, name, "requests", limit))
+        request_s = 0.0 if entered else seconds(1, limit)
+        buckets.append(BucketTerm(place, subject, name, "requests", limit, request_s))
     limit = limits.tokens_per_minute
     if limit is not None:
         place = f"{subject}:tokens:{name}"
-        buckets.append(BucketTerm(place, subject, name, "tokens", limit))
+        buckets.append(BucketTerm(place, subject, name, "tokens", limit, 0.0))
     limit = limits.concurrent_requests
-    if limit is not None and ask.concurrent and not (ask.entered and subject == "key"):
+    if limit is not None and ask.concurrent and not entered:
         slots.append(SlotTerm(f"{subject}:slots:{name}", subject, name, limit))
 
 
-def _terms(scope: Scope, ask: Ask, burst_s: float) -> Terms:
-    tokens = ask.tokens if ask.tokens < MOST_TOKENS else MOST_TOKENS
-    costs: list[float] = []
-    for term in scope.buckets:
-        if term.kind == "requests":
-            taken = ask.entered and term.subject == "key"
-            costs.append(0.0 if taken else seconds(1, term.limit))
-        else:
-            cost_s = seconds(tokens, term.limit)
-            shared = term.subject == "model" and burst_s < cost_s < inf
-            costs.append(burst_s if shared else cost_s)
-    return Terms(scope.buckets, scope.slots, costs, tokens)
+def _header_lines(buckets: list[BucketTerm]) -> bytes | None:
+    """Return a template with room for what remains and the reset, of the first, then the second."""
+    if len(buckets) != 2 or buckets[0].kind == buckets[1].kind:
+        return None
+    return b"".join(_LINES[term.kind] % (term.limit, b"%d", b"%b") for term in buckets)
 
 
 def settlement(terms: Terms, tokens: float) -> list[float]:
     """Return what each bucket still has to be charged, in seconds, once `tokens` were used."""
     return [
-        seconds(tokens, term.limit) - cost_s if term.kind == "tokens" and term.limit else 0.0
-        for term, cost_s in zip(terms.buckets, terms.costs, strict=True)
+        seconds(tokens, term.limit) - terms.costs[term.place]
+        if term.kind == "tokens" and term.limit
+        else 0.0
+        for term in terms.buckets
     ]
 
 
 def undoing(terms: Terms) -> list[float]:
     """Return what takes every charge back."""
-    return [-cost_s for cost_s in terms.costs]
+    return [-cost_s for cost_s in terms.costs.values()]

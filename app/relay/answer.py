@@ -4,10 +4,11 @@ import logging
 
 import msgspec
 
+from app.connection import Exchange, Headers
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
-from app.relay.exchange import Exchange, Headers
+from app.relay.grant import Delivery
 from app.relay.refusals import in_dialect
-from app.relay.sse import as_event
+from app.relay.sse import as_event, error_event
 from app.usage.reading import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
@@ -57,6 +58,16 @@ def head_of(answer: EngineResponse, *, bare: bool = False) -> Head:
             if not bare:
                 found.setdefault(name, value)
     content_type = found.get(b"content-type", b"")
+    if status != 200:
+        _check_status(status, content_type)
+    is_stream = content_type.startswith(b"text/event-stream")
+    if is_stream:
+        found.pop(b"content-length", None)  # a chunk may be withheld
+    return Head(list(found.items()), is_stream, usage)
+
+
+def _check_status(status: int, content_type: bytes) -> None:
+    """Raise EngineFailed for an answer that is not fit for a client."""
     if 300 <= status < 400:
         # vLLM redirects to an address that is built from the client's Host header.
         raise EngineFailed("the engine answered with a redirect")
@@ -65,19 +76,19 @@ def head_of(answer: EngineResponse, *, bare: bool = False) -> Head:
         raise EngineFailed("the engine does not accept the gateway's key")
     if status >= 500 and not content_type.startswith(b"application/json"):
         raise EngineFailed(f"the engine answered {status}")
-    is_stream = content_type.startswith(b"text/event-stream")
-    if is_stream:
-        found.pop(b"content-length", None)  # a chunk may be withheld
-    return Head(list(found.items()), is_stream, usage)
 
 
-async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Headers) -> Usage | None:
-    """Send a plain answer on; return what it says of its usage.
+async def relay_plain(
+    answer: EngineResponse, exchange: Exchange, head: Head, delivery: Delivery
+) -> None:
+    """Send a plain answer on; note in `delivery` what it says of its usage, before it is sent.
 
     An answer of up to WHOLE_BYTES is whole before its head leaves, so that a broken one becomes an
     error with a status: raises GatewayError. A larger one (a batch of embeddings, audio) goes on as
     it comes: raises Truncated.
     """
+    headers = head.headers
+    delivery.usage = head.usage
     body = b""
     try:
         while not answer.ended and len(body) <= WHOLE_BYTES:
@@ -96,28 +107,44 @@ async def relay_plain(answer: EngineResponse, exchange: Exchange, headers: Heade
             body = said
             length = (b"content-length", b"%d" % len(body))
             headers = [*(pair for pair in headers if pair[0] != b"content-length"), length]
-        usage = read_usage(body)
+        delivery.usage = read_usage(body) or head.usage
         if exchange.streaming:
             # A keep-alive has promised a stream: the answer, a refusal most likely, is an event.
             await exchange.body(as_event(body, exchange.dialect), more=True)
-            return usage
-        await exchange.whole(answer.status, headers, body)
-        return usage
+        else:
+            await exchange.whole(answer.status, headers, body)
+        return
     if exchange.streaming:
         raise EngineFailed("the engine did not answer with a stream")
     await exchange.start(answer.status, headers)
     await exchange.body(body, more=True)
-    usage = read_usage_in(body)
+    delivery.usage = read_usage_in(body) or head.usage
     window = body
     try:
         while not answer.ended:
             body = await answer.read()
             window = window[-WINDOW_BYTES:] + body
-            usage = read_usage_in(window) or usage
+            delivery.usage = read_usage_in(window) or delivery.usage
             await exchange.body(body, more=not answer.ended)
     except EngineError as error:
         raise Truncated(str(error)) from None
-    return usage
+
+
+async def send_error(exchange: Exchange, error: GatewayError) -> None:
+    """Tell the client of a fault, as far as it still can be told. Raises ClientStalled.
+
+    Before the head that is a whole response; in a stream it is one more event, after which the
+    stream stays unfinished, so that nobody takes it for whole. Else the connection just closes.
+    """
+    if exchange.complete:
+        return
+    if exchange.streaming:
+        await exchange.body(error_event(error, exchange.dialect), more=True)
+    elif not exchange.started:
+        body = error.body(exchange.dialect)
+        length = b"%d" % len(body)
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await exchange.whole(error.status, headers + error.headers(), body)
 
 
 def as_gateway_error(error: EngineError) -> GatewayError:

@@ -11,7 +11,8 @@ and so is one that differs in case only from a name that the gateway acts on.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 import msgspec
@@ -20,7 +21,13 @@ from app.errors import BadRequest, InvalidJson, MediaNotAllowed, MissingModel
 from app.relay.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
 from app.relay.json_faults import JsonFault
 from app.relay.json_scan import JsonBounds, JsonScanner, Kind, Member
-from app.relay.media import NameEnds, Spans, check_addresses, check_sources
+from app.relay.media import (
+    NameEnds,
+    Spans,
+    check_addresses,
+    check_sources,
+    may_name_media,
+)
 
 # A body within these bounds is read in a few milliseconds whatever it holds; any other is scanned
 # in slices, with a return to the event loop in between.
@@ -50,6 +57,8 @@ SHORT_NAMES = frozenset(
     }
 )  # fmt: skip
 MAX_SHORT = 8 * 1024
+# Bodies with more members are seldom alike, so what their names say is not kept.
+MAX_KEPT_NAMES = 32
 
 # A list of tokens is one input, and so is everything that is no list.
 _LIST_OF_INPUTS = re.compile(rb'\[\s*["\[{]')
@@ -58,6 +67,7 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list = msgspec.json.Decoder(list[msgspec.Raw])
 _text = msgspec.json.Decoder(str)
 NO_MESSAGES = msgspec.Raw(b"[]")
+_BLANK = ord(" ")
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 Members = Mapping[str, msgspec.Raw]
@@ -140,7 +150,11 @@ def is_quick(raw: bytes) -> bool:
 
 def is_form(content_type: bytes) -> bool:
     """Return whether a body is a multipart form; everything else is read as JSON."""
-    return content_type[:19].lower() == b"multipart/form-data"
+    # Bytes are looked for in a tuple: in other bytes that begins with an exception, of 2,000
+    # instructions.
+    return content_type[:1] in (b"m", b"M") and (
+        content_type[:19].lower() == b"multipart/form-data"
+    )
 
 
 def parse(content_type: bytes, raw: bytes) -> ParsedBody:
@@ -159,11 +173,54 @@ def parse(content_type: bytes, raw: bytes) -> ParsedBody:
         raise InvalidJson("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidJson(f"the body is not JSON: {error}") from None
-    if _may_repeat(raw, members):
+    is_short = len(raw) <= MAX_SHORT
+    if is_short and len(members) <= MAX_KEPT_NAMES:
+        names = _kept_names(*members)
+    else:
+        names = MemberNames(members)
+    if names.may_repeat(raw, members):
         _scanned(raw)  # raises for the member that is repeated
-    if len(raw) > MAX_SHORT:
+    if not is_short:
         _check_short(members)
-    return ParsedBody(_model_of(members), raw, members, _odd_names(members))
+    model = _model_of(members)
+    if names.misleading is not None:
+        raise InvalidJson(names.misleading)
+    return ParsedBody(model, raw, members, names.odd)
+
+
+class MemberNames:
+    """What the names of an object's members say, in their order."""
+
+    __slots__ = ("_least", "_spaced", "_value_at", "misleading", "odd")
+
+    def __init__(self, names: Collection[str]) -> None:
+        try:
+            self.odd = _odd_names(names)
+            self.misleading = None
+        except InvalidJson as error:
+            self.odd, self.misleading = (), str(error)
+        encoded = [msgspec.json.encode(name) for name in names]
+        # Of an object without blanks, its values left out.
+        self._least = 1 + sum(len(name) + 2 for name in encoded)
+        # An object with the blanks that `json.dumps` writes, for `%`.
+        members = (name.replace(b"%", b"%%") + b": %b" for name in encoded)
+        self._spaced = b"{%b}" % b", ".join(members)
+        self._value_at = len(encoded[0]) + 2 if encoded else 0
+
+    def may_repeat(self, raw: bytes, members: Members) -> bool:
+        """Return whether an object may hold more members than its last ones of each name.
+
+        One whose length is the least that its members can have holds no others. Nor does one that
+        is what `json.dumps` makes of them.
+        """
+        if raw[self._value_at] == _BLANK:
+            return self._spaced % tuple(members.values()) != raw
+        return self._least + sum(map(len, members.values())) != len(raw)
+
+
+@lru_cache(maxsize=256)
+def _kept_names(*names: str) -> MemberNames:
+    return MemberNames(names)
 
 
 class BodyScan:
@@ -229,6 +286,8 @@ def check_media(
     if not body.members:
         return
     if ends is None:
+        if not may_name_media(raw):
+            return
         names = NameEnds()
         names.feed(raw)
         ends = names.found
@@ -284,14 +343,14 @@ def _inputs(member: Member) -> int:
     return 1 if member.item_kind is Kind.NUMBER else max(member.items, 1)
 
 
-def _odd_names(members: Members) -> Collection[str]:
+def _odd_names(names: Iterable[str]) -> Collection[str]:
     """Return the folded names that are not plain. Raises InvalidJson for one that misleads."""
-    names = "".join(members)
-    if names.isascii() and names.islower():
+    joined = "".join(names)
+    if joined.isascii() and joined.islower():
         return ()
     folded: set[str] = set()
     odd: list[str] = []
-    for name in members:
+    for name in names:
         fold = name.casefold()
         if fold in folded or (fold != name and fold in READ_NAMES):
             raise InvalidJson(f"the member {_short(fold)} is repeated or not in lower case")
@@ -299,23 +358,6 @@ def _odd_names(members: Members) -> Collection[str]:
         if fold != name:
             odd.append(fold)
     return odd
-
-
-def _may_repeat(raw: bytes, members: Members) -> bool:
-    """Return whether a body may hold more members than its last ones of each name.
-
-    A body whose length is that of its members, written without blanks, holds no others; and one
-    that `json.dumps` wrote, with a blank behind each comma and colon, is compared as a whole.
-    """
-    count = len(members)
-    # Quotes, colon and comma or brace of each; a name may take more bytes than it has characters.
-    least = 1 + 4 * count + sum(map(len, members)) + sum(map(len, members.values()))
-    if len(raw) == least:
-        return False
-    if len(raw) != least + 2 * count - 1:
-        return True
-    spaced = b", ".join([b'"%b": %b' % (n.encode(), v) for n, v in members.items()])
-    return raw != b"{%b}" % spaced
 
 
 def _scanned(raw: bytes) -> ParsedBody:

@@ -1,18 +1,12 @@
 """What one request holds of its caller's limits and budget, from its reservation to its price."""
 
-from types import TracebackType
-from typing import Self
-
 from app.limits.limiter import Decision
 from app.usage.budgets import Reservation
 from app.usage.reading import Usage
 
 
 class Charge:
-    """A context: inside it a request's tokens are reserved, at its end they are what was settled.
-
-    Leaving it unsettled gives everything back but the request itself, which stays counted.
-    """
+    """Settles what a request holds; without that everything goes back but the request itself."""
 
     __slots__ = ("_budget", "_cached_weight", "_decision", "_share")
 
@@ -46,18 +40,3 @@ class Charge:
         self._decision.keep()
         if self._share is not None:
             self._share.keep()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if self._budget is not None:
-                self._budget.__exit__(kind, error, trace)
-        finally:
-            self._decision.__exit__(kind, error, trace)

@@ -10,44 +10,35 @@
 | refused, or failed without an answer  | nothing            | nothing                             |
 """
 
-import msgspec
-
 from app.relay.cost import Cost
-from app.usage.meter import StreamMeter
+from app.relay.grant import Delivery
 from app.usage.reading import Usage
 
 
-class Course(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How a request went that reached an engine."""
+def usage_of(
+    cost: Cost, delivery: Delivery, *, left: bool, streamed: bool, runs_on: bool
+) -> Usage | None:
+    """Return what a request took; None where the engine did nothing for it.
 
-    # The status of the engine's answer; None: there was none. The client may have got another one
-    # before, with a keep-alive comment.
-    answered: int | None
-    started: bool  # something of an answer has left for the client
-    complete: bool  # all of it has
-    left: bool  # the client went first
-    bytes_out: int
-    streamed: bool
-    runs_on: bool  # the engine generates after its answer
-
-
-def usage_of(cost: Cost, meter: StreamMeter, course: Course) -> Usage | None:
-    """Return what a request took; None where the engine did nothing for it."""
-    told = meter.usage
-    refused = course.answered is not None and course.answered >= 300
-    begun = course.started and course.answered is not None and not refused
-    if course.runs_on and begun and (told is None or course.left):
+    `left`: the client went first. `streamed`: it asked for a stream. `runs_on`: the engine
+    generates after its answer.
+    """
+    told = delivery.usage
+    refused = delivery.status is not None and delivery.status >= 300
+    begun = delivery.started and delivery.status is not None and not refused
+    if runs_on and begun and (told is None or left):
         return Usage(cost.prompt, cost.output, estimated=True)
-    if meter.events:
-        if told is None or course.left or not course.complete:
-            told = meter.so_far(cost.prompt, course.bytes_out)
+    if delivery.events:
+        if told is None or left or not delivery.complete:
+            told = delivery.so_far
+        assert told is not None
         return cost.plausible(told)
     if told is not None:
         return cost.plausible(told)
     if begun:
         # No token has less than a byte. What was reserved may be less than what was written.
         most = cost.plausible_output if cost.output else 0
-        return Usage(cost.prompt, min(most, course.bytes_out), estimated=True)
-    if not course.left or refused:
+        return Usage(cost.prompt, min(most, delivery.bytes_out), estimated=True)
+    if not left or refused:
         return None
-    return Usage(cost.prompt, 0 if course.streamed else cost.output, estimated=True)
+    return Usage(cost.prompt, 0 if streamed else cost.output, estimated=True)

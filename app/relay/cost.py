@@ -36,6 +36,8 @@ INPUTS = (
     "text_1", "text_2", "messages",
 )  # fmt: skip
 
+# Members that say how many answers each prompt has.
+CHOICES = ("n", "best_of")
 _NULL = ord("n")
 PREVIOUS = "previous_response_id"
 
@@ -89,22 +91,31 @@ def cost_of(
         inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
         prompt = estimate_prompt(size, None if longest is None else longest * inputs)
         return Cost(prompt, 0, 1, _most(size, longest, inputs), 0)
+    members, changes = body.members, plan.changes
     prompts = _prompts(body) if endpoint == COMPLETIONS else 1
     prompt = estimate_prompt(size, None if longest is None else longest * prompts)
-    output = COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else unstated
     stated = -1
-    if states_output(endpoint, body.members, plan.changes):
-        for name in fields:
-            if (count := _count(body, plan, name)) is not None and count > stated:
-                output = stated = count
+    for name in fields:
+        if name in members or name in changes:
+            count = _count(body, plan, name)
+            if count is not None and count > stated:
+                stated = count
+    if stated == 0 and not states_output(endpoint, members, changes):
+        stated = -1  # a zero that some endpoints take for none
+    output = stated
+    if stated < 0:
+        output = COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else unstated
     choices = 1
     if endpoint in (CHAT, COMPLETIONS):
-        choices = max(_count(body, plan, "n") or 1, _count(body, plan, "best_of") or 1)
+        for name in CHOICES:
+            if name in members or name in changes:
+                choices = max(choices, _count(body, plan, name) or 1)
     if longest is not None:
         # A prompt shortens its only answer. Of several each is taken as long: the prompt is only
         # an estimate from the size of the body, which may hold anything.
-        room = max(longest - min(prompt // prompts, longest), 1) if choices == 1 else longest
-        output = min(output, room)
+        room = max(longest - prompt // prompts, 1) if choices == 1 else longest
+        if output > room:
+            output = room
     answers = prompts * choices
     if endpoint == RESPONSES:  # it may run the model several times, for its built-in tools
         most = TURNS * (longest or PLAUSIBLE_LENGTH)
@@ -133,7 +144,9 @@ def check_inputs(body: ParsedBody, most: int | None) -> None:
 
 def _most(size: int, longest: int | None, inputs: int) -> int:
     """Return the most tokens that prompts can have; no tokenizer makes two of one byte."""
-    return max(size, PLAUSIBLE_LENGTH) if longest is None else longest * inputs
+    if longest is not None:
+        return longest * inputs
+    return size if size > PLAUSIBLE_LENGTH else PLAUSIBLE_LENGTH
 
 
 def _prompts(body: ParsedBody) -> int:
@@ -145,11 +158,15 @@ def _prompts(body: ParsedBody) -> int:
 
 def _count(body: ParsedBody, plan: Rewrite, name: str) -> int | None:
     """Return a whole number as vLLM would read it, or None where there is none."""
-    raw = plan.value(body, name)
-    if not raw:
-        return None
+    raw: bytes | msgspec.Raw | None = plan.changes.get(name)
+    if raw is None:
+        raw = body.members.get(name)
+        if raw is None or name in plan.dropped:
+            return None
     try:
         said = _number.decode(raw)
+        if type(said) is int and 0 <= said <= MAX_COUNT:  # as every client writes it
+            return said
         return None if said is None else min(max(int(float(said)), 0), MAX_COUNT)
     except (msgspec.DecodeError, ValueError, OverflowError):
         return None  # the engine has the words to refuse it

@@ -7,16 +7,10 @@ bodies one slice is scanned at a time, in turn.
 import asyncio
 from io import BytesIO
 
-from starlette.types import Receive
-
+from app.connection import BUFFERED_BYTES, Exchange
 from app.errors import RequestTooLarge
 from app.relay.body import SLICE_BYTES, BodyScan, ParsedBody
 from app.relay.body_memory import HeldBody
-from app.relay.disconnect import ClientDisconnected
-from app.relay.exchange import Exchange
-
-# What the server buffers of a body before the application reads it (uvicorn's HIGH_WATER_LIMIT).
-BUFFERED_BYTES = 64 * 1024
 
 
 class ScanTurns:
@@ -41,51 +35,47 @@ def check_size(exchange: Exchange, limit: int) -> None:
         raise _too_large(limit)
 
 
+def check_body(raw: bytes, limit: int) -> None:
+    """Raise RequestTooLarge for a body of more than `limit` bytes."""
+    if len(raw) > limit:
+        raise _too_large(limit)
+
+
 def announces_little(exchange: Exchange, limit: int) -> bool:
     """Return whether a request announces a body that its connection would buffer anyway."""
     length = exchange.header(b"content-length")
     return length != b"" and int(length) <= min(BUFFERED_BYTES, limit)
 
 
-async def read_small(receive: Receive) -> bytes:
-    """Return a body that was announced as small. Raises ClientDisconnected."""
+async def read_small(exchange: Exchange) -> bytes:
+    """Return a body that was announced as small."""
     pieces: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(pieces)
+    while piece := await exchange.read_body():
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def read_scanned(
-    exchange: Exchange, receive: Receive, limit: int, held: HeldBody, turns: ScanTurns
+    exchange: Exchange, limit: int, held: HeldBody, turns: ScanTurns
 ) -> ParsedBody:
     """Return the body of a request, read to its end and scanned on the way.
 
-    Raises RequestTooLarge, RateLimited, ServiceUnavailable, what `parse` raises, and
-    ClientDisconnected. Of a body that is refused the server goes on reading what still comes and
-    throws it away: closing at once would reset the connection, and the client would see that
-    instead of the answer.
+    Raises RequestTooLarge, RateLimited, ServiceUnavailable and what `parse` raises. Of a body that
+    is refused the server goes on reading what still comes and throws it away: closing at once would
+    reset the connection, and the client would see that instead of the answer.
     """
     scan = BodyScan(exchange.header(b"content-type"))
     record = exchange.record
     # It grows in place, and what it holds becomes bytes without a copy.
     whole = BytesIO()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        piece: bytes = message.get("body", b"")
+    while piece := await exchange.read_body():
         record.bytes_in += len(piece)
         if record.bytes_in > limit:
             raise _too_large(limit)
         held.take(len(piece))
         whole.write(piece)
         await turns.scan(scan, piece)
-        if not message.get("more_body", False):
-            return scan.finish(whole.getvalue())
+    return scan.finish(whole.getvalue())
 
 
 async def scan_whole(

@@ -27,11 +27,11 @@ NO_MEDIA = frozenset(
         "response_format", "structured_outputs", "text", "tool_choice", "tools",
     }
 )  # fmt: skip
-# Whatever does not hold one of these holds no name of either kind, in any spelling and case.
-_HINTS = (
-    b'rl"', b'RL"', b'rL"', b'Rl"', b'2l"', b'2L"', b'6c"', b'6C"', b'4c"', b'4C"',
-    b'uid"', b'5id"', b'9d"', b'64"',
-)  # fmt: skip
+# Whatever holds none of these holds no name of either kind, in any spelling and case. The quote
+# comes first, for a search that begins with a fixed byte runs many times faster.
+_HINT = re.compile(
+    rb'"(?<=[lLcCd4]")(?:(?<=[rR2][lL]")|(?<=[64][cC]")|(?<=[u5]id")|(?<=9d")|(?<=64"))'
+)
 _URL = rb'(?:[uU]|\\u00[57]5)(?:[rR]|\\u00[57]2)(?:[lL]|\\u00[46][cC])"'
 # vLLM reads this name in lower case only.
 _UUID = rb'"(?:u|\\u0075){2}(?:i|\\u0069)(?:d|\\u0064)"'
@@ -75,9 +75,14 @@ class NameEnds:
         self._tail = data[-LONGEST_ENDING:]
 
 
+def may_name_media(data: bytes) -> bool:
+    """Return whether a look for names is worth it; False: there is none."""
+    return _HINT.search(data) is not None
+
+
 def name_ends(data: bytes) -> Iterator[int]:
     """Return where strings that end in "url", or are "uuid", end, behind their closing quotes."""
-    if any(hint in data for hint in _HINTS):
+    if may_name_media(data):
         for found in _ENDING.finditer(data):
             yield found.end()
 

@@ -1,8 +1,8 @@
 """Every request of the data plane, from its headers until it is counted.
 
-Who asks is found out, the body is read, the request is served (`serving.py`) while somebody watches
-whether the client leaves, and what went wrong is told. Then the request is counted, put into the
-ledger and logged, exactly once.
+The caller is authenticated, the body is read, the request is served (`serving.py`), and the client
+is told what went wrong. A client that disconnects, and a key that is cut off, cancel the task of
+the request. Then the request is counted, put into the ledger and logged, exactly once.
 """
 
 import asyncio
@@ -11,23 +11,19 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from starlette.types import Receive, Scope, Send
-
 from app.auth.keys import Authenticator
+from app.connection import ClientDisconnected, ClientStalled, Exchange
 from app.errors import (
     EngineUnavailable,
     GatewayError,
     InvalidApiKey,
     MethodNotAllowed,
     RateLimited,
-    dialect_of,
 )
-from app.relay.answer import Truncated
-from app.relay.disconnect import ClientDisconnected
-from app.relay.exchange import REFUSED, ClientStalled, Exchange
+from app.relay.answer import Truncated, send_error
 from app.relay.rooms import Endpoint, Rooms
 from app.relay.serving import Serving
-from app.telemetry.access import AccessLog, RequestRecord, request_id
+from app.telemetry.access import AccessLog, RequestRecord
 from app.usage.ledger import Ledger, UsageRecord
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
@@ -50,50 +46,32 @@ class Relay:
     access: AccessLog
     tracer: "Tracer | None" = None
 
-    async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """Answer one request, whatever becomes of it. Raises nothing."""
-        record = RequestRecord(request_id(scope["headers"]), endpoint.label, perf_counter())
-        record.method = scope["method"]
+        record = exchange.record
+        record.endpoint = endpoint.label
+        exchange.stall_s = self.rooms.bounds.client_stall_s
         if self.tracer is not None:
-            self.tracer.begin(record, scope["method"], scope["headers"])
-        metrics, bounds = self.rooms.metrics, self.rooms.bounds
-        dialect = dialect_of(scope["path"])
-        exchange = Exchange(scope, send, record, dialect, bounds.client_stall_s)
+            self.tracer.begin(record, exchange.method, exchange.headers)
         try:
-            if scope["method"] not in endpoint.methods:
+            if exchange.method not in endpoint.methods:
                 await self._tell_methods(endpoint, exchange)
                 return
-            principal = self.authenticator.recall(scope["headers"])
+            principal = self.authenticator.recall(exchange.headers)
             if principal is None:
-                principal = await self.authenticator.look_up(scope["headers"])
+                principal = await self.authenticator.look_up(exchange.headers)
             record.principal = principal.id
             if record.trace is not None:
                 record.trace.end()
-            await Serving(self.rooms, endpoint, principal, exchange, receive).run()
-        except ClientDisconnected:
-            record.status = scope.get(REFUSED, CLIENT_CLOSED_REQUEST)
-            record.error = str(record.status)
-            if record.status == CLIENT_CLOSED_REQUEST:
-                record.error = "client_disconnected"
-                record.client_gone = True
-                metrics.disconnect()
+            await Serving(self.rooms, endpoint, principal, exchange).run()
         except asyncio.CancelledError:
-            # uvicorn cancels what the drain did not see end; the task ends here in any case
-            record.fault = "cut by the shutdown"
-            record.error = "shutdown"
-            await self._tell(EngineUnavailable(SHUTTING_DOWN), exchange)
+            await self._interrupted(exchange)
         except (Truncated, ClientStalled) as fault:
             record.fault = str(fault)
             record.error = fault.code
             record.client_gone = isinstance(fault, ClientStalled)
         except GatewayError as error:
-            if isinstance(error, InvalidApiKey):
-                metrics.auth_failure(error.reason)
-            elif isinstance(error, RateLimited):
-                metrics.rate_limited(error.limit)
-            record.fault = error.message
-            record.error = error.code
-            await self._tell(error, exchange)
+            await self._refuse(error, exchange)
         except Exception:
             told = {"request_id": record.request_id, "model": record.model, "engine": record.engine}
             log.exception("a request failed in a way nobody thought of", extra=told)
@@ -103,21 +81,60 @@ class Relay:
         finally:
             self._note(endpoint, record)
 
+    async def _interrupted(self, exchange: Exchange) -> None:
+        """End a request that was cancelled: its client left, its key was cut off, or we stop."""
+        record = exchange.record
+        fault = exchange.take_fault()
+        if isinstance(fault, GatewayError):
+            await self._refuse(fault, exchange)
+        elif isinstance(fault, ClientDisconnected):
+            self._note_disconnect(exchange)
+        else:
+            # The server cancels what the drain did not see end; the task ends here in any case, and
+            # before the ledger does: a client that does not read is not waited for.
+            exchange.stall_s = 0.0
+            record.fault = "cut by the shutdown"
+            record.error = "shutdown"
+            await self._tell(EngineUnavailable(SHUTTING_DOWN), exchange)
+
+    def _note_disconnect(self, exchange: Exchange) -> None:
+        record = exchange.record
+        record.status = exchange.refused_status or CLIENT_CLOSED_REQUEST
+        record.error = str(record.status)
+        if record.status == CLIENT_CLOSED_REQUEST:
+            record.error = "client_disconnected"
+            record.client_gone = True
+            self.rooms.metrics.disconnect()
+
+    async def _refuse(self, error: GatewayError, exchange: Exchange) -> None:
+        """Note an error and tell the client of it."""
+        record, metrics = exchange.record, self.rooms.metrics
+        if isinstance(error, InvalidApiKey):
+            metrics.auth_failure(error.reason)
+        elif isinstance(error, RateLimited):
+            metrics.rate_limited(error.limit)
+        record.fault = error.message
+        record.error = error.code
+        await self._tell(error, exchange)
+
     async def _tell_methods(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """Answer OPTIONS, from anybody. Raises MethodNotAllowed for every other method."""
         allowed = ", ".join(endpoint.methods)
-        if exchange.scope["method"] != "OPTIONS":
-            raise MethodNotAllowed(f"{exchange.scope['path']} takes {allowed}", allowed)
+        if exchange.method != "OPTIONS":
+            raise MethodNotAllowed(f"{exchange.path} takes {allowed}", allowed)
         await exchange.start(204, [(b"allow", f"{allowed}, OPTIONS".encode())])
         await exchange.body(b"", more=False)
 
     async def _tell(self, error: GatewayError, exchange: Exchange) -> None:
         """Tell the client of a fault, unless it does not even read that."""
         try:
-            await exchange.fail(error)
+            await send_error(exchange, error)
         except ClientStalled as fault:
             told = {"request_id": exchange.record.request_id}
             log.debug("the client was not told of a fault: %s", fault, extra=told)
+        except asyncio.CancelledError:
+            if isinstance(exchange.take_fault(), ClientDisconnected):
+                self._note_disconnect(exchange)
 
     def _note(self, endpoint: Endpoint, record: RequestRecord) -> None:
         """Count the request and write its line."""

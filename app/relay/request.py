@@ -2,7 +2,7 @@
 
 import os
 
-from app.relay.exchange import Exchange
+from app.connection import Exchange
 from engines.base import EngineRequest
 
 # What an engine may see of a request's headers. Keys, cookies and addresses are not its business.
@@ -42,19 +42,21 @@ def engine_request(
 
     `priority` is for engines that schedule by it.
     """
-    scope = exchange.scope
-    target: str = scope["path"]  # one of the allow-list's, so it needs no quoting
-    if scope["query_string"]:
-        target += "?" + scope["query_string"].decode("latin-1")
+    target = exchange.path  # one of the allow-list's, so it needs no quoting
+    if exchange.query:
+        target += "?" + exchange.query.decode("latin-1")
     trace = exchange.record.trace
     passed_on = PASSED_ON if trace is None else PASSED_ON_TRACED
-    headers = [pair for pair in scope["headers"] if pair[0] in passed_on]
-    # Of several the one that the gateway went by; vLLM would go by another.
-    if content_type := exchange.header(b"content-type"):
-        headers.append((b"content-type", content_type))
-    headers.append((b"x-request-id", engine_id.encode()))
+    # Of several types the one that the gateway went by; vLLM would go by another.
+    headers = [
+        (b"x-request-id", engine_id.encode()),
+        (b"content-type", exchange.header(b"content-type")),
+    ]
+    if not headers[1][1]:
+        headers.pop()
+    headers += [pair for pair in exchange.headers if pair[0] in passed_on]
     if priority is not None:
         headers.append((PRIORITY_HEADER, b"%d" % priority))
     if trace is not None:
         headers += trace.headers()
-    return EngineRequest(scope["method"], target, headers, body)
+    return EngineRequest(exchange.method, target, headers, body)

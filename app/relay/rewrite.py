@@ -76,6 +76,8 @@ class Rewrite(msgspec.Struct, frozen=True):
 
     def value(self, body: ParsedBody, name: str) -> bytes:
         """Return a member as the engine will see it, b"" where there is none."""
+        if name not in body.members and name not in self.changes:
+            return b""
         return _value(body.members, self.changes, name, self.dropped)
 
     def changed(self, changes: Mapping[str, bytes]) -> "Rewrite":
@@ -99,17 +101,20 @@ def rewrite(
     withhold = False
     one_choice = True
     if endpoint in (CHAT, COMPLETIONS):
-        # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
-        one_choice = not any(
-            name in members and memoryview(members[name])[0] == _LIST for name in PROMPTS
-        ) and not all(name in members for name in PROMPTS)
+        if "prompt" in members or "prompt_embeds" in members:
+            # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
+            one_choice = not any(
+                name in members and memoryview(members[name])[0] == _LIST for name in PROMPTS
+            ) and not all(name in members for name in PROMPTS)
         for name in ("n", "best_of"):
             if name in members or name in changes:
                 count = _value(members, changes, name)
                 one_choice = one_choice and count in (b"null", b"1")
                 if bounds.choices is not None and is_over(count, bounds.choices):
                     changes[name] = b"%d" % bounds.choices
-        if truth(_value(members, changes, "stream")):
+        if ("stream" in members or "stream" in changes) and truth(
+            _value(members, changes, "stream")
+        ):
             options = _with_usage(_value(members, changes, "stream_options"))
             if options is not None:
                 changes["stream_options"] = options
@@ -117,9 +122,11 @@ def rewrite(
     if bounds.output_tokens is not None and endpoint in OUTPUT_FIELDS:
         changes |= bounded_output(endpoint, members, changes, bounds.output_tokens)
     # vLLM tells the usage of an answer in bytes in a header, unless it is asked to leave that out.
-    bare = _text_of(_value(members, changes, "encoding_format")) == _BYTES_ONLY
-    if bare:
-        changes["encoding_format"] = b'"bytes"'
+    bare = False
+    if "encoding_format" in members or "encoding_format" in changes:
+        bare = _text_of(_value(members, changes, "encoding_format")) == _BYTES_ONLY
+        if bare:
+            changes["encoding_format"] = b'"bytes"'
     return Rewrite(changes, dropped, withhold, one_choice, bare)
 
 
@@ -142,7 +149,7 @@ def states_output(endpoint: str, members: Members, changes: Mapping[str, bytes])
     """Return whether a request says how long its answer may be, or the endpoint does."""
     unbounded = _UNBOUNDED.get(endpoint, ())
     for name in OUTPUT_FIELDS.get(endpoint, ()):
-        value = _value(members, changes, name)
+        value = changes.get(name) or bytes(members.get(name, b""))
         if value not in unbounded and not (name == _ZERO_IS_NONE and number_of(value) == 0):
             return True
     return False

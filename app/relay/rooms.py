@@ -5,7 +5,6 @@ from typing import Self
 
 from app.admission.admission import Admission
 from app.limits.limiter import Limiter
-from app.relay.attempts import Attempts
 from app.relay.body_memory import BodyMemory, BodyMemoryBounds
 from app.relay.fields import RuleBook
 from app.relay.in_flight import RequestsInFlight
@@ -81,7 +80,6 @@ class Rooms:
     admission: Admission
     keeper: Keeper
     catalogue: Catalogue
-    attempts: Attempts
     metrics: Metrics
     bounds: RelayBounds
     body_memory: BodyMemory

@@ -11,15 +11,16 @@ Redis may have to be asked.
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from starlette.types import Receive
+import msgspec
 
 from app.admission.admission import Permit
 from app.auth.principal import Principal
+from app.connection import Exchange
 from app.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -28,20 +29,26 @@ from app.errors import (
     GatewayError,
     ModelNotFound,
     RateLimited,
-    RequestTooLarge,
 )
 from app.limits.limiter import Decision
 from app.limits.terms import Ask
-from app.relay.answer import Truncated, as_gateway_error, head_of, relay_plain
+from app.relay.attempts import Attempts
 from app.relay.body import ParsedBody, check_media, is_quick, parse
 from app.relay.body_memory import SMALL_BYTES
+from app.relay.carry import carry
 from app.relay.charge import Charge
-from app.relay.charged_usage import Course, usage_of
+from app.relay.charged_usage import usage_of
 from app.relay.clues import RequestClues
 from app.relay.cost import Cost, check_inputs, check_sequences, cost_of
-from app.relay.disconnect import DisconnectWatch
-from app.relay.exchange import Exchange
-from app.relay.intake import announces_little, check_size, read_scanned, read_small, scan_whole
+from app.relay.grant import Delivery, Grant
+from app.relay.intake import (
+    announces_little,
+    check_body,
+    check_size,
+    read_scanned,
+    read_small,
+    scan_whole,
+)
 from app.relay.request import engine_request
 from app.relay.rewrite import (
     COMPLETIONS,
@@ -56,14 +63,15 @@ from app.relay.rewrite import (
 )
 from app.relay.rooms import Endpoint, Rooms
 from app.relay.stored import checked_storage, claim, keeper_of, kept_by, stored_id, with_id
-from app.relay.stream import EventStream, KeepAlive
+from app.relay.stream import KeepAlive
 from app.residency.keeper import Hold
 from app.routing.catalogue import Model
 from app.routing.replica import Replica
 from app.settings import NO_LIMITS
 from app.telemetry.access import UNKNOWN_MODEL
-from app.usage.meter import StreamMeter
-from engines.base import EngineError, EngineRequest, EngineResponse
+from app.usage.budgets import Reservation
+from engines.base import EngineError, EngineTimeout
+from engines.base import EngineUnavailable as EngineUnreached
 
 # What says that a model cannot serve a request, before anything of an answer has left. The last two
 # are of a fallback that all keys together use too much, or that has gone since.
@@ -74,8 +82,7 @@ CANNOT_SERVE = (
 WaitedT = TypeVar("WaitedT", Hold, Permit)
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(msgspec.Struct, frozen=True):
     """What is to be done about a body at one model."""
 
     body: ParsedBody
@@ -88,8 +95,7 @@ class Serving:
     """One request on its way through the rooms. Use it once."""
 
     __slots__ = (
-        "_answered", "_endpoint", "_exchange", "_output_bound", "_principal", "_receive", "_record",
-        "_rooms",
+        "_endpoint", "_exchange", "_output_bound", "_principal", "_record", "_rooms",
     )  # fmt: skip
 
     def __init__(
@@ -98,69 +104,72 @@ class Serving:
         endpoint: Endpoint,
         principal: Principal,
         exchange: Exchange,
-        receive: Receive,
     ) -> None:
         self._rooms = rooms
         self._endpoint = endpoint
         self._principal = principal
         self._exchange = exchange
-        self._receive = receive
         self._record = exchange.record
         # What a budget leaves each answer of a request that states no length of its own.
         self._output_bound: int | None = None
-        # The status of the engine's answer; a client may have got 200 before, with a comment.
-        self._answered: int | None = None
 
     async def run(self) -> None:
-        """Serve the request. Raises GatewayError, ClientDisconnected, Truncated, ClientStalled."""
-        watch = DisconnectWatch(self._receive, self._exchange)
+        """Serve the request. Raises GatewayError, Truncated, ClientStalled."""
         in_flight, key_id = self._rooms.in_flight, self._principal.id
         # Before anything is waited for: a key that is cut off from now on ends this request.
-        in_flight.add(key_id, watch)
+        in_flight.add(key_id, self._exchange)
         try:
             if not self._endpoint.names_model:
-                with watch:
-                    await self._by_id()
+                await self._by_id()
                 return
-            with ExitStack() as held:
-                planned, entered = await self._take_in(held)
-                arrived = perf_counter()
-                with watch:
-                    await self._by_model(planned, arrived, entered=entered)
+            raw = self._exchange.take_body()
+            if raw is None and announces_little(self._exchange, self._rooms.bounds.body_bytes):
+                raw = await read_small(self._exchange)
+            if raw is not None and len(raw) <= SMALL_BYTES and is_quick(raw):
+                await self._by_model(await self._plan_at_once(raw), entered=False)
+            else:
+                with ExitStack() as held:
+                    planned, entered = await self._take_in(raw, held)
+                    await self._by_model(planned, entered=entered)
         finally:
-            in_flight.discard(key_id, watch)
+            in_flight.discard(key_id, self._exchange)
 
     # The request
 
-    async def _take_in(self, held: ExitStack) -> tuple[Planned, bool]:
+    async def _plan_at_once(self, raw: bytes) -> Planned:
+        """Return the plan for a body that is quick to read. Raises GatewayError."""
+        self._record.bytes_in = len(raw)
+        try:
+            check_body(raw, self._rooms.bounds.body_bytes)
+            return self._plan_asked(parse(self._exchange.header(b"content-type"), raw))
+        except GatewayError:
+            with await self._enter():
+                raise  # refused, and counted all the same
+
+    async def _take_in(self, raw: bytes | None, held: ExitStack) -> tuple[Planned, bool]:
         """Read the request and plan it; return whether its request and slot are taken already.
 
-        What it takes on the way is pushed on `held`. Raises GatewayError and ClientDisconnected.
+        `raw` is its body, if it is here. What it takes on the way is pushed on `held`. Raises
+        GatewayError.
         """
-        rooms, exchange, record = self._rooms, self._exchange, self._record
+        rooms, exchange = self._rooms, self._exchange
         limit = rooms.bounds.body_bytes
-        raw = exchange.take_body()
-        if raw is None and announces_little(exchange, limit):
-            raw = await read_small(self._receive)
+        memory = rooms.body_memory.open(self._principal.id, exchange.peer)
         if raw is not None and len(raw) <= limit and is_quick(raw):
-            record.bytes_in = len(raw)
             try:
-                if len(raw) > SMALL_BYTES:
-                    memory = rooms.body_memory.open(self._principal.id, exchange.peer)
-                    held.enter_context(memory).take(len(raw))
-                return self._plan_asked(parse(exchange.header(b"content-type"), raw)), False
+                held.enter_context(memory).take(len(raw))
             except GatewayError:
                 with await self._enter():
-                    raise  # refused, and counted all the same
+                    raise
+            return await self._plan_at_once(raw), False
         held.enter_context(await self._enter())
-        memory = held.enter_context(rooms.body_memory.open(self._principal.id, exchange.peer))
+        held.enter_context(memory)
         if raw is None:
             check_size(exchange, limit)
-            body = await read_scanned(exchange, self._receive, limit, memory, rooms.scan_turns)
+            body = await read_scanned(exchange, limit, memory, rooms.scan_turns)
         else:
-            record.bytes_in = len(raw)
-            if len(raw) > limit:
-                raise RequestTooLarge(f"the request body is over the limit of {limit} bytes")
+            self._record.bytes_in = len(raw)
+            check_body(raw, limit)
             body = await scan_whole(exchange, raw, memory, rooms.scan_turns)
         return self._plan_asked(body), True
 
@@ -214,28 +223,21 @@ class Serving:
         return await self._decide(ask)
 
     async def _decide(self, ask: Ask) -> Decision:
-        decision = await self._rooms.limiter.decide(ask)
-        self._exchange.standing = decision.headers
+        limiter = self._rooms.limiter
+        decision = limiter.decide_at_once(ask) or await limiter.decide(ask)
+        self._exchange.rate_lines = decision.header_lines
         return decision
 
-    async def _charge(self, ask: Ask, planned: Planned) -> Charge:
-        """Return the charge for a request: leave it. Raises RateLimited and ServiceUnavailable."""
-        rooms, principal = self._rooms, self._principal
-        weight = rooms.bounds.cached_weight
-        decision = await self._decide(ask)
-        decision.__enter__()  # raises the refusal
-        daily, monthly = principal.daily_tokens, principal.monthly_tokens
-        if (daily is None and monthly is None) or not self._endpoint.metered:
-            return Charge(decision, None, weight)
-        with ExitStack() as undo:
-            undo.push(decision)
-            cost = planned.cost
-            elastic = self._elastic(planned)
-            budget = await rooms.budgets.reserve(principal.id, daily, monthly, cost.tokens, elastic)
-            undo.pop_all()
+    async def _reserve(self, planned: Planned) -> Reservation:
+        """Return what is held of the key's budgets. Raises QuotaUsedUp and ServiceUnavailable."""
+        principal, cost = self._principal, planned.cost
+        elastic = self._elastic(planned)
+        budget = await self._rooms.budgets.reserve(
+            principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic
+        )
         if elastic is not None:
             self._output_bound = (budget.tokens - cost.prompt) // cost.answers
-        return Charge(decision, budget, weight)
+        return budget
 
     def _elastic(self, planned: Planned) -> tuple[int, int] | None:
         """Return the least and the most a request may take that does not say; None: it does."""
@@ -248,51 +250,71 @@ class Serving:
 
     # By model
 
-    async def _by_model(self, planned: Planned, arrived: float, *, entered: bool) -> None:
+    async def _by_model(self, planned: Planned, *, entered: bool) -> None:
         """Have the model that was asked for serve, or a fallback of it. Raises GatewayError."""
-        rooms, principal, exchange, record = (
-            self._rooms, self._principal, self._exchange, self._record,
-        )  # fmt: skip
-        asked, body = planned.model, planned.body
+        arrived = perf_counter()
+        rooms, principal, asked = self._rooms, self._principal, planned.model
         tokens = self._reserved(planned.cost)
         ask = Ask(
             principal.id, principal.limits, asked.name, asked.limits, tokens, True, entered
         )  # fmt: skip
+        if self._record.trace is not None:
+            self._record.trace.begin("limits")
+        limiter, weight = rooms.limiter, rooms.bounds.cached_weight
+        decision = limiter.decide_at_once(ask) or await limiter.decide(ask)
+        self._exchange.rate_lines = decision.header_lines
+        with decision:
+            if not principal.has_budget or not self._endpoint.metered:
+                charge = Charge(decision, None, weight)
+                await self._in_turn(planned, ask, charge, arrived)
+                return
+            with await self._reserve(planned) as budget:
+                if self._output_bound is not None:
+                    planned = self._plan(planned.body, asked)
+                charge = Charge(decision, budget, weight)
+                await self._in_turn(planned, ask, charge, arrived)
+
+    async def _in_turn(self, planned: Planned, ask: Ask, charge: Charge, arrived: float) -> None:
+        """Have the model that was asked for serve, then its fallbacks. Raises GatewayError."""
+        quiet_s = self._rooms.bounds.keepalive_s
+        awake: KeepAlive | None = None
+        only: str | None = None
+        if quiet_s and truth(planned.rewrite.value(planned.body, "stream")):
+            # Before hold and permit: a stream that waits for them is silent as well.
+            awake = KeepAlive(self._exchange, quiet_s)
+        try:
+            if self._endpoint.label == RESPONSES:
+                only = await self._keeper_of_previous(planned)
+            use = self._load_and_use if planned.model.on_demand else self._use
+            await use(planned, ask, charge, only, arrived)
+        except CANNOT_SERVE as error:
+            # A traceback would keep the body until the next garbage collection.
+            await self._use_fallback(planned, charge, only, error.with_traceback(None))
+        finally:
+            if awake is not None:
+                awake.stop()
+
+    async def _use_fallback(
+        self, planned: Planned, charge: Charge, only: str | None, fault: GatewayError
+    ) -> None:
+        """Have a fallback of the model that was asked for serve. Raises GatewayError."""
+        rooms, record, asked = self._rooms, self._record, planned.model
+        allows = self._principal.allows
+        fallbacks = () if only is not None else rooms.catalogue.fallbacks(asked, allows)
         if record.trace is not None:
-            record.trace.begin("limits")
-        quiet_s = rooms.bounds.keepalive_s
-        awake = (
-            KeepAlive(exchange, quiet_s)
-            if quiet_s and truth(planned.rewrite.value(body, "stream"))
-            else nullcontext()
-        )
-        fault: GatewayError | None = None
-        # Awake before hold and permit: a stream that waits for them is silent as well.
-        with await self._charge(ask, planned) as charge, awake:
-            if self._output_bound is not None:
-                planned = self._plan(body, asked)
-            only = await self._keeper_of_previous(planned)
-            in_turn = rooms.catalogue.in_turn(asked, principal.allows)
-            for model in in_turn if only is None else (asked,):
-                try:
-                    if fault is None:
-                        await self._use(planned, ask, charge, only, arrived)
-                    else:
-                        rooms.metrics.fallback(asked.name, model.name)
-                        await self._fall_back(body, model, charge)
-                except CANNOT_SERVE as error:
-                    if record.trace is not None:
-                        record.trace.failed(asked.name, error.code)
-                    if fault is None:
-                        # A traceback would keep the body until the next garbage collection.
-                        fault = error.with_traceback(None)
-                    if rooms.admission.draining:
-                        break  # no other is given a permit either
-                else:
-                    return
-            record.model = asked.name  # none could serve, and it is its fault that is told
-            assert fault is not None
-            raise fault
+            record.trace.failed(asked.name, fault.code)
+        for model in fallbacks:
+            if rooms.admission.draining:
+                break  # no other is given a permit either
+            rooms.metrics.fallback(asked.name, model.name)
+            try:
+                await self._fall_back(planned.body, model, charge)
+                return
+            except CANNOT_SERVE as error:
+                if record.trace is not None:
+                    record.trace.failed(asked.name, error.code)
+        record.model = asked.name  # none could serve, and it is its fault that is told
+        raise fault
 
     def _reserved(self, cost: Cost) -> int:
         """Return the tokens to reserve of limits; what computes nothing takes a part of them."""
@@ -310,39 +332,40 @@ class Serving:
         ask = Ask(self._principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await self._rooms.limiter.decide(ask) as share:
             charge.also(share)
-            await self._use(planned, ask, charge, None)
+            use = self._load_and_use if model.on_demand else self._use
+            await use(planned, ask, charge, None, None)
+
+    async def _load_and_use(
+        self, planned: Planned, ask: Ask, charge: Charge, only: str | None, arrived: float | None
+    ) -> None:
+        """Have a model serve a request when it is loaded and has room; see `_use`."""
+        # The hold comes first: it has a bound of its own, and what waits for a load takes no
+        # engine's room.
+        with await self._waited("load_wait", self._rooms.keeper.hold(planned.model.name)):
+            await self._use(planned, ask, charge, only, arrived)
 
     async def _use(
-        self,
-        planned: Planned,
-        ask: Ask,
-        charge: Charge,
-        only: str | None,
-        arrived: float | None = None,
+        self, planned: Planned, ask: Ask, charge: Charge, only: str | None, arrived: float | None
     ) -> None:
-        """Have a model serve a request when it is loaded and has room. Raises CANNOT_SERVE.
+        """Have a model serve a request when it has room. Raises CANNOT_SERVE.
 
         `only` names the one engine that can; `arrived` is when the request was here; None: another
         model has taken its time since.
         """
         rooms, record, who, model = self._rooms, self._record, self._principal, planned.model
-        # The hold comes first: it has a bound of its own, and what waits for a load takes no
-        # engine's room.
-        with (
-            await self._waited("load_wait", rooms.keeper.hold(model.name))
-            if model.on_demand
-            else nullcontext(),
-            await self._waited(
-                "queue",
-                rooms.admission.permit(ask.model, who.id, who.priority, who.weight, ask.tokens),
-            ),
-        ):
+        permit = rooms.admission.permit_at_once(ask.model) if record.trace is None else None
+        if permit is None:
+            waiting = rooms.admission.permit(
+                ask.model, who.id, who.priority, who.weight, ask.tokens
+            )
+            permit = await self._waited("queue", waiting)
+        with permit:
             if record.queued_s is not None:
                 model = rooms.catalogue.current(model)  # its engines may be others by now
             if arrived is not None:
                 ours = perf_counter() - arrived - (record.queued_s or 0.0)
                 rooms.metrics.overhead(model.name, ours)
-            await self._relay_model(planned, model, charge, only)
+            await self._serve_from(planned, model, charge, only)
 
     async def _waited(self, step: str, asked: Coroutine[Any, Any, WaitedT]) -> WaitedT:
         """Return a hold or a permit when it is there, and note how long that took.
@@ -365,97 +388,93 @@ class Serving:
             record.trace.end(waited=got.waited_s is not None)
         return got
 
-    async def _relay_model(
+    async def _serve_from(
         self, planned: Planned, model: Model, charge: Charge, only: str | None
     ) -> None:
-        """Have one of a model's engines answer, and note what that took."""
-        rooms, exchange, record, who = (
-            self._rooms, self._exchange, self._record, self._principal,
-        )  # fmt: skip
-        body, plan = planned.body, planned.rewrite
+        """Have one of a model's engines answer, and charge what that took."""
+        rooms, exchange, record = self._rooms, self._exchange, self._record
+        kept_id = None
+        if self._endpoint.label == RESPONSES:
+            kept_id = stored_id(planned.rewrite, planned.body)
         engine_id = rooms.engine_ids.next(record.request_id)
-        kept_id = stored_id(plan, body) if self._endpoint.label == RESPONSES else None
-        changes = plan.changes if kept_id is None else with_id(plan.changes, kept_id)
-
-        def request_for(replica: Replica, fault: EngineError | None) -> EngineRequest:
-            if record.trace is not None:
-                record.trace.ask(replica.engine.name, fault)
-            raw = body.for_engine(replica.served_name, changes, plan.dropped)
-            priority = who.priority if replica.by_priority else None
-            return engine_request(exchange, raw, engine_id, priority)
-
-        meter = StreamMeter(
-            withhold=plan.withhold_usage,
-            one_choice=plan.one_choice,
-            wide=bool(plan.value(body, "logprobs")),
-            opened=self._endpoint.label != COMPLETIONS,
-        )
+        clues = RequestClues(exchange, planned.body, planned.rewrite.changes.get("cache_salt", b""))
+        attempts = Attempts(model, clues, only, record, rooms.metrics)
+        gaps = rooms.metrics.gaps(model.name)
+        delivery = Delivery()
         left = False
-        self._answered = None
         try:
-            clues = RequestClues(exchange, body, plan.changes.get("cache_salt", b""))
-            lease = await rooms.attempts.first_answer(model, clues, request_for, record, only)
-            with lease as answer:
-                self._answered = answer.status
-                if record.trace is not None:
-                    record.trace.answered(answer.status)
-                if kept_id is not None and answer.status < 300:
-                    # Before a byte of the answer is out, so before the client knows the id.
-                    await claim(rooms.stored, kept_id, who, model, lease.replica)
-                meter.fingerprint = lease.replica.fingerprint
-                await self._relay(answer, meter, model.name, bare=plan.withhold_metadata)
-                lease.replica.fingerprint = meter.fingerprint
+            while True:
+                replica = attempts.next()
+                replica.in_flight += 1
+                try:
+                    if record.trace is not None:
+                        record.trace.ask(replica.engine.name, attempts.fault)
+                    grant = self._grant(planned, replica, engine_id, kept_id)
+                    on_head = None
+                    if kept_id is not None or record.trace is not None:
+                        on_head = partial(self._on_head, kept_id, model, replica)
+                    await carry(replica.engine, grant, exchange, gaps, delivery, on_head)
+                except EngineError as error:
+                    attempts.failed(replica, error)
+                else:
+                    replica.fingerprint = delivery.fingerprint or replica.fingerprint
+                    return
+                finally:
+                    replica.in_flight -= 1
         except asyncio.CancelledError:
             left = True
             raise
         finally:
             if record.engine is not None:
-                self._settle(planned, meter, charge, left=left)
+                self._settle(planned, delivery, charge, left=left)
             if record.ttft_s is not None:
                 rooms.metrics.first_token(model.name, record.ttft_s)
 
-    def _settle(self, planned: Planned, meter: StreamMeter, charge: Charge, *, left: bool) -> None:
+    def _grant(
+        self, planned: Planned, replica: Replica, engine_id: str, kept_id: str | None
+    ) -> Grant:
+        """Return what may be carried to a replica."""
+        plan, body = planned.rewrite, planned.body
+        changes = plan.changes if kept_id is None else with_id(plan.changes, kept_id)
+        raw = body.for_engine(replica.served_name, changes, plan.dropped)
+        priority = self._principal.priority if replica.by_priority else None
+        return Grant(
+            engine_request(self._exchange, raw, engine_id, priority),
+            planned.cost.prompt,
+            plan.withhold_usage,
+            plan.one_choice,
+            bool(plan.value(body, "logprobs")),
+            self._endpoint.label != COMPLETIONS,
+            replica.fingerprint,
+            plan.withhold_metadata,
+        )
+
+    async def _on_head(
+        self, kept_id: str | None, model: Model, replica: Replica, status: int
+    ) -> None:
+        """Note that an engine answers. Raises ServiceUnavailable."""
+        if self._record.trace is not None:
+            self._record.trace.answered(status)
+        if kept_id is not None and status < 300:
+            # Before a byte of the answer is out, so before the client knows the id.
+            await claim(self._rooms.stored, kept_id, self._principal, model, replica)
+
+    def _settle(self, planned: Planned, delivery: Delivery, charge: Charge, *, left: bool) -> None:
         """Charge what a request took that reached an engine, however it ended."""
         if not self._endpoint.metered:
             charge.keep()
             return
-        exchange, body, plan = self._exchange, planned.body, planned.rewrite
+        plan, body = planned.rewrite, planned.body
         usage = usage_of(
             planned.cost,
-            meter,
-            Course(
-                answered=self._answered,
-                started=exchange.started,
-                complete=exchange.complete,
-                left=left,
-                bytes_out=self._record.bytes_out,
-                streamed=truth(plan.value(body, "stream")) is True,
-                runs_on=truth(plan.value(body, "background")) is True,
-            ),
+            delivery,
+            left=left,
+            streamed=truth(plan.value(body, "stream")) is True,
+            runs_on=truth(plan.value(body, "background")) is True,
         )
         self._record.usage = usage
         if usage is not None:
             charge.settle(usage)
-
-    async def _relay(
-        self, answer: EngineResponse, meter: StreamMeter, model: str, *, bare: bool = False
-    ) -> None:
-        """Carry an answer to the client. Raises GatewayError, or Truncated once its head left.
-
-        `bare`: the client asked for no metadata beside the bytes.
-        """
-        exchange = self._exchange
-        head = head_of(answer, bare=bare)
-        if not head.is_stream:
-            meter.usage = head.usage
-            meter.usage = await relay_plain(answer, exchange, head.headers) or head.usage
-            return
-        gaps = self._rooms.metrics.gaps(model)
-        try:
-            await EventStream(answer, exchange, meter, gaps).run(head.headers)
-        except EngineError as error:
-            await exchange.fail(as_gateway_error(error))
-            raise Truncated(str(error)) from None
 
     # By id
 
@@ -468,16 +487,26 @@ class Serving:
         if record.trace is not None:
             record.trace.begin("limits")
         with await self._enter(), await rooms.admission.permit(None, principal.id):
-            model, replica = await kept_by(rooms, principal, self._exchange.scope["path"])
-            record.model = model.name
+            model, replica = await kept_by(rooms, principal, self._exchange.path)
+            record.model, record.engine = model.name, replica.engine.name
             if record.trace is not None:
                 record.trace.ask(replica.engine.name, None)
             engine_id = rooms.engine_ids.next(record.request_id)
-            request = engine_request(self._exchange, b"", engine_id)
-            with await rooms.attempts.answer_of(replica, request, record) as answer:
-                if record.trace is not None:
-                    record.trace.answered(answer.status)
-                await self._relay(answer, StreamMeter(), model.name)
+            grant = Grant(engine_request(self._exchange, b"", engine_id))
+            gaps = rooms.metrics.gaps(model.name)
+            on_head = partial(self._on_head, None, model, replica)
+            replica.in_flight += 1
+            try:
+                await carry(replica.engine, grant, self._exchange, gaps, Delivery(), on_head)
+            except EngineUnreached as error:
+                record.engine = None
+                raise EngineUnavailable("the engine that keeps this is not up") from error
+            except EngineTimeout as error:
+                raise EngineTooSlow("no answer from the engine in time") from error
+            except EngineError as error:
+                raise EngineFailed("the engine failed; try again") from error
+            finally:
+                replica.in_flight -= 1
 
     async def _keeper_of_previous(self, planned: Planned) -> str | None:
         """Return the engine that keeps the response which a request goes on from; None: no such.

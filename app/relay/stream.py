@@ -8,7 +8,7 @@ and then in the engine.
 import asyncio
 from time import perf_counter
 
-from app.relay.exchange import ClientStalled, Exchange, Headers
+from app.connection import ClientStalled, Exchange, Headers
 from app.relay.sse import COMMENT, whole_events
 from app.telemetry.series import Buckets
 from app.usage.meter import StreamMeter
@@ -70,7 +70,8 @@ class EventStream:
             data, self._held = whole_events(data)
             if not data:
                 return True
-        if ERROR_EVENT in data and (at := death_in(data)) is not None:
+        # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
+        if data.find(ERROR_EVENT) >= 0 and (at := death_in(data)) is not None:
             if data := self._meter.pass_on(data[:at]):
                 self._exchange.push(data)
             raise EngineDied(TOLD)
@@ -91,7 +92,7 @@ class EventStream:
 
 
 class KeepAlive:
-    """Sends an SSE comment whenever a stream has been silent for some time; a context.
+    """Sends an SSE comment whenever a stream has been silent for some time, until it is stopped.
 
     The price: the status 200 leaves before the engine was heard, so a refusal becomes an event.
     """
@@ -99,11 +100,10 @@ class KeepAlive:
     def __init__(self, exchange: Exchange, seconds: float) -> None:
         self._exchange = exchange
         self._seconds = seconds
-
-    def __enter__(self) -> None:
         self._task = asyncio.create_task(self._watch())
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Send no more."""
         self._task.cancel()
 
     async def _watch(self) -> None:
@@ -114,8 +114,8 @@ class KeepAlive:
             # A client that has not read what it was sent needs no comment.
             if exchange.settled and exchange.record.bytes_out == seen:
                 if not exchange.started:
-                    exchange.streaming = True
                     await exchange.start(200, SSE_HEADERS)
+                    exchange.streaming = True
                 if exchange.streaming and not exchange.complete:
                     try:
                         if not exchange.push(COMMENT):

@@ -59,8 +59,12 @@ class Model:
     @property
     def max_model_len(self) -> int | None:
         """The length that every replica which told one can take."""
-        lengths = (r.engine.facts.max_model_len for r in self.replicas)
-        return min((length for length in lengths if length is not None), default=None)
+        shortest: int | None = None
+        for replica in self.replicas:
+            length = replica.engine.facts.max_model_len
+            if length is not None and (shortest is None or length < shortest):
+                shortest = length
+        return shortest
 
 
 class Catalogue:
@@ -90,12 +94,11 @@ class Catalogue:
         """Return a model that was found before as it is now; itself if it is gone."""
         return self._own.get(model.name, model)
 
-    def in_turn(self, model: Model, allows: Callable[[str], bool]) -> Iterator[Model]:
-        """Return a model, and then those that may serve the caller in its place.
+    def fallbacks(self, model: Model, allows: Callable[[str], bool]) -> Iterator[Model]:
+        """Return the models that may serve the caller in place of another, in turn.
 
-        The latter as they are when it is their turn; their own fallbacks are not among them.
+        As they are when it is their turn; their own fallbacks are not among them.
         """
-        yield model
         for name in model.fallbacks:
             if allows(name) and (other := self._own.get(name)) is not None:
                 yield other

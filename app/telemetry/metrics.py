@@ -14,6 +14,8 @@ from app.telemetry.access import UNKNOWN_MODEL, Tokens
 from app.telemetry.engines import EngineFigures, EngineSeries
 from app.telemetry.series import Buckets, Counter, Gauge, Histogram, Registry
 
+# Cached tokens are part of the prompt's.
+TOKEN_KINDS = ("prompt", "cached", "completion")
 # The endpoint of a request that came to none: a path that is not there, or no HTTP at all.
 NO_ENDPOINT = "none"
 
@@ -111,6 +113,9 @@ class Metrics:
             "Tokens of the requests that ended; cached ones are part of the prompt's.",
             ("model", "kind"),
         )
+        # By model, in the order of TOKEN_KINDS; the series is set when it is read.
+        self._token_counts: dict[str, list[int]] = {}
+        registry.before_scrape(self._set_tokens)
         self._trace_spans = Counter(
             registry,
             "gateway_trace_spans",
@@ -242,12 +247,12 @@ class Metrics:
         """Have the series of a model that are always there."""
         self._in_flight.add((model,), 0)
         self._queue_depth.add((model,), 0)
-        for kind in ("prompt", "cached", "completion"):
-            self._tokens.add((model, kind), 0)
+        self._token_counts.setdefault(model, [0, 0, 0])
 
     def request(self, model: str, endpoint: str, status: int, seconds: float) -> None:
         """Count a request that ended."""
-        self._requests.add((model, endpoint, str(status)))
+        counts, labels = self._requests.values, (model, endpoint, str(status))
+        counts[labels] = counts.get(labels, 0) + 1
         self._duration.of((model, endpoint)).observe(seconds)
 
     def refusal(self, status: int) -> None:
@@ -266,17 +271,16 @@ class Metrics:
         """Record what the gateway itself took before it asked an engine."""
         self._overhead.of((model,)).observe(seconds)
 
-    def in_flight(self, model: str, change: int) -> None:
-        """Count a request that was admitted (1), or that has ended (-1)."""
-        self._in_flight.add((model,), change)
-
     def usage(self, model: str, outcome: str, tokens: Tokens | None) -> None:
         """Count how a request ended that reached an engine, and what it took, if tokens."""
-        self._usage_records.add((outcome,))
+        self._usage_records.values[(outcome,)] += 1
         if tokens is not None:
-            self._tokens.add((model, "prompt"), tokens.prompt)
-            self._tokens.add((model, "cached"), tokens.cached)
-            self._tokens.add((model, "completion"), tokens.completion)
+            counts = self._token_counts.get(model) or self._token_counts.setdefault(
+                model, [0, 0, 0]
+            )
+            counts[0] += tokens.prompt
+            counts[1] += tokens.cached
+            counts[2] += tokens.completion
 
     def disconnect(self) -> None:
         """Count a client that left."""
@@ -349,6 +353,21 @@ class Metrics:
     def watch_figures(self, read: Callable[[], Iterable[EngineFigures]]) -> None:
         """Export what is known of engines; `read` returns it for each."""
         self._engines.watch_figures(read)
+
+    def watch_in_flight(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """Export how many requests are under way; `read` returns that for each model."""
+
+        def set_in_flight() -> None:
+            self._in_flight.values = dict.fromkeys(self._in_flight.values, 0)
+            for model, count in read():
+                self._in_flight.add((model,), count)
+
+        self.registry.before_scrape(set_in_flight)
+
+    def _set_tokens(self) -> None:
+        for model, counts in self._token_counts.items():
+            for kind, count in zip(TOKEN_KINDS, counts, strict=True):
+                self._tokens.values[model, kind] = count
 
     def watch_queues(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
         """Export how many requests may wait; `read` returns that for each model."""

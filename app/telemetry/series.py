@@ -188,7 +188,7 @@ class Histogram(Series):
         bounds: tuple[float, ...],
     ) -> None:
         super().__init__(registry, name, text, labels)
-        self._bounds = bounds
+        self._bounds = tuple(map(float, bounds))  # quicker to compare than whole numbers
         self._les = tuple(_number(float(bound)) for bound in (*bounds, inf))
         self._series: dict[Labels, Buckets] = {}
         # The lines of one series, for `%`: bytes, of which that makes more than twice as many.

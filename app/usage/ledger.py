@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 FLUSH_S = 0.25
 # Records of one transaction, and of one statement: while its rows are made, no token is relayed.
 BATCH = 1_000
-AT_ONCE = 100
+AT_ONCE = 128
 MAX_WAITING = 100_000
 # How often parts of a batch are tried to find which records are refused; then whole parts go.
 MOST_TRIES = 200
@@ -108,22 +108,21 @@ class Ledger:
     def add(self, record: UsageRecord) -> None:
         """Take in a record, stamped with the present. Raises nothing."""
         at_s = self._clock()
+        count = len(self._open.records)
         # The open batch is one of those that may wait.
-        if (
-            len(self._open.records) >= BATCH
-            and (len(self._closed) + 2) * BATCH <= self._max_waiting
-        ):
+        if count >= BATCH and (len(self._closed) + 2) * BATCH <= self._max_waiting:
             self._turn()
+            count = 0
         batch = self._open
         if self._watch is not None:
             self._watch(batch.number, at_s, record)
-        if len(batch.records) >= BATCH or self._ended:
+        if count >= BATCH or self._ended:
             self._lose(1)
             return
         batch.records.append((at_s, record))
-        if len(batch.records) == 1:
+        if count == 0:
             self._begun.set()
-        elif len(batch.records) == BATCH:
+        elif count == BATCH - 1:
             self._full.set()
 
     async def run(self) -> None:

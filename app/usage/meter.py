@@ -72,7 +72,10 @@ class StreamMeter:
         if not self.events:
             self._envelope = events.find(b"\n\n") + 2
         self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
-        if _USAGE not in events and not (self._withhold and (self._held or _FINISHED in events)):
+        # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
+        if events.find(_USAGE) < 0 and not (
+            self._withhold and (self._held or events.find(_FINISHED) >= 0)
+        ):
             return events
         out: list[bytes] = []
         for event in _split(events):

@@ -48,7 +48,7 @@ def estimate_prompt(size: int, longest: int | None) -> int:
     Never more than the model can take, where that is known.
     """
     tokens = size // 4
-    return tokens if longest is None else min(tokens, longest)
+    return tokens if longest is None or tokens <= longest else longest
 
 
 # What a metric, a float, counts without a loss; the bound keeps Python's endless integers out.
@@ -145,6 +145,8 @@ def _bounded(
 ) -> Usage:
     cached = (prompt_details.cached_tokens if prompt_details else None) or 0
     reasoning = (details.reasoning_tokens if details else None) or 0
+    if 0 <= cached <= prompt and 0 <= reasoning <= completion:
+        return Usage(prompt, completion, cached, reasoning)
     prompt, completion = max(prompt, 0), max(completion, 0)
     return Usage(
         prompt, completion, min(max(cached, 0), prompt), min(max(reasoning, 0), completion)

@@ -33,9 +33,11 @@ MOST = {
     "reasoning_tokens": MAX_TOKENS,
     "cost_nano": MAX_COST,
 }
+_NO_SUMS = (0,) * len(MOST)
 _DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1).toordinal()
 _NOTHING = Usage(0, 0)
+_NULL = math.nan
 
 
 class UsageRecord(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +57,11 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One row of `usage_records`: its columns, in their order."""
+    """One row of `usage_records`: its columns, in their order.
+
+    Numbers only where a boolean or NULL is meant, for which SQLite's driver takes ten times as
+    long: both databases are given NULL for NaN.
+    """
 
     id: str
     at_ms: int
@@ -70,9 +76,9 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int
-    estimated: bool
-    queue_ms: float | None
-    ttft_ms: float | None
+    estimated: int
+    queue_ms: float
+    ttft_ms: float
     total_ms: float
     cost_nano: int
 
@@ -94,10 +100,7 @@ class Price(msgspec.Struct, frozen=True):
         """Return what a request costs."""
         fresh = usage.prompt - usage.cached
         cost = fresh * self.prompt + usage.cached * self.cached + usage.completion * self.completion
-        return min(max(cost, 0), MAX_COST)
-
-
-FREE = Price(0, 0, 0)
+        return cost if 0 <= cost <= MAX_COST else min(max(cost, 0), MAX_COST)
 
 
 def day_of(at_s: float) -> str:
@@ -112,7 +115,7 @@ def tokens_of(usage: Tokens | None) -> int:
 
 def row_id(gateway: str, batch: int, place: int = 0) -> str:
     """Return the id of a row of `usage_records`."""
-    return f"{gateway}{batch:012x}{place:04x}"
+    return f"{gateway}{batch:012x}{_place(place)}"
 
 
 def batch_of(row: str) -> int:
@@ -129,28 +132,36 @@ def rows_of(
 ) -> list[Row]:
     """Return the rows of `usage_records`; `place` is that of the first record in its batch."""
     rows: list[Row] = []
+    first = f"{gateway}{batch:012x}"
     for at_s, record in records:
         used = record.usage or _NOTHING
+        prompt, cached, completion = used.prompt, used.cached, used.completion
+        if not (0 <= prompt <= MAX_TOKENS and 0 <= cached <= MAX_TOKENS >= completion >= 0):
+            prompt, cached, completion = _count(prompt), _count(cached), _count(completion)
+        key_id, model, engine, endpoint = _names(
+            record.key_id, record.model, record.engine, record.endpoint
+        )
+        price = prices.get(record.model)
         rows.append(
             Row(
-                row_id(gateway, batch, place),
+                first + _place(place),
                 int(at_s * 1000),
                 kept(record.request_id, 128),
-                kept(record.key_id, 64),
-                kept(record.model, 256),
-                kept(record.engine, 64),
-                kept(record.endpoint, 64),
+                key_id,
+                model,
+                engine,
+                endpoint,
                 record.status,
                 record.outcome,
-                _count(used.prompt),
-                _count(used.cached),
-                _count(used.completion),
+                prompt,
+                cached,
+                completion,
                 _count(used.reasoning),
-                used.estimated,
-                _ms(record.queue_s),
-                _ms(record.ttft_s),
-                _ms(record.total_s) or 0.0,
-                prices.get(record.model, FREE).cost(used),
+                1 if used.estimated else 0,
+                _NULL if record.queue_s is None else _ms(record.queue_s),
+                _NULL if record.ttft_s is None else _ms(record.ttft_s),
+                _ms(record.total_s, 0.0),
+                0 if price is None else price.cost(used),
             )
         )
         place += 1
@@ -161,32 +172,38 @@ class DailySums:
     """What rows of `usage_records` add to `usage_daily`."""
 
     def __init__(self) -> None:
-        self._days: dict[tuple[str, str, str], dict[str, Any]] = {}
+        # By day, key and model; the sums in the order of MOST.
+        self._days: dict[tuple[str, str, str], tuple[int, ...]] = {}
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows up."""
         for row in rows:
             place = (_day(row.at_ms // _DAY_MS), row.key_id, row.model)
-            if (sums := self._days.get(place)) is None:
-                names = dict(zip(("day", "key_id", "model"), place, strict=True))
-                sums = self._days[place] = {**names, **dict.fromkeys(MOST, 0)}
-            sums["requests"] += 1
-            sums["estimated_requests"] += row.estimated
-            sums["prompt_tokens"] += row.prompt_tokens
-            sums["cached_tokens"] += row.cached_tokens
-            sums["completion_tokens"] += row.completion_tokens
-            sums["reasoning_tokens"] += row.reasoning_tokens
-            sums["cost_nano"] += row.cost_nano
+            count, estimated, prompt, cached, completion, reasoning, cost = self._days.get(
+                place, _NO_SUMS
+            )
+            self._days[place] = (
+                count + 1,
+                estimated + row.estimated,
+                prompt + row.prompt_tokens,
+                cached + row.cached_tokens,
+                completion + row.completion_tokens,
+                reasoning + row.reasoning_tokens,
+                cost + row.cost_nano,
+            )
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows, in order of their key.
 
         In order, so that the batches of two gateways cannot wait for each other in a circle.
         """
-        for sums in self._days.values():
-            for name, most in MOST.items():
-                sums[name] = min(sums[name], most)
-        return [self._days[place] for place in sorted(self._days)]
+        return [
+            {
+                **dict(zip(("day", "key_id", "model"), place, strict=True)),
+                **{name: min(n, most) for (name, most), n in zip(MOST.items(), sums, strict=True)},
+            }
+            for place, sums in sorted(self._days.items())
+        ]
 
 
 @lru_cache(maxsize=16)
@@ -210,7 +227,17 @@ def kept(value: str, longest: int) -> str:
     return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:longest]
 
 
-def _ms(seconds: float | None) -> float | None:
-    if seconds is None or not math.isfinite(seconds):
-        return None
-    return round(seconds * 1000, 3)
+@lru_cache(maxsize=1024)  # as many as a batch has
+def _place(number: int) -> str:
+    return f"{number:04x}"
+
+
+@lru_cache(maxsize=1024)  # of keys, models, engines and endpoints there are few
+def _names(key_id: str, model: str, engine: str, endpoint: str) -> tuple[str, str, str, str]:
+    return kept(key_id, 64), kept(model, 256), kept(engine, 64), kept(endpoint, 64)
+
+
+def _ms(seconds: float, otherwise: float = _NULL) -> float:
+    """Return milliseconds in whole microseconds; `otherwise` for what is no time."""
+    # `round` to three places goes by way of text, for ten times as long.
+    return round(seconds * 1_000_000) / 1000 if math.isfinite(seconds) else otherwise

@@ -7,8 +7,8 @@ here, and PostgreSQL one parameter, a list of JSON objects.
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
-from itertools import chain
+from functools import cache
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -24,12 +24,19 @@ _COLUMNS = Row.__struct_fields__
 
 
 async def insert_records(connection: AsyncConnection, rows: Sequence[Row]) -> None:
-    """Write rows of `usage_records`, at least one; some hundred is good, 1,800 SQLite's bound."""
+    """Write rows of `usage_records`; 1,024 is SQLite's bound."""
     if connection.dialect.name == "postgresql":
         await connection.execute(_insert_from_json(), {"rows": _json.encode(rows).decode()})
     else:
-        values = tuple(chain.from_iterable(map(msgspec.structs.astuple, rows)))
-        await connection.exec_driver_sql(_insert_values(len(rows)), values)
+        done = 0
+        while left := len(rows) - done:
+            # A power of two: SQLite takes longer to prepare a statement than to run it, and keeps
+            # those that it has had.
+            size = 1 << (left.bit_length() - 1)
+            group = islice(rows, done, done + size)
+            values = tuple(chain.from_iterable(map(msgspec.structs.astuple, group)))
+            await connection.exec_driver_sql(_insert_values(size), values)
+            done += size
 
 
 async def add_to_daily(connection: AsyncConnection, sums: DailySums) -> None:
@@ -37,8 +44,7 @@ async def add_to_daily(connection: AsyncConnection, sums: DailySums) -> None:
     await connection.execute(_add_to_daily(connection.dialect.name), sums.rows())
 
 
-# Groups of a busy gateway are all of one size; to put an odd one together takes 20 µs.
-@lru_cache(maxsize=8)
+@cache
 def _insert_values(rows: int) -> str:
     each = f"({', '.join('?' * len(_COLUMNS))})"
     values = ", ".join([each] * rows)

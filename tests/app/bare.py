@@ -1,18 +1,27 @@
-"""An ASGI application under the gateway's own client connections, without the gateway."""
+"""The gateway's own client connections without the gateway, over an application or a handler."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
 
-from app.connection import ClientConnection, ConnectionBounds, PeerConnections
+from app.connection import (
+    ClientConnection,
+    ConnectionBounds,
+    DataPlane,
+    Headers,
+    PeerConnections,
+    Serve,
+)
 from app.errors import GatewayError
 from app.server import listen
 from tests.app.raw import PATIENCE_S, Client
+from tests.gateway import until_tasks_end
 
 BOUNDS = {
     "connections": 4096,
@@ -28,9 +37,14 @@ class Bare:
     """A server that listens, its connections, and what it refused."""
 
     address: Any
-    connections: set[Any]
+    state: ServerState
     peers: PeerConnections
     refused: list[GatewayError] = field(default_factory=list)
+
+    @property
+    def connections(self) -> set[Any]:
+        """The server's side of every open connection."""
+        return self.state.connections
 
     @asynccontextmanager
     async def connected(self, source: str | None = None) -> AsyncIterator[Client]:
@@ -46,12 +60,40 @@ class Bare:
             writer.transport.abort()
 
 
+class HandlerDataPlane:
+    """A data plane of every path, served by one handler."""
+
+    def __init__(self, handler: Serve) -> None:
+        self._handler = handler
+
+    def server_of(self, method: str, path: str, headers: Headers) -> Serve | None:
+        return self._handler
+
+
+async def no_application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Fail: no request is the application's."""
+    raise AssertionError(f"the application was called for {scope['path']}")
+
+
+def serving(
+    handler: Serve, host: str = "127.0.0.1", **bounds: Any
+) -> AbstractAsyncContextManager[Bare]:
+    """Serve every request on a free port with a handler of its exchange."""
+    return serving_app(no_application, host, HandlerDataPlane(handler), **bounds)
+
+
 @asynccontextmanager
-async def serving_app(app: ASGIApp, host: str = "127.0.0.1", **bounds: Any) -> AsyncIterator[Bare]:
-    """Serve an application on a free port; on a Unix socket where the host is a path."""
+async def serving_app(
+    app: ASGIApp, host: str = "127.0.0.1", plane: DataPlane | None = None, **bounds: Any
+) -> AsyncIterator[Bare]:
+    """Serve an application on a free port; on a Unix socket where the host is a path.
+
+    What `plane` serves does not reach the application.
+    """
 
     class Connection(ClientConnection):
         peers = PeerConnections()
+        data_plane = plane
 
         def on_refusal(self, error: GatewayError) -> None:
             bare.refused.append(error)
@@ -74,7 +116,7 @@ async def serving_app(app: ASGIApp, host: str = "127.0.0.1", **bounds: Any) -> A
     server.lifespan = config.lifespan_class(config)
     await server.startup(None if config.uds else [listen(host, 0)])
     address = server.servers[0].sockets[0].getsockname()
-    bare = Bare(address, server.server_state.connections, Connection.peers)
+    bare = Bare(address, server.server_state, Connection.peers)
     try:
         yield bare
     finally:
@@ -84,4 +126,4 @@ async def serving_app(app: ASGIApp, host: str = "127.0.0.1", **bounds: Any) -> A
             connection.transport.abort()
         for task in list(server.server_state.tasks):
             task.cancel()
-        await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
+        await until_tasks_end(server.server_state)

@@ -143,6 +143,21 @@ def test_those_who_wait_longer_than_the_drain_may_take_are_told(
         assert deployment.said().count('"fault":"cut by the shutdown"') == 3
 
 
+def test_stream_that_nobody_reads_is_recorded_when_the_shutdown_cuts_it(
+    fake_url: str, tmp_path: Path
+) -> None:
+    model = {"name": "demo", "engines": [remote(fake_url)]}
+    with deployed(tmp_path, model, drain_timeout_s=0.5) as deployment:
+        until_ready(deployment)
+        with send(deployment, stream=True, fake="flood:64"):
+            until(lambda: in_flight(deployment) == 1, 20)
+            deployment.process.send_signal(signal.SIGTERM)
+            assert deployment.process.wait(10) == 0
+        said = deployment.said()
+    assert said.count('"fault":"cut by the shutdown"') == 1
+    assert "Traceback" not in said
+
+
 def test_second_signal_does_not_wait(fake_url: str, tmp_path: Path) -> None:
     with deployed(tmp_path, {"name": "demo", "engines": [remote(fake_url)]}) as deployment:
         until_ready(deployment)

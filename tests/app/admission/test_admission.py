@@ -96,7 +96,9 @@ def room(ready: int = 1, **queue: Any) -> Room:
     metrics = Metrics()
     engines = [ready]
     queues = {"demo": QueueSettings(**queue), "other": QueueSettings(max_in_flight=1)}
-    return Room(Admission(metrics, queues, lambda _: engines[0]), metrics, engines)
+    admission = Admission(metrics, queues, lambda _: engines[0])
+    metrics.watch_in_flight(admission.in_flight_by_model)
+    return Room(admission, metrics, engines)
 
 
 def at_once(permit: Awaitable[Permit]) -> Permit:
@@ -664,7 +666,11 @@ async def test_a_model_that_is_gone_is_not_found_and_what_it_has_is_counted_to_i
         assert one.admission.in_flight == 1
         one.admission.close("other")
         assert one.admission.in_flight == 1
-        assert not one.admission._busy.none.is_set()
+        idle = asyncio.create_task(one.admission.idle())
+        await turns()
+        assert not idle.done()
+    await turns()
+    assert idle.done()
     assert one.admission.in_flight == 0
     await one.close()
 

@@ -1,13 +1,14 @@
 """What clients are told: headers as OpenAI sends them, and why they were refused."""
 
 import re
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.limits import bucket
-from app.limits.judgement import duration, headers, refusal
+from app.limits.judgement import duration, header_lines, headers, refusal
 from app.limits.memory import MemoryStore
 from app.limits.terms import Ask, terms_of
 from app.settings import LimitSettings
@@ -86,6 +87,23 @@ def test_a_limit_of_nothing_leaves_nothing() -> None:
         "remaining-requests": "0",
         "reset-requests": "0s",
     }
+
+
+every_limit = st.builds(
+    limits, st.none() | st.integers(0, 10**9), st.none() | st.integers(0, 10**9)
+)
+
+
+@given(every_limit, every_limit, st.integers(0, 10**6), st.lists(st.floats(0, 30), max_size=9))
+def test_header_lines_are_the_headers_of_a_response(
+    key: LimitSettings, model: LimitSettings, tokens: int, steps: list[float]
+) -> None:
+    store, terms = MemoryStore(BURST_S), terms_of(ask(key, model, tokens=tokens))
+    for now in accumulate(steps):
+        reading = store.decide(terms, now)
+        assert header_lines(terms, reading, BURST_S) == b"".join(
+            b"%b: %b\r\n" % header for header in headers(terms, reading, BURST_S)
+        )
 
 
 @pytest.mark.parametrize(

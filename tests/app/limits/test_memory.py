@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.limits.memory import MemoryStore
-from app.limits.terms import Terms, settlement, terms_of, undoing
+from app.limits.terms import Terms, terms_of
 from app.settings import LimitSettings
 from tests.app.limits.asks import NONE, ask, limits
 
@@ -27,14 +27,14 @@ def test_tokens_are_reserved_and_what_was_not_used_comes_back() -> None:
     store, terms = MemoryStore(BURST_S), terms_of(ask(limits(tokens=100), tokens=60))
     assert passes(store, terms)
     assert not passes(store, terms)
-    store.release(terms, settlement(terms, 40), 0.0)
+    store.release(terms, 40, 0.0)
     assert passes(store, terms)
 
 
 def test_tokens_beyond_what_was_reserved_are_owed() -> None:
     store, terms = MemoryStore(BURST_S), terms_of(ask(limits(tokens=60), tokens=10))
     assert passes(store, terms)
-    store.release(terms, settlement(terms, 120), 0.0)
+    store.release(terms, 120, 0.0)
     assert store.decide(terms, 0.0).debts == [120.0]
     assert not passes(store, terms, 69.9)
     assert passes(store, terms, 70.0)
@@ -44,7 +44,7 @@ def test_a_slot_is_taken_until_it_is_released() -> None:
     store, terms = MemoryStore(BURST_S), terms_of(ask(limits(concurrent=2)))
     assert [store.decide(terms, 0.0).busy for _ in range(2)] == [[1], [2]]
     assert not passes(store, terms, 1e9)
-    store.release(terms, [], 0.0)
+    store.release(terms, 0, 0.0)
     assert passes(store, terms)
 
 
@@ -96,14 +96,14 @@ def test_a_refusal_takes_nothing_of_anything(
 
 
 @given(every_limit, every_limit, st.integers(0, 60))
-def test_what_is_undone_leaves_nothing(
+def test_a_request_that_used_no_tokens_leaves_nothing_but_its_count(
     key: LimitSettings, model: LimitSettings, tokens: int
 ) -> None:
-    store = MemoryStore(BURST_S)
+    store, fresh = MemoryStore(BURST_S), MemoryStore(BURST_S)
     terms = terms_of(ask(key, model, tokens=tokens))
     if passes(store, terms):
-        store.release(terms, undoing(terms), 0.0)
-    fresh = MemoryStore(BURST_S)
+        store.release(terms, 0, 0.0)
+        assert passes(fresh, terms_of(ask(key, model, tokens=0, concurrent=False)))
     assert store.decide(terms, 0.0) == fresh.decide(terms, 0.0)
 
 
@@ -113,7 +113,7 @@ def test_keys_that_come_no_more_are_forgotten() -> None:
     for number in range(20_000):
         terms = terms_of(ask(limits(60, 600, 1), key_id=str(number)))
         assert passes(store, terms)
-        store.release(terms, settlement(terms, 10), 0.0)
+        store.release(terms, 10, 0.0)
     assert len(store) == 40_000
     last = terms_of(ask(limits(requests=10**9), key_id="last"))
     for _ in range(20_001):

@@ -126,8 +126,8 @@ def test_it_decides_as_the_memory_store_does(
             here = memory.decide(terms, script.now)
             assert script.call(requests=[request]) == [here]
             if here.admitted and used is not None:
+                memory.release(terms, used, script.now)
                 costs = settlement(terms, used)
-                memory.release(terms, costs, script.now)
                 script.call(releases=[Release(request.lease, terms, costs)])
 
 

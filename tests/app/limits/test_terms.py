@@ -70,13 +70,13 @@ def test_what_was_taken_before_the_body_is_not_taken_again() -> None:
     assert [(t.subject, t.kind) for t in terms.buckets] == [
         ("key", "requests"), ("key", "tokens"), ("model", "requests"), ("model", "tokens"),
     ]  # fmt: skip
-    assert terms.costs == [0.0, 30.0, 3.0, 15.0]
+    assert list(terms.costs.values()) == [0.0, 30.0, 3.0, 15.0]
     assert [slot.subject for slot in terms.slots] == ["model"]
 
 
 def test_a_request_reserves_no_more_of_a_shared_bucket_than_it_holds() -> None:
     wanted = ask(limits(tokens=1000), limits(tokens=1000), tokens=1_000_000)
     terms = Scopes(60.0).terms(wanted)
-    assert terms.costs == [60_000.0, 60.0]  # its own bucket is its own business
+    assert list(terms.costs.values()) == [60_000.0, 60.0]  # its own bucket is its own business
     assert settlement(terms, 500) == [30.0 - 60_000.0, 30.0 - 60.0]
     assert settlement(terms, 3000)[1] == 120.0  # what it really takes is owed all the same

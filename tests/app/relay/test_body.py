@@ -472,6 +472,47 @@ def test_any_bytes_are_read_or_refused_with_an_answer(raw: bytes) -> None:
             continue
 
 
+# Values without whitespace, in which a member may hide from whoever counts bytes or blanks.
+WRITTEN = st.sampled_from(["0", '" "', '"a b, c"', "[1, 2]", "[]", '{"a":1}', '{"a": "n"}', "null"])
+NAMES = st.sampled_from(["a", "n", "%b", "ä", "a b", "", '"', "\\", "model", "N", "\n", "stream"])
+
+
+@pytest.mark.slow
+@given(
+    members=st.lists(st.tuples(NAMES, WRITTEN), max_size=6),
+    ascii_only=st.booleans(),
+    colon=st.sampled_from([":", ": ", " :", " : "]),
+    comma=st.sampled_from([",", ", ", " ,", ",\n"]),
+    around=st.sampled_from([("{", "}"), (" {", "}"), ("{", "} "), ("{ ", "}"), ("{", "}\n")]),
+)
+@settings(max_examples=500, deadline=None)
+def test_a_body_is_read_in_one_go_as_it_is_in_slices(
+    members: list[tuple[str, str]],
+    ascii_only: bool,
+    colon: str,
+    comma: str,
+    around: tuple[str, str],
+) -> None:
+    """Above all, no member that is repeated passes, however the body is written."""
+    pairs = [("model", '"demo"'), *members]
+    inside = comma.join(
+        f"{json.dumps(name, ensure_ascii=ascii_only)}{colon}{value}" for name, value in pairs
+    )
+    raw = inside.join(around).encode()
+    try:
+        scan = BodyScan(JSON)
+        scan.feed(raw)
+        slow = scan.finish(raw)
+    except BadRequest as error:
+        with pytest.raises(type(error)):
+            parse(JSON, raw)
+        return
+    quick = parse(JSON, raw)
+    assert len(quick.members) == len(pairs)
+    assert list(quick.members.items()) == list(slow.members.items())
+    assert (quick.model, quick.odd_names) == (slow.model, slow.odd_names)
+
+
 @given(at=st.integers(0, 400), piece=st.binary(min_size=1, max_size=4), drop=st.integers(0, 5))
 @settings(max_examples=200, deadline=None)
 def test_a_damaged_form_is_read_or_refused_and_stays_itself(

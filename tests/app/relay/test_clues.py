@@ -7,17 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import dialect_of
+from app.connection import Exchange
 from app.relay.body import parse
 from app.relay.clues import LONGEST_SESSION, RequestClues
-from app.relay.exchange import Exchange
-from app.telemetry.access import RequestRecord
 
 MOST = 65536
 
 
-async def nowhere(_message: Any) -> None:
-    raise AssertionError("nothing is sent")
+async def unserved(_exchange: Exchange) -> None:
+    raise AssertionError("nothing is served")
 
 
 def clues(
@@ -28,8 +26,9 @@ def clues(
     content_type: bytes = b"application/json",
 ) -> RequestClues:
     raw = body if isinstance(body, bytes) else json.dumps({"model": "demo", **body}).encode()
-    record = RequestRecord("id", path, 0.0, principal=key)
-    exchange = Exchange({"headers": headers}, nowhere, record, dialect_of(path), 1.0)
+    no_connection: Any = None
+    exchange = Exchange(no_connection, unserved, "POST", path, b"", list(headers))
+    exchange.record.principal = key
     return RequestClues(exchange, parse(content_type, raw))
 
 

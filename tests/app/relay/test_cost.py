@@ -106,6 +106,21 @@ def test_whatever_a_request_says_the_reservation_is_a_bounded_count(
     assert 0 < found <= 100 + MAX_COUNT * MAX_COUNT * 4
 
 
+@given(
+    name=st.sampled_from(["max_tokens", "max_completion_tokens", "n", "best_of"]),
+    number=st.integers(-(2**70), 2**70) | st.integers(-3, 10) | st.just(MAX_COUNT),
+    longest=st.none() | st.integers(1, 10**7),
+)
+def test_a_number_counts_the_same_however_it_is_written(
+    name: str, number: int, longest: int | None
+) -> None:
+    found = {
+        reserved(CHAT, {"messages": [], name: value}, longest=longest)
+        for value in (number, str(number), float(number))
+    }
+    assert len(found) == 1
+
+
 def test_long_audio_costs_more_than_the_model_takes_at_once() -> None:
     """vLLM cuts it into pieces of 30 s; Whisper takes 448 tokens of each."""
     form = (

@@ -205,13 +205,13 @@ async def test_small_requests_need_no_second_look_at_the_limits(tmp_path: Path, 
     """With limits in Redis that would be a second round trip."""
     async with serving(tmp_path, fake) as gateway:
         asked: list[Any] = []
-        decide = gateway.state.limiter.decide
+        decide = gateway.state.limiter.decide_at_once
 
-        async def counted(ask: Any) -> Any:
+        def counted(ask: Any) -> Any:
             asked.append(ask)
-            return await decide(ask)
+            return decide(ask)
 
-        gateway.state.limiter.decide = counted  # type: ignore[method-assign]
+        gateway.state.limiter.decide_at_once = counted  # type: ignore[method-assign]
         assert (await gateway.chat()).status_code == 200
         assert len(asked) == 1
         async with connected(gateway) as client:

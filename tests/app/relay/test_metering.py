@@ -10,7 +10,7 @@ import pytest
 
 from tests.app.raw import connected, request
 from tests.app.tenants import make_key, tokens
-from tests.fakes.vllm import Fake
+from tests.fakes.vllm import PATIENCE_S, Fake
 from tests.gateway import AUTH, Gateway, remote, running, settings_for
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -140,6 +140,24 @@ async def test_a_plain_request_that_is_left_is_charged_what_it_reserved(
     await fake.until_idle()
     await asyncio.wait_for(gateway.state.admission.idle(), 5)
     assert await tokens(gateway, "completion") == 700
+
+
+async def test_an_answer_that_waits_behind_an_unread_one_is_charged_as_the_engine_told(
+    gateway: Gateway, fake: Fake
+) -> None:
+    body = json.dumps({**CHAT, "max_tokens": 100, "fake": "long:900"}).encode()
+    admission = gateway.state.admission
+    async with connected(gateway) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(request(body, path=b"/v1/chat/completions") * 16)
+        async with asyncio.timeout(PATIENCE_S):
+            waits = 0
+            while waits < 20:  # the engine is done, and the answer has not left
+                await asyncio.sleep(0.005)
+                waits = waits + 1 if admission.in_flight and not fake.running else 0
+    await asyncio.wait_for(admission.idle(), PATIENCE_S)
+    answers = sum(seen.method == "POST" for seen in fake.seen)
+    assert await tokens(gateway, "completion") == 2 * answers
 
 
 async def test_a_refusal_of_the_engine_costs_no_tokens(gateway: Gateway) -> None:

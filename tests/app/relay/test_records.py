@@ -169,17 +169,12 @@ async def comes_while_the_gateway_drains(scene: Scene) -> None:
 async def is_cut_by_the_shutdown(scene: Scene) -> None:
     scene.demo.fault = "dead"
     async with scene.busy("small"):
-        before = _requests()
+        before = set(scene.gateway.server.tasks)
         async with scene.asking() as client:
             await scene.until_waiting()
-            [waiting] = _requests() - before
+            [waiting] = scene.gateway.server.tasks - before
             waiting.cancel()  # what uvicorn does with what the drain did not see end
             assert (await client.answer()).code == "engine_unavailable"
-
-
-def _requests() -> set[asyncio.Task[Any]]:
-    """Return the server's tasks, one for each request."""
-    return {task for task in asyncio.all_tasks() if "run_asgi" in repr(task.get_coro())}
 
 
 async def leaves_while_the_fallback_loads(scene: Scene) -> None:

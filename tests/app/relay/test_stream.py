@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from app.connection import Exchange
+from app.errors import EngineFailed
+from app.relay.answer import send_error
 from app.relay.sse import COMMENT
+from app.relay.stream import SSE_HEADERS, KeepAlive
 from app.settings import ServerSettings
+from tests.app.connection.exchanges import exchanging
 from tests.app.raw import PATIENCE_S, Client, answers, asking, connected, request
 from tests.fakes.vllm import Fake, chunk
 from tests.gateway import Gateway, remote, running, settings_for
@@ -322,3 +327,37 @@ async def test_engine_that_is_too_slow_is_told_after_comments(fake: Fake, tmp_pa
     assert COMMENT in answer.body
     event = without_comments(answer.body)
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "engine_timeout"
+
+
+@pytest.mark.parametrize("kind", ["stream", "whole", "error"])
+async def test_comment_waits_until_the_response_before_is_read(kind: str) -> None:
+    size = 8_000_000
+    begun: list[Exchange] = []
+    silent = asyncio.Event()
+
+    async def handler(exchange: Exchange) -> None:
+        begun.append(exchange)
+        if len(begun) == 1:
+            await exchange.whole(200, [], b"x" * size)
+            return
+        awake = KeepAlive(exchange, 0.001)
+        await asyncio.sleep(0.02)
+        silent.set()
+        if kind == "error":
+            awake.stop()
+            await send_error(exchange, EngineFailed("it failed"))
+        elif kind == "whole":
+            await exchange.whole(200, [], b"one")
+        else:
+            await exchange.start(200, SSE_HEADERS)
+            await exchange.body(b"one", more=False)
+        awake.stop()
+
+    async with exchanging(handler, request() * 2, slow=True) as served:
+        await silent.wait()
+        served.read_on()
+        assert len((await served.client.answer()).body) == size
+        answer = await served.client.answer()
+    assert answer.whole
+    assert answer.status == (502 if kind == "error" else 200)
+    assert kind == "error" or answer.body == b"one"

@@ -1,8 +1,7 @@
 """Names, replicas behind them, and leases that always come back."""
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from app.errors import ModelNotFound
 from app.routing.catalogue import Catalogue, Model
 from app.routing.replica import Replica
-from engines.base import EngineFacts, EngineState, Headers
+from engines.base import EngineFacts, EngineState
 from tests.app.routing.fakes import FakeEngine
 
 
@@ -118,24 +117,23 @@ class TestReplace:
 
 
 class TestFallbacks:
-    def test_come_after_the_model_in_their_order_without_theirs(self) -> None:
+    def test_come_in_their_order_without_theirs(self) -> None:
         demo, small, tiny = model("demo"), model("small"), model("tiny")
         demo = replace(demo, fallbacks=("tiny", "small"))
         small = replace(small, fallbacks=("far",))
         catalogue = Catalogue([demo, small, tiny, model("far")])
-        assert list(catalogue.in_turn(demo, anything)) == [demo, tiny, small]
+        assert list(catalogue.fallbacks(demo, anything)) == [tiny, small]
 
     def test_are_only_what_the_caller_may_use(self) -> None:
         demo = replace(model("demo"), fallbacks=("small", "tiny"))
         tiny = model("tiny")
         catalogue = Catalogue([demo, model("small"), tiny])
-        assert list(catalogue.in_turn(demo, lambda name: name == "tiny")) == [demo, tiny]
+        assert list(catalogue.fallbacks(demo, lambda name: name == "tiny")) == [tiny]
 
     def test_are_as_they_are_when_it_is_their_turn(self) -> None:
         demo = replace(model("demo"), fallbacks=("gone", "small"))
         catalogue = Catalogue([demo, model("gone"), model("small")])
-        turns = catalogue.in_turn(demo, anything)
-        assert next(turns) is demo
+        turns = catalogue.fallbacks(demo, anything)
         small = model("small")
         catalogue.replace([model("demo"), small, model("other", ["gone"])])
         assert list(turns) == [small], "not another that answers to the name of one that is gone"
@@ -191,58 +189,7 @@ class TestLength:
         assert model(states=states, lengths=lengths).max_model_len == wanted
 
 
-class FakeAnswer:
-    """An answer that only notes whether it was let go."""
-
-    status = 200
-    headers: Headers = ()
-    ended = False
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    async def read(self) -> bytes:
-        raise NotImplementedError
-
-    async def pump(self, sink: Callable[[bytes], bool]) -> bool:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class TestLease:
-    def test_a_lease_counts_from_when_it_is_taken_to_its_release(self) -> None:
-        replica = Replica(FakeEngine(), "demo")
-        lease = replica.lease()
-        other = replica.lease()
-        assert lease.replica is replica
-        assert replica.in_flight == 2
-        lease.release()
-        assert replica.in_flight == 1
-        other.release()
-        assert replica.in_flight == 0
-
-    def test_the_end_of_a_lease_ends_its_answer(self) -> None:
-        replica = Replica(FakeEngine(), "demo")
-        lease = replica.lease()
-        lease.answer = answer = FakeAnswer()
-        with lease as entered:
-            assert entered is answer
-            assert not answer.closed
-        assert answer.closed
-        assert replica.in_flight == 0
-
-    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, asyncio.CancelledError])
-    def test_an_error_gives_the_lease_back_and_goes_on(self, error: type[BaseException]) -> None:
-        replica = Replica(FakeEngine(), "demo")
-        lease = replica.lease()
-        lease.answer = answer = FakeAnswer()
-        with pytest.raises(error), lease:
-            raise error
-        assert answer.closed
-        assert replica.in_flight == 0
-
+class TestReplica:
     def test_replicas_are_told_apart_by_identity(self) -> None:
         engine = FakeEngine()
         assert Replica(engine, "demo") != Replica(engine, "demo")

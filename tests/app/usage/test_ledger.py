@@ -15,7 +15,7 @@ from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
 from app.usage import ledger as ledger_module
-from app.usage.ledger import BATCH, RETENTION_CHUNK, Ledger, UsageRecord
+from app.usage.ledger import AT_ONCE, BATCH, RETENTION_CHUNK, Ledger, UsageRecord
 from app.usage.reading import Usage
 from app.usage.rows import MAX_COST, MAX_TOKENS, DailySums, Price, Row, rows_of
 from tests.app.usage.records import PRICES, Clock, Faulty, ledger_for, record, rows, totals
@@ -100,6 +100,19 @@ class TestWriting:
             ("2026-11-22", "key-1", "demo", 1, 1, 1, 2),
         ]
         assert (await totals(database))["requests"] == 7
+
+    @pytest.mark.parametrize("count", [2, 3, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE + 13])
+    async def test_any_number_of_records_is_written_in_order(
+        self, database: Faulty, count: int
+    ) -> None:
+        usages = [Usage(number, 2 * number, estimated=number % 2 == 0) for number in range(count)]
+        await flushed(ledger_for(database), *[record(usage=usage) for usage in usages])
+        found = sorted(await rows(database, usage_records), key=lambda row: row.id)
+        assert [row.prompt_tokens for row in found] == list(range(count))
+        assert [row.estimated for row in found] == [usage.estimated for usage in usages]
+        (day,) = await rows(database, usage_daily)
+        assert (day.requests, day.estimated_requests) == (count, (count + 1) // 2)
+        assert day.completion_tokens == count * (count - 1)
 
     @pytest.mark.slow
     async def test_what_waits_is_written_by_itself(self, database: Faulty) -> None:
@@ -472,3 +485,10 @@ def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRec
         assert sum(getattr(row, name) for row in each) == sum(day[name] for day in days)
     assert sum(day["requests"] for day in days) == len(records)
     assert sum(day["estimated_requests"] for day in days) == sum(r.estimated for r in each)
+
+
+@given(seconds=st.floats(0, 1e6))
+def test_times_are_kept_in_milliseconds_to_the_microsecond(seconds: float) -> None:
+    ((row),) = rows_of("0123456789abcdef", 7, [(0.0, record(total_s=seconds))], {})
+    assert row.total_ms == pytest.approx(seconds * 1000, rel=0, abs=0.0005001)
+    assert row.total_ms == round(row.total_ms, 3)

@@ -1,15 +1,16 @@
 """One client holds neither the event loop nor much memory, whatever it sends at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.connection import MAX_PIPELINED, protocol
-from tests.app.bare import Bare, serving_app
+from app.connection import MAX_PIPELINED, Exchange, protocol
+from tests.app.bare import Bare, serving, serving_app
 from tests.app.raw import PATIENCE_S, Client, request
 
 CHUNKED = b"transfer-encoding: chunked"
@@ -44,15 +45,38 @@ class Echo:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": path})
 
+    async def serve(self, exchange: Exchange) -> None:
+        """Do the same for a request of the data plane."""
+        self.begun.set()
+        with suppress(asyncio.CancelledError):  # the client has disconnected
+            await self.may_read.wait()
+            body = b""
+            while piece := await exchange.read_body():
+                body += piece
+            self.bodies.append(body)
+            await self.may_answer.wait()
+            await exchange.whole(200, [], exchange.path.encode())
+
 
 @pytest.fixture
 def echo() -> Echo:
     return Echo()
 
 
+Bound = Callable[..., AbstractAsyncContextManager[Bare]]
+
+
+@pytest.fixture(params=["application", "data plane"])
+def bound(request: pytest.FixtureRequest, echo: Echo) -> Bound:
+    """Serves the echo with bounds of one's own, by either way through a connection."""
+    if request.param == "application":
+        return partial(serving_app, echo)
+    return partial(serving, echo.serve)
+
+
 @pytest.fixture
-async def server(echo: Echo) -> AsyncIterator[Bare]:
-    async with serving_app(echo) as one:
+async def server(bound: Bound) -> AsyncIterator[Bare]:
+    async with bound() as one:
         yield one
 
 
@@ -77,6 +101,11 @@ def only(server: Bare) -> Any:
     """Return the server's side of the only connection."""
     [connection] = server.connections
     return connection
+
+
+def bytes_held(cycle: Any) -> int:
+    """Return how much of a request's body is held by either kind of request."""
+    return sum(map(len, cycle._body)) if isinstance(cycle, Exchange) else len(cycle.body)
 
 
 async def until_settled(server: Bare) -> None:
@@ -150,7 +179,7 @@ async def test_chunks_of_all_sizes_come_through_slices_unchanged(
     async with server.connected() as client:
         client.send((request(None, CHUNKED) + payload + b"0\r\nx-trailer: 1\r\n\r\n") * 2)
         await until_settled(server)
-        assert len(only(server).cycle.body) <= 65536 + protocol.SLICE
+        assert bytes_held(only(server).cycle) <= 65536 + protocol.SLICE
         echo.may_read.set()
         echo.may_answer.set()
         assert len(await read_paths(client, 2)) == 2
@@ -182,7 +211,7 @@ async def test_bodies_of_requests_that_wait_are_bounded_in_sum(server: Bare, ech
     async with server.connected() as client:
         client.send(request(body) * MAX_PIPELINED)
         await until_settled(server)
-        waiting = sum(len(cycle.body) for cycle, _ in only(server).pipeline)
+        waiting = sum(bytes_held(cycle) for cycle, _ in only(server).pipeline)
         assert waiting <= protocol.MAX_PIPELINED_BYTES + 2 * protocol.SLICE
         echo.may_answer.set()
         assert len(await read_paths(client, MAX_PIPELINED)) == MAX_PIPELINED
@@ -203,12 +232,12 @@ async def test_large_body_behind_a_request_is_read_when_its_turn_comes(
 
 
 @pytest.mark.slow
-async def test_deadlines_do_not_run_against_what_is_not_read(echo: Echo) -> None:
+async def test_deadlines_do_not_run_against_what_is_not_read(bound: Bound, echo: Echo) -> None:
     half = request(None, b"content-length: 5") + b"he"
     behind = get(b"/x") * (2 * MAX_PIPELINED) + half
     echo.may_read.set()
     async with (
-        serving_app(echo, header_timeout_s=0.1, body_timeout_s=0.1) as server,
+        bound(header_timeout_s=0.1, body_timeout_s=0.1) as server,
         server.connected() as client,
     ):
         client.send(get(b"/first") + behind)
@@ -223,10 +252,10 @@ async def test_deadlines_do_not_run_against_what_is_not_read(echo: Echo) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [b"GET / HT", request(None, b"content-length: 5") + b"he"])
-async def test_deadlines_run_again_once_it_is_read(echo: Echo, half: bytes) -> None:
+async def test_deadlines_run_again_once_it_is_read(bound: Bound, echo: Echo, half: bytes) -> None:
     echo.may_read.set()
     async with (
-        serving_app(echo, header_timeout_s=0.1, body_timeout_s=0.1) as server,
+        bound(header_timeout_s=0.1, body_timeout_s=0.1) as server,
         server.connected() as client,
     ):
         client.send(get(b"/first") + get(b"/x") * (2 * MAX_PIPELINED) + half)
@@ -237,8 +266,8 @@ async def test_deadlines_run_again_once_it_is_read(echo: Echo, half: bytes) -> N
 
 
 @pytest.mark.slow
-async def test_connection_that_was_paused_is_kept_alive(echo: Echo) -> None:
-    async with serving_app(echo, header_timeout_s=0.1) as server, server.connected() as client:
+async def test_connection_that_was_paused_is_kept_alive(bound: Bound, echo: Echo) -> None:
+    async with bound(header_timeout_s=0.1) as server, server.connected() as client:
         for _ in range(2):
             client.send(request(b"b" * 100_000))
             await until_settled(server)
@@ -256,10 +285,14 @@ async def test_body_that_nobody_read_is_not_kept_once_the_request_is_answered(le
         await send({"type": "http.response.start", "status": 401, "headers": headers})
         await send({"type": "http.response.body"})
 
-    async with serving_app(refuse) as server, server.connected() as client:
-        client.send(request(None, b"content-length: %d" % length) + b"b" * 60_000)
-        assert (await client.answer()).status == 401
-        assert only(server).cycle.body == b""
+    async def refuse_exchange(exchange: Exchange) -> None:
+        await exchange.whole(401, [], b"")
+
+    for serve in (serving_app(refuse), serving(refuse_exchange)):
+        async with serve as server, server.connected() as client:
+            client.send(request(None, b"content-length: %d" % length) + b"b" * 60_000)
+            assert (await client.answer()).status == 401
+            assert bytes_held(only(server).cycle) == 0
 
 
 async def test_client_that_leaves_while_much_of_it_waits_leaves_nothing(

@@ -13,9 +13,8 @@ import pytest
 import pytest_asyncio
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from app.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
-from app.connection.response import ResponseTransport
-from app.relay.exchange import Exchange
+from app.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Exchange, RequestTask
+from app.connection.response import AsgiTransport
 from app.telemetry.access import RequestRecord
 from tests.app.raw import (
     BODY,
@@ -670,7 +669,7 @@ def collects_nothing() -> Iterator[None]:
 
 def kept() -> int:
     """How many requests and answers there are, those that wait for the collector too."""
-    kinds = (RequestResponseCycle, ResponseTransport, Exchange, RequestRecord)
+    kinds = (RequestResponseCycle, AsgiTransport, Exchange, RequestRecord, RequestTask)
     return sum(isinstance(one, kinds) for one in gc.get_objects())
 
 

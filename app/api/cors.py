@@ -1,0 +1,42 @@
+"""Pages of other origins that call the data plane (Fetch standard, section 3.2)."""
+
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
+
+from app.connection import Exchange, Headers, Serve
+
+# Caches keep apart what differs by origin (Fetch standard, section 3.2.5).
+_VARY = (b"vary", b"Origin")
+
+
+class CorsHeaders:
+    """Adds what Starlette's middleware adds to the responses of the ASGI application."""
+
+    def __init__(self, middleware: CORSMiddleware) -> None:
+        self._middleware = middleware
+        self._common = _encoded(middleware.simple_headers)
+
+    def around(self, serve: Serve) -> Serve:
+        """Return what serves a request with these headers in its response."""
+
+        def with_headers(exchange: Exchange) -> Coroutine[Any, Any, None]:
+            exchange.extra_headers = self._of(exchange.header(b"origin"))
+            return serve(exchange)
+
+        return with_headers
+
+    def _of(self, origin: bytes) -> Headers:
+        if not origin:
+            return [_VARY]
+        middleware = self._middleware
+        if middleware.allow_all_origins or not middleware.is_allowed_origin(
+            origin.decode("latin-1")
+        ):
+            return [*self._common, _VARY]
+        return [*self._common, (b"access-control-allow-origin", origin), _VARY]
+
+
+def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(n.lower().encode(), v.encode()) for n, v in headers.items()]

@@ -1,0 +1,233 @@
+"""A key that is cut off by the admin API ends its requests, in whatever phase they are."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from app.connection import ClientConnection
+from app.relay.in_flight import CUT_OFF
+from tests.app.raw import PATIENCE_S, Client, asking, connected, request
+from tests.fakes.vllm import Fake
+from tests.gateway import ROOT, Gateway, remote, running, settings_for
+
+PATHS = [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses", b"/v1/completions"]
+LARGE = 900_000  # of a body that is scanned as it comes
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    async with Fake() as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+    """A gateway whose model serves one request at a time; nothing is left when a test ends."""
+    model = {"name": "demo", "engines": [remote(fake.url)], "queue": {"max_in_flight": 1}}
+    async with running(settings_for(model, run_dir=tmp_path)) as one:
+        yield one
+        await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
+        await fake.until_idle()
+        async with asyncio.timeout(PATIENCE_S):
+            while one.server.tasks:
+                await asyncio.sleep(0.002)
+        assert len(one.state.in_flight) == 0
+        assert one.state.body_memory.held == 0
+        assert one.state.admission.waiting == 0
+
+
+class Victim:
+    """A key of its own, and the requests that it makes."""
+
+    def __init__(self, gateway: Gateway, made: dict[str, Any]) -> None:
+        self._gateway = gateway
+        self._id = made["id"]
+        self._line = b"authorization: Bearer " + made["key"].encode()
+
+    def request(self, path: bytes, **fields: Any) -> bytes:
+        """Return the bytes of a request of this key."""
+        body = asking(messages=[], input="hi", prompt="hi", **fields)
+        return request(body, self._line, path=path, key=False)
+
+    async def until_in_flight(self, count: int = 1) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self._gateway.state.in_flight._by_key.get(self._id, ())) < count:
+                await asyncio.sleep(0.002)
+
+    async def cut_off(self) -> None:
+        """Disable the key with its requests."""
+        path = f"/admin/keys/{self._id}/disable?now=true"
+        answer = await self._gateway.client.post(path, headers=ROOT)
+        assert answer.status_code == 200
+
+
+@pytest.fixture
+async def victim(gateway: Gateway) -> Victim:
+    made = await gateway.client.post("/admin/keys", json={"name": "victim"}, headers=ROOT)
+    return Victim(gateway, made.json())
+
+
+async def until_full(gateway: Gateway) -> None:
+    """Return when a connection holds as much as it takes for a client that reads nothing."""
+    connections = cast(set[ClientConnection], gateway.server.connections)
+    async with asyncio.timeout(PATIENCE_S):
+        while not any(one.flow.write_paused for one in connections):
+            await asyncio.sleep(0.002)
+
+
+async def is_refused(client: Client) -> None:
+    answer = await client.answer()
+    assert answer.status == 401
+    assert CUT_OFF in answer.body.decode()
+
+
+async def recorded(gateway: Gateway, path: bytes, status: int, model: str = "demo") -> float:
+    labels = {"model": model, "endpoint": path.decode(), "status": str(status)}
+    return await gateway.metric("gateway_requests_total", **labels)
+
+
+@pytest.mark.parametrize("length", [1000, LARGE])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_while_its_body_is_read(
+    gateway: Gateway, victim: Victim, length: int, chunked: bool
+) -> None:
+    path = PATHS[0]
+    head, _, body = victim.request(path, filler="f" * length).partition(b"\r\n\r\n")
+    if chunked:
+        head = head[: head.rindex(b"\r\n")] + b"\r\ntransfer-encoding: chunked"
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    payload = head + b"\r\n\r\n" + body
+    async with connected(gateway) as client:
+        client.send(payload[:-200])
+        await victim.until_in_flight()
+        await victim.cut_off()
+        await is_refused(client)
+        client.send(payload[-200:])  # its connection is as good as ever
+        client.send(request(None, method=b"GET", path=b"/v1/models"))
+        assert (await client.answer()).status == 200
+    assert await recorded(gateway, path, 401, "unknown") == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_it_is_queued(
+    gateway: Gateway, fake: Fake, victim: Victim, path: bytes, stream: bool
+) -> None:
+    async with connected(gateway) as other, connected(gateway) as client:
+        other.send(request(asking(fake="hang")))
+        await fake.until_running()
+        client.send(victim.request(path, stream=stream))
+        async with asyncio.timeout(PATIENCE_S):
+            while not gateway.state.admission.waiting:
+                await asyncio.sleep(0.002)
+        await victim.cut_off()
+        await is_refused(client)
+    assert await recorded(gateway, path, 401) == 1
+    assert sum(seen.method == "POST" for seen in fake.seen) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_the_engine_prefills(
+    gateway: Gateway, fake: Fake, victim: Victim, path: bytes, stream: bool
+) -> None:
+    async with connected(gateway) as client:
+        client.send(victim.request(path, stream=stream, fake="hang"))
+        await fake.until_running()
+        await victim.cut_off()
+        await is_refused(client)
+        await fake.until_idle()  # the engine works for nobody
+        client.send(request())
+        assert (await client.answer()).status == 200
+    assert await recorded(gateway, path, 401) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_while_it_streams(gateway: Gateway, fake: Fake, victim: Victim, path: bytes) -> None:
+    async with connected(gateway) as client:
+        client.send(victim.request(path, stream=True, fake="pace:2"))
+        await client.until(b"data: ")
+        await victim.cut_off()
+        said = await client.rest()
+    last = said.rstrip(b"\r\n").rpartition(b"data: ")[2]
+    assert CUT_OFF in json.loads(last)["error"]["message"]
+    assert not said.endswith(b"0\r\n\r\n"), "the stream does not pass for whole"
+    assert await recorded(gateway, path, 200) == 1
+
+
+async def test_while_its_client_reads_nothing(gateway: Gateway, fake: Fake, victim: Victim) -> None:
+    async with connected(gateway) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(victim.request(PATHS[0], stream=True, fake="flood:32"))
+        await until_full(gateway)
+        await victim.cut_off()
+        await fake.until_idle()
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert not (await client.rest()).endswith(b"0\r\n\r\n")
+
+
+async def test_client_that_leaves_while_it_is_told_of_the_cut_ends_the_request_quietly(
+    gateway: Gateway, fake: Fake, victim: Victim, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(gateway) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(victim.request(PATHS[0], stream=True, fake="flood:32"))
+        await until_full(gateway)
+        await victim.cut_off()
+        await fake.until_idle()
+        assert gateway.server.tasks, "the event that tells of it waits for the client"
+    async with asyncio.timeout(PATIENCE_S):
+        while gateway.server.tasks:
+            await asyncio.sleep(0.002)
+    assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == []
+
+
+async def test_pipelined_request_is_refused_when_its_turn_comes(
+    gateway: Gateway, fake: Fake, victim: Victim
+) -> None:
+    async with connected(gateway) as client:
+        client.send(victim.request(PATHS[0], fake="hang") + victim.request(PATHS[0]) + request())
+        await fake.until_running()
+        await victim.cut_off()
+        await is_refused(client)
+        assert (await client.answer()).status == 401
+        assert (await client.answer()).status == 200
+    assert sum(seen.method == "POST" for seen in fake.seen) == 2
+
+
+async def test_requests_of_other_keys_go_on(gateway: Gateway, fake: Fake, victim: Victim) -> None:
+    async with AsyncExitStack() as stack:
+        other, *cut = [await stack.enter_async_context(connected(gateway)) for _ in range(4)]
+        other.send(request(asking(stream=True, fake="pace:2")))
+        await other.until(b"data: ")
+        for client in cut:
+            client.send(victim.request(PATHS[0]))
+        await victim.until_in_flight(3)
+        await victim.cut_off()
+        for client in cut:
+            await is_refused(client)
+        for _ in range(3):
+            await other.until(b"data: ")
+
+
+@pytest.mark.parametrize("first", ["client", "key"])
+async def test_cut_off_at_the_moment_its_client_leaves(
+    gateway: Gateway, fake: Fake, victim: Victim, first: str
+) -> None:
+    async with connected(gateway) as client:
+        client.send(victim.request(PATHS[0], fake="hang"))
+        await fake.until_running()
+        if first == "client":
+            client.writer.transport.abort()
+        await victim.cut_off()
+    await fake.until_idle()
+    async with asyncio.timeout(PATIENCE_S):
+        while gateway.server.tasks:
+            await asyncio.sleep(0.002)
+    counted = [await recorded(gateway, PATHS[0], status) for status in (401, 499)]
+    assert sum(counted) == 1

@@ -62,7 +62,7 @@ from app.relay.rewrite import (
     truth,
 )
 from app.relay.rooms import Endpoint, Rooms
-from app.relay.stored import checked_storage, claim, keeper_of, kept_by, stored_id, with_id
+from app.relay.stored import checked_storage, claim, keeper_of, relay_stored, stored_id, with_id
 from app.relay.stream import KeepAlive
 from app.residency.keeper import Hold
 from app.routing.catalogue import Model
@@ -70,8 +70,7 @@ from app.routing.replica import Replica
 from app.settings import NO_LIMITS
 from app.telemetry.access import UNKNOWN_MODEL
 from app.usage.budgets import Reservation
-from engines.base import EngineError, EngineTimeout
-from engines.base import EngineUnavailable as EngineUnreached
+from engines.base import EngineError
 
 # What says that a model cannot serve a request, before anything of an answer has left. The last two
 # are of a fallback that all keys together use too much, or that has gone since.
@@ -120,7 +119,10 @@ class Serving:
         in_flight.add(key_id, self._exchange)
         try:
             if not self._endpoint.names_model:
-                await self._by_id()
+                if self._record.trace is not None:
+                    self._record.trace.begin("limits")
+                with await self._enter():
+                    await relay_stored(self._rooms, self._principal, self._exchange)
                 return
             raw = self._exchange.take_body()
             if raw is None and announces_little(self._exchange, self._rooms.bounds.body_bytes):
@@ -476,45 +478,11 @@ class Serving:
         if usage is not None:
             charge.settle(usage)
 
-    # By id
-
-    async def _by_id(self) -> None:
-        """Relay a request for a stored response to the engine that keeps it. Raises GatewayError.
-
-        Nothing of its body goes there: what there is to say stands in its path.
-        """
-        rooms, principal, record = self._rooms, self._principal, self._record
-        if record.trace is not None:
-            record.trace.begin("limits")
-        with await self._enter(), await rooms.admission.permit(None, principal.id):
-            model, replica = await kept_by(rooms, principal, self._exchange.path)
-            record.model, record.engine = model.name, replica.engine.name
-            if record.trace is not None:
-                record.trace.ask(replica.engine.name, None)
-            engine_id = rooms.engine_ids.next(record.request_id)
-            grant = Grant(engine_request(self._exchange, b"", engine_id))
-            gaps = rooms.metrics.gaps(model.name)
-            on_head = partial(self._on_head, None, model, replica)
-            replica.in_flight += 1
-            try:
-                await carry(replica.engine, grant, self._exchange, gaps, Delivery(), on_head)
-            except EngineUnreached as error:
-                record.engine = None
-                raise EngineUnavailable("the engine that keeps this is not up") from error
-            except EngineTimeout as error:
-                raise EngineTooSlow("no answer from the engine in time") from error
-            except EngineError as error:
-                raise EngineFailed("the engine failed; try again") from error
-            finally:
-                replica.in_flight -= 1
-
     async def _keeper_of_previous(self, planned: Planned) -> str | None:
         """Return the engine that keeps the response which a request goes on from; None: no such.
 
         Raises RouteNotFound where the caller has no such response.
         """
-        if self._endpoint.label != RESPONSES:
-            return None
         previous = planned.rewrite.value(planned.body, "previous_response_id")
         if previous in (b"", b"null"):
             return None

@@ -7,18 +7,33 @@ else the response does not exist.
 
 import secrets
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 
 from app.auth.principal import Principal
+from app.connection import Exchange
 from app.database.database import DatabaseUnavailable
-from app.errors import FieldNotAllowed, RouteNotFound, ServiceUnavailable
+from app.errors import (
+    EngineFailed,
+    EngineTooSlow,
+    EngineUnavailable,
+    FieldNotAllowed,
+    RouteNotFound,
+    ServiceUnavailable,
+)
 from app.relay.body import ParsedBody
+from app.relay.carry import carry
+from app.relay.grant import Delivery, Grant
+from app.relay.request import engine_request
 from app.relay.rewrite import ABSENT, Rewrite, truth
 from app.relay.rooms import Rooms
 from app.routing.catalogue import Model
 from app.routing.replica import Replica
 from app.stored import StoredResponse, StoredResponses
+from app.telemetry.access import RequestRecord
+from engines.base import EngineError, EngineTimeout
+from engines.base import EngineUnavailable as EngineUnreached
 
 NO_SUCH = "there is no such response"
 _FALSE = b"false"
@@ -78,7 +93,42 @@ async def claim(
         raise _unavailable() from None
 
 
-async def kept_by(rooms: Rooms, principal: Principal, path: str) -> tuple[Model, Replica]:
+async def relay_stored(rooms: Rooms, principal: Principal, exchange: Exchange) -> None:
+    """Relay a request for a stored response to the engine that keeps it. Raises GatewayError.
+
+    Nothing of its body goes there: what there is to say stands in its path.
+    """
+    record = exchange.record
+    with await rooms.admission.permit(None, principal.id):
+        model, replica = await _keeping(rooms, principal, exchange.path)
+        record.model, record.engine = model.name, replica.engine.name
+        if record.trace is not None:
+            record.trace.ask(replica.engine.name, None)
+        engine_id = rooms.engine_ids.next(record.request_id)
+        grant = Grant(engine_request(exchange, b"", engine_id))
+        gaps = rooms.metrics.gaps(model.name)
+        replica.in_flight += 1
+        try:
+            await carry(
+                replica.engine, grant, exchange, gaps, Delivery(), partial(_on_head, record)
+            )
+        except EngineUnreached as error:
+            record.engine = None
+            raise EngineUnavailable("the engine that keeps this is not up") from error
+        except EngineTimeout as error:
+            raise EngineTooSlow("no answer from the engine in time") from error
+        except EngineError as error:
+            raise EngineFailed("the engine failed; try again") from error
+        finally:
+            replica.in_flight -= 1
+
+
+async def _on_head(record: RequestRecord, status: int) -> None:
+    if record.trace is not None:
+        record.trace.answered(status)
+
+
+async def _keeping(rooms: Rooms, principal: Principal, path: str) -> tuple[Model, Replica]:
     """Return the model and the engine of the stored response in a path.
 
     Raises RouteNotFound where this caller has none of that id, or its engine is gone.

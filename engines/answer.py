@@ -99,8 +99,8 @@ class Answer:
     def feed(self, data: bytes, last: bool) -> bool:
         """Take a piece of the body; return whether the buffer is still within its bound.
 
-        `finish` follows the last one at once, and wakes whoever waits: not before, for he may let
-        go of the answer at its end, and its source has to be done with it by then.
+        `finish` follows the last piece at once and wakes the reader. Not earlier: the reader may
+        drop the answer at its end, and the source must be done with it by then.
         """
         self._complete = last
         sink = self._sink

@@ -3,11 +3,12 @@
 uvicorn leaves to a proxy in front what is done here: a bound and a deadline for a request's head
 and body, one meaning of where a body ends, refusals in JSON, connections that are counted, parsing
 in turns, an upgrade that is ignored instead of losing the body, HTTP/1.0 answers without chunks,
-and pipelining under which a client's leaving is still seen. It also offers the relay a way to take
-a body and to write a chunk without a coroutine.
+and pipelining under which a client's leaving is still seen. Requests of the data plane bypass
+uvicorn's cycle: each is an `Exchange`, served by a `RequestTask`.
 
-`protocol` puts together: `bounds` (how many), `framing` (where a body ends), `input_buffer`
-(what is received and not parsed yet), `response` (the way out).
+`protocol` puts together: `bounds` (limits), `framing` (where a body ends), `input_buffer`
+(received, not parsed yet), `exchange` and `task` (data plane), `response` (ASGI responses,
+refusals).
 """
 
 from app.connection.bounds import ConnectionBounds, PeerConnections

@@ -72,7 +72,7 @@ Serve = Callable[["Exchange"], Coroutine[Any, Any, None]]
 
 
 class Exchange:
-    """One request and its response. Use it from its own task."""
+    """One request and its response. Used by its own task, and by `KeepAlive` between pieces."""
 
     # What most requests never change stands in the class.
 
@@ -329,7 +329,7 @@ class Exchange:
         self._interrupt(error)
 
     def disconnect(self) -> None:
-        """Take note that the client has gone."""
+        """Cancel the request: the client has disconnected."""
         self.disconnected = True
         self._interrupt(ClientDisconnected())
 

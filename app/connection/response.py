@@ -1,4 +1,4 @@
-"""Responses of the ASGI application, and those of the connection itself."""
+"""Adapts responses of the ASGI application, and writes refusals."""
 
 from collections.abc import Callable
 

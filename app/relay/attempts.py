@@ -1,4 +1,4 @@
-"""Which replica is asked for a request, and which after one that failed. Nothing is sent here."""
+"""Chooses the replica for a request, and the next one after a failure. Sends nothing."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The values that deciding on a request and carrying it exchange: plain data.
+"""Values that pass between deciding (`serving.py`) and carrying (`carry.py`): plain data.
 
 What is carried does not know of limits, queues or budgets, and what decides does not see a byte of
 the response.

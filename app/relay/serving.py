@@ -1,12 +1,12 @@
-"""One request between its head and the last byte of its answer: limits, body, queue, engine, relay.
+"""Serves one authenticated request: body, limits, budget, queue, replica.
 
-Every resource (the share of limits and budget, the bytes of a large body, the hold on a model that
-is loaded on demand, the permit, the lease with the connection to the engine) is a `with` statement
-here and released when that is left: on success, error and disconnect alike.
+Every resource is released on success, error and disconnect alike: limits, budget, body memory, the
+hold on a model that is loaded on demand and the permit by `with`; the replica's place by `finally`;
+the engine's response in `carry.py`.
 
-A request is counted and takes its slot before its body is read. Where the body is small enough for
-the connection's own buffer, and quick to read, that is one step with all the other limits, since
-Redis may have to be asked.
+A body of up to 64 KiB that is quick to parse is read first, so that one decision takes request,
+slot and tokens: Redis may have to be asked. Any other request is counted and takes its slot before
+its body is read or scanned.
 """
 
 import asyncio

@@ -18,9 +18,12 @@ def describe() -> dict[str, str]:
 
 
 def _pgo() -> str:
-    """Return whether the interpreter was compiled with profile-guided optimization."""
+    """Return what the interpreter's configuration says of profile-guided optimization.
+
+    Debian and Ubuntu build with it by rules of their own, and their configuration does not say so.
+    """
     options = str(sysconfig.get_config_var("CONFIG_ARGS"))
-    return "built with PGO" if "--enable-optimizations" in options else "built without PGO"
+    return "built with PGO" if "--enable-optimizations" in options else "PGO not stated"
 
 
 def _memory() -> str:

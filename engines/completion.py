@@ -1,10 +1,9 @@
 """An awaitable that resumes its waiter at once, not in the next turn of the event loop.
 
-asyncio's futures call their callbacks through the loop, one turn later. Where the bytes that
-somebody waits for come in by a callback of the loop anyway, that turn is a detour: it costs a
-handle, a context and a task switch for each response. A `Completion` calls the callback from
-`complete`. Whatever asks for a context of its own, as asyncio's own tasks do, is called through the
-loop as ever.
+asyncio's futures call their callbacks through the loop, one turn later. If the awaited bytes arrive
+in a callback of the loop anyway, that turn is a detour: it costs a handle, a context and a task
+switch per response. A `Completion` calls the callback from `complete`. A waiter that asks for a
+context of its own, as asyncio's tasks do, is called through the loop as usual.
 
 It is what asyncio calls a Future-like object: one with `_asyncio_future_blocking`, awaited by one
 task at a time.

@@ -37,9 +37,8 @@ class Lane:
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
         self._pace = Pace()
         self._look_again: asyncio.TimerHandle | None = None
-        self._quiet: asyncio.Event | None = (
-            None  # set when no slot is held; None: it is not awaited
-        )
+        # Set when no slot is held; None: nothing waits for that.
+        self._quiet: asyncio.Event | None = None
         metrics.open_model(model)
         self.rebound(settings)
 

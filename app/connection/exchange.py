@@ -88,7 +88,7 @@ class Exchange:
     response_complete = False  # the same, by uvicorn's name
     more_body = True  # of the request
     disconnected = False
-    # Why the task was cancelled from outside; None: it was not.
+    # Why the connection or a cut canceled the task; None: neither did.
     fault: ClientDisconnected | GatewayError | None = None
     # The status that the connection itself has sent, to a request whose body is faulty.
     refused_status: int | None = None
@@ -309,7 +309,7 @@ class Exchange:
         except TimeoutError:
             raise ClientStalled(f"the client read nothing for {self.stall_s:g} s") from None
 
-    # What comes from outside: the connection, and whoever cuts a request off
+    # Called by the connection, and by the key store's cut of a disabled key
 
     def feed_body(self, data: bytes) -> None:
         """Take a piece of the request's body; the reader goes on with `wake_reader`."""

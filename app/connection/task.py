@@ -68,7 +68,7 @@ class RequestTask:
         self._waiting = None
         if self._cancel_next:
             with contextlib.suppress(BaseException):
-                future.result()  # nobody else will look at its error
+                future.result()  # its error is retrieved, as asyncio.Task does
         if asyncio.current_task(self._loop) is None:
             self._step()
         else:

@@ -133,8 +133,9 @@ async def relay_plain(
 async def send_error(exchange: Exchange, error: GatewayError) -> None:
     """Tell the client of a fault, as far as it still can be told. Raises ClientStalled.
 
-    Before the head that is a whole response; in a stream it is one more event, after which the
-    stream stays unfinished, so that nobody takes it for whole. Else the connection just closes.
+    Before the head, the error is a whole response. In a stream it is one more event, after which
+    the stream stays unfinished, so that the client sees it is not whole. Otherwise the connection
+    closes.
     """
     if exchange.complete:
         return

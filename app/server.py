@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import gc
+import ipaddress
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ from app.main import State, create_app, hopeless, release_engines
 from app.notify import ServiceManager
 from app.reload.fleet import STOP_GRACE_S
 from app.settings import ConfigError, ServerSettings, Settings
+from app.settings.sections import LOOPBACK
 from app.telemetry.access import RequestRecord, request_id
 from app.telemetry.metrics import NO_ENDPOINT
 from app.telemetry.writer import Output
@@ -434,12 +436,24 @@ def _where_keys_are(settings: Settings) -> str:
     return "one that `vllm-gateway keys create --name NAME` makes"
 
 
+def _exposure(host: str) -> Iterator[str]:
+    """Yield a warning where other machines can connect."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    if host != "localhost":
+        where = "all interfaces" if host in LOOPBACK else host
+        yield (
+            f"listens on {where} over plain HTTP: put a TLS proxy in front, or set "
+            "server.host: 127.0.0.1"
+        )
+
+
 def banner(state: State, port: int, key: str | None) -> str:
     """Return what a person reads once the gateway serves: where, what, and a line to paste."""
-    host = state.settings.server.host
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    url = f"http://{shown}:{port}"
-    lines = ["", f"vllm-gateway serves on {url}", ""]
+    server = state.settings.server
+    url = f"http://{server.local_host}:{port}"
+    lines = ["", f"vllm-gateway serves on {url}", *_exposure(server.host), ""]
     for model in state.catalogue.models:
         also = f", also as {', '.join(model.aliases)}" if model.aliases else ""
         ready = f"{model.ready} of {len(model.replicas)} engines ready"

@@ -15,10 +15,16 @@ DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
 MAX_LEVELS = 100
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 TRACES_PATH = "/v1/traces"
+# Addresses that stand for every interface, and where each is reached from the same machine.
+LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 
 class ServerSettings(SpecModel):
-    host: str = Field("0.0.0.0", description="Address to listen on.")  # noqa: S104 - a server's job
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on. 0.0.0.0 takes connections from other machines, over "
+        "plain HTTP: put a proxy that speaks TLS in front.",
+    )
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     max_body_bytes: int = Field(33554432, ge=1, description="Larger requests are refused with 413.")
     body_memory_bytes: int = Field(
@@ -93,6 +99,12 @@ class ServerSettings(SpecModel):
         description="Engines that may load at once. vLLM measures free memory while it loads, so "
         "two that share a GPU must not.",
     )
+
+    @property
+    def local_host(self) -> str:
+        """The host of a URL that reaches the gateway from its own machine."""
+        host = LOOPBACK.get(self.host, self.host)
+        return f"[{host}]" if ":" in host else host
 
     @model_validator(mode="after")
     def _bodies_fit(self) -> Self:

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from app.auth.format import make
-from app.server import check_database, listen, locked
+from app.main import create_app
+from app.server import banner, check_database, listen, locked
 from app.settings import ConfigError
 from tests.e2e.deployment import (
     COMMAND,
@@ -182,6 +183,30 @@ def test_banner_tells_where_what_and_how(fake_url: str, tmp_path: Path) -> None:
     assert "model  down (0 of 1 engines ready)" in said
     assert "engine down-0: cannot connect to 127.0.0.1:1: Connection refused" in said
     assert KEY not in said
+
+
+@pytest.mark.parametrize(
+    ("host", "where"),
+    [
+        ("0.0.0.0", "all interfaces"),
+        ("::", "all interfaces"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("gateway.example.com", "gateway.example.com"),
+        ("127.0.0.1", None),
+        ("127.0.0.2", None),
+        ("::1", None),
+        ("localhost", None),
+    ],
+)
+def test_banner_warns_of_plain_http_that_other_machines_reach(
+    tmp_path: Path, host: str, where: str | None
+) -> None:
+    model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
+    settings = settings_for(model, run_dir=tmp_path, server={"host": host})
+    lines = banner(create_app(settings).state.gateway, 8000, None).splitlines()
+    warnings = [line for line in lines if "plain HTTP" in line]
+    advice = "put a TLS proxy in front, or set server.host: 127.0.0.1"
+    assert warnings == ([f"listens on {where} over plain HTTP: {advice}"] if where else [])
 
 
 def test_key_file_is_made_once_private_and_accepted(fake_url: str, tmp_path: Path) -> None:

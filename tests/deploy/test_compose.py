@@ -196,6 +196,7 @@ def test_the_gateway_starts_with_these_files_and_variables(
         monkeypatch.setenv(name, value)
     settings = load_settings(ROOT / "deploy" / "docker" / f"gateway.{profile}.yaml")
     assert settings.models
+    assert settings.server.host == "0.0.0.0", "Docker's proxy connects to the container's address"
     ours = {n for n in service["environment"] if n.startswith("GATEWAY_")}
     sections = {f"GATEWAY_{field.upper()}" for field in Settings.model_fields}
     assert {name.split("__")[0] for name in ours} <= sections

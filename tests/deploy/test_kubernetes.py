@@ -130,6 +130,7 @@ def test_the_configuration_is_one_and_names_every_engine(
     file = tmp_path / "gateway.yaml"
     file.write_text(config())
     settings = load_settings(file)
+    assert settings.server.host == "0.0.0.0", "probes and the Service connect to the pod's address"
     addresses = {
         urlsplit(engine["url"])
         for model in yaml.safe_load(config())["models"]

@@ -12,7 +12,7 @@ import string
 import zlib
 from dataclasses import dataclass, field
 
-from app.settings import digest
+from app.settings import STORED_KEY_PREFIX, digest
 
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 ID_LENGTH = 10
@@ -20,7 +20,8 @@ SECRET_LENGTH = 43  # 62**43 is just over 2**256
 CHECKSUM_LENGTH = 6  # 62**6 is just over 2**35
 _DIGITS = frozenset(ALPHABET)
 _FORM = re.compile(
-    rb"sk-gw-([0-9A-Za-z]{%d})-[0-9A-Za-z]{%d}" % (ID_LENGTH, SECRET_LENGTH + CHECKSUM_LENGTH)
+    rb"%b([0-9A-Za-z]{%d})-[0-9A-Za-z]{%d}"
+    % (re.escape(STORED_KEY_PREFIX.encode()), ID_LENGTH, SECRET_LENGTH + CHECKSUM_LENGTH)
 )
 
 
@@ -40,7 +41,7 @@ class NewKey:
 def make(key_id: str | None = None) -> NewKey:
     """Return a key that nobody has: a new one, or a new secret for the key `key_id`."""
     key_id = key_id or _random(ID_LENGTH)
-    text = f"sk-gw-{key_id}-{_random(SECRET_LENGTH)}"
+    text = f"{STORED_KEY_PREFIX}{key_id}-{_random(SECRET_LENGTH)}"
     return NewKey(key_id, text + checksum(text.encode()).decode())
 
 

@@ -1,13 +1,22 @@
-"""Asking a running gateway: where it is, with which key, and what its answers may be."""
+"""Asking a running gateway: where it is, with which key, and what its answers may be.
+
+    address   --url, else GATEWAY_URL, else host and port of the configuration
+    key       --admin-key, else GATEWAY_KEY, else GATEWAY_ADMIN_KEY, the root key of the gateway
+
+GATEWAY_KEY is not a setting of the gateway, so that a gateway that is started in the same shell
+does not take a key of its store for its root key. Variables may stand in .env.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from app.cli.faults import fail
+from app.settings import ConfigError, load_server, variables
 
 if TYPE_CHECKING:  # slow to import, and other commands need not wait
     import httpx
@@ -15,10 +24,19 @@ if TYPE_CHECKING:  # slow to import, and other commands need not wait
 TIMEOUT_S = 30.0
 T = TypeVar("T")
 
-UrlOption = Annotated[str, typer.Option(envvar="GATEWAY_URL", help="Where the gateway listens.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of the gateway; default: GATEWAY_URL, then server.host and server.port of "
+        "the configuration."
+    ),
+]
 AdminKeyOption = Annotated[
-    str,
-    typer.Option(envvar="GATEWAY_ADMIN_KEY", show_envvar=False, help="From GATEWAY_ADMIN_KEY."),
+    str | None,
+    typer.Option(
+        help="A key to /admin; default: GATEWAY_KEY, then GATEWAY_ADMIN_KEY, the gateway's root "
+        "key."
+    ),
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
 _NO_URL = "--url must be such as http://127.0.0.1:8000"
@@ -44,13 +62,27 @@ class Refused(Exception):
 class Gateway:
     """A running gateway. A fault ends the command with one line that does not hold the key."""
 
-    def __init__(self, url: str, admin_key: str) -> None:
+    def __init__(self, url: str | None, admin_key: str | None, config: Path | None = None) -> None:
+        """Options that were not given are None."""
         import httpx
 
+        hint = ""
+        try:
+            set_here = variables()
+            if url is None:
+                url = set_here.get("GATEWAY_URL") or _configured_url(config)
+            if url is None:
+                url = DEFAULT_URL
+                hint = "; there is no gateway.yaml here: --config, --url or GATEWAY_URL says where"
+        except ConfigError as error:
+            fail(*error.faults)
+        if admin_key is None:
+            admin_key = set_here.get("GATEWAY_KEY") or set_here.get("GATEWAY_ADMIN_KEY")
         if not admin_key:
-            fail("the admin key is missing: set GATEWAY_ADMIN_KEY or give --admin-key")
+            fail("the admin key is missing: set GATEWAY_KEY or give --admin-key")
         if not (admin_key.isascii() and admin_key.isprintable()):
             fail("the admin key holds a character that a header cannot carry")
+        self._hint = hint
         try:
             base = httpx.URL(url)
         except httpx.InvalidURL:
@@ -116,7 +148,21 @@ class Gateway:
         except httpx.InvalidURL:
             fail(_NO_URL)
         except httpx.HTTPError as error:
-            fail(f"no answer from {self.shown}: {shown(str(error)) or type(error).__name__}")
+            why = shown(str(error)) or type(error).__name__
+            fail(f"no answer from {self.shown}: {why}{self._hint}")
+
+
+def _configured_url(config: Path | None) -> str | None:
+    """Return where the gateway of a configuration listens; None: there is no configuration.
+
+    Raises ConfigError.
+    """
+    server = load_server(config)
+    if server is None:
+        return None
+    if not server.port:
+        raise ConfigError(["server.port is 0, a free one: name the address with --url"])
+    return f"http://{server.local_host}:{server.port}"
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from app.cli.gateway import DEFAULT_URL, AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.faults import ConfigOption
+from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
 
 
 class Level(StrEnum):
@@ -29,11 +30,12 @@ def log_level(
         typer.Argument(help="relay, engines.supervisor, access, httpx, root…; none: show all."),
     ] = None,
     level: Annotated[Level | None, typer.Argument(help="Its level; none: show it.")] = None,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show or set the log's levels, until they are reset or the gateway ends."""
-    gateway = Gateway(url, admin_key)
+    gateway = Gateway(url, admin_key, config)
     with refusals():
         if level is None:
             answer = gateway.ask("/admin/logs", _Levels)

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
+from app.cli.faults import ConfigOption
 from app.cli.gateway import (
-    DEFAULT_URL,
     TIMEOUT_S,
     AdminKeyOption,
     Gateway,
@@ -26,13 +26,14 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=0, max=10_000, help="How many to begin with.")
     ] = 200,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show what an engine wrote."""
     import httpx
 
-    gateway = Gateway(url, admin_key)
+    gateway = Gateway(url, admin_key, config)
     where = gateway.url(f"/admin/engines/{quote(engine, safe='')}/log")
     params = {"lines": lines, "follow": follow}
     # An engine may be silent for hours.

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Annotated
 from urllib.parse import quote
@@ -9,9 +10,8 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from app.cli.faults import fail
+from app.cli.faults import ConfigOption, fail
 from app.cli.gateway import (
-    DEFAULT_URL,
     AdminKeyOption,
     Gateway,
     Refused,
@@ -53,14 +53,15 @@ class Models(msgspec.Struct):
 def list_models(
     context: typer.Context,
     json: Json = False,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """List the models; load, unload, sleep and wake them."""
     if context.invoked_subcommand is not None:
         return
     with refusals():
-        answer = Gateway(url, admin_key).ask("/admin/models", Models)
+        answer = Gateway(url, admin_key, config).ask("/admin/models", Models)
     if json:
         print(msgspec.json.format(msgspec.json.encode(answer.data), indent=2).decode())
     else:
@@ -71,11 +72,12 @@ def list_models(
 def load(
     context: typer.Context,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Start the engines of a model and wait until they are ready."""
-    model = _ordered(_gateway(context, url, admin_key), name, "load")
+    model = _ordered(_gateway(context, url, admin_key, config), name, "load")
     print(f"loaded {shown(model.name)}: {model.ready} of {model.engines} engines ready")
 
 
@@ -83,11 +85,12 @@ def load(
 def unload(
     context: typer.Context,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """End the engines of a model when their requests have ended."""
-    model = _ordered(_gateway(context, url, admin_key), name, "unload")
+    model = _ordered(_gateway(context, url, admin_key, config), name, "unload")
     print(f"unloaded {shown(model.name)}")
 
 
@@ -98,11 +101,12 @@ def sleep(
     level: Annotated[
         int, typer.Option(min=1, max=2, help="1 keeps the weights in CPU memory, 2 drops them.")
     ] = 1,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Put the engines of a model to sleep (vLLM's sleep mode; GPU only)."""
-    model = _ordered(_gateway(context, url, admin_key), name, "sleep", level=level)
+    model = _ordered(_gateway(context, url, admin_key, config), name, "sleep", level=level)
     print(f"{shown(model.name)} sleeps at level {level}")
 
 
@@ -110,29 +114,25 @@ def sleep(
 def wake(
     context: typer.Context,
     name: Name,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Wake the engines of a model and wait until they are ready."""
-    model = _ordered(_gateway(context, url, admin_key), name, "wake")
+    model = _ordered(_gateway(context, url, admin_key, config), name, "wake")
     print(f"woke {shown(model.name)}: {model.ready} of {model.engines} engines ready")
 
 
-def _gateway(context: typer.Context, url: str, admin_key: str) -> Gateway:
+def _gateway(
+    context: typer.Context, url: str | None, admin_key: str | None, config: Path | None
+) -> Gateway:
     """Return the gateway that is meant, also by options that stand before the command's name."""
-
-    def meant(option: str, value: str) -> str:
-        outer = context.parent
-        if outer is None:
-            return value
-        sources = [one.get_parameter_source(option) for one in (context, outer)]
-        typed = [source is not None and source.name == "COMMANDLINE" for source in sources]
-        if typed != [False, True]:
-            return value
-        before: str = outer.params[option]
-        return before
-
-    return Gateway(meant("url", url), meant("admin_key", admin_key))
+    before = {} if context.parent is None else context.parent.params
+    return Gateway(
+        before.get("url") if url is None else url,
+        before.get("admin_key") if admin_key is None else admin_key,
+        before.get("config") if config is None else config,
+    )
 
 
 def _ordered(gateway: Gateway, name: str, verb: str, **params: int) -> Model:

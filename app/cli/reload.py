@@ -5,8 +5,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from app.cli.faults import fail
-from app.cli.gateway import DEFAULT_URL, AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.faults import ConfigOption, fail
+from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
 
 CONNECT_S = 10.0
 # What ended otherwise than asked for, though nothing of the call was wrong.
@@ -25,15 +25,16 @@ def reload(
         bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Read the configuration again and apply what differs; the rest goes on undisturbed."""
     import httpx
 
     # The answer comes when the engines that changed are up, which they bound themselves.
     patience = httpx.Timeout(None, connect=CONNECT_S)
-    gateway = Gateway(url, admin_key)
+    gateway = Gateway(url, admin_key, config)
     with refusals():
         asked = {"dry_run": dry_run}
         body = gateway.ask("/admin/reload", msgspec.Raw, None, "POST", patience, asked)

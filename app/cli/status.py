@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from app.cli.gateway import DEFAULT_URL, AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.faults import ConfigOption
+from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
 
 if TYPE_CHECKING:  # slow to import, and other commands need not wait
     from rich.console import Console
@@ -74,14 +75,15 @@ def status(
         ),
     ] = None,
     json: Json = False,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show the engines: their state, and what is known of each, side by side."""
     from rich.console import Console
 
     console = Console()
-    gateway = Gateway(url, admin_key)
+    gateway = Gateway(url, admin_key, config)
     with refusals():
         engines = fetch(gateway)
         if console.is_terminal and not json if watch is None else watch:

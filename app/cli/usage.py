@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from app.cli.faults import fail
-from app.cli.gateway import DEFAULT_URL, AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.faults import ConfigOption, fail
+from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
 
 GROUPS: tuple[str, ...] = ("day", "key", "model")
 # What makes a spreadsheet take a text for a formula (OWASP, CSV injection).
@@ -52,8 +52,9 @@ def usage(
     key: Annotated[str | None, typer.Option(help="Of the key of this id alone.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
-    url: UrlOption = DEFAULT_URL,
-    admin_key: AdminKeyOption = "",
+    url: UrlOption = None,
+    admin_key: AdminKeyOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show what was used, by key, model and day."""
     if as_json and as_csv:
@@ -61,7 +62,7 @@ def usage(
     asked = {"by": by, "from": since, "to": until, "key": key}
     params = {name: value for name, value in asked.items() if value is not None}
     with refusals():
-        answer = Gateway(url, admin_key).ask("/admin/usage", Answer, params)
+        answer = Gateway(url, admin_key, config).ask("/admin/usage", Answer, params)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
     elif as_csv:

@@ -8,12 +8,20 @@ import difflib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
 import yaml
 from dotenv import dotenv_values
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -45,6 +53,7 @@ from engines.spec import InProcessSpec, LocalSpec, ProcessSpec, RemoteSpec
 
 __all__ = (
     "NO_LIMITS",
+    "STORED_KEY_PREFIX",
     "AuthSettings",
     "ConfigError",
     "FieldSettings",
@@ -62,13 +71,17 @@ __all__ = (
     "TracesSettings",
     "UsageSettings",
     "digest",
+    "load_server",
     "load_settings",
     "schema",
+    "variables",
 )
 
 DEFAULT_FILE = "gateway.yaml"
 ENV_FILE = ".env"
 MIN_KEY_LENGTH = 20
+# What every key of the key store begins with, and no key of the configuration.
+STORED_KEY_PREFIX = "sk-gw-"
 # Given in the environment or .env only, never in a file that is copied and committed.
 SECRETS = frozenset({"api_keys", "admin_key", "metrics_key"})
 SPECS: Mapping[int | str, type[BaseModel]] = {
@@ -104,6 +117,19 @@ def _digests(value: object) -> object:
     return tuple(digest(key.encode()) for key in keys)
 
 
+def _not_stored(value: object, info: ValidationInfo) -> object:
+    """Refuse a key of the key store, which would stay valid after it is disabled or deleted."""
+    keys = value.split(",") if isinstance(value, str) else ()
+    if any(key.strip().startswith(STORED_KEY_PREFIX) for key in keys):
+        variable = f"GATEWAY_{str(info.field_name).upper()}"
+        raise ValueError(
+            f"{variable} holds a key of the key store ({STORED_KEY_PREFIX}…), which would stay "
+            f"valid after it is disabled or deleted: unset {variable}; commands read an admin key "
+            "from GATEWAY_KEY, and the gateway knows the keys of its store without being told"
+        )
+    return value
+
+
 def _one_digest(value: object) -> object:
     """Turn a key into its digest; an empty one is a mistake, not the absence of one."""
     if not isinstance(value, str):
@@ -135,13 +161,17 @@ class Settings(BaseSettings):
     traces: TracesSettings = TracesSettings()
     logs: LogSettings = LogSettings()
     models: tuple[ModelSettings, ...] = Field(min_length=1)
-    api_keys: Annotated[tuple[bytes, ...], NoDecode, BeforeValidator(_digests)] = Field(
+    api_keys: Annotated[
+        tuple[bytes, ...], NoDecode, BeforeValidator(_digests), BeforeValidator(_not_stored)
+    ] = Field(
         (), repr=False, description="Client keys, comma-separated, at least 20 characters each."
     )
-    admin_key: Annotated[bytes | None, NoDecode, BeforeValidator(_one_digest)] = Field(
-        None, repr=False, description="The key to /admin, at least 20 characters."
-    )
-    metrics_key: Annotated[bytes | None, NoDecode, BeforeValidator(_one_digest)] = Field(
+    admin_key: Annotated[
+        bytes | None, NoDecode, BeforeValidator(_one_digest), BeforeValidator(_not_stored)
+    ] = Field(None, repr=False, description="The key to /admin, at least 20 characters.")
+    metrics_key: Annotated[
+        bytes | None, NoDecode, BeforeValidator(_one_digest), BeforeValidator(_not_stored)
+    ] = Field(
         None,
         repr=False,
         description="The key to /metrics and /metrics/engines, at least 20 characters; default: "
@@ -189,6 +219,25 @@ class Settings(BaseSettings):
         return env_settings, _DotEnv(settings_cls, dotenv_settings), init_settings
 
 
+class _ServerAlone(BaseSettings):
+    """The section `server`, whatever the other sections hold."""
+
+    model_config = SettingsConfigDict(**{**Settings.model_config, "extra": "ignore"})
+
+    server: ServerSettings = ServerSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, _DotEnv(settings_cls, dotenv_settings), init_settings
+
+
 class _DotEnv(InitSettingsSource):
     """.env without the variables that are not settings of ours (an engine's HF_TOKEN, say)."""
 
@@ -203,22 +252,42 @@ def load_settings(path: Path | None = None, *, extra_keys: Sequence[str] = ()) -
     Without `path`, GATEWAY_CONFIG names the file, else gateway.yaml. `extra_keys` are accepted
     beside GATEWAY_API_KEYS. Raises ConfigError.
     """
-    variables = _variables()
-    file = path or Path(variables.get("GATEWAY_CONFIG") or DEFAULT_FILE)
+    set_here = variables()
+    file = path or Path(set_here.get("GATEWAY_CONFIG") or DEFAULT_FILE)
     data = _read(file)
-    if faults := list(_unknown_sections(variables)):
+    if faults := list(_unknown_sections(set_here)):
         raise ConfigError(faults)
-    try:
+    with _validation(file):
         settings = Settings(**data)
+    if extra_keys:
+        digests = (*settings.api_keys, *(digest(key.encode()) for key in extra_keys))
+        settings = settings.model_copy(update={"api_keys": digests})
+    return settings
+
+
+def load_server(path: Path | None = None) -> ServerSettings | None:
+    """Return the section `server` of the settings; a fault elsewhere in the file is ignored.
+
+    None where nothing names a file and there is no gateway.yaml. Raises ConfigError.
+    """
+    named = path or variables().get("GATEWAY_CONFIG")
+    file = Path(named or DEFAULT_FILE)
+    if not named and not file.exists():
+        return None
+    with _validation(file):
+        return _ServerAlone(**_read(file)).server
+
+
+@contextmanager
+def _validation(file: Path) -> Iterator[None]:
+    """Raise ConfigError for what is wrong with the settings of a file."""
+    try:
+        yield
     except ValidationError as error:
         raise ConfigError([f"{file}: {fault}" for fault in _faults(error)]) from None
     except SettingsError as error:
         # Its own words may hold the value; the first line names the field and the source.
         raise ConfigError([f"{error.args[0].splitlines()[0]}: not the JSON of a section"]) from None
-    if extra_keys:
-        digests = (*settings.api_keys, *(digest(key.encode()) for key in extra_keys))
-        settings = settings.model_copy(update={"api_keys": digests})
-    return settings
 
 
 def schema() -> dict[str, Any]:
@@ -230,7 +299,7 @@ def schema() -> dict[str, Any]:
     return document
 
 
-def _variables() -> dict[str, str]:
+def variables() -> dict[str, str]:
     """Return the variables of .env and the environment, which stands above it."""
     try:
         dotenv = dotenv_values(ENV_FILE)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from app.auth.format import make
 from app.settings import ConfigError, digest, load_settings
 from app.settings.fallbacks import fault_of
 from tests.app.configuration import (
@@ -454,6 +455,18 @@ class TestKeys:
         monkeypatch.setenv(f"GATEWAY_{name.upper()}", value)
         (line,) = faults(GOOD)
         assert line.startswith(f"{name}: ")
+
+    @pytest.mark.parametrize("name", ["admin_key", "api_keys", "metrics_key"])
+    def test_a_key_of_the_key_store_is_refused_and_not_shown(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored = make().text
+        variable = f"GATEWAY_{name.upper()}"
+        monkeypatch.setenv(variable, f"{OTHER}, {stored}" if name == "api_keys" else stored)
+        (line,) = faults(GOOD)
+        assert line.startswith(f"{name}: {variable} holds a key of the key store")
+        assert f"unset {variable}" in line
+        assert stored[6:] not in line
 
     @pytest.mark.parametrize("name", ["admin_key", "metrics_key"])
     def test_of_a_key_of_operators_only_the_digest_is_kept(

@@ -63,7 +63,7 @@ def test_what_the_text_says_of_the_command_line_is_there(page: Page) -> None:
 
 @every_page
 def test_variables_that_the_text_names_are_settings(page: Page) -> None:
-    others = {"CONFIG", "URL"}
+    others = {"CONFIG", "URL", "KEY"}
     for name in re.findall(r"\bGATEWAY_([A-Z][A-Z_]*)\b", page.text):
         section = name.partition("__")[0].lower()
         assert section in Settings.model_fields or name in others, f"GATEWAY_{name}"

@@ -64,7 +64,7 @@ def serving(patch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         patch.setenv("GATEWAY_URL", server.url)
-        patch.setenv("GATEWAY_ADMIN_KEY", KEY)
+        patch.setenv("GATEWAY_KEY", KEY)
         yield server
         server.shutdown()
         thread.join()

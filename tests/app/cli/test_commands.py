@@ -74,7 +74,7 @@ async def command(one: Gateway, *words: str, terminal: bool = False) -> AsyncIte
     mine, its = pty.openpty() if terminal else (None, asyncio.subprocess.PIPE)
     env = environment(
         GATEWAY_URL=f"http://127.0.0.1:{one.port}",
-        GATEWAY_ADMIN_KEY=ROOT_KEY,
+        GATEWAY_KEY=ROOT_KEY,
         COLUMNS="100",
         TERM="xterm",
     )

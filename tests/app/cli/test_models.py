@@ -94,7 +94,7 @@ def test_options_may_stand_before_the_command(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATEWAY_URL", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "another")
+    monkeypatch.setenv("GATEWAY_KEY", "another")
     server.tell("/admin/models/m/load", model())
     options = ("--url", server.url, "--admin-key", KEY)
     assert run("models", *options, "load", "m").exit_code == 0

@@ -51,7 +51,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         monkeypatch.setenv("GATEWAY_URL", server.url)
-        monkeypatch.setenv("GATEWAY_ADMIN_KEY", KEY)
+        monkeypatch.setenv("GATEWAY_KEY", KEY)
         yield server
         server.shutdown()
         thread.join()
@@ -116,8 +116,8 @@ def test_an_answer_that_is_none(server: Server, body: bytes) -> None:
 
 
 def test_without_a_key_nothing_is_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GATEWAY_ADMIN_KEY")
-    assert fault() == ["the admin key is missing: set GATEWAY_ADMIN_KEY or give --admin-key"]
+    monkeypatch.delenv("GATEWAY_KEY")
+    assert fault() == ["the admin key is missing: set GATEWAY_KEY or give --admin-key"]
     assert server.asked == []
 
 

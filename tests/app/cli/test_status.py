@@ -229,5 +229,5 @@ class TestFaults:
         assert fault("status") == f"{server.url} does not answer as a gateway does"
 
     def test_without_a_key(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("GATEWAY_ADMIN_KEY")
+        monkeypatch.delenv("GATEWAY_KEY")
         assert fault("status").startswith("the admin key is missing")

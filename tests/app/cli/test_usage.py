@@ -73,7 +73,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         monkeypatch.setenv("GATEWAY_URL", server.url)
-        monkeypatch.setenv("GATEWAY_ADMIN_KEY", KEY)
+        monkeypatch.setenv("GATEWAY_KEY", KEY)
         monkeypatch.setenv("COLUMNS", "120")
         yield server
         server.shutdown()
@@ -116,7 +116,7 @@ def test_options_stand_above_the_environment(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATEWAY_URL", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "another")
+    monkeypatch.setenv("GATEWAY_KEY", "another")
     assert run("--url", f"{server.url}/", "--admin-key", KEY).exit_code == 0
     assert server.asked[0][2] == f"Bearer {KEY}"
 
@@ -160,8 +160,8 @@ def test_json_or_csv(server: Server) -> None:
 
 
 def test_without_a_key_nothing_is_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GATEWAY_ADMIN_KEY")
-    assert fault() == "the admin key is missing: set GATEWAY_ADMIN_KEY or give --admin-key"
+    monkeypatch.delenv("GATEWAY_KEY")
+    assert fault() == "the admin key is missing: set GATEWAY_KEY or give --admin-key"
     assert server.asked == []
 
 

@@ -19,7 +19,8 @@ from app.cli.gateway import (
     refusals,
     shown,
 )
-from app.cli.status import POLL_S, Json, fetch, live, plain
+from app.cli.status import POLL_S, Json, fetch, live
+from app.cli.tables import Column, print_table
 
 EXIT_FAILED = 1
 # The engine or its model could not; everything else is for who asked to mend.
@@ -171,11 +172,11 @@ def _next(ended: "SimpleQueue[Model | BaseException]") -> Model | BaseException 
 
 
 def _print_table(rows: Iterable[Model]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    head = ("model", "also as", "load", "ready", "in flight", "waiting", "under way")
+    columns = [
+        Column("model", long=True),
+        Column("also as", long=True),
+        *map(Column, ("load", "ready", "in flight", "waiting", "under way")),
+    ]
     cells = [
         (
             shown(row.name),
@@ -188,13 +189,4 @@ def _print_table(rows: Iterable[Model]) -> None:
         )
         for row in rows
     ]
-    console = Console()
-    if not console.is_terminal:
-        print(plain(head, cells))
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for line in cells:
-        table.add_row(*map(Text, line))
-    console.print(table)
+    print_table(columns, cells)

@@ -11,6 +11,7 @@ import typer
 
 from app.cli.faults import ConfigOption
 from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.tables import Column, plain, print_table
 
 if TYPE_CHECKING:  # slow to import, and other commands need not wait
     from rich.console import Console
@@ -64,7 +65,14 @@ class Engines(msgspec.Struct):
 
 
 Summary = tuple[str, str, str, str, str, str]
-SUMMARY: Summary = ("engine", "state", "model", "since", "restarts", "last error")
+SUMMARY = (
+    Column("engine", long=True),
+    Column("state", style=lambda state: COLOURS.get(state, "")),
+    Column("model", long=True),
+    Column("since"),
+    Column("restarts"),
+    Column("last error", long=True),
+)
 
 
 def status(
@@ -94,11 +102,12 @@ def status(
                     engines = fetch(gateway)
     if json:
         print(msgspec.json.format(msgspec.json.encode(engines), indent=2).decode())
-    elif console.is_terminal:
-        for table in (coloured(engines), *side_by_side(engines, console.width)):
+        return
+    print_table(SUMMARY, map(summary, engines), console)
+    if console.is_terminal:
+        for table in side_by_side(engines, console.width):
             console.print(table)
     else:
-        print(plain(SUMMARY, map(summary, engines)))
         print()
         print(plain(("", *(shown(engine.name) for engine in engines)), facts(engines)))
 
@@ -229,30 +238,6 @@ def value(fact: Any) -> str:
             return ", ".join(shown(str(member)) for member in fact) or "-"
         case _:
             return shown(str(fact))
-
-
-def plain(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table for a pipe: as wide as it is, nothing cut, nothing at the end of a line."""
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def coloured(engines: Iterable[Engine]) -> "Table":
-    """Return the summary for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in SUMMARY:
-        table.add_column(name, overflow="fold")
-    for engine in engines:
-        name, state, *rest = summary(engine)
-        table.add_row(Text(name), Text(state, COLOURS.get(state, "")), *map(Text, rest))
-    return table
 
 
 def side_by_side(engines: Sequence[Engine], width: int) -> "Iterator[Table]":

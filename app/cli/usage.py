@@ -11,6 +11,7 @@ import typer
 
 from app.cli.faults import ConfigOption, fail
 from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.tables import Column, print_table
 
 GROUPS: tuple[str, ...] = ("day", "key", "model")
 # What makes a spreadsheet take a text for a formula (OWASP, CSV injection).
@@ -87,22 +88,19 @@ def _harmless(name: str) -> str:
 
 
 def _print_table(answer: Answer) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=f"usage from {shown(answer.since)} to {shown(answer.until)}, UTC")
     groups = [group for group in GROUPS if group in answer.by]
-    for column in groups:
-        table.add_column(column)
-    for column in ("requests", "prompt", "cached", "completion", "cost"):
-        table.add_column(column, justify="right")
-    for row in answer.data:
-        names = {"day": row.day, "key": row.key_name or row.key_id, "model": row.model}
-        counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
-        table.add_row(
-            *(Text(shown(names[group] or "-")) for group in groups),
-            *(f"{count:,}" for count in counts),
-            f"{row.cost:,.4f}",
-        )
-    Console().print(table)
+    columns = [Column(group, long=group != "day") for group in groups]
+    counts = ("requests", "prompt", "cached", "completion", "cost")
+    columns += [Column(name, number=True) for name in counts]
+    print(f"usage from {shown(answer.since)} to {shown(answer.until)}, UTC")
+    print_table(columns, (_cells(row, groups) for row in answer.data), names=len(groups))
+
+
+def _cells(row: Group, groups: Iterable[str]) -> list[str]:
+    names = {"day": row.day, "key": row.key_name or row.key_id, "model": row.model}
+    counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
+    return [
+        *(shown(names[group] or "-") for group in groups),
+        *(f"{count:,}" for count in counts),
+        f"{row.cost:,.4f}",
+    ]

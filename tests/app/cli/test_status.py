@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from app.cli.status import Engine, coloured, count, label, live, plain, side_by_side, value
+from app.cli.status import SUMMARY, Engine, count, label, live, side_by_side, summary, value
 from app.cli.status import Progress as Far
+from app.cli.tables import print_table
 from tests.app.cli.gateway import KEY, Server, fault, run, serving
 from tests.gateway import free_port
 
@@ -121,7 +120,8 @@ class TestTerminal:
             file=io.StringIO(), width=width, force_terminal=True, color_system="standard"
         )
         rows = read(*engines)
-        for table in (coloured(rows), *side_by_side(rows, width)):
+        print_table(SUMMARY, map(summary, rows), console)
+        for table in side_by_side(rows, width):
             console.print(table)
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
@@ -141,6 +141,13 @@ class TestTerminal:
             width, *(engine(f"demo-{n}", runs=error, kind="remote") for n in range(5))
         )
         assert shown.count("z") == 3 * 5, "the alphabet three times for each of five engines"
+
+    def test_times_are_whole_at_80_columns(self) -> None:
+        error = "the engine exited with code 1: no room for the KV cache; lower max-model-len"
+        engines = [engine("deepseek-r1-0", model="deepseek-r1", last_error=error), engine()]
+        shown = self.render(80, *engines)
+        assert shown.count("2026-11-21T02:25:50Z") == 2
+        assert "restarts" in shown
 
     def test_as_many_side_by_side_as_have_room(self) -> None:
         rows = read(*(engine(f"demo-{n}") for n in range(5)))
@@ -204,13 +211,6 @@ def test_a_facts_name_for_people() -> None:
     assert label("graph_capture_s") == "graph capture (s)"
     assert label("s") == "s"
     assert label("max_model_len") == "max model len"
-
-
-@given(st.lists(st.lists(st.text("ab ", max_size=9), min_size=3, max_size=3), max_size=4))
-def test_plain_lines_have_no_end_of_blanks(rows: list[list[str]]) -> None:
-    lines = plain(("a", "b", "c"), rows).split("\n")
-    assert len(lines) == len(rows) + 1
-    assert all(line == line.rstrip() for line in lines)
 
 
 class TestFaults:

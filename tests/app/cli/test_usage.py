@@ -5,7 +5,7 @@ import http.server
 import io
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -47,8 +47,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.asked: list[tuple[str, dict[str, list[str]], str | None]] = []
         self.tell(group())
 
-    def tell(self, *groups: dict[str, Any]) -> None:
-        about = {"object": "list", "by": ["key"], "from": "2026-11-01", "to": "2026-11-21"}
+    def tell(self, *groups: dict[str, Any], by: Sequence[str] = ("key",)) -> None:
+        about = {"object": "list", "by": by, "from": "2026-11-01", "to": "2026-11-21"}
         self.body = json.dumps({**about, "data": groups}).encode()
 
 
@@ -103,6 +103,40 @@ def test_a_table_unless_told_otherwise(server: Server) -> None:
         assert cell in result.stdout
     assert "day" not in result.stdout
     assert server.asked == [("/admin/usage", {"by": ["key"]}, f"Bearer {KEY}")]
+
+
+@pytest.mark.parametrize("columns", ["20", "80"])
+def test_a_pipe_gets_whole_days_and_names(
+    server: Server, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    server.tell(
+        group(day="2026-11-21", key_name="a key of a team", model="org/a-model-with-a-long-name"),
+        by=["day", "key", "model"],
+    )
+    assert run("--by", "day,key,model").stdout.splitlines() == [
+        "usage from 2026-11-01 to 2026-11-21, UTC",
+        "day         key              model                         requests  prompt  cached  "
+        "completion  cost",
+        "2026-11-21  a key of a team  org/a-model-with-a-long-name  12,345    100     10      "
+        "50          0.1250",
+    ]
+
+
+def test_days_are_whole_on_a_terminal_of_80_columns(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    server.tell(
+        group(day="2026-11-21", key_name="k" * 30, model="m" * 30, prompt_tokens=10**10),
+        by=["day", "key", "model"],
+    )
+    shown = run("--by", "day,key,model").stdout
+    for cell in ("2026-11-21", "12,345", "10,000,000,000", "0.1250"):
+        assert cell in shown
+    assert "…" not in shown
+    assert shown.count("m") >= 30
 
 
 def test_what_is_asked_for_reaches_the_gateway(server: Server) -> None:

@@ -270,7 +270,7 @@ def create_app(
         usage_router(partial(usage_report, database), client, auditor),
         ops_router(catalogue, admission),
         *([pages] if settings.metrics.port is None else []),
-        keys_router(key_store, authenticator),
+        keys_router(key_store, authenticator, catalogue),
         reload_router(reloader, authenticator),
         logs_router(levels, authenticator),
         engines_router(catalogue, orders, authenticator, lambda: admission.draining),

@@ -1,19 +1,24 @@
 """/admin/keys: the life of a key over HTTP. Its secret is shown once, by what makes it."""
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from fastapi.security import HTTPBearer
 
 from app.api.access import Right, check_handles, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth.fields import KeyChanges, KeyFields, Rotation
+from app.auth.format import NewKey
 from app.auth.keys import Authenticator
+from app.auth.models import check_models
 from app.auth.principal import Principal
 from app.auth.shown import ShownKey, ShownNewKey, ShownPage
-from app.auth.store import KeyStore
-from app.errors import RouteNotFound
+from app.auth.store import ApiKey, KeyStore
+from app.errors import BadRequest, RouteNotFound
+from app.routing.catalogue import Catalogue
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +26,19 @@ PAGE = 100
 MAX_PAGE = 1000
 DEFAULT_ROTATION = Rotation()
 Now = Annotated[bool, Query(description="End the key's requests in flight too, at every gateway.")]
+Named = Annotated[str, Path(alias="key_id", description="The ID of a key, or its name.")]
 _CUT = " and ends its requests in flight"
 
 
-def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A key that is acted on, and who does that."""
+
+    key: ApiKey
+    principal: Principal
+
+
+def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalogue) -> APIRouter:
     """Return the routes of /admin/keys."""
     # The scheme is there for the schema; the guards below do the work.
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
@@ -34,12 +48,34 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
     one_key = error_responses(*ADMIN, RouteNotFound)
     one_key_and_body = error_responses(*ADMIN, *BODY, RouteNotFound)
 
-    async def handled(key_id: str, principal: Principal = writing) -> Principal:
-        """Return who handles a key that he may handle; its role is for life, so it stays so."""
-        check_handles(principal, (await store.get(key_id)).role)
-        return principal
+    async def handled(named: Named, principal: Principal = writing) -> Handled:
+        """Return a key and who handles it and may; its role is for life, so it stays so."""
+        key = await store.named(named)
+        check_handles(principal, key.role)
+        return Handled(key, principal)
 
     handling = Depends(handled)
+
+    def shown(key: ApiKey) -> ShownKey:
+        return ShownKey.of(key, authenticator.default_limits)
+
+    def shown_new(key: ApiKey, made: NewKey) -> ShownNewKey:
+        return ShownNewKey.made(key, made, authenticator.default_limits)
+
+    def checked(models: Sequence[str], present: Sequence[str] = ()) -> list[str]:
+        """Return the models of a key by their own names. Raises BadRequest for one that is not.
+
+        One that the key has already may have been taken out of the configuration since.
+        """
+        found = check_models(models, {name: model.name for name, model in catalogue.names()})
+        for name, near in found.unknown.items():
+            if name not in present:
+                hint = "" if near is None else f"; did you mean {near!r}?"
+                raise BadRequest(
+                    f"models: there is no model {name!r}{hint} (`{name}*` allows models that are "
+                    "yet to come)"
+                )
+        return found.models
 
     @router.get("", responses=one_key)  # 404: unknown `after`
     async def list_keys(
@@ -48,71 +84,73 @@ def keys_router(store: KeyStore, authenticator: Authenticator) -> APIRouter:
         _: Principal = reading,
     ) -> ShownPage:
         """Every key, the newest first."""
-        return ShownPage.of(await store.page(limit, after))
+        return ShownPage.of(await store.page(limit, after), authenticator.default_limits)
 
     @router.post("", status_code=201, responses=error_responses(*ADMIN, *BODY))
     async def create_key(
         fields: KeyFields, response: Response, principal: Principal = writing
     ) -> ShownNewKey:
-        """Make a key; the answer is the only one that holds its secret."""
+        """Make a key; the answer is the only one that holds its secret.
+
+        An alias among its models is replaced by the model; a name that no model has is refused.
+        """
         check_handles(principal, fields.role)
-        key, made = await store.create(fields)
+        models = checked(fields.models)
+        key, made = await store.create(fields.model_copy(update={"models": models}))
         log.info("%s created the %s key %s", principal.id, key.role, key.id)
         _keep_nowhere(response)
-        return ShownNewKey.made(key, made)
+        return shown_new(key, made)
 
-    @router.get("/{key_id}", responses=one_key)
-    async def show_key(key_id: str, _: Principal = reading) -> ShownKey:
-        """One key."""
-        return ShownKey.of(await store.get(key_id))
-
-    @router.patch("/{key_id}", responses=one_key_and_body)
-    async def change_key(
-        key_id: str, changes: KeyChanges, principal: Principal = handling
-    ) -> ShownKey:
-        """Change what is given; the rest stays."""
-        key = await store.change(key_id, changes)
-        log.info("%s changed the key %s", principal.id, key.id)
-        return ShownKey.of(key)
-
-    @router.delete("/{key_id}", status_code=204, responses=one_key)
-    async def delete_key(key_id: str, now: Now = False, principal: Principal = handling) -> None:
-        """Delete a key, for good; reports of its usage stay."""
-        await store.delete(key_id, now=now)
-        log.info("%s deleted the key %s%s", principal.id, key_id, _CUT if now else "")
-        if now:
-            await authenticator.poll()
-
-    @router.post("/{key_id}/rotate", responses=one_key_and_body)
+    # A name may hold slashes. What acts on a key comes before what shows it.
+    @router.post("/{key_id:path}/rotate", responses=one_key_and_body)
     async def rotate_key(
-        key_id: str,
-        response: Response,
-        rotation: Rotation = DEFAULT_ROTATION,
-        principal: Principal = handling,
+        response: Response, rotation: Rotation = DEFAULT_ROTATION, handled: Handled = handling
     ) -> ShownNewKey:
         """Make a new secret; the one before goes on working for `grace_s` seconds."""
-        key, made = await store.rotate(key_id, rotation.grace_s)
-        log.info("%s rotated the key %s", principal.id, key.id)
+        key, made = await store.rotate(handled.key.id, rotation.grace_s)
+        log.info("%s rotated the key %s", handled.principal.id, key.id)
         _keep_nowhere(response)
-        return ShownNewKey.made(key, made)
+        return shown_new(key, made)
 
-    @router.post("/{key_id}/disable", responses=one_key)
-    async def disable_key(
-        key_id: str, now: Now = False, principal: Principal = handling
-    ) -> ShownKey:
+    @router.post("/{key_id:path}/disable", responses=one_key)
+    async def disable_key(now: Now = False, handled: Handled = handling) -> ShownKey:
         """Let a key in no longer, until it is enabled."""
-        key = await store.disable(key_id, now=now)
-        log.info("%s disabled the key %s%s", principal.id, key.id, _CUT if now else "")
+        key = await store.disable(handled.key.id, now=now)
+        log.info("%s disabled the key %s%s", handled.principal.id, key.id, _CUT if now else "")
         if now:
             await authenticator.poll()
-        return ShownKey.of(key)
+        return shown(key)
 
-    @router.post("/{key_id}/enable", responses=one_key)
-    async def enable_key(key_id: str, principal: Principal = handling) -> ShownKey:
+    @router.post("/{key_id:path}/enable", responses=one_key)
+    async def enable_key(handled: Handled = handling) -> ShownKey:
         """Let a disabled key in again."""
-        key = await store.enable(key_id)
-        log.info("%s enabled the key %s", principal.id, key.id)
-        return ShownKey.of(key)
+        key = await store.enable(handled.key.id)
+        log.info("%s enabled the key %s", handled.principal.id, key.id)
+        return shown(key)
+
+    @router.get("/{key_id:path}", responses=one_key)
+    async def show_key(named: Named, _: Principal = reading) -> ShownKey:
+        """One key."""
+        return shown(await store.named(named))
+
+    @router.patch("/{key_id:path}", responses=one_key_and_body)
+    async def change_key(changes: KeyChanges, handled: Handled = handling) -> ShownKey:
+        """Change what is given; the rest stays."""
+        if "models" in changes.model_fields_set:
+            models = checked(changes.models, handled.key.models)
+            changes = changes.model_copy(update={"models": models})
+        key = await store.change(handled.key.id, changes)
+        log.info("%s changed the key %s", handled.principal.id, key.id)
+        return shown(key)
+
+    @router.delete("/{key_id:path}", status_code=204, responses=one_key)
+    async def delete_key(now: Now = False, handled: Handled = handling) -> None:
+        """Delete a key, for good; reports of its usage stay."""
+        key_id = handled.key.id
+        await store.delete(key_id, now=now)
+        log.info("%s deleted the key %s%s", handled.principal.id, key_id, _CUT if now else "")
+        if now:
+            await authenticator.poll()
 
     return router
 

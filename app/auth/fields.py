@@ -13,6 +13,7 @@ MAX_LIMIT = 10**9
 # Sums of tokens stay far below what a 64-bit integer holds.
 MAX_BUDGET = 10**15
 MAX_PATTERNS = 1000
+MAX_NAME = 200
 MAX_GRACE_S = 30 * 86400
 DEFAULT_GRACE_S = 86400
 
@@ -74,8 +75,8 @@ def written(ms: int | None) -> str | None:
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-Label = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
-Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Label = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_printable)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
 Pattern = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_pattern)]
 Limit = Annotated[int, Field(strict=True, ge=0, le=MAX_LIMIT)]
 Budget = Annotated[int, Field(strict=True, ge=0, le=MAX_BUDGET)]

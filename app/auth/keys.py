@@ -150,6 +150,11 @@ class Authenticator:
         }
         self._admin = admin
 
+    @property
+    def default_limits(self) -> LimitSettings:
+        """The limits of a key that has none of its own."""
+        return self._limits
+
     def recall(self, headers: Headers) -> Principal | None:
         """Return who sent these headers, or None where only `look_up` can tell.
 
@@ -268,16 +273,14 @@ class Authenticator:
             previous = found.previous_digest
             if previous is None or not hmac.compare_digest(previous, kept):
                 return None
-            until = min(until, _seconds(found.previous_until_ms))
+            until = min(until, _seconds(found.key.previous_until_ms))
         return Entry(self._principal(found.key), found.key.disabled, until)
 
     def _principal(self, key: ApiKey) -> Principal:
-        own = {name: getattr(key, name) for name in LimitSettings.model_fields}
-        limits = self._limits.model_dump() | {k: v for k, v in own.items() if v is not None}
         return Principal(
             key.id,
             key.role,
-            LimitSettings(**limits),
+            key.limits(self._limits),
             Allowed.of(key.models),
             key.priority,
             key.weight,

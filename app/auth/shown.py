@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from app.auth.fields import written
 from app.auth.format import NewKey
 from app.auth.principal import Role
-from app.auth.store import ApiKey, Page
-from app.settings import FieldSettings
+from app.auth.store import ApiKey, Page, wall_ms
+from app.settings import FieldSettings, LimitSettings
 
 
 class ShownKey(BaseModel):
@@ -33,11 +33,18 @@ class ShownKey(BaseModel):
     created: str
     expires: str | None
     last_used: str | None = Field(description="Up to a minute late.")
+    limits_in_force: LimitSettings | None = Field(
+        description="The key's own limits, and those of the configuration where it has none; null "
+        "for keys that are not for models."
+    )
+    previous_secret_until: str | None = Field(
+        description="Until when the secret before the last rotation works; null: it does not."
+    )
 
     @classmethod
-    def of(cls, key: ApiKey) -> Self:
-        """Return a key as it is shown."""
-        return cls.model_validate(_fields(key))
+    def of(cls, key: ApiKey, default: LimitSettings) -> Self:
+        """Return a key as it is shown; `default` are the limits of a key without its own."""
+        return cls.model_validate(_fields(key, default))
 
 
 class ShownNewKey(ShownKey):
@@ -46,9 +53,9 @@ class ShownNewKey(ShownKey):
     key: str = Field(repr=False, description="The secret; it cannot be shown again.")
 
     @classmethod
-    def made(cls, key: ApiKey, made: NewKey) -> Self:
+    def made(cls, key: ApiKey, made: NewKey, default: LimitSettings) -> Self:
         """Return a key with the secret that was just made for it."""
-        return cls.model_validate({**_fields(key), "key": made.text})
+        return cls.model_validate({**_fields(key, default), "key": made.text})
 
 
 class ShownPage(BaseModel):
@@ -56,15 +63,20 @@ class ShownPage(BaseModel):
     has_more: bool = Field(description="Ask for those `after` the last one's id.")
 
     @classmethod
-    def of(cls, page: Page) -> Self:
+    def of(cls, page: Page, default: LimitSettings) -> Self:
         """Return a page of keys as it is shown."""
-        return cls(data=[ShownKey.of(key) for key in page.keys], has_more=page.more)
+        return cls(data=[ShownKey.of(key, default) for key in page.keys], has_more=page.more)
 
 
-def _fields(key: ApiKey) -> dict[str, object]:
-    times = {
+def _fields(key: ApiKey, default: LimitSettings) -> dict[str, object]:
+    previous_ms = key.previous_until_ms
+    shown = {
         "created": written(key.created_ms),
         "expires": written(key.expires_ms),
         "last_used": written(key.last_used_ms),
+        "limits_in_force": key.limits(default) if key.role is Role.CLIENT else None,
+        "previous_secret_until": (
+            written(previous_ms) if previous_ms is not None and previous_ms > wall_ms() else None
+        ),
     }
-    return {**asdict(key), **times}
+    return {**asdict(key), **shown}

@@ -5,6 +5,7 @@ that whoever has seen a revision has seen every change up to it, and checks made
 transaction (is the name free?) hold until it ends.
 """
 
+import difflib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,20 +14,22 @@ from typing import Any
 from sqlalchemy import and_, bindparam, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 
-from app.auth.fields import KeyChanges, KeyFields
+from app.auth.fields import MAX_NAME, KeyChanges, KeyFields
 from app.auth.format import NewKey, is_id, make
 from app.auth.principal import Role
 from app.database.asynchronous import AsyncConnection
 from app.database.database import Database
 from app.database.schema import api_keys, revision
-from app.settings import FieldSettings
+from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
 
 
 class UnknownKey(LookupError):
     """There is no such key, or no longer. What was asked for is not told: it may be a secret."""
 
-    def __init__(self) -> None:
-        super().__init__("there is no such key")
+    def __init__(self, nearest: str | None = None) -> None:
+        """`nearest` is the name of a key that may have been meant."""
+        hint = "" if nearest is None else f"; did you mean {nearest!r}?"
+        super().__init__(f"there is no such key{hint}")
 
 
 class NameTaken(ValueError):
@@ -56,6 +59,14 @@ class ApiKey:
     created_ms: int
     expires_ms: int | None
     last_used_ms: int | None
+    # Until when the secret before the last rotation is accepted; None: there is none.
+    previous_until_ms: int | None
+
+    def limits(self, default: LimitSettings) -> LimitSettings:
+        """Return the limits in force: the key's own, else those of the configuration."""
+        own = {name: getattr(self, name) for name in LimitSettings.model_fields}
+        given = {name: limit for name, limit in own.items() if limit is not None}
+        return LimitSettings(**{**default.model_dump(), **given})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,6 @@ class Credential:
     key: ApiKey
     digest: bytes = field(repr=False)
     previous_digest: bytes | None = field(repr=False)
-    previous_until_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +103,10 @@ def wall_ms() -> int:
 _SHOWN = (
     "id", "name", "owner", "role", "models", "requests_per_minute", "tokens_per_minute",
     "concurrent_requests", "daily_tokens", "monthly_tokens", "priority", "weight", "fields",
-    "disabled", "created_ms", "expires_ms", "last_used_ms",
+    "disabled", "created_ms", "expires_ms", "last_used_ms", "previous_until_ms",
 )  # fmt: skip
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
-_PROOFS = [api_keys.c.digest, api_keys.c.previous_digest, api_keys.c.previous_until_ms]
+_PROOFS = [api_keys.c.digest, api_keys.c.previous_digest]
 _CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
 # Ids that are read at once: while rows are made of them, no token is relayed.
 _PAGE = 1000
@@ -133,6 +143,23 @@ class KeyStore:
         """Return a key. Raises UnknownKey."""
         async with self._database.read() as connection:
             return await _get(connection, key_id)
+
+    async def named(self, named: str) -> ApiKey:
+        """Return the key that has an ID, else the one that has a name. Raises UnknownKey."""
+        async with self._database.read() as connection:
+            if is_id(named):
+                query = select(*_COLUMNS).where(api_keys.c.id == named, _ALIVE)
+                if (row := (await connection.execute(query)).first()) is not None:
+                    return _key(row)
+            # Names are printable, and what begins like a key may be one: it goes nowhere.
+            if named.isprintable() and not named.startswith(STORED_KEY_PREFIX):
+                query = select(*_COLUMNS).where(api_keys.c.name == named, _ALIVE)
+                if (row := (await connection.execute(query)).first()) is not None:
+                    return _key(row)
+            query = select(api_keys.c.name).where(_ALIVE).limit(_PAGE)
+            names = list(await connection.scalars(query))
+        near = difflib.get_close_matches(named[:MAX_NAME], names, 1)
+        raise UnknownKey(near[0] if near else None)
 
     async def page(self, limit: int, after: str | None = None) -> Page:
         """Return up to `limit` keys, the newest first, from the one that follows `after`.
@@ -204,8 +231,7 @@ class KeyStore:
             row = (await connection.execute(query)).first()
         if row is None:
             return number, None
-        proofs = (row.digest, row.previous_digest, row.previous_until_ms)
-        return number, Credential(_key(row), *proofs)
+        return number, Credential(_key(row), row.digest, row.previous_digest)
 
     async def changed_since(self, seen: int | None) -> tuple[int, dict[str, Change]]:
         """Return the revision, and the last change of each key changed after `seen`, by id.

@@ -6,20 +6,20 @@ The commands go to the database; a gateway that runs finds the change within a s
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
 
 from app.cli.faults import ConfigOption, fail, faults
-from app.settings import load_settings
+from app.cli.key_options import checked_models, expiry, number, parsed
+from app.cli.key_tables import print_key, print_keys
+from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import, and other commands need not wait
-    from app.auth.shown import ShownKey, ShownNewKey
-    from app.auth.store import KeyStore
+    from app.auth.format import NewKey
+    from app.auth.store import ApiKey, KeyStore
 
 T = TypeVar("T")
 
@@ -27,13 +27,23 @@ PAGE = 100
 MAX_PAGE = 1000
 SHOWN_ONCE = "the secret, which cannot be shown again:"
 
-keys = typer.Typer(help="Make, list, rotate and end API keys.", no_args_is_help=True)
+keys = typer.Typer(help="Make, list, change, rotate and end API keys.", no_args_is_help=True)
 
-KeyId = Annotated[str, typer.Argument(help="The id of the key, as `keys list` shows it.")]
+Key = Annotated[str, typer.Argument(help="The name of the key or its ID.")]
 Now = Annotated[
     bool, typer.Option("--now", help="End its requests in flight too, at every gateway.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", help="A model it may use, or `prefix*`; may be repeated. Default: all."
+    ),
+]
+SetLimit = Annotated[
+    str | None, typer.Option(help="A number, 0 allows nothing; or `default`: the configuration's.")
+]
+SetBudget = Annotated[str | None, typer.Option(help="A number of tokens, or `none`.")]
 
 
 @keys.command()
@@ -41,17 +51,22 @@ def create(
     name: Annotated[str, typer.Option(help="What people call it; no two keys share a name.")],
     owner: Annotated[str, typer.Option(help="Who answers for it.")] = "",
     role: Annotated[str, typer.Option(help="client, auditor, manager or admin.")] = "client",
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model it may use, or `prefix*`; may be repeated. Default: all."),
-    ] = None,
+    model: Models = None,
     requests_per_minute: Annotated[
         int | None, typer.Option(help="0 allows nothing; default: the configuration's.")
     ] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="In the same way.")] = None,
-    concurrent_requests: Annotated[int | None, typer.Option(help="In the same way.")] = None,
-    daily_tokens: Annotated[int | None, typer.Option(help="A budget; default: none.")] = None,
-    monthly_tokens: Annotated[int | None, typer.Option(help="A budget; default: none.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="0 allows nothing; default: the configuration's.")
+    ] = None,
+    concurrent_requests: Annotated[
+        int | None, typer.Option(help="0 allows nothing; default: the configuration's.")
+    ] = None,
+    daily_tokens: Annotated[
+        int | None, typer.Option(help="Budget per UTC day; default: none.")
+    ] = None,
+    monthly_tokens: Annotated[
+        int | None, typer.Option(help="Budget per UTC month; default: none.")
+    ] = None,
     priority: Annotated[int, typer.Option(help="-100 to 100; lower goes first.")] = 0,
     weight: Annotated[int, typer.Option(help="1 to 1000; share within a priority.")] = 1,
     expires: Annotated[
@@ -69,8 +84,8 @@ def create(
     """Make a key and print its secret, this once."""
     with _faults():
         from app.auth.fields import KeyFields
-        from app.auth.shown import ShownNewKey
 
+        settings = load_settings(config)
         new = KeyFields.model_validate(
             {
                 "name": name,
@@ -84,17 +99,20 @@ def create(
                 "monthly_tokens": monthly_tokens,
                 "priority": priority,
                 "weight": weight,
-                "expires": None if expires is None else _moment(expires),
-                "fields": None if fields is None else _parsed(fields),
+                "expires": None if expires is None else expiry(expires),
+                "fields": None if fields is None else parsed(fields),
             }
         )
-        _print_new(ShownNewKey.made(*_with_store(config, lambda s: s.create(new))), json)
+        if model:
+            models = checked_models(new.models, settings.models)
+            new = new.model_copy(update={"models": models})
+        _print_new(_with_store(settings, lambda s: s.create(new)), settings, json)
 
 
 @keys.command("list")
 def list_keys(
     limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE, help="How many.")] = PAGE,
-    after: Annotated[str | None, typer.Option(help="The id that the page before ended with.")] = (
+    after: Annotated[str | None, typer.Option(help="The ID that the page before ended with.")] = (
         None
     ),
     config: ConfigOption = None,
@@ -104,38 +122,98 @@ def list_keys(
     with _faults():
         from app.auth.shown import ShownPage
 
-        page = ShownPage.of(_with_store(config, lambda s: s.page(limit, after)))
+        settings = load_settings(config)
+        found = _with_store(settings, lambda s: s.page(limit, after))
+        page = ShownPage.of(found, settings.limits.default)
         if json:
             _print_json(page)
             return
-        _print_table(page.data)
+        print_keys(page.data)
         if page.has_more:
             print(f"there are more: --after {page.data[-1].id}")
 
 
 @keys.command()
-def show(key_id: KeyId, config: ConfigOption = None, json: Json = False) -> None:
+def show(key: Key, config: ConfigOption = None, json: Json = False) -> None:
     """Show a key."""
-    _one(config, json, lambda s: s.get(key_id))
+    with _faults():
+        _act(config, json, key, lambda s, key_id: s.get(key_id))
 
 
 @keys.command()
-def disable(
-    key_id: KeyId, now: Now = False, config: ConfigOption = None, json: Json = False
+def update(
+    key: Key,
+    name: Annotated[str | None, typer.Option(help="A new name; no two keys share one.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Who answers for it.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A model it may use, or `prefix*`; may be repeated. The list takes the place of "
+            "the one before; `*`: all."
+        ),
+    ] = None,
+    requests_per_minute: SetLimit = None,
+    tokens_per_minute: SetLimit = None,
+    concurrent_requests: SetLimit = None,
+    daily_tokens: SetBudget = None,
+    monthly_tokens: SetBudget = None,
+    priority: Annotated[int | None, typer.Option(help="-100 to 100; lower goes first.")] = None,
+    weight: Annotated[int | None, typer.Option(help="1 to 1000; share within a priority.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="In `30d` or `12h`, at an RFC 3339 time, or `never`.")
+    ] = None,
+    fields: Annotated[
+        str | None, typer.Option(help="Rules on request fields as JSON, or `none`.")
+    ] = None,
+    config: ConfigOption = None,
+    json: Json = False,
 ) -> None:
-    """Let a key in no longer."""
-    _one(config, json, lambda s: s.disable(key_id, now=now))
+    """Change what is given of a key; the rest stays. Its role is for life."""
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent_requests": concurrent_requests,
+    }
+    budgets = {"daily_tokens": daily_tokens, "monthly_tokens": monthly_tokens}
+    plain = {"name": name, "owner": owner, "priority": priority, "weight": weight}
+    with _faults():
+        from app.auth.fields import KeyChanges
+
+        given: dict[str, object] = {n: v for n, v in plain.items() if v is not None}
+        given |= {n: number(n, v, "default") for n, v in limits.items() if v is not None}
+        given |= {n: number(n, v, "none") for n, v in budgets.items() if v is not None}
+        if expires is not None:
+            given["expires"] = None if expires == "never" else expiry(expires)
+        if fields is not None:
+            given["fields"] = None if fields == "none" else parsed(fields)
+        if model:
+            given["models"] = model
+        if not given:
+            fail("nothing to change: name an option, such as --owner")
+        changes = KeyChanges.model_validate(given)
+        if model:
+            models = checked_models(changes.models, load_settings(config).models)
+            changes = changes.model_copy(update={"models": models})
+        _act(config, json, key, lambda s, key_id: s.change(key_id, changes))
 
 
 @keys.command()
-def enable(key_id: KeyId, config: ConfigOption = None, json: Json = False) -> None:
+def disable(key: Key, now: Now = False, config: ConfigOption = None, json: Json = False) -> None:
+    """Let a key in no longer."""
+    with _faults():
+        _act(config, json, key, lambda s, key_id: s.disable(key_id, now=now))
+
+
+@keys.command()
+def enable(key: Key, config: ConfigOption = None, json: Json = False) -> None:
     """Let a disabled key in again."""
-    _one(config, json, lambda s: s.enable(key_id))
+    with _faults():
+        _act(config, json, key, lambda s, key_id: s.enable(key_id))
 
 
 @keys.command()
 def rotate(
-    key_id: KeyId,
+    key: Key,
     grace: Annotated[
         str, typer.Option(help="How long the secret before works: `0s` to `30d`.")
     ] = "1d",
@@ -145,34 +223,36 @@ def rotate(
     """Make a new secret for a key and print it, this once."""
     with _faults():
         from app.auth.fields import Rotation, duration
-        from app.auth.shown import ShownNewKey
 
         try:
             grace_s = int(duration(grace).total_seconds())
         except ValueError as error:
             fail(f"grace: {error}")
         rotation = Rotation(grace_s=grace_s)
-        rotated = _with_store(config, lambda s: s.rotate(key_id, rotation.grace_s))
-        _print_new(ShownNewKey.made(*rotated), json)
+        settings = load_settings(config)
+        rotated = _with_key(settings, key, lambda s, key_id: s.rotate(key_id, rotation.grace_s))
+        _print_new(rotated, settings, json)
 
 
 @keys.command()
-def delete(key_id: KeyId, now: Now = False, config: ConfigOption = None) -> None:
+def delete(key: Key, now: Now = False, config: ConfigOption = None) -> None:
     """Delete a key, for good; reports of its usage stay."""
+
+    async def work(store: "KeyStore", key_id: str) -> str:
+        await store.delete(key_id, now=now)
+        return key_id
+
     with _faults():
-        _with_store(config, lambda s: s.delete(key_id, now=now))
-        print(f"deleted {key_id}")
+        print(f"deleted {_with_key(load_settings(config), key, work)}")
 
 
-def _with_store(config: Path | None, work: "Callable[[KeyStore], Awaitable[T]]") -> T:
+def _with_store(settings: Settings, work: "Callable[[KeyStore], Awaitable[T]]") -> T:
     """Return what some work on the key store of a configuration returns."""
     from app.auth.store import KeyStore
     from app.database.database import Database
 
-    url = load_settings(config).state.database_url.get_secret_value()
-
     async def run() -> T:
-        database = Database(url)
+        database = Database(settings.state.database_url.get_secret_value())
         try:
             await database.migrate()
             return await work(KeyStore(database))
@@ -182,38 +262,30 @@ def _with_store(config: Path | None, work: "Callable[[KeyStore], Awaitable[T]]")
     return asyncio.run(run())
 
 
-def _one(config: Path | None, json: bool, work: "Callable[[KeyStore], Awaitable[Any]]") -> None:
-    with _faults():
-        from app.auth.shown import ShownKey
+def _with_key(settings: Settings, named: str, work: "Callable[[KeyStore, str], Awaitable[T]]") -> T:
+    """Return what some work on a key returns, which gets the ID of the one that is named."""
 
-        key = ShownKey.of(_with_store(config, work))
-        if json:
-            _print_json(key)
-        else:
-            _print_one(key)
+    async def found(store: "KeyStore") -> T:
+        return await work(store, (await store.named(named)).id)
+
+    return _with_store(settings, found)
 
 
-def _moment(text: str) -> str:
-    """Return when a key expires, as RFC 3339, from a duration or as it stands."""
-    from app.auth.fields import duration, milliseconds, moment, written
+def _act(
+    config: Path | None,
+    json: bool,
+    named: str,
+    work: "Callable[[KeyStore, str], Awaitable[ApiKey]]",
+) -> None:
+    """Have some work done on a key and print the key after it."""
+    from app.auth.shown import ShownKey
 
-    try:
-        return written(milliseconds(datetime.now(UTC) + duration(text))) or text
-    except (ValueError, OverflowError):
-        pass
-    try:
-        moment(text)
-    except ValueError as error:
-        fail(f"expires: {error}, or a duration such as 30d")
-    return text
-
-
-def _parsed(text: str) -> object:
-    """Return the value of a JSON text."""
-    try:
-        return loads(text)
-    except (ValueError, RecursionError):
-        fail("fields: not JSON")
+    settings = load_settings(config)
+    key = ShownKey.of(_with_key(settings, named, work), settings.limits.default)
+    if json:
+        _print_json(key)
+    else:
+        print_key(key)
 
 
 @contextmanager
@@ -236,49 +308,13 @@ def _print_json(shown: BaseModel) -> None:
     print(shown.model_dump_json(indent=2))
 
 
-def _print_new(key: "ShownNewKey", json: bool) -> None:
+def _print_new(new: "tuple[ApiKey, NewKey]", settings: Settings, json: bool) -> None:
+    from app.auth.shown import ShownNewKey
+
+    key = ShownNewKey.made(*new, settings.limits.default)
     if json:
         _print_json(key)
         return
-    _print_one(key)
+    print_key(key)
     print(SHOWN_ONCE)
     print(key.key)
-
-
-def _print_one(key: "ShownKey") -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    for name, value in key.model_dump(mode="json", exclude={"key"}).items():
-        shown = " ".join(value) if isinstance(value, list) else str(value)
-        if isinstance(value, dict):
-            shown = dumps({rule: given for rule, given in value.items() if given})
-        # Text, because a name may look like markup.
-        table.add_row(name.replace("_", " "), Text("-" if value is None else shown))
-    Console().print(table)
-
-
-def _print_table(shown: "list[ShownKey]") -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("id", "role", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in ("name", "owner", "models", "expires", "last used"):
-        table.add_column(name, overflow="fold")
-    for key in shown:
-        times = [(time or "never")[:10] for time in (key.expires, key.last_used)]
-        cells = (key.id, key.role, _state(key), key.name, key.owner, " ".join(key.models), *times)
-        table.add_row(*(Text(cell) for cell in cells))
-    Console().print(table)
-
-
-def _state(key: "ShownKey") -> str:
-    if key.disabled:
-        return "disabled"
-    expired = key.expires and datetime.fromisoformat(key.expires) <= datetime.now(UTC)
-    return "expired" if expired else "active"

@@ -5,8 +5,10 @@ import base64
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -141,6 +143,8 @@ async def test_a_change_leaves_what_is_not_given(gateway: Gateway) -> None:
     made = await create(gateway, weight=5, tokens_per_minute=7)
     changed = await admin(gateway, "PATCH", f"/{made['id']}", {"tokens_per_minute": None})
     del made["key"]
+    assert made["limits_in_force"]["tokens_per_minute"] == 7
+    made["limits_in_force"]["tokens_per_minute"] = 200_000
     assert changed == {**made, "tokens_per_minute": None}
 
 
@@ -218,21 +222,84 @@ async def test_another_model_is_refused_as_one_that_does_not_exist(
     assert len(fake.seen) == seen
 
 
-async def test_an_alias_on_the_list_is_no_model(gateway: Gateway) -> None:
-    key = (await create(gateway, models=["gpt-4o-mini", "gpt*"]))["key"]
+async def test_an_alias_is_replaced_by_its_model(gateway: Gateway) -> None:
+    made = await create(gateway, models=["gpt-4o-mini", "demo"])
+    assert made["models"] == ["demo"]
+    changed = await admin(gateway, "PATCH", f"/{made['id']}", {"models": ["gpt-4o-mini"]})
+    assert changed["models"] == ["demo"]
     for model in ("demo", "gpt-4o-mini"):
-        assert (await ask(gateway, key, model)).status_code == 404
+        assert (await ask(gateway, made["key"], model)).status_code == 200
 
 
-@pytest.mark.parametrize("models", [[], ["matches-nothing*"], ["Demo", "org"]])
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [("Demo", "; did you mean 'demo'?"), ("org/larg", "; did you mean 'org/large'?"), ("zzz", "")],
+)
+async def test_a_model_that_there_is_not_is_refused(
+    gateway: Gateway, model: str, hint: str
+) -> None:
+    said = f"models: there is no model {model!r}{hint} (`{model}*` allows models that are yet to "
+    made = await create(gateway)
+    for method, path in (("POST", ""), ("PATCH", f"/{made['id']}")):
+        refused = await admin(gateway, method, path, {"name": "b", "models": [model]}, 400)
+        assert refused["error"]["message"].startswith(said)
+    assert len((await admin(gateway, "GET"))["data"]) == 1
+
+
+async def test_a_model_that_was_taken_away_may_stay_on_the_list(gateway: Gateway) -> None:
+    store = gateway.state.key_store
+    key, _ = await store.create(KeyFields(name="a", models=["gone", "demo"]))
+    changed = await admin(gateway, "PATCH", f"/{key.id}", {"models": ["gone", "org/large"]})
+    assert changed["models"] == ["gone", "org/large"]
+
+
+@pytest.mark.parametrize("models", [[], ["matches-nothing*"], ["Demo*", "gpt*"]])
 async def test_a_list_that_matches_nothing_is_accepted_and_opens_nothing(
     gateway: Gateway, models: list[str]
 ) -> None:
     key = (await create(gateway, models=models))["key"]
     headers = {"authorization": f"Bearer {key}"}
     assert (await gateway.client.get("/v1/models", headers=headers)).json()["data"] == []
-    for model in ("demo", "org/large"):
+    for model in ("demo", "org/large", "gpt-4o-mini"):
         assert (await ask(gateway, key, model)).status_code == 404
+
+
+async def test_a_name_stands_for_an_id_everywhere(gateway: Gateway) -> None:
+    made = await create(gateway, name="team/a b?")
+    at = "/team/a%20b%3F"
+    assert (await admin(gateway, "GET", at))["id"] == made["id"]
+    assert (await admin(gateway, "PATCH", at, {"owner": "o"}))["owner"] == "o"
+    assert (await admin(gateway, "POST", f"{at}/disable"))["disabled"]
+    assert not (await admin(gateway, "POST", f"{at}/enable"))["disabled"]
+    rotated = await admin(gateway, "POST", f"{at}/rotate")
+    assert (await ask(gateway, rotated["key"])).status_code == 200
+    await admin(gateway, "DELETE", at, status=204)
+    refused = await admin(gateway, "GET", at, status=404)
+    assert refused["error"]["message"] == "there is no such key"
+
+
+async def test_limits_in_force_are_shown_beside_the_keys_own(gateway: Gateway) -> None:
+    made = await create(gateway, requests_per_minute=7)
+    assert (made["requests_per_minute"], made["tokens_per_minute"]) == (7, None)
+    in_force = {
+        "requests_per_minute": 7,
+        "tokens_per_minute": 200_000,
+        "concurrent_requests": 32,
+    }
+    assert made["limits_in_force"] == in_force
+    [listed] = (await admin(gateway, "GET"))["data"]
+    assert listed["limits_in_force"] == in_force
+    assert (await create(gateway, role="auditor"))["limits_in_force"] is None
+
+
+async def test_a_rotation_shows_until_when_the_secret_before_works(gateway: Gateway) -> None:
+    made = await create(gateway)
+    assert made["previous_secret_until"] is None
+    rotated = await admin(gateway, "POST", f"/{made['id']}/rotate", {"grace_s": 3600})
+    until = datetime.fromisoformat(rotated["previous_secret_until"])
+    assert timedelta(minutes=59) < until - datetime.now(UTC) <= timedelta(hours=1)
+    rotated = await admin(gateway, "POST", f"/{made['id']}/rotate", {"grace_s": 0})
+    assert rotated["previous_secret_until"] is None
 
 
 # Bad input
@@ -377,9 +444,9 @@ SQL = [
 @pytest.mark.parametrize("text", SQL)
 async def test_sql_in_a_name_or_a_key_is_only_text(gateway: Gateway, text: str) -> None:
     """CVE-2026-42208: a bearer token became part of a statement."""
-    made = await create(gateway, name=text, owner=text, models=[text])
-    shown = await admin(gateway, "GET", f"/{made['id']}")
-    assert (shown["name"], shown["owner"], shown["models"]) == (text, text, [text])
+    made = await create(gateway, name=text, owner=text, models=[text.replace("*", "") + "*"])
+    shown = await admin(gateway, "GET", f"/{quote(text, safe='')}")
+    assert (shown["name"], shown["owner"], shown["models"]) == (text, text, made["models"])
     for bearer in (text, f"{made['key']}{text}", f"sk-gw-{text}"):
         assert fault(await ask(gateway, bearer), 401) == "the API key is not valid"
     assert len((await admin(gateway, "GET"))["data"]) == 1

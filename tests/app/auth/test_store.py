@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from app.auth.fields import KeyChanges, KeyFields
 from app.auth.principal import Role
 from app.auth.store import ApiKey, Change, KeyStore, NameTaken, UnknownKey
 from app.database.database import Database
-from app.settings import FieldSettings
+from app.settings import FieldSettings, LimitSettings
 from tests.app.auth.doors import Clock
 
 HOUR_MS = 3_600_000
@@ -90,6 +91,55 @@ async def test_a_key_comes_back_as_it_was_made(store: KeyStore, clock: Clock) ->
         created_ms=clock.wall_ms(),
         expires_ms=1_801_396_800_250,
         last_used_ms=None,
+        previous_until_ms=None,
+    )
+
+
+class TestNamed:
+    async def test_is_found_by_its_id_and_by_its_name(self, store: KeyStore) -> None:
+        key, _ = await store.create(KeyFields(name="team/a b"))
+        assert await store.named(key.id) == await store.named("team/a b") == key
+
+    async def test_an_id_wins_over_a_name(self, store: KeyStore) -> None:
+        first, _ = await store.create(KeyFields(name="a"))
+        second, _ = await store.create(KeyFields(name=first.id))
+        assert await store.named(first.id) == first
+        await store.delete(first.id)
+        assert await store.named(first.id) == second
+
+    async def test_a_deleted_key_has_no_name(self, store: KeyStore) -> None:
+        key, _ = await store.create(KeyFields(name="a"))
+        await store.delete(key.id)
+        with pytest.raises(UnknownKey):
+            await store.named("a")
+
+    async def test_the_nearest_name_is_told_and_what_was_asked_for_is_not(
+        self, store: KeyStore
+    ) -> None:
+        await store.create(KeyFields(name="research"))
+        with pytest.raises(UnknownKey, match=r"^there is no such key; did you mean 'research'\?$"):
+            await store.named("reserch")
+
+    @pytest.mark.parametrize(
+        "named", ["", "0000000000", "' OR 1=1 --", "a\x00b", "\ud800", "x" * 100_000]
+    )
+    async def test_anything_else_is_unknown(self, store: KeyStore, named: str) -> None:
+        await store.create(KeyFields(name="a"))
+        with pytest.raises(UnknownKey, match=r"^there is no such key$"):
+            await store.named(named)
+
+    async def test_a_secret_is_not_looked_for(self, store: KeyStore) -> None:
+        _, made = await store.create(KeyFields(name="sk-gw-name"))
+        for named in (made.text, "sk-gw-name"):
+            with pytest.raises(UnknownKey):
+                await store.named(named)
+
+
+async def test_limits_in_force_are_the_keys_own_before_the_default(store: KeyStore) -> None:
+    key, _ = await store.create(KeyFields(name="a", requests_per_minute=0, concurrent_requests=3))
+    default = LimitSettings(requests_per_minute=600, tokens_per_minute=None)
+    assert key.limits(default) == LimitSettings(
+        requests_per_minute=0, tokens_per_minute=None, concurrent_requests=3
     )
 
 
@@ -153,9 +203,9 @@ async def test_a_rotation_keeps_the_secret_before_for_its_grace(
     after, second = await store.rotate(key.id, 3600)
     _, found = await store.find(key.id)
     assert found is not None
-    assert after == key
+    assert after == replace(key, previous_until_ms=clock.wall_ms() + HOUR_MS)
     assert (found.digest, found.previous_digest) == (second.digest, first.digest)
-    assert found.previous_until_ms == clock.wall_ms() + HOUR_MS
+    assert found.key == after
 
 
 async def test_a_rotation_without_grace_ends_every_secret_before(store: KeyStore) -> None:
@@ -165,7 +215,7 @@ async def test_a_rotation_without_grace_ends_every_secret_before(store: KeyStore
     _, found = await store.find(key.id)
     assert found is not None
     assert found.digest == third.digest
-    assert (found.previous_digest, found.previous_until_ms) == (None, None)
+    assert (found.previous_digest, found.key.previous_until_ms) == (None, None)
 
 
 async def test_what_is_left_of_a_deleted_key_is_a_name(

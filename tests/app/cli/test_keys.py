@@ -16,7 +16,7 @@ from tests.app.configuration import isolate
 from tests.e2e.deployment import COMMAND, deployed, environment, until
 from tests.gateway import remote
 
-MODEL = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
+MODEL = {"name": "demo", "aliases": ["gpt-4o"], "engines": [remote("http://127.0.0.1:1")]}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_a_new_key_is_printed_once_with_a_line_that_says_so() -> None:
 def test_every_field_can_be_given() -> None:
     made = as_json(
         *("create", "--name", "n", "--owner", "o", "--role", "manager", "--expires", "12h"),
-        *("--model", "demo", "--model", "org/*", "--requests-per-minute", "0"),
+        *("--model", "demo", "--model", "de*", "--requests-per-minute", "0"),
         *("--tokens-per-minute", "5", "--concurrent-requests", "6", "--daily-tokens", "7"),
         *("--monthly-tokens", "8", "--priority", "-3", "--weight", "9"),
         *("--fields", '{"deny": ["tools"], "max": {"n": 2}}'),
@@ -75,7 +75,7 @@ def test_every_field_can_be_given() -> None:
     shown = as_json("show", made["id"])
     assert made.pop("key").startswith(f"sk-gw-{made['id']}-")
     assert shown == made
-    assert (shown["role"], shown["models"]) == ("manager", ["demo", "org/*"])
+    assert (shown["role"], shown["models"]) == ("manager", ["demo", "de*"])
     limits = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
     assert [shown[name] for name in limits] == [0, 5, 6]
     budgets = ("daily_tokens", "monthly_tokens", "priority", "weight")
@@ -114,6 +114,143 @@ def test_requests_in_flight_are_ended_where_that_is_asked_for(database: Path, co
     if command == "disable":
         done("enable", made["id"])
         assert cut_ms(made["id"]) is None
+
+
+def test_a_name_stands_for_an_id_everywhere() -> None:
+    made = as_json("create", "--name", "team a")
+    assert as_json("show", "team a")["id"] == made["id"]
+    assert as_json("disable", "team a")["disabled"]
+    assert not as_json("enable", "team a")["disabled"]
+    assert as_json("update", "team a", "--owner", "o")["owner"] == "o"
+    assert as_json("rotate", "team a")["id"] == made["id"]
+    assert done("delete", "team a") == f"deleted {made['id']}\n"
+
+
+def test_the_nearest_name_is_told() -> None:
+    done("create", "--name", "research")
+    assert faults("show", "reserch") == ["there is no such key; did you mean 'research'?"]
+
+
+class TestUpdate:
+    def test_changes_what_is_given_and_nothing_else(self) -> None:
+        made = as_json("create", "--name", "a", "--weight", "5", "--daily-tokens", "7")
+        del made["key"]
+        changed = as_json(
+            *("update", "a", "--name", "b", "--owner", "o", "--model", "demo", "--priority", "-3"),
+            *("--requests-per-minute", "60", "--monthly-tokens", "8", "--expires", "12h"),
+            *("--fields", '{"deny": ["tools"]}'),
+        )
+        assert changed["expires"] is not None
+        assert changed == {
+            **made,
+            "name": "b",
+            "owner": "o",
+            "models": ["demo"],
+            "priority": -3,
+            "requests_per_minute": 60,
+            "monthly_tokens": 8,
+            "expires": changed["expires"],
+            "fields": {"allow": [], "deny": ["tools"], "force": {}, "max": {}},
+            "limits_in_force": {**made["limits_in_force"], "requests_per_minute": 60},
+        }
+
+    def test_takes_back_what_was_given(self) -> None:
+        rules = ("--fields", '{"deny": ["tools"]}')
+        made = as_json(
+            *("create", "--name", "a", "--requests-per-minute", "1", "--tokens-per-minute", "2"),
+            *("--concurrent-requests", "3", "--daily-tokens", "4", "--monthly-tokens", "5"),
+            *("--expires", "1d", "--owner", "o", "--model", "demo", *rules),
+        )
+        changed = as_json(
+            *("update", "a", "--requests-per-minute", "default", "--tokens-per-minute", "default"),
+            *("--concurrent-requests", "default", "--daily-tokens", "none", "--owner", ""),
+            *("--monthly-tokens", "none", "--expires", "never", "--fields", "none"),
+            *("--model", "*"),
+        )
+        other = as_json("create", "--name", "other")
+        for name in ("id", "name", "created", "key"):
+            made.pop(name), other.pop(name), changed.pop(name, None)
+        assert changed == other
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ([], "nothing to change: name an option, such as --owner"),
+            (["--name", ""], "name: "),
+            (["--requests-per-minute", "many"], "requests_per_minute: must be a whole number or "),
+            (["--requests-per-minute", "-1"], "requests_per_minute: "),
+            (["--daily-tokens", "default"], "daily_tokens: must be a whole number or `none`"),
+            (["--model", "a*b"], "models.0: a * may only stand at the end"),
+            (["--weight", "0"], "weight: "),
+            (["--expires", "soon"], "expires: "),
+            (["--fields", "{"], "fields: not JSON"),
+        ],
+    )
+    def test_refuses_a_bad_field_and_changes_nothing(self, arguments: list[str], said: str) -> None:
+        done("create", "--name", "a")
+        before = as_json("show", "a")
+        [line] = faults("update", "a", *arguments)
+        assert line.startswith(said)
+        assert as_json("show", "a") == before
+
+    def test_refuses_a_name_that_is_taken(self) -> None:
+        made = as_json("create", "--name", "a")
+        done("create", "--name", "b")
+        said = f"name: the key {made['id']} has this name already"
+        assert faults("update", "b", "--name", "a") == [said]
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("model", "kept", "said"),
+        [
+            ("gpt-4o", "demo", "gpt-4o is an alias: the key gets its model, demo"),
+            ("dmeo", "dmeo", "the configuration has no model dmeo; did you mean demo?"),
+            ("zzz", "zzz", "the configuration has no model zzz"),
+            ("gpt*", "gpt*", "no model of the configuration begins with gpt"),
+        ],
+    )
+    def test_a_name_that_opens_nothing_is_warned_of(self, model: str, kept: str, said: str) -> None:
+        done("create", "--name", "b")
+        for command in (["create", "--name", "a"], ["update", "b"]):
+            result = run(*command, "--model", model, "--json")
+            assert result.exit_code == 0
+            assert result.stderr == f"vllm-gateway: warning: {said}\n"
+            assert json.loads(result.stdout)["models"] == [kept]
+
+
+def test_limits_in_force_are_shown_and_which_are_the_defaults() -> None:
+    made = as_json("create", "--name", "a", "--tokens-per-minute", "5000")
+    lines = [line.split("  ", 1) for line in done("show", "a").splitlines()]
+    shown = {name: value.strip() for name, value in filter(lambda line: len(line) == 2, lines)}
+    assert shown["requests per minute"] == "600 (default)"
+    assert shown["tokens per minute"] == "5,000"
+    assert shown["concurrent requests"] == "32 (default)"
+    head, row = done("list").splitlines()
+    assert "requests/min   tokens/min  at once" in head
+    assert row.split()[:6] == [made["id"], "client", "active", "a", "-", "*"]
+    assert row.endswith("  600 (default)  5,000       32 (default)")
+    done("create", "--name", "me", "--role", "admin")
+    assert "(default)" not in done("show", "me")
+
+
+def test_an_old_secret_that_works_is_shown_until_it_does_not() -> None:
+    done("create", "--name", "a")
+    assert "old secret until" not in done("list")
+    until = as_json("rotate", "a", "--grace", "2d")["previous_secret_until"]
+    assert "old secret until" in done("list")
+    assert until[:16] in done("list")
+    assert until in done("show", "a")
+    done("rotate", "a", "--grace", "0s")
+    assert "old secret until" not in done("list")
+
+
+def test_keys_are_whole_on_a_narrow_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    made = as_json("create", "--name", "a long name of a key that a team has")
+    head, row = done("list").splitlines()
+    assert made["name"] in row
+    assert head.startswith("id ")
 
 
 def test_pages_follow_each_other() -> None:
@@ -169,10 +306,11 @@ def test_a_name_that_is_taken_is_told() -> None:
     assert len(as_json("list")["data"]) == 1
 
 
-@pytest.mark.parametrize("command", ["show", "rotate", "disable", "enable", "delete"])
+@pytest.mark.parametrize("command", ["show", "rotate", "disable", "enable", "delete", "update"])
 @pytest.mark.parametrize("key_id", ["0000000000", "' OR 1=1 --", "sk-gw-canary"])
 def test_a_key_that_is_not_there_is_told_without_its_name(command: str, key_id: str) -> None:
-    assert faults(command, key_id) == ["there is no such key"]
+    options = ["--owner", "o"] if command == "update" else []
+    assert faults(command, key_id, *options) == ["there is no such key"]
 
 
 @pytest.mark.parametrize("grace", ["", "1", "-1d", "31d", "forever"])

@@ -267,7 +267,7 @@ def create_app(
     _serve(
         app,
         models_router(catalogue, client),
-        usage_router(partial(usage_report, database), client, auditor),
+        usage_router(partial(usage_report, database), client, auditor, key_store.id_for_reports),
         ops_router(catalogue, admission),
         *([pages] if settings.metrics.port is None else []),
         keys_router(key_store, authenticator, catalogue),

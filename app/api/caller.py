@@ -1,4 +1,4 @@
-"""Who calls a route of FastAPI's, and whether he may at this moment."""
+"""Who reads a route of FastAPI's on the data plane, and whether he may at this moment."""
 
 from collections.abc import Awaitable, Callable
 
@@ -10,6 +10,7 @@ from app.auth.keys import Authenticator
 from app.auth.principal import Principal
 from app.errors import InvalidApiKey
 from app.limits.limiter import Limiter
+from app.limits.reads import ReadBounds
 from app.limits.terms import Ask
 from app.settings import NO_LIMITS
 from app.telemetry.access import UNKNOWN_MODEL
@@ -19,11 +20,13 @@ Caller = Callable[[Request, Response], Awaitable[Principal]]
 
 
 def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> Caller:
-    """Return a dependency that lets in who has a client's key, and counts the request.
+    """Return a dependency that lets in who has a client's key, to read.
 
-    The answer tells of the caller's limits, as every one of the data plane does. It raises
-    InvalidApiKey, RateLimited and ServiceUnavailable.
+    The answer tells of the caller's limits, as every one of the data plane does, but takes nothing
+    of them: reads have a bound of their own. It raises InvalidApiKey, RateLimited and
+    ServiceUnavailable.
     """
+    reads = ReadBounds()
 
     async def limited(request: Request, response: Response) -> Principal:
         try:
@@ -32,14 +35,22 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
             metrics.auth_failure(error.reason)
             raise
         record_of(request.scope).principal = principal.id
-        ask = Ask(principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, concurrent=False)
-        decision = await limiter.decide(ask)
-        request.scope[CALLER_LIMITS] = decision.headers
-        if (refusal := decision.refusal) is not None:
-            metrics.rate_limited(refusal.limit)
-        with decision:
+        ask = Ask(
+            principal.id,
+            principal.limits,
+            UNKNOWN_MODEL,
+            NO_LIMITS,
+            0,
+            concurrent=False,
+            entered=True,  # no request is counted
+        )
+        with await limiter.decide(ask) as decision:
+            request.scope[CALLER_LIMITS] = decision.headers
             for name, value in decision.headers:
                 response.headers[name.decode()] = value.decode()
+        if (refusal := reads.refusal(principal.id, principal.limits)) is not None:
+            metrics.rate_limited(refusal.limit)
+            raise refusal
         return principal
 
     return limited

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Protocol
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
 from app.database.database import DatabaseUnavailable
-from app.errors import BadRequest, ServiceUnavailable
+from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
 from app.usage.report import GROUPS, UsageRow
 
 # The sums by day stay for ever; a year of them, leap day included, is enough for one answer.
@@ -19,7 +19,6 @@ MAX_DAYS = 366
 MAX_ROWS = 10_000
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DAYS = re.compile(r"[0-9]{1,3}")
-_KEY_ID = re.compile(r"[!-~]{1,64}")
 # For the OpenAPI document; the functions below validate.
 _A_DAY: dict[str, Any] = {"format": "date"}
 _A_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": 30}
@@ -107,9 +106,13 @@ def usage_router(
     report: Report,
     client: Callable[..., Any],
     auditor: Callable[..., Any],
+    key_id: Callable[[str], Awaitable[str]],
     clock: Callable[[], float] = time.time,
 ) -> APIRouter:
-    """Return the routes; `client` and `auditor` are dependencies that let a Caller in."""
+    """Return the routes; `client` and `auditor` are dependencies that let a Caller in.
+
+    `key_id` returns the ID of the key that an ID or a name means, or raises UnknownKey.
+    """
     router = APIRouter(tags=["usage"])
 
     @router.get(
@@ -144,7 +147,11 @@ def usage_router(
             ],
         )
 
-    @router.get("/admin/usage", dependencies=[Depends(auditor)], responses=error_responses(*ADMIN))
+    @router.get(
+        "/admin/usage",
+        dependencies=[Depends(auditor)],
+        responses=error_responses(*ADMIN, RouteNotFound),  # 404: unknown key
+    )
     async def all_usage(
         by: Annotated[str, Query(description="Some of key, model, day; a comma between.")] = "key",
         since: Annotated[
@@ -159,7 +166,9 @@ def usage_router(
             str | None,
             Query(alias="to", description="UTC day; default: now.", json_schema_extra=_A_DAY),
         ] = None,
-        key: Annotated[str | None, Query(description="Of this key id alone.")] = None,
+        key: Annotated[
+            str | None, Query(description="Only this key, by its ID or its name.")
+        ] = None,
     ) -> AllUsage:
         """The usage of every key, from one UTC day to another, both included."""
         groups = _groups(by)
@@ -167,8 +176,8 @@ def usage_router(
         first = last.replace(day=1) if since is None else _date("from", since)
         if first > last:
             raise BadRequest(f"from ({first}) must not be after to ({last})")
-        if key is not None and not _KEY_ID.fullmatch(key):
-            raise BadRequest("key must be the id of a key, as /admin/keys shows it")
+        if key is not None:
+            key = await key_id(key)
         rows = await _reported(report, groups, first, last, key)
         return AllUsage(
             by=groups,

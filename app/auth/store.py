@@ -6,6 +6,7 @@ transaction (is the name free?) hold until it ends.
 """
 
 import difflib
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -110,6 +111,8 @@ _PROOFS = [api_keys.c.digest, api_keys.c.previous_digest]
 _CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
 # Ids that are read at once: while rows are made of them, no token is relayed.
 _PAGE = 1000
+# IDs of keys of the environment, and of callers while keys are off.
+_OUTSIDE = re.compile(r"key-[0-9a-f]{8}|anonymous")
 _ALIVE = api_keys.c.deleted_ms.is_(None)
 
 
@@ -160,6 +163,18 @@ class KeyStore:
             names = list(await connection.scalars(query))
         near = difflib.get_close_matches(named[:MAX_NAME], names, 1)
         raise UnknownKey(near[0] if near else None)
+
+    async def id_for_reports(self, named: str) -> str:
+        """Return the ID by which reports know a key.
+
+        It may have been deleted, or not be of the store. Raises UnknownKey.
+        """
+        try:
+            return (await self.named(named)).id
+        except UnknownKey:
+            if is_id(named) or _OUTSIDE.fullmatch(named):
+                return named
+            raise
 
     async def page(self, limit: int, after: str | None = None) -> Page:
         """Return up to `limit` keys, the newest first, from the one that follows `after`.

@@ -50,7 +50,7 @@ def usage(
         str | None, typer.Option("--from", help="UTC day, 2026-11-01; default: the month's first.")
     ] = None,
     until: Annotated[str | None, typer.Option("--to", help="UTC day; default: today.")] = None,
-    key: Annotated[str | None, typer.Option(help="Of the key of this id alone.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only this key, by its name or ID.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
     url: UrlOption = None,

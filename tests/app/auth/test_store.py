@@ -135,6 +135,25 @@ class TestNamed:
                 await store.named(named)
 
 
+class TestIdForReports:
+    async def test_is_that_of_a_name_or_an_id(self, store: KeyStore) -> None:
+        key, _ = await store.create(KeyFields(name="a"))
+        assert await store.id_for_reports("a") == await store.id_for_reports(key.id) == key.id
+
+    async def test_of_keys_that_are_deleted_or_not_of_the_store_is_itself(
+        self, store: KeyStore
+    ) -> None:
+        key, _ = await store.create(KeyFields(name="a"))
+        await store.delete(key.id)
+        for named in (key.id, "key-0a1b2c3d", "anonymous"):
+            assert await store.id_for_reports(named) == named
+
+    @pytest.mark.parametrize("named", ["", "a", "key-1", "key-0A1B2C3D", "\0", "k" * 10_000])
+    async def test_of_anything_else_is_unknown(self, store: KeyStore, named: str) -> None:
+        with pytest.raises(UnknownKey):
+            await store.id_for_reports(named)
+
+
 async def test_limits_in_force_are_the_keys_own_before_the_default(store: KeyStore) -> None:
     key, _ = await store.create(KeyFields(name="a", requests_per_minute=0, concurrent_requests=3))
     default = LimitSettings(requests_per_minute=600, tokens_per_minute=None)

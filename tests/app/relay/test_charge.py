@@ -17,6 +17,7 @@ from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 from app.usage.reading import Usage
 from tests.app.raw import connected
+from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, ROOT, Gateway, remote, running, settings_for
 
@@ -263,6 +264,34 @@ async def test_every_data_plane_answer_tells_how_the_caller_stands(
         nobody = await ask(gateway)
         assert nobody.status_code == 401
         assert not any(name in nobody.headers for name in names)
+
+
+async def test_reads_take_nothing_of_the_limit_and_have_a_bound_of_their_own(
+    fake: Fake, tmp_path: Path
+) -> None:
+    default = {"requests_per_minute": 3, "tokens_per_minute": CAPACITY}
+    async with serving(tmp_path, model={"engines": [remote(fake.url)]}, default=default) as gateway:
+        for path in ("/v1/models", "/v1/models/demo", "/v1/usage"):
+            read = await gateway.client.get(path)
+            assert (read.status_code, read.headers["x-ratelimit-remaining-requests"]) == (200, "3")
+        refused = await gateway.client.get("/v1/usage")
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert refused.headers["retry-after"] == "20"
+        assert refused.headers["x-ratelimit-remaining-requests"] == "3"
+        assert await gateway.metric("gateway_rate_limited_total", limit="requests") == 1
+        assert [(await ask(gateway)).status_code for _ in range(4)] == [200, 200, 200, 429]
+
+
+async def test_a_key_at_its_limit_may_read_and_one_of_limit_0_may_not(
+    fake: Fake, tmp_path: Path
+) -> None:
+    default = {"requests_per_minute": 1, "tokens_per_minute": CAPACITY}
+    async with serving(tmp_path, model={"engines": [remote(fake.url)]}, default=default) as gateway:
+        assert [(await ask(gateway)).status_code for _ in range(2)] == [200, 429]
+        assert (await gateway.client.get("/v1/models")).status_code == 200
+        headers = await make_key(gateway, "closed", requests_per_minute=0)
+        assert (await gateway.client.get("/v1/models", headers=headers)).status_code == 429
 
 
 @pytest.mark.slow

@@ -29,6 +29,9 @@ from engines.supervisor import Supervisor, Wanted
 # What one that is unloaded may take to tear down: nothing is in flight by then.
 UNLOAD_GRACE_S = 5.0
 SLEEP_FLAG = "--enable-sleep-mode"
+# The gateway's own probes and scrapes, every second, would be most of an engine's log. A flag of
+# the same name in the configuration stands behind this one, and counts.
+QUIET_FLAG = "--disable-access-log-for-endpoints=/health,/metrics,/version"
 
 
 class LauncherMissing(Exception):
@@ -87,6 +90,7 @@ class ProcessEngine:
             f"--model={spec.model}",
             f"--served-model-name={served_name}",
             f"--uds={directory / 'http.sock'}",
+            QUIET_FLAG,
             *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
             *spec.added_flags(media_domains),
             *spec.argv(),

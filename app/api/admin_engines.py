@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from app.api.access import Right, guard
 from app.api.error_responses import ADMIN, error_responses
 from app.api.follow import Follow, Followers, readable, text_of
+from app.api.middleware import record_of
 from app.auth.keys import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
 from app.routing.catalogue import Catalogue
@@ -91,9 +92,13 @@ def engines_router(
             202: {"model": EngineRow, "description": "Started."},
         },
     )
-    async def restart_engine(name: str, response: Response, wait: Wait = False) -> EngineRow:
+    async def restart_engine(
+        name: str, request: Request, response: Response, wait: Wait = False
+    ) -> EngineRow:
         """End an engine and start it; requests that it works on are broken off."""
         model, replica = catalogue.replica(name)
+        record = record_of(request.scope)
+        record.model, record.engine = model.name, replica.engine.name
         done = orders.order(name, "restart", lambda: orders.restart(name))
         if wait:
             await asyncio.shield(done)

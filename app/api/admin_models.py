@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
@@ -13,6 +13,7 @@ from app.admission.admission import Admission
 from app.api.access import Right, guard
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
+from app.api.middleware import record_of
 from app.auth.keys import Authenticator
 from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
 from app.routing.catalogue import Catalogue, Model
@@ -48,8 +49,17 @@ def admin_models_router(
     def row(model: Model) -> ModelRow:
         return ModelRow.of(model, admission.standing, orders.under_way)
 
-    async def ordered(name: str, verb: str, act: Act, response: Response, wait: bool) -> ModelRow:
+    async def named(request: Request, name: str) -> Model:
+        """Return the model that a path names, which the request's line of the log names as well."""
         model = catalogue.named(name)
+        record_of(request.scope).model = model.name
+        return model
+
+    naming = Depends(named)
+
+    async def ordered(
+        model: Model, verb: str, act: Act, response: Response, wait: bool
+    ) -> ModelRow:
         done = orders.order(model.name, verb, partial(act, model.name))
         if wait:
             await asyncio.shield(done)
@@ -64,30 +74,32 @@ def admin_models_router(
 
     # A name may hold slashes, as Hugging Face's do.
     @router.post("/{name:path}/load", dependencies=[writing], responses=ordering)
-    async def load_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
+    async def load_model(response: Response, wait: Wait = False, model: Model = naming) -> ModelRow:
         """Start the engines of a model that are not ready; those that failed are tried again."""
-        return await ordered(name, "load", load, response, wait)
+        return await ordered(model, "load", load, response, wait)
 
     @router.post("/{name:path}/unload", dependencies=[writing], responses=ordering)
-    async def unload_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
+    async def unload_model(
+        response: Response, wait: Wait = False, model: Model = naming
+    ) -> ModelRow:
         """End the engines of a model when their requests have ended, and free their memory."""
-        return await ordered(name, "unload", unload, response, wait)
+        return await ordered(model, "unload", unload, response, wait)
 
     @router.post("/{name:path}/sleep", dependencies=[writing], responses=ordering)
     async def sleep_model(
-        name: str,
         response: Response,
         level: Annotated[
             int, Query(ge=1, le=2, description="1 keeps the weights in CPU memory, 2 drops them.")
         ] = 1,
         wait: Wait = False,
+        model: Model = naming,
     ) -> ModelRow:
         """Put the engines of a model to sleep: vLLM's sleep mode, where the platform has it."""
-        return await ordered(name, "sleep", partial(orders.sleep, level=level), response, wait)
+        return await ordered(model, "sleep", partial(orders.sleep, level=level), response, wait)
 
     @router.post("/{name:path}/wake", dependencies=[writing], responses=ordering)
-    async def wake_model(name: str, response: Response, wait: Wait = False) -> ModelRow:
+    async def wake_model(response: Response, wait: Wait = False, model: Model = naming) -> ModelRow:
         """Wake the engines of a model, or start them where they do not sleep."""
-        return await ordered(name, "load", load, response, wait)
+        return await ordered(model, "load", load, response, wait)
 
     return router

@@ -14,7 +14,7 @@ from app.telemetry.metrics import NO_ENDPOINT, Metrics
 log = logging.getLogger(__name__)
 
 RECORD = "gateway.record"
-# Asked every few seconds by machines that are no clients: told at debug, counted by nobody.
+# Asked every few seconds by machines that are not clients: logged at debug, counted by nobody.
 QUIET = frozenset({"/health", "/ready", "/metrics", "/metrics/engines"})
 # What browsers ask before a page's request leaves: told at debug and counted by nobody as well.
 PREFLIGHT = "preflight"
@@ -71,8 +71,20 @@ class Recorded:
             route = scope.get("route")
             if route is not None:
                 record.endpoint = route.path
-            quiet = record.endpoint in QUIET or record.endpoint == PREFLIGHT
+            quiet = (
+                record.endpoint in QUIET
+                or record.endpoint == PREFLIGHT
+                or _is_look(record.method, scope["path"], record.status)
+            )
             self._access.write(record, perf_counter() - record.started, quiet=quiet)
+
+
+def _is_look(method: str, path: str, status: int) -> bool:
+    """Return whether an operator read something under /admin, as `status` does while it watches.
+
+    It changes nothing, and who may read is a matter of roles. What is refused is told as ever.
+    """
+    return method == "GET" and status < 400 and path.startswith("/admin/")
 
 
 def record_of(scope: Scope) -> RequestRecord:

@@ -19,7 +19,7 @@ from app.cli.gateway import (
     refusals,
     shown,
 )
-from app.cli.status import POLL_S, Json, fetch, live
+from app.cli.status import TICK_S, Engine, Json, fetch, live, pacing
 from app.cli.tables import Column, print_table
 
 EXIT_FAILED = 1
@@ -144,6 +144,8 @@ def _ordered(gateway: Gateway, name: str, verb: str, **params: int) -> Model:
     path = f"/admin/models/{quote(name, safe='/')}/{verb}"
     patient = httpx.Timeout(30.0, read=None)
     ended: SimpleQueue[Model | BaseException] = SimpleQueue()
+    engines: list[Engine] = []
+    due = pacing()
 
     def ask() -> None:
         try:
@@ -154,9 +156,13 @@ def _ordered(gateway: Gateway, name: str, verb: str, **params: int) -> Model:
     with refusals():
         # A daemon, so that Ctrl-C need not wait for the answer.
         threading.Thread(target=ask, daemon=True).start()
-        with live(Console(stderr=True)) as show:
-            while (end := _next(ended)) is None:
-                show(engine for engine in fetch(gateway))
+        console = Console(stderr=True)
+        with live(console) as show:
+            # Without a terminal there is nothing to show: the answer ends the wait.
+            while (end := _next(ended, TICK_S if console.is_terminal else None)) is None:
+                if next(due):
+                    engines = fetch(gateway)
+                show(engines)
         if isinstance(end, Refused) and end.status in NOT_DONE:
             fail(f"{shown(name)} did not {verb}: {end.message}", code=EXIT_FAILED)
         if isinstance(end, BaseException):
@@ -164,9 +170,11 @@ def _ordered(gateway: Gateway, name: str, verb: str, **params: int) -> Model:
         return end
 
 
-def _next(ended: "SimpleQueue[Model | BaseException]") -> Model | BaseException | None:
+def _next(
+    ended: "SimpleQueue[Model | BaseException]", timeout: float | None
+) -> Model | BaseException | None:
     try:
-        return ended.get(timeout=POLL_S)
+        return ended.get(timeout=timeout)
     except Empty:
         return None
 

@@ -17,7 +17,11 @@ if TYPE_CHECKING:  # slow to import, and other commands need not wait
     from rich.console import Console
     from rich.table import Table
 
-POLL_S = 0.3
+# A start takes from seconds to an hour: the longer it has taken, the less often it is asked for.
+SHORTEST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 5.0
+PAUSES = 20  # the end of a start is seen at most a twentieth of its time late
+TICK_S = 0.5  # of the clocks on the screen
 # Below this an engine's column is more folds than words.
 NARROWEST = 24
 COLOURS = {
@@ -96,10 +100,13 @@ def status(
         engines = fetch(gateway)
         if console.is_terminal and not json if watch is None else watch:
             with live(console) as show:
-                while any(engine.state == "starting" for engine in engines):
+                for due in pacing():
+                    if not any(engine.state == "starting" for engine in engines):
+                        break
                     show(engines)
-                    time.sleep(POLL_S)
-                    engines = fetch(gateway)
+                    time.sleep(TICK_S)
+                    if due:
+                        engines = fetch(gateway)
     if json:
         print(msgspec.json.format(msgspec.json.encode(engines), indent=2).decode())
         return
@@ -110,6 +117,22 @@ def status(
     else:
         print()
         print(plain(("", *(shown(engine.name) for engine in engines)), facts(engines)))
+
+
+def pacing(clock: Callable[[], float] = time.monotonic) -> Iterator[bool]:
+    """Yield, each time something is shown, whether to ask the gateway again after it."""
+    began = asked = clock()
+    while True:
+        now = clock()
+        due = now - asked + TICK_S >= pause(now - began)
+        if due:
+            asked = now + TICK_S
+        yield due
+
+
+def pause(waited_s: float) -> float:
+    """Return the seconds between two questions when a start has taken so long."""
+    return min(max(waited_s / PAUSES, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
 
 
 def fetch(gateway: Gateway) -> list[Engine]:

@@ -142,21 +142,28 @@ def _number(seconds: float | None) -> str:
 
 
 def text_line(record: RequestRecord, seconds: float, stamp: str, level: str) -> str:
-    """Return the access line for people. An estimated number of tokens has a ~ before it."""
-    tokens = "-"
+    """Return the access line for people: what is not known of a request is left out.
+
+    An estimated number of tokens has a ~ before it.
+    """
+    model = f" model={clean(record.model)}" if record.model != UNKNOWN_MODEL else ""
+    asked = f" asked={clean(name)}" if (name := _asked(record)) else ""
+    engine = f" engine={clean(record.engine)}" if record.engine else ""
+    key = f" key={record.principal}" if record.principal != "-" else ""
+    tokens = ""
     if (used := record.usage) is not None:
         cached = f" cached={used.cached}" if used.cached else ""
-        tokens = f"{'~' if used.estimated else ''}{used.prompt}+{used.completion}{cached}"
-    gone = " client=gone" if record.client_gone else ""
+        tokens = f" tokens={'~' if used.estimated else ''}{used.prompt}+{used.completion}{cached}"
+    queued = f" queue_ms={_ms(record.queued_s)}" if record.queued_s is not None else ""
+    first = f" ttft_ms={_ms(record.ttft_s)}" if record.ttft_s is not None else ""
     trace = f" trace={record.trace_id}" if record.trace_id else ""
-    asked = f" asked={clean(name)}" if (name := _asked(record)) else ""
+    gone = " client=gone" if record.client_gone else ""
     fault = f" fault={_fault(record.fault)!r}" if record.fault else ""
     return (
-        f"{stamp} {level.upper():<7} access: {record.status} {record.method} {record.endpoint} "
-        f"model={clean(record.model)}{asked} engine={clean(record.engine or '-')} "
-        f"key={record.principal} tokens={tokens} queue_ms={_ms(record.queued_s)} "
-        f"ttft_ms={_ms(record.ttft_s)} total_ms={_ms(seconds)} bytes_in={record.bytes_in} "
-        f"bytes_out={record.bytes_out} id={record.request_id}{trace}{gone}{fault}"
+        f"{stamp} {level.upper():<7} access: {record.status} {record.method} {record.endpoint}"
+        f"{model}{asked}{engine}{key}{tokens}{queued}{first} total_ms={_ms(seconds)} "
+        f"bytes_in={record.bytes_in} bytes_out={record.bytes_out} id={record.request_id}"
+        f"{trace}{gone}{fault}"
     )
 
 
@@ -169,8 +176,8 @@ def _fault(text: str) -> str:
     return scrub(text if len(text) <= LONGEST_FAULT else f"{text[:LONGEST_FAULT]}…")
 
 
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.1f}"
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"
 
 
 # To format one takes as long as a tenth of a line.

@@ -4,12 +4,13 @@ import json
 import re
 import socket
 import subprocess
+import time
 from typing import Any
 
 import pytest
 
 from engines.demo_dialogues import STORY
-from tests.e2e.deployment import KEY, Deployment
+from tests.e2e.deployment import ADMIN_KEY, KEY, Deployment
 
 VOLATILE = re.compile(rb'"(id|created|created_at|request_id)":\s*("[^"]*"|\d+)')
 
@@ -219,3 +220,15 @@ def test_engines_socket_and_directory_are_private(gateway: Deployment) -> None:
     directory = gateway.run_dir / "demo-0"
     assert directory.stat().st_mode & 0o077 == 0
     assert (directory / "http.sock").is_socket()
+
+
+def test_an_engines_log_holds_requests_and_none_of_the_gateways_own(gateway: Deployment) -> None:
+    with gateway.client() as client, gateway.client(ADMIN_KEY) as operator:
+        answer = client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 200, answer.text
+        assert operator.get("/metrics/engines").status_code == 200
+        time.sleep(2.5)  # the engine is probed every second
+        log = operator.get("/admin/engines/demo-0/log", params={"lines": 10_000}).text
+    assert '"POST /v1/chat/completions HTTP/1.1" 200' in log
+    assert "GET /health" not in log
+    assert "GET /metrics" not in log

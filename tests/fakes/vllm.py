@@ -650,6 +650,7 @@ if __name__ == "__main__":
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--allowed-media-domains", nargs="+")
     parser.add_argument("--enable-prompt-tokens-details", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--disable-access-log-for-endpoints")
     parser.add_argument("--fake-sleep", default="ok")
     parser.add_argument("--fake-children", action="store_true")
     parser.add_argument("--fake-stubborn", action="store_true")

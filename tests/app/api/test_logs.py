@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("levels_as_before")
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
+    model = {"name": "demo", "aliases": ["al"], "engines": [remote("http://127.0.0.1:1")]}
     logs = {"levels": {"limits": "error"}}
     async with running(settings_for(model, run_dir=tmp_path, logs=logs), settle=False) as one:
         yield one
@@ -100,7 +100,7 @@ class TestEveryRequest:
             ("HEAD", "/v1/models", AUTH, 200, "/v1/models", "key-", None),
             ("GET", "/v1/models/x", AUTH, 404, "/v1/models/{name:path}", "key-", "'x'"),
             ("GET", "/v1/usage", {"authorization": ""}, 401, "/v1/usage", None, "key"),
-            ("GET", "/admin/engines/demo-0", ROOT, 200, "/admin/engines/{name}", "root", None),
+            ("GET", "/admin/engines/x", ROOT, 404, "/admin/engines/{name}", "root", "engine"),
             ("GET", "/admin/keys", {"authorization": ""}, 401, "none", None, "key"),
             ("GET", "/admin/keys", AUTH, 403, "none", None, "role"),
             ("POST", "/admin/logs", ROOT, 405, "/admin/logs", "root", "takes"),
@@ -155,6 +155,33 @@ class TestEveryRequest:
         assert (answer.status_code, answer.headers["x-request-id"]) == (500, "abc")
         [trace] = [one for one in caplog.records if one.exc_info]
         assert trace.__dict__["request_id"] == "abc"
+
+    @pytest.mark.parametrize("verb", ["load", "unload", "sleep", "wake"])
+    async def test_that_acts_on_a_model_names_it(
+        self, gateway: Gateway, capsys: pytest.CaptureFixture[str], verb: str
+    ) -> None:
+        await gateway.client.post(f"/admin/models/al/{verb}?wait=true", headers=ROOT)
+        [one] = told(gateway, capsys)
+        assert (one["model"], one["endpoint"]) == ("demo", f"/admin/models/{{name:path}}/{verb}")
+
+    async def test_that_restarts_an_engine_names_it(
+        self, gateway: Gateway, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await gateway.client.post("/admin/engines/demo-0/restart", headers=ROOT)
+        [one] = told(gateway, capsys)
+        assert (one["model"], one["engine"], one["status"]) == ("demo", "demo-0", 202)
+
+    async def test_of_an_operator_that_looks_is_there_at_debug_only(
+        self, gateway: Gateway, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for path in ("engines", "engines/demo-0", "models", "keys", "usage"):
+            answer = await gateway.client.get(f"/admin/{path}", headers=ROOT)
+            assert answer.status_code == 200
+        assert told(gateway, capsys) == []
+        await put(gateway, {"access": "debug"})
+        await gateway.client.get("/admin/models", headers=ROOT)
+        lines = told(gateway, capsys)
+        assert (lines[-1]["endpoint"], lines[-1]["level"]) == ("/admin/models", "debug")
 
     async def test_of_a_machine_that_looks_in_is_there_at_debug_only(
         self, gateway: Gateway, capsys: pytest.CaptureFixture[str]

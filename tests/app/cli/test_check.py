@@ -55,3 +55,11 @@ def test_no_note_for_engines_of_the_gateway_which_get_the_flag() -> None:
     lines = check(PROCESS, price=LESS, media={"domains": ["Images.Example.com"]})
     assert not any(line.startswith("note:") for line in lines)
     assert " --allowed-media-domains images.example.com --enable-prompt-tokens-details" in lines[-1]
+
+
+def test_engines_of_the_gateway_log_none_of_its_own_probes_unless_told_otherwise() -> None:
+    flag = "--disable-access-log-for-endpoints="
+    [*_, line] = check(PROCESS)
+    assert f" {flag}/health,/metrics,/version" in line
+    [*_, line] = check({**PROCESS, "args": {"disable-access-log-for-endpoints": "/ping"}})
+    assert line.rindex(f"{flag}/ping") > line.index(f"{flag}/health")

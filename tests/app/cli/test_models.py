@@ -63,6 +63,12 @@ def test_one_line_at_the_end(server: Server, words: list[str], path: str, said: 
     assert orders(server) == [f"/admin/models/org/demo/{path}"]
 
 
+def test_a_pipe_asks_for_no_progress(server: Server) -> None:
+    server.tell("/admin/models/m/load", model())
+    run("models", "load", "m")
+    assert [path for _, path, _ in server.asked] == ["/admin/models/m/load?wait=true"]
+
+
 @pytest.mark.parametrize("verb", ["load", "unload", "sleep", "wake"])
 def test_what_failed_is_told_with_its_reason(server: Server, verb: str) -> None:
     server.refuse(f"/admin/models/org/demo/{verb}", 503, "engine demo-0: no room")

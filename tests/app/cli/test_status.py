@@ -3,13 +3,25 @@
 import io
 import json
 from collections.abc import Iterator
+from itertools import count as count_from
 from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from app.cli.status import SUMMARY, Engine, count, label, live, side_by_side, summary, value
+from app.cli.status import (
+    SUMMARY,
+    TICK_S,
+    Engine,
+    count,
+    label,
+    live,
+    pacing,
+    side_by_side,
+    summary,
+    value,
+)
 from app.cli.status import Progress as Far
 from app.cli.tables import print_table
 from tests.app.cli.gateway import KEY, Server, fault, run, serving
@@ -211,6 +223,31 @@ def test_a_facts_name_for_people() -> None:
     assert label("graph_capture_s") == "graph capture (s)"
     assert label("s") == "s"
     assert label("max_model_len") == "max model len"
+
+
+class TestPacing:
+    def asked(self, start_s: float) -> tuple[int, float]:
+        """Return how often a start is asked for, and how late its end is seen."""
+        ticks = count_from(0.0, TICK_S)
+        now = next(ticks)
+        pace = pacing(lambda: now)
+        count = 0
+        while True:
+            due = next(pace)
+            now = next(ticks)
+            count += due
+            if due and now >= start_s:
+                return count, now - start_s
+
+    @pytest.mark.parametrize(
+        ("start_s", "most", "late_s"), [(5, 12, 0.5), (60, 75, 3.0), (3600, 800, 5.0)]
+    )
+    def test_the_longer_a_start_takes_the_less_often_it_is_asked_for(
+        self, start_s: float, most: int, late_s: float
+    ) -> None:
+        count, late = self.asked(start_s)
+        assert count <= most
+        assert late <= late_s
 
 
 class TestFaults:

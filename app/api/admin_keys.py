@@ -26,7 +26,10 @@ PAGE = 100
 MAX_PAGE = 1000
 DEFAULT_ROTATION = Rotation()
 Now = Annotated[bool, Query(description="End the key's requests in flight too, at every gateway.")]
-Named = Annotated[str, Path(alias="key_id", description="The ID of a key, or its name.")]
+Named = Annotated[
+    str,
+    Path(alias="key_id", description="The ID of a key, or its name where that holds no slash."),
+]
 _CUT = " and ends its requests in flight"
 
 
@@ -101,8 +104,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         _keep_nowhere(response)
         return shown_new(key, made)
 
-    # A name may hold slashes. What acts on a key comes before what shows it.
-    @router.post("/{key_id:path}/rotate", responses=one_key_and_body)
+    @router.post("/{key_id}/rotate", responses=one_key_and_body)
     async def rotate_key(
         response: Response, rotation: Rotation = DEFAULT_ROTATION, handled: Handled = handling
     ) -> ShownNewKey:
@@ -112,7 +114,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         _keep_nowhere(response)
         return shown_new(key, made)
 
-    @router.post("/{key_id:path}/disable", responses=one_key)
+    @router.post("/{key_id}/disable", responses=one_key)
     async def disable_key(now: Now = False, handled: Handled = handling) -> ShownKey:
         """Let a key in no longer, until it is enabled."""
         key = await store.disable(handled.key.id, now=now)
@@ -121,19 +123,19 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
             await authenticator.poll()
         return shown(key)
 
-    @router.post("/{key_id:path}/enable", responses=one_key)
+    @router.post("/{key_id}/enable", responses=one_key)
     async def enable_key(handled: Handled = handling) -> ShownKey:
         """Let a disabled key in again."""
         key = await store.enable(handled.key.id)
         log.info("%s enabled the key %s", handled.principal.id, key.id)
         return shown(key)
 
-    @router.get("/{key_id:path}", responses=one_key)
+    @router.get("/{key_id}", responses=one_key)
     async def show_key(named: Named, _: Principal = reading) -> ShownKey:
         """One key."""
         return shown(await store.named(named))
 
-    @router.patch("/{key_id:path}", responses=one_key_and_body)
+    @router.patch("/{key_id}", responses=one_key_and_body)
     async def change_key(changes: KeyChanges, handled: Handled = handling) -> ShownKey:
         """Change what is given; the rest stays."""
         if "models" in changes.model_fields_set:
@@ -143,7 +145,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         log.info("%s changed the key %s", handled.principal.id, key.id)
         return shown(key)
 
-    @router.delete("/{key_id:path}", status_code=204, responses=one_key)
+    @router.delete("/{key_id}", status_code=204, responses=one_key)
     async def delete_key(now: Now = False, handled: Handled = handling) -> None:
         """Delete a key, for good; reports of its usage stay."""
         key_id = handled.key.id

@@ -34,8 +34,8 @@ _CUT = " and ends its requests in flight"
 
 
 @dataclass(frozen=True, slots=True)
-class Handled:
-    """A key that is acted on, and who does that."""
+class HandledKey:
+    """A key that is acted on, and the caller that does."""
 
     key: ApiKey
     principal: Principal
@@ -51,11 +51,11 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
     one_key = error_responses(*ADMIN, RouteNotFound)
     one_key_and_body = error_responses(*ADMIN, *BODY, RouteNotFound)
 
-    async def handled(named: Named, principal: Principal = writing) -> Handled:
-        """Return a key and who handles it and may; its role is for life, so it stays so."""
+    async def handled(named: Named, principal: Principal = writing) -> HandledKey:
+        """Return a key and a caller that may change it. A key's role, which decides, is for life."""
         key = await store.named(named)
         check_handles(principal, key.role)
-        return Handled(key, principal)
+        return HandledKey(key, principal)
 
     handling = Depends(handled)
 
@@ -106,7 +106,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
 
     @router.post("/{key_id}/rotate", responses=one_key_and_body)
     async def rotate_key(
-        response: Response, rotation: Rotation = DEFAULT_ROTATION, handled: Handled = handling
+        response: Response, rotation: Rotation = DEFAULT_ROTATION, handled: HandledKey = handling
     ) -> ShownNewKey:
         """Make a new secret; the one before goes on working for `grace_s` seconds."""
         key, made = await store.rotate(handled.key.id, rotation.grace_s)
@@ -115,7 +115,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         return shown_new(key, made)
 
     @router.post("/{key_id}/disable", responses=one_key)
-    async def disable_key(now: Now = False, handled: Handled = handling) -> ShownKey:
+    async def disable_key(now: Now = False, handled: HandledKey = handling) -> ShownKey:
         """Let a key in no longer, until it is enabled."""
         key = await store.disable(handled.key.id, now=now)
         log.info("%s disabled the key %s%s", handled.principal.id, key.id, _CUT if now else "")
@@ -124,7 +124,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         return shown(key)
 
     @router.post("/{key_id}/enable", responses=one_key)
-    async def enable_key(handled: Handled = handling) -> ShownKey:
+    async def enable_key(handled: HandledKey = handling) -> ShownKey:
         """Let a disabled key in again."""
         key = await store.enable(handled.key.id)
         log.info("%s enabled the key %s", handled.principal.id, key.id)
@@ -136,7 +136,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         return shown(await store.named(named))
 
     @router.patch("/{key_id}", responses=one_key_and_body)
-    async def change_key(changes: KeyChanges, handled: Handled = handling) -> ShownKey:
+    async def change_key(changes: KeyChanges, handled: HandledKey = handling) -> ShownKey:
         """Change what is given; the rest stays."""
         if "models" in changes.model_fields_set:
             models = checked(changes.models, handled.key.models)
@@ -146,7 +146,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         return shown(key)
 
     @router.delete("/{key_id}", status_code=204, responses=one_key)
-    async def delete_key(now: Now = False, handled: Handled = handling) -> None:
+    async def delete_key(now: Now = False, handled: HandledKey = handling) -> None:
         """Delete a key, for good; reports of its usage stay."""
         key_id = handled.key.id
         await store.delete(key_id, now=now)

@@ -1,4 +1,4 @@
-"""Who reads a route of FastAPI's on the data plane, and whether he may at this moment."""
+"""Authentication and limits of the data plane's reads, which FastAPI serves."""
 
 from collections.abc import Awaitable, Callable
 
@@ -20,11 +20,11 @@ Caller = Callable[[Request, Response], Awaitable[Principal]]
 
 
 def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> Caller:
-    """Return a dependency that lets in who has a client's key, to read.
+    """Return a dependency that authenticates a client's key for a read.
 
-    The answer tells of the caller's limits, as every one of the data plane does, but takes nothing
-    of them: reads have a bound of their own. It raises InvalidApiKey, RateLimited and
-    ServiceUnavailable.
+    The response has the rate headers, as every one of the data plane, but the read takes nothing of
+    these limits: reads have a bound of their own. The dependency raises InvalidApiKey, RateLimited
+    and ServiceUnavailable.
     """
     reads = ReadBounds()
 

@@ -80,10 +80,7 @@ class Recorded:
 
 
 def _is_look(method: str, path: str, status: int) -> bool:
-    """Return whether an operator read something under /admin, as `status` does while it watches.
-
-    It changes nothing, and who may read is a matter of roles. What is refused is told as ever.
-    """
+    """Return whether a request is a successful read under /admin, as `status` sends in a row."""
     return method == "GET" and status < 400 and path.startswith("/admin/")
 
 

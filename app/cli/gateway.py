@@ -1,4 +1,4 @@
-"""Asking a running gateway: where it is, with which key, and what its answers may be.
+"""Client of a running gateway: its address, the key for it, and its answers.
 
     address   --url, else GATEWAY_URL, else host and port of the configuration
     key       --admin-key, else GATEWAY_KEY, else GATEWAY_ADMIN_KEY, the root key of the gateway

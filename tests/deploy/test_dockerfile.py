@@ -50,6 +50,7 @@ def test_an_image_runs_as_nobody_in_particular(target: str) -> None:
     volumes = {STATE} if target == "gateway" else {STATE, CACHE}
     assert set(stage.exec_form("VOLUME")) == volumes
     assert stage.env()["HOME"] == CACHE
+    assert stage.env()["GATEWAY_SERVER__HOST"] == "0.0.0.0", "published ports end at this address"
     assert stage.exec_form("ENTRYPOINT") == ["vllm-gateway"]
     assert stage.exec_form("CMD") == ["serve"]
     assert stage.exec_form("HEALTHCHECK")[0] == "python"

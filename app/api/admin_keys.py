@@ -52,7 +52,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
     one_key_and_body = error_responses(*ADMIN, *BODY, RouteNotFound)
 
     async def handled(named: Named, principal: Principal = writing) -> HandledKey:
-        """Return a key and a caller that may change it. A key's role, which decides, is for life."""
+        """Return a key and a caller that may change it: its role, which decides, is for life."""
         key = await store.named(named)
         check_handles(principal, key.role)
         return HandledKey(key, principal)

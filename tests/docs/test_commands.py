@@ -47,7 +47,7 @@ def test_the_commands_work_on_what_make_serve_runs(
     try:
         with Terminal(tmp_path, environment, ports={"8000": demo.port}) as terminal:
             terminal.run(
-                "export GATEWAY_ADMIN_KEY=$(vllm-gateway keys create --name docs --role admin "
+                "export GATEWAY_KEY=$(vllm-gateway keys create --name docs --role admin "
                 "| tail -n 1)"
             )
             assert follow(page, terminal, gpus=gpus, serving=demo.said) > 0

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -46,7 +45,7 @@ def command(uv: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture
-def config(tmp_path: Path, fake_url: str) -> Iterator[tuple[Path, int]]:
+def config(tmp_path: Path, fake_url: str) -> tuple[Path, int]:
     """A configuration with one remote engine, and the port that it names."""
     port = free_port()
     file = tmp_path / "gateway.yaml"
@@ -54,7 +53,7 @@ def config(tmp_path: Path, fake_url: str) -> Iterator[tuple[Path, int]]:
         f"server: {{host: 127.0.0.1, port: {port}}}\n"
         f"models:\n  - name: demo\n    engines: [{{kind: remote, url: '{fake_url}'}}]\n"
     )
-    yield file, port
+    return file, port
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -48,9 +48,14 @@ def is_secret(name: str, value: str = "") -> bool:
     return bool(words) and not (words == {"token"} and _HARMLESS.fullmatch(value.strip("'\"")))
 
 
+def hidden_by_form(text: str) -> str:
+    """Return a text without what is secret whatever stands before it: keys, credentials of URLs."""
+    return _FORM.sub(HIDDEN, _USERINFO.sub(HIDDEN, text))
+
+
 def hidden(line: str) -> str:
     """Return a line of a log or an error without the values of secrets, in linear time."""
-    line = _FORM.sub(HIDDEN, _USERINFO.sub(HIDDEN, line))
+    line = hidden_by_form(line)
     shown: list[str] = []
     at = done = 0
     absent: set[str] = set()

@@ -8,6 +8,7 @@ import typer
 
 from app.cli.faults import ConfigOption, fail, faults
 from app.cli.generate import PlainHelp, generate
+from app.cli.importing import importing
 from app.cli.keys import keys
 from app.cli.log_level import log_level
 from app.cli.logs import logs
@@ -28,6 +29,7 @@ app = typer.Typer(
 
 app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
+app.add_typer(importing, name="import")
 app.command()(status)
 app.command()(logs)
 app.command("log-level")(log_level)

@@ -1,0 +1,180 @@
+"""The settings that an importer builds, made consistent and valid at the end."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from app.importing.source import SourceFault, one_line
+from app.settings import LogSettings, ModelSettings, ServerSettings, StateSettings
+from app.settings.fallbacks import fault_of
+
+__all__ = ("Draft", "Imported", "Note", "SourceFault")
+
+_SECTIONS: Mapping[str, type[BaseModel]] = {
+    "server": ServerSettings,
+    "logs": LogSettings,
+    "state": StateSettings,
+}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that was not carried over: its place in the source, and what to do instead."""
+
+    place: str
+    text: str
+
+    def __str__(self) -> str:
+        return one_line(f"{self.place}: {self.text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an importer makes of a source."""
+
+    settings: dict[str, Any]
+    variables: Mapping[str, str]  # to set before the gateway starts: name and meaning
+    notes: tuple[Note, ...]
+
+
+@dataclass(slots=True)
+class Draft:
+    """Collects models and sections. `finish` leaves out what the gateway would refuse."""
+
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _variables: dict[str, str] = field(default_factory=dict)
+    _secrets: dict[str, str] = field(default_factory=dict)  # variable by secret
+    _notes: list[Note] = field(default_factory=list)
+
+    def note(self, place: str, text: str) -> None:
+        """Add a note, once."""
+        if (note := Note(place, text)) not in self._notes:
+            self._notes.append(note)
+
+    def note_keys(self, place: str, names: Iterable[str], advice: Mapping[str, str]) -> None:
+        """Add a note for each key of the source that the settings have no place for."""
+        for name in sorted(names):
+            shown = name if len(name) <= 64 else f"{name[:63]}…"
+            where = f"{place}.{shown}" if place else shown
+            self.note(where, advice.get(name, "has no counterpart"))
+
+    def require(self, variable: str, meaning: str) -> None:
+        """Add a variable that must be set before the gateway starts."""
+        self._variables.setdefault(variable, meaning)
+
+    def variable(self, secret: str, owner: str, place: str) -> str:
+        """Return the variable that is to hold a secret of the source, one for equal secrets."""
+        if secret not in self._secrets:
+            stem = re.sub(r"[^A-Z0-9]+", "_", owner.upper()).strip("_")
+            if not re.match(r"(?!GATEWAY)[A-Z]", stem):
+                stem = f"ENGINE_{stem}".rstrip("_")
+            name, count = f"{stem}_API_KEY", 2
+            while name in self._variables or name == "VLLM_API_KEY":
+                name, count = f"{stem}_{count}_API_KEY", count + 1
+            self._secrets[secret] = name
+            self.require(name, f"the value of {place}, which is not copied")
+        return self._secrets[secret]
+
+    def add(self, place: str, model: dict[str, Any]) -> None:
+        """Add a model; one that the gateway would refuse becomes a note."""
+        model = {key: value for key, value in model.items() if value not in (None, [], {}, ())}
+        if fault := fault_in(ModelSettings, _without_keys(model)):
+            self.note(place, f"is left out: {fault}")
+        elif model["name"] in self._models:
+            self.note(place, f"is left out: there is a model {model['name']!r} already")
+        else:
+            self._models[model["name"]] = model
+
+    def finish(self) -> Imported:
+        """Return valid settings. Raises SourceFault where no model is left."""
+        if not self._models:
+            reasons = "; ".join(str(note) for note in self._notes[:3])
+            raise SourceFault(f"nothing to import: {reasons or 'the source names no model'}")
+        self._settle_aliases()
+        self._settle_fallbacks()
+        self._settle_inherited()
+        settings: dict[str, Any] = {}
+        for name, kind in _SECTIONS.items():
+            if section := self.sections.get(name):
+                if fault := fault_in(kind, section):
+                    self.note(name, f"is left out: {fault}")
+                else:
+                    settings[name] = section
+        settings["models"] = [_ordered(model) for model in self._models.values()]
+        return Imported(settings, dict(self._variables), tuple(self._notes))
+
+    def _settle_aliases(self) -> None:
+        taken = set(self._models)
+        for name, model in self._models.items():
+            kept: list[str] = []
+            for alias in model.pop("aliases", ()):
+                if alias in taken:
+                    if alias != name and alias not in kept:
+                        self.note(f"alias {alias!r} of {name!r}", "is the name of another model")
+                    continue
+                taken.add(alias)
+                kept.append(alias)
+            if kept:
+                model["aliases"] = kept
+
+    def _settle_fallbacks(self) -> None:
+        wanted = {name: model.pop("fallbacks", []) for name, model in self._models.items()}
+        settled: dict[str, list[str]] = {name: [] for name in self._models}
+        for name, fallbacks in wanted.items():
+            for fallback in dict.fromkeys(fallbacks):
+                tried = {**settled, name: [*settled[name], fallback]}
+                if fault := fault_of(tried):
+                    self.note(f"fallback {fallback!r} of {name!r}", f"is left out: {fault}")
+                else:
+                    settled = tried
+        for name, names in settled.items():
+            if names:
+                self._models[name]["fallbacks"] = names
+
+    def _settle_inherited(self) -> None:
+        engines = [engine for model in self._models.values() for engine in model["engines"]]
+        keys = {engine.get("api_key_env") for engine in engines}
+        for engine in engines:
+            inherited = engine.pop("inherit_env", [])
+            if kept := [name for name in inherited if name not in keys]:
+                engine["inherit_env"] = kept
+            for name in sorted(set(inherited) & keys):
+                self.note(name, "is the key of a remote engine, which no engine inherits")
+
+
+def is_variable(name: str) -> bool:
+    """Return whether a text can be the name of a variable of the environment."""
+    return _VARIABLE.fullmatch(name) is not None
+
+
+def fault_in(kind: type[BaseModel], values: Mapping[str, Any]) -> str | None:
+    """Return in one line why a section of the settings would be refused, None if it would not."""
+    try:
+        kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        return " ".join((f"{place}: {message}" if place else message).split())
+    return None
+
+
+def _without_keys(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model without the variables of its keys, which need not be set during an import."""
+    engines = [
+        {key: value for key, value in engine.items() if key != "api_key_env"}
+        for engine in model.get("engines", ())
+    ]
+    return {**model, "engines": engines}
+
+
+def _ordered(model: dict[str, Any]) -> dict[str, Any]:
+    """Return a model as people write it: its names first, its engines last."""
+    names = ("name", "aliases", "fallbacks")
+    order = [*names, *(key for key in model if key not in {*names, "engines"}), "engines"]
+    return {key: model[key] for key in order if key in model}

@@ -1,0 +1,111 @@
+"""Words of a shell's command line, split and never run."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from app.importing.source import SourceFault, check_size
+
+_OPERATOR = re.compile(r"&&|\|\|?|;|&")
+_REDIRECTION = re.compile(r"(?:\d*[<>]{1,2}|&>{1,2})(?P<target>.*)")
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>[^}]*)\}|(?P<plain>\w+)|\()|`")
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
+# They run what follows them and change nothing that matters here.
+_WRAPPERS = frozenset({"env", "exec", "nohup", "time", "sudo", "setsid", "command"})
+_MAX_SHELLS = 3  # `bash -c` within `bash -c`
+
+
+@dataclass(slots=True)
+class Command:
+    """One command: the variables before it, what wraps it, its words."""
+
+    words: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    wrapper: list[str] = field(default_factory=list)
+
+
+def commands(text: str, depth: int = 0) -> Iterator[Command]:
+    """Yield the commands of a text, those that `bash -c` would run among them.
+
+    Raises SourceFault for quotes that are not closed.
+    """
+    check_size(text)
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    joined = re.sub(r"\\\s*\n", " ", "\n".join(lines))
+    try:
+        words = shlex.split(joined)
+    except ValueError as error:
+        raise SourceFault(f"the command line is not complete: {str(error).lower()}") from None
+    for part in _parts(words):
+        if inner := _inner(part):
+            if depth == _MAX_SHELLS:
+                raise SourceFault("shells within shells")
+            yield from commands(inner, depth + 1)
+        else:
+            yield _command(part)
+
+
+def variable_in(word: str) -> str | None:
+    """Return the name of the first shell variable in a word, `$(…)` for a command, else None."""
+    match = _VARIABLE.search(word)
+    if match is None:
+        return None
+    return match["braced"] or match["plain"] or "$(…)"
+
+
+def assignment(word: str) -> tuple[str, str] | None:
+    """Return name and value of NAME=VALUE, None for another word."""
+    match = _ASSIGNMENT.fullmatch(word)
+    return (match["name"], match["value"]) if match else None
+
+
+def base_name(word: str) -> str:
+    """Return the name of a program without its directory."""
+    return word.rpartition("/")[2]
+
+
+def _parts(words: list[str]) -> Iterator[list[str]]:
+    """Yield the words between operators, without redirections."""
+    part: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif match := _REDIRECTION.fullmatch(word):
+            skip = not match["target"]
+        elif _OPERATOR.fullmatch(word):
+            yield part
+            part = []
+        elif word.endswith(";") and not word.endswith("\\;"):
+            yield [*part, word.rstrip(";")]
+            part = []
+        else:
+            part.append(word)
+    yield part
+
+
+def _inner(words: list[str]) -> str | None:
+    """Return the text that a part gives to `bash -c`, None for another part."""
+    command = _command(words)
+    if command.words and base_name(command.words[0]) in _SHELLS:
+        for place, word in enumerate(command.words[1:-1], 1):
+            if re.fullmatch(r"-[a-z]*c", word):
+                settings = " ".join(shlex.quote(f"{k}={v}") for k, v in command.env.items())
+                return f"{settings} {command.words[place + 1]}".strip()
+    return None
+
+
+def _command(words: list[str]) -> Command:
+    command = Command(list(words))
+    while command.words:
+        word = command.words[0]
+        if found := assignment(word):
+            command.env[found[0]] = found[1]
+        elif base_name(word) not in _WRAPPERS and not (command.wrapper and word.startswith("-")):
+            break
+        else:
+            command.wrapper.append(word)
+        del command.words[0]
+    return command

@@ -65,7 +65,7 @@ lock: ## pin the requirements again; UPGRADE=--upgrade for the newest
 	@UV=$$(deploy/setup.sh uv) UPGRADE=$(UPGRADE) requirements/lock.sh
 
 .PHONY: schema
-schema: setup-dev ## write what is made from the code: the JSON Schema, docs/settings.md, docs/commands.md
+schema: setup-dev ## write what is made from the code: the JSON Schema, the pages of settings, commands and the API
 	@$(BIN)/python -c 'import json; from app.settings import schema; print(json.dumps(schema(), indent=2))' > deploy/gateway.schema.json
 	@$(BIN)/python -m tests.docs.reference
 

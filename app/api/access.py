@@ -1,6 +1,6 @@
 """What a key may do under /admin: one table, and what is not in it is denied."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 from fastapi import Request
@@ -64,19 +64,26 @@ def check_handles(principal: Principal, role: Role) -> None:
         raise PermissionDenied(f"the role {principal.role} may not handle keys of the role {role}")
 
 
-def guard(authenticator: Authenticator, right: Right) -> Callable[[Request], Awaitable[Principal]]:
-    """Return a dependency that lets in whoever has a right, and returns who that is.
+class Guard:
+    """A dependency that lets in whoever has a right, and returns who that is."""
 
-    It raises InvalidApiKey, PermissionDenied and ServiceUnavailable.
-    """
+    def __init__(self, authenticator: Authenticator, right: Right) -> None:
+        self._authenticator = authenticator
+        self.right = right
 
-    async def guarded(request: Request) -> Principal:
-        principal = await authenticator.admin(request.scope["headers"])
-        if right not in RIGHTS[principal.role]:
-            raise PermissionDenied(f"the role {principal.role} does not have the right {right}")
+    async def __call__(self, request: Request) -> Principal:
+        """Raise InvalidApiKey, PermissionDenied or ServiceUnavailable, or return the caller."""
+        principal = await self._authenticator.admin(request.scope["headers"])
+        if self.right not in RIGHTS[principal.role]:
+            raise PermissionDenied(
+                f"the role {principal.role} does not have the right {self.right}"
+            )
         return principal
 
-    return guarded
+
+def guard(authenticator: Authenticator, right: Right) -> Guard:
+    """Return the dependency of the routes that need a right."""
+    return Guard(authenticator, right)
 
 
 def error_response(error: GatewayError, scope: Scope) -> Response:

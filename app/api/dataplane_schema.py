@@ -22,6 +22,8 @@ from app.errors import (
     EngineOverloaded,
     EngineTooSlow,
     EngineUnavailable,
+    FieldNotAllowed,
+    MediaNotAllowed,
     MissingModel,
     ModelNotFound,
     QuotaUsedUp,
@@ -37,7 +39,9 @@ _COMMON: tuple[ErrorClass, ...] = (
     *CLIENT, *BODY, QuotaUsedUp, EngineUnavailable, EngineOverloaded, EngineFailed,
     EngineTooSlow,
 )  # fmt: skip
-_BY_MODEL: tuple[ErrorClass, ...] = (MissingModel, ModelNotFound)
+_BY_MODEL: tuple[ErrorClass, ...] = (
+    MissingModel, ModelNotFound, FieldNotAllowed, MediaNotAllowed,
+)  # fmt: skip
 _EVENT = {
     "type": "object",
     "required": ["data"],

@@ -11,6 +11,7 @@ from typing import Any
 from app.errors import (
     BadRequest,
     Dialect,
+    FieldNotAllowed,
     GatewayError,
     HeadTooLarge,
     InvalidApiKey,
@@ -34,7 +35,7 @@ Responses = dict[int | str, JsonObject]
 CONNECTION: tuple[ErrorClass, ...] = (
     BadRequest, RequestTimeout, HeadTooLarge, TooManyConnections,
 )  # fmt: skip
-EVERY_ROUTE = (*CONNECTION, MethodNotAllowed, GatewayError)
+EVERY_ROUTE: tuple[ErrorClass, ...] = (*CONNECTION, MethodNotAllowed, GatewayError)
 # Routes that require a key: any, a client key, an admin key.
 KEYED: tuple[ErrorClass, ...] = (InvalidApiKey, ServiceUnavailable)
 CLIENT = (*KEYED, RateLimited)
@@ -87,7 +88,9 @@ def error_schema(kind: ErrorClass, dialect: Dialect) -> JsonObject:
     if dialect is Dialect.ANTHROPIC:
         error = _strict(type={"const": kind.anthropic_type}, message=message)
         return _strict(type={"const": "error"}, error=error)
-    param = {"type": "null"} if kind.param is None else {"const": kind.param}
+    param: JsonObject = {"type": "null"} if kind.param is None else {"const": kind.param}
+    if issubclass(kind, FieldNotAllowed):
+        param = {"type": ["string", "null"], "description": "The field."}
     error = _strict(
         message=message, type={"const": kind.openai_type}, param=param, code={"const": kind.code}
     )

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from functools import cache
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
-from app.api.access import Right, guard
+from app.api.access import Guard, Right, guard
 from app.api.dataplane_schema import dataplane_paths
 from app.api.error_responses import (
     ADMIN,
@@ -20,6 +22,8 @@ from app.api.error_responses import (
 )
 from app.auth.keys import Authenticator
 
+# An extension of OpenAPI: the right that the caller's role must have.
+RIGHT = "x-right"
 _KEYS = {
     "admin": "An admin key: role auditor, manager or admin.",
     "client": "A client key.",
@@ -67,8 +71,11 @@ def document(app: FastAPI) -> JsonObject:
     components["headers"] = dict(header_components())
     components["securitySchemes"] = dict(_security_schemes())
     shared = _SharedResponses()
-    for path, operation in _operations(whole):
+    rights = dict(_rights(app))
+    for path, method, operation in _operations(whole):
         operation["security"] = _security(path)
+        if right := rights.get((path, method)):
+            operation[RIGHT] = right
         responses = operation["responses"]
         responses.pop("422", None)
         for status, response in responses.items():
@@ -97,10 +104,26 @@ class _SharedResponses:
         return {"$ref": f"#/components/responses/{self._names[text]}"}
 
 
-def _operations(whole: JsonObject) -> Iterator[tuple[str, JsonObject]]:
+def _operations(whole: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
     for path, methods in whole["paths"].items():
-        for operation in methods.values():
-            yield path, operation
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def _rights(app: FastAPI) -> Iterator[tuple[tuple[str, str], Right]]:
+    """Yield the right that each route under /admin asks for, by path and method."""
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            for right in _guards(route.dependant):
+                for method in route.methods:
+                    yield (route.path_format, method.lower()), right
+
+
+def _guards(dependant: Dependant) -> Iterator[Right]:
+    if isinstance(dependant.call, Guard):
+        yield dependant.call.right
+    for inner in dependant.dependencies:
+        yield from _guards(inner)
 
 
 def _security(path: str) -> list[JsonObject]:

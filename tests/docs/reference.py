@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: docs/settings.md and docs/commands.md."""
+"""Writes the pages that are made from the code: settings, commands and the API."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from typer.core import TyperArgument, TyperGroup
 
 from app.settings import SECRETS, Settings, StateSettings, schema
-from tests.docs import cli
+from tests.docs import api, cli
 from tests.docs.page import ROOT
 
 SETTINGS = ROOT / "docs" / "settings.md"
@@ -212,9 +212,12 @@ def _option(option: Any) -> str:
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write all pages."""
     SETTINGS.write_text(settings_page(), encoding="utf-8")
     COMMANDS.write_text(commands_page(), encoding="utf-8")
+    document = api.openapi()
+    api.PAGE.write_text(api.api_page(document), encoding="utf-8")
+    api.OPENAPI.write_text(api.openapi_text(document), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""The pages that are made from the code agree with it, and every setting and command is in them."""
+"""The pages that are made from the code agree with it, and nothing of it is missing in them."""
 
 import re
 
+import pytest
+
+from app.api.access import Right
+from app.errors import GatewayError
 from app.settings import SECRETS, schema
-from tests.docs import cli
+from tests.app.test_errors import EVERY
+from tests.docs import api, cli
+from tests.docs.page import Page
 from tests.docs.reference import COMMANDS, SETTINGS, commands_page, settings_page
 
 AGAIN = "write it again: make schema"
@@ -38,3 +44,59 @@ def test_every_command_and_option_is_told_with_its_meaning() -> None:
     options = re.findall(r"^\| `-.*? \| (.*?) \|", page, re.MULTILINE)
     assert len(options) > 50
     assert [meaning for meaning in options if not meaning] == []
+
+
+@pytest.fixture(scope="module")
+def openapi() -> api.JsonObject:
+    return api.openapi()
+
+
+@pytest.fixture(scope="module")
+def api_page(openapi: api.JsonObject) -> Page:
+    return Page("docs/api.md", api.api_page(openapi))
+
+
+def test_the_page_of_the_api_and_its_document_are_those_of_the_code(
+    openapi: api.JsonObject, api_page: Page
+) -> None:
+    assert api.PAGE.read_text(encoding="utf-8") == api_page.text, AGAIN
+    assert api.OPENAPI.read_text(encoding="utf-8") == api.openapi_text(openapi), AGAIN
+
+
+def test_every_operation_is_in_the_index_and_has_a_section(
+    openapi: api.JsonObject, api_page: Page
+) -> None:
+    for path, operations in openapi["paths"].items():
+        for method in operations:
+            name = f"{method.upper()} {path}"
+            row = re.search(
+                rf"^\| \[`{re.escape(name)}`\]\(.*\) \| .+ \| .+ \|$", api_page.text, re.M
+            )
+            assert row, name
+            assert f"\n### {name}\n" in api_page.text
+
+
+def test_every_operation_under_admin_says_its_right(openapi: api.JsonObject) -> None:
+    found = {
+        (path, method): operation.get("x-right")
+        for path, operations in openapi["paths"].items()
+        for method, operation in operations.items()
+    }
+    for (path, method), right in found.items():
+        assert (right is not None) is path.startswith("/admin/"), (method, path)
+    assert set(found.values()) - {None} == set(Right)
+
+
+def test_sections_and_objects_are_found_by_their_links(api_page: Page) -> None:
+    links = [link.removeprefix("#") for link in api_page.links if link.startswith("#")]
+    assert len(links) > 90
+    assert set(links) <= api_page.anchors
+    headings = [line for _, line in api_page.prose if line.startswith("### ")]
+    assert len(headings) == len(set(headings))
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_every_error_has_a_row_with_its_meaning(kind: type[GatewayError], api_page: Page) -> None:
+    row = re.search(rf"^\| {kind.status} \| `{kind.code}` \|.*\| (.*) \|$", api_page.text, re.M)
+    assert row
+    assert row[1]

@@ -24,6 +24,11 @@ from tests.gateway import AUTH, ROOT, Gateway, free_port, remote, running, setti
 
 LIMIT = 10_000
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+IMAGE = "http://images.example.com/a.png"
+IMAGES: dict[str, dict[str, Any]] = {
+    CHAT: {"type": "image_url", "image_url": {"url": IMAGE}},
+    MESSAGES: {"type": "image", "source": {"type": "url", "url": IMAGE}},
+}
 BEARER_OR_HEADER: list[dict[str, list[str]]] = [{"client": []}, {"client_x_api_key": []}]
 
 
@@ -45,6 +50,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
             "engines": [remote(fake.url)],
             "queue": {"max_in_flight": 1, "max_waiting": 0},
         },
+        {"name": "ruled", "engines": [remote(fake.url)], "fields": {"deny": ["tools"]}},
     )
     server = {"max_body_bytes": LIMIT}
     async with running(settings_for(*models, run_dir=tmp_path, server=server)) as one:
@@ -222,6 +228,8 @@ async def errors_of(gateway: Gateway, path: str, fake: Fake) -> list[httpx.Respo
         await ask(gateway, path, fake="close"),
         await ask(gateway, path, fake="dead"),
         await ask(gateway, path, text="x" * LIMIT),
+        await ask(gateway, path, model="ruled", tools=[]),
+        await ask(gateway, path, messages=[{"role": "user", "content": [IMAGES[path]]}]),
         await gateway.client.post(path, content=b"{"),
         await gateway.client.get(path),
     ]

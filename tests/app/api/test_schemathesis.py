@@ -5,15 +5,19 @@ Responses that need a fault, such as a dead engine, are tested in test_openapi.p
 
 import asyncio
 import json
+import re
 import sys
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from app.api.dataplane import ENDPOINTS
 from app.auth.fields import KeyFields
+from tests.app.api.openapi import Document
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, ROOT, ROOT_KEY, Gateway, remote, running, settings_for
 
@@ -25,8 +29,13 @@ CHECKS = (
 )  # fmt: skip
 SEED = 20261122
 UNKNOWN = "unknown"
-# Operations that stop an engine are called for an unknown name only.
+# Operations that stop an engine are generated for an unknown name only, and called once afterwards.
 STOPPING = ("restart", "unload", "sleep")
+STOPPED = (
+    ("/admin/engines/{name}/restart", "demo-0"),
+    ("/admin/models/{name}/sleep", "demo"),
+    ("/admin/models/{name}/unload", "demo"),
+)
 # A followed log ends only when the client disconnects.
 ENDLESS = "follow"
 
@@ -37,8 +46,8 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     plenty = {"requests_per_minute": 10**9, "tokens_per_minute": 10**9, "concurrent_requests": 99}
     async with Fake() as fake:
         models = (
-            {"name": "demo", "engines": [{"kind": "process", "model": "m"}]},
-            {"name": "org/far", "engines": [remote(fake.url)]},
+            {"name": "demo", "engines": [{"kind": "process", "model": "m", "sleep_level": 1}]},
+            {"name": "org/far", "engines": [remote(fake.url)], "stores_responses": True},
         )
         settings = settings_for(*models, run_dir=tmp_path, limits={"default": plenty})
         async with running(settings, launcher=LAUNCHER) as one:
@@ -51,13 +60,17 @@ async def document_with_names(gateway: Gateway) -> dict[str, Any]:
     Generated names alone would always lead to a 404.
     """
     key, _ = await gateway.state.key_store.create(KeyFields(name="a key"))
+    asked = {"model": "org/far", "input": "x", "store": True}
+    stored = (await gateway.client.post("/v1/responses", json=asked)).raise_for_status().json()
     answer = await gateway.client.get("/admin/openapi.json", headers=ROOT)
     document: dict[str, Any] = answer.json()
     names = {
         "/admin/keys": ["key_id", key.id],
         "/admin/engines": ["name", "demo-0", "org-far-0"],
         "/admin/models": ["name", "demo", "org/far"],
+        "/admin/owners": ["name", "a team"],
         "/v1/models": ["name", "demo", "org/far"],
+        "/v1/responses": ["id", stored["id"]],
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
@@ -74,7 +87,26 @@ async def document_with_names(gateway: Gateway) -> dict[str, Any]:
     return document
 
 
-async def schemathesis(gateway: Gateway, document: Path, key: str | None, *options: str) -> str:
+def statuses(document: dict[str, Any], reports: Iterable[Path]) -> dict[tuple[str, str], set[int]]:
+    """Return the statuses that each operation was answered with, from reports of Schemathesis."""
+    operations = [
+        (method.upper(), path, re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))))
+        for path, methods in document["paths"].items()
+        for method in methods
+    ]
+    found: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for report in reports:
+        for entry in json.loads(report.read_text())["log"]["entries"]:
+            address = urlsplit(entry["request"]["url"]).path
+            for method, path, pattern in operations:
+                if method == entry["request"]["method"] and pattern.fullmatch(address):
+                    found[method, path].add(entry["response"]["status"])
+    return found
+
+
+async def schemathesis(
+    gateway: Gateway, document: Path, report: str, key: str | None, *options: str
+) -> str:
     """Run Schemathesis against a gateway; return its output if it found a failure, else ""."""
     headers = () if key is None else ("--header", f"Authorization: Bearer {key}")
     process = await asyncio.create_subprocess_exec(
@@ -84,7 +116,7 @@ async def schemathesis(gateway: Gateway, document: Path, key: str | None, *optio
         *("--seed", str(SEED), "--generation-database", "none", "--no-shrink", "--no-color"),
         *("--continue-on-failure", "--suppress-health-check", "all", "--warnings", "off"),
         *("--request-timeout", "60"),  # for an overloaded machine
-        *options,
+        *("--report-har-path", str(document.with_name(report)), *options),
         cwd=document.parent,  # has no configuration file of Schemathesis
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -104,17 +136,27 @@ async def test_every_response_conforms_to_the_openapi_document(
     gateway: Gateway, tmp_path: Path
 ) -> None:
     document = tmp_path / "openapi.json"
-    document.write_text(json.dumps(await document_with_names(gateway)))
+    known = await document_with_names(gateway)
+    document.write_text(json.dumps(known))
     not_stopping = ("--exclude-path-regex", f"/({'|'.join(STOPPING)})$")
     some, one = ("--max-examples", "5"), ("--max-examples", "1")
     found = await asyncio.gather(
-        schemathesis(gateway, document, ROOT_KEY, "--phases", "coverage,fuzzing", *some),
+        schemathesis(gateway, document, "a.har", ROOT_KEY, "--phases", "coverage,fuzzing", *some),
         # Sequences of requests take names from responses, so that they could stop an engine.
-        schemathesis(gateway, document, ROOT_KEY, "--phases", "stateful", *some, *not_stopping),
-        schemathesis(gateway, document, KEY, "--phases", "coverage,fuzzing", *some),
-        schemathesis(gateway, document, None, "--phases", "fuzzing", *one),
+        schemathesis(
+            gateway, document, "b.har", ROOT_KEY, "--phases", "stateful", *some, *not_stopping
+        ),
+        schemathesis(gateway, document, "c.har", KEY, "--phases", "coverage,fuzzing", *some),
+        schemathesis(gateway, document, "d.har", None, "--phases", "fuzzing", *one),
     )
     assert not any(found), "\n".join(found)
+    # No operation was left out, and each did once what it is for.
+    answered = statuses(known, tmp_path.glob("*.har"))
+    operations = {
+        (method.upper(), path) for path, ones in known["paths"].items() for method in ones
+    }
+    succeeded = {one for one, codes in answered.items() if any(200 <= c < 300 for c in codes)}
+    assert operations - succeeded == {("POST", path) for path, _ in STOPPED}
     # The requests reached engines and admin routes.
     for path in ENDPOINTS:
         labels = {"endpoint": path, "status": "200"}
@@ -122,3 +164,8 @@ async def test_every_response_conforms_to_the_openapi_document(
     for status in ("200", "201", "202", "204", "400", "401", "403", "404", "405", "409"):
         labels = {"endpoint": "/admin", "status": status}
         assert await gateway.metric("gateway_requests_total", model="unknown", **labels), status
+    for path, name in STOPPED:
+        address = f"{path.format(name=name)}?wait=true"
+        answer = await gateway.client.post(address, headers=ROOT)
+        assert (path, answer.status_code) == (path, 200)
+        Document(known).check(path, "POST", 200, dict(answer.headers), answer.content)

@@ -334,11 +334,10 @@ def _note_strategy(router: Mapping[str, Any], draft: Draft) -> None:
 def _set_redis(router: Mapping[str, Any], draft: Draft) -> None:
     """Take over Redis where it has no password; a password belongs in a variable."""
     if "redis_url" in router or "redis_password" in router:
-        variable = "GATEWAY_STATE__REDIS_URL"
         draft.note(
             "router_settings.redis_*",
-            f"is not copied, for it holds a password: set {variable}=redis://:PASSWORD@HOST:6379/0 "
-            "where several gateways share limits",
+            "is not copied, for it may hold a password: where several gateways share limits, set "
+            "GATEWAY_STATE__REDIS_URL to the address with the password",
         )
     elif (host := router.get("redis_host")) is not None:
         name = text_of(host, "router_settings.redis_host")

@@ -9,7 +9,6 @@ from typing import IO, Any, Protocol
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -17,6 +16,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from app.cli.status import Progress as Shown
+from app.cli.status import count
+from engines.base import Progress as Phase
 from engines.offline.session import Advance
 
 Record = dict[str, Any]
@@ -115,11 +117,12 @@ class Meter:
         self._loaded: float | None = None
         self._took = 0.0  # from the load to the newest advance: vLLM takes a while to end
         self._advance = Advance(0, 0, 0)
+        waiting = f"{prompts:,} prompt{'s' if prompts > 1 else ''} to answer"
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
             console=console,
@@ -127,7 +130,7 @@ class Meter:
             refresh_per_second=4,
             disable=not (live and console.is_terminal),
         )
-        self._task = self._bar.add_task("loading the model", total=None, speed="")
+        self._task = self._bar.add_task("starting", total=None, count="", speed=waiting)
 
     def __enter__(self) -> "Meter":
         self._bar.start()
@@ -136,17 +139,33 @@ class Meter:
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
+    def loading(self, phase: Phase) -> None:
+        """Note how far the start of vLLM is."""
+        self._bar.update(
+            self._task,
+            description=phase.phase,
+            completed=phase.done or 0,
+            total=phase.total,
+            count=count(Shown(phase.phase, phase.done, phase.total)),
+        )
+
     def loaded(self) -> None:
         """Note that prompts are read from now on."""
         self._loaded = time.monotonic()
         self._bar.reset(self._task, description="generating", total=self._prompts)
+        self.advance(self._advance)
 
     def advance(self, advance: Advance) -> None:
         """Note how far the batch is."""
         self._advance = advance
         if self._loaded is not None:
             self._took = time.monotonic() - self._loaded
-        self._bar.update(self._task, completed=advance.done, speed=self._speed())
+        self._bar.update(
+            self._task,
+            completed=advance.done,
+            count=f"{advance.done}/{self._prompts}",
+            speed=self._speed(),
+        )
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -156,6 +175,10 @@ class Meter:
             yield
         finally:
             self._bar.start()
+
+    def refresh(self) -> None:
+        """Draw the bar now."""
+        self._bar.refresh()
 
     def summary(self, failed: int) -> str:
         """Return in one line what was done and how fast."""

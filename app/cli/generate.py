@@ -14,9 +14,10 @@ import typer
 from typer.core import TyperCommand
 
 from app.cli.faults import fail
+from engines.offline import sampling_bounds
 from engines.offline.prompts import Prompt, PromptsError, read_prompts
 from engines.offline.sampling import SAMPLING, Kind, SamplingError, parse
-from engines.offline.session import Advance, Finished, Job, Loaded, OfflineError, Session
+from engines.offline.session import Advance, Finished, Job, Loaded, Loading, OfflineError, Session
 
 EXIT_FAILED = 1
 STDIN = "-"
@@ -155,8 +156,10 @@ def generate(
     """Answer prompts on vLLM's LLM, without a gateway.
 
     Set here unless the environment has it: VLLM_NO_USAGE_STATS=1; HF_HUB_OFFLINE=1 where the model
-    is a directory; VLLM_CPU_KVCACHE_SPACE=4 (GiB) where there is no GPU and no flag says how much
-    memory to take. Exit code 1: a prompt failed; 2: a mistake in what was asked.
+    is a directory. Without a GPU also VLLM_CPU_KVCACHE_SPACE=4 (GiB) where no flag says how much
+    memory to take, VLLM_ENABLE_V1_MULTIPROCESSING=0 for at most 128 answers, and enforce-eager=true
+    where no --engine flag is about compilation: vLLM starts in a third of the time so. Exit code 1:
+    a prompt failed; 2: a mistake in what was asked.
     """
     shortcuts = {
         "max-model-len": max_model_len,
@@ -167,6 +170,8 @@ def generate(
         "trust-remote-code": "true" if trust_remote_code else None,
     }
     try:
+        params = parse(sampling)
+        sampling_bounds.check(params)
         job = Job(
             model=_model(model),
             prompts=tuple(_prompts(prompt or [], prompts_file)),
@@ -174,7 +179,7 @@ def generate(
                 *((key, value) for key, value in shortcuts.items() if value is not None),
                 *map(_engine_flag, engine or []),
             ),
-            sampling=parse(sampling),
+            sampling=params,
             system=system,
             chat=chat,
             chat_template_kwargs=_object("--chat-template-kwargs", chat_template_kwargs),
@@ -296,6 +301,8 @@ def _run(job: Job, *, as_json: bool, output: Path | None, verbose: bool) -> int:
             with _sigterm_raises(), Session(job, _show_log if verbose else None) as session:
                 for event in session.events():
                     match event:
+                        case Loading(progress):
+                            meter.loading(progress)
                         case Loaded():
                             if output is not None and out.seekable():
                                 out.truncate(0)

@@ -21,9 +21,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from engines import processes, scratch
+from engines.base import Progress
 from engines.environment import PRIVATE_PREFIX
 from engines.offline.prompts import Prompt
-from engines.startup import failure_of
+from engines.startup import PHASES, StartupLog
 
 GUARDIAN = Path(__file__).parents[1] / "guardian.py"
 # For the guardian: the engine ends with us.
@@ -34,7 +35,8 @@ GRACE_S = 5.0
 # A guardian reports within its own sweep bound after the grace; later than this it is stuck.
 GUARDIAN_SLACK_S = 15.0
 RECEIVE_BYTES = 1 << 16
-LOG_TAIL_BYTES = 512 * 1024
+# The last of a start: there is no server here, though the log reads as if one began.
+SERVER_PHASES = PHASES[-2:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,13 @@ class Job:
         """Return it as the worker reads it."""
         fields = asdict(self) | {"prompts": [prompt.shown() for prompt in self.prompts]}
         return json.dumps(fields).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far the start of vLLM is, in the phases that `vllm-gateway status` shows."""
+
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +111,9 @@ class Session:
     def __init__(self, job: Job, on_log: Callable[[bytes], object] | None = None) -> None:
         self._job = job
         self._on_log = on_log
-        self._shown = 0
+        self._read = 0  # bytes of the log
+        self._partial = b""
+        self._startup = StartupLog()
         self._resources = contextlib.ExitStack()
         self._loaded = False
         self._pid: int | None = None
@@ -131,12 +142,20 @@ class Session:
     ) -> None:
         self._resources.close()
 
-    def events(self) -> Iterator[Loaded | Advance | Finished]:
+    def events(self) -> Iterator[Loading | Loaded | Advance | Finished]:
         """Yield what happens, until every prompt has its answer. Raises OfflineError."""
         # The worker may have died: then what it wrote says why.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(self._job.line())
+        shown: Progress | None = None
         for line in self._lines():
+            progress = self._startup.progress
+            if not self._loaded and progress not in (None, shown):
+                shown = progress
+                if shown is not None and shown.phase not in SERVER_PHASES:
+                    yield Loading(shown)
+            if line is None:
+                continue
             message = json.loads(line)
             match message.pop("event"):
                 case "loaded":
@@ -181,21 +200,22 @@ class Session:
             raise OfflineError(why, users=False)
         return int(first["pid"])
 
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the worker's lines until it has ended."""
+    def _lines(self) -> Iterator[bytes | None]:
+        """Yield the worker's lines until it has ended, and None when the log was read again."""
         guardian = self._control
         sources = [self._socket, guardian]
         partial = b""
         ended = False
         while True:
             ready, _, _ = select.select(sources, [], [], LOG_POLL_S)
-            self._show_log()
+            self._read_log()
             # The guardian speaks again, or is gone, when nothing of vLLM is left. What the worker
             # said last is in the socket then, whose other end a forked process may still hold.
             ended = ended or guardian in ready
             if ended:
                 self._socket.setblocking(False)
             elif not ready:
+                yield None
                 continue
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
@@ -206,24 +226,26 @@ class Session:
             *whole, partial = (partial + data).split(b"\n")
             yield from whole
 
-    def _show_log(self) -> None:
-        if self._on_log is None:
-            return
+    def _read_log(self) -> None:
+        """Pass on what is new in the log, and learn from its whole lines."""
         with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < self._shown:
-                self._shown = 0  # the guardian has begun a new file
-            file.seek(self._shown)
+            if os.fstat(file.fileno()).st_size < self._read:
+                self._read = 0  # the guardian has begun a new file
+            file.seek(self._read)
             if new := file.read():
-                self._shown += len(new)
-                self._on_log(new)
+                self._read += len(new)
+                if self._on_log is not None:
+                    self._on_log(new)
+                *whole, partial = (self._partial + new).split(b"\n")
+                self._partial = partial[-RECEIVE_BYTES:]
+                for line in whole:
+                    self._startup.feed(line.decode("utf-8", "replace"))
 
     def _why(self) -> str:
         """Return why the worker ended before its work was done."""
-        self._show_log()
-        with contextlib.suppress(OSError):
-            tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
-            if failure := failure_of(tail.splitlines()):
-                return str(failure)
+        self._read_log()
+        if failure := self._startup.failure:
+            return str(failure)
         last = json.loads(self._reports.readline() or b"{}")
         how = "ended without a word"
         if last.get("exit") == -signal.SIGKILL:

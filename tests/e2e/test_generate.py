@@ -14,6 +14,9 @@ import psutil
 import pytest
 
 from engines.demo_dialogues import COMPLETIONS, DIALOGUES, Dialogue
+from engines.offline.prompts import Prompt
+from engines.offline.session import Job, Loaded, Loading, Session
+from engines.startup import PHASES
 from tests.e2e.deployment import (
     COMMAND,
     ENGINE,
@@ -59,7 +62,8 @@ def generating(
     with output.open("w") as errors:
         process = subprocess.Popen(
             command(*arguments),
-            env=environment(**ENGINE["env"], **variables),
+            # The engine in processes of its own, as for a large batch.
+            env=environment(**ENGINE["env"], VLLM_ENABLE_V1_MULTIPROCESSING="1", **variables),
             stdout=subprocess.DEVNULL,
             stderr=errors,
             text=True,
@@ -176,6 +180,29 @@ def test_nothing_of_vllm_outlives_the_command(
             process.send_signal(signum)
             assert process.wait(60) == code
         assert {path.name for path in Path(directory).rglob("*") if not path.is_dir()} == left
+
+
+def test_a_start_goes_through_the_phases_that_status_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in ENGINE["env"].items():
+        monkeypatch.setenv(name, value)
+    with Session(Job(model=str(MODEL), prompts=(Prompt("a"),))) as session:
+        events = list(session.events())
+    loaded = next(place for place, event in enumerate(events) if isinstance(event, Loaded))
+    phases = [event.progress.phase for event in events[:loaded] if isinstance(event, Loading)]
+    assert phases == sorted(phases, key=PHASES.index)
+    assert len(set(phases)) > 1
+    assert not any(isinstance(event, Loading) for event in events[loaded:])
+
+
+def test_several_answers_of_a_model_that_is_greedy_by_default_are_refused_before_the_load() -> None:
+    done = generate("--prompt", "a", "--n", "2", "--verbose")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "n must be 1 when using greedy sampling" in done.stderr.splitlines()[-1]
+    assert "the model's defaults are" in done.stderr.splitlines()[-1]
+    assert "loading weights" not in done.stderr.lower()
+    assert "Starting to load model" not in done.stderr
 
 
 def test_what_vllm_refuses_is_one_line() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from app.cli.answers import InOrder, JsonLines, Meter, Pages, harmless
+from engines.base import Progress
 from engines.offline.session import Advance
 
 
@@ -81,3 +82,31 @@ def test_the_last_line_says_what_was_done() -> None:
     assert "1,200 prompt tokens (" in told
     assert "34 generated (" in told
     assert told.endswith("; 1 failed")
+
+
+def test_the_bar_shows_the_phases_of_a_start_and_then_the_prompts() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+
+    def shown() -> str:
+        """What is on the terminal now."""
+        out.seek(0)
+        out.truncate()
+        meter.refresh()
+        return out.getvalue()
+
+    with Meter(console, 1200, live=True) as meter:
+        first = shown()
+        assert "starting" in first
+        assert "1,200 prompts to answer" in first
+        assert "?" not in first
+        meter.loading(Progress("loading weights", 1, 3))
+        loading = shown()
+        assert "loading weights" in loading
+        assert "1/3" in loading
+        meter.loading(Progress("making the KV cache"))
+        assert "1/3" not in shown()
+        meter.loaded()
+        generating = shown()
+        assert "generating" in generating
+        assert "0/1200" in generating

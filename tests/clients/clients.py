@@ -1,0 +1,231 @@
+"""The clients: what each must do, and a line that says what it did."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from engines.demo_dialogues import DIALOGUES
+from tests.clients.environments import programs
+from tests.docs.page import ROOT, Block, Page
+from tests.e2e.deployment import KEY, MODEL, until
+from tests.gateway import free_port
+
+PAGE = Page.read(ROOT / "docs" / "clients.md")
+RUN_S = 180.0
+START_S = 180.0
+ANSWERS = {dialogue.question: dialogue.answer for dialogue in DIALOGUES}
+HELLO = ANSWERS["Hello!"]
+CAPITAL = "What is the capital of France?"
+BROWSER = Path(__file__).with_name("gradio_browser.py")
+
+
+class ClientFault(AssertionError):
+    """A client does not do what it should; says what it printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Where the gateway is, and a directory for what clients write."""
+
+    url: str
+    directory: Path
+
+    def here(self, text: str) -> str:
+        """Return a text of the page with this gateway's address."""
+        return text.replace("http://127.0.0.1:8000", self.url)
+
+
+def openai_python(gateway: Gateway) -> str:
+    return _expect(_python(gateway, _blocks("python")[0], Path(sys.executable)), HELLO)
+
+
+def anthropic_python(gateway: Gateway) -> str:
+    return _expect(_python(gateway, _blocks("python")[1], Path(sys.executable)), HELLO)
+
+
+def openai_javascript(gateway: Gateway) -> str:
+    directory = programs("node")
+    [block] = _blocks("javascript", "node")
+    file = directory / "page.mjs"
+    file.write_text(gateway.here(block.text))
+    return _expect(_run(gateway, "node", str(file)), HELLO)
+
+
+def langchain(gateway: Gateway) -> str:
+    [block] = _blocks("python", "langchain")
+    printed = _python(gateway, block, programs("langchain") / "python")
+    return _expect(printed, HELLO, HELLO, str([("get_weather", {"city": "Paris"})]))
+
+
+def llama_index(gateway: Gateway) -> str:
+    [block] = _blocks("python", "llama-index")
+    return _expect(_python(gateway, block, programs("llama-index") / "python"), HELLO, HELLO)
+
+
+def gradio(gateway: Gateway) -> str:
+    """Two messages, as from a browser: the second one carries the first as Gradio keeps it."""
+    python = programs("gradio") / "python"
+    [block] = _blocks("python", "gradio")
+    file = gateway.directory / "gradio_page.py"
+    file.write_text(gateway.here(block.text))
+    port = free_port()
+    variables = {"GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"}
+    url = f"http://127.0.0.1:{port}/"
+    with _serving(gateway, url, [str(python), str(file)], variables):
+        printed = _run(gateway, str(python), str(BROWSER), url, "Hello!", CAPITAL)
+    said = [text for text, _ in json.loads(printed)]
+    if said != ["Hello!", HELLO, CAPITAL, ANSWERS[CAPITAL]]:
+        raise ClientFault(printed)
+    return f"two messages: {said[1]} {said[3]}"
+
+
+def open_webui(gateway: Gateway) -> str:
+    """Sign up, list the models, chat plain and streamed, through Open WebUI's own API."""
+    bin_directory = programs("open-webui")
+    [block] = _blocks("console", "open-webui")
+    port = free_port()
+    script = gateway.here(re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE))
+    script = script.replace("--port 3000", f"--port {port}").replace(
+        "open-webui serve", "exec open-webui serve"
+    )
+    variables = {
+        "KEY": KEY,
+        "PATH": f"{bin_directory}{os.pathsep}{os.environ['PATH']}",
+        "DATA_DIR": str(gateway.directory / "open-webui"),
+        "WEBUI_SECRET_KEY": "of-a-test",
+        "HF_HUB_OFFLINE": "1",
+    }
+    (gateway.directory / "open-webui").mkdir()
+    url = f"http://127.0.0.1:{port}"
+    with (
+        _serving(gateway, f"{url}/health", ["bash", "-ec", script], variables),
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        account = {"name": "A", "email": "a@example.com", "password": "Of-a-test-1"}
+        token = client.post("/api/v1/auths/signup", json=account).raise_for_status().json()["token"]
+        client.headers["authorization"] = f"Bearer {token}"
+        models = [m["id"] for m in client.get("/api/models").raise_for_status().json()["data"]]
+        ask = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}
+        plain = client.post("/api/chat/completions", json={**ask, "stream": False})
+        answer = plain.raise_for_status().json()["choices"][0]["message"]["content"]
+        streamed = client.post("/api/chat/completions", json={**ask, "stream": True})
+        events = re.findall(r"^data: (\{.*)$", streamed.raise_for_status().text, re.MULTILINE)
+        deltas = [choice["delta"] for e in events for choice in json.loads(e)["choices"]]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    if (answer, text) != (HELLO, HELLO) or "demo" not in models:
+        raise ClientFault(f"models {models}, plain {answer!r}, streamed {text!r}")
+    return f"models {', '.join(models)}; {text}"
+
+
+def vllm_bench(gateway: Gateway) -> str:
+    """vLLM's command as it is, with the gateway's key."""
+    vllm = str(Path(sys.executable).with_name("vllm"))
+    base = ("--base-url", gateway.url, "--model", "demo", "--tokenizer", str(MODEL))
+    return _bench(gateway, vllm, "bench", "serve", *base)
+
+
+def gateway_bench(gateway: Gateway) -> str:
+    command = str(Path(sys.executable).with_name("vllm-gateway"))
+    return _bench(gateway, command, "bench", "--tokenizer", str(MODEL))
+
+
+def _bench(gateway: Gateway, *command: str) -> str:
+    load = ("--num-prompts", "50", "--input-len", "64", "--output-len", "16")
+    printed = _run(gateway, *command, *load)
+    counts = re.findall(r"^(?:Successful|Failed) requests: +(\d+)", printed, re.MULTILINE)
+    if counts != ["50", "0"]:
+        raise ClientFault(printed)
+    rate = re.search(r"^Output token throughput \(tok/s\): +([\d.]+)", printed, re.MULTILINE)
+    return f"50 of 50 requests, {rate[1] if rate else '?'} tokens/s"
+
+
+CLIENTS: Mapping[str, Callable[[Gateway], str]] = {
+    "openai-python": openai_python,
+    "openai-javascript": openai_javascript,
+    "anthropic-python": anthropic_python,
+    "langchain": langchain,
+    "llama-index": llama_index,
+    "gradio": gradio,
+    "open-webui": open_webui,
+    "vllm-bench-serve": vllm_bench,
+    "vllm-gateway-bench": gateway_bench,
+}
+
+
+def _blocks(language: str, *words: str) -> list[Block]:
+    return [b for b in PAGE.blocks if (b.language, b.words) == (language, words)]
+
+
+def _python(gateway: Gateway, block: Block, python: Path) -> str:
+    file = gateway.directory / "page.py"
+    file.write_text(gateway.here(block.text))
+    return _run(gateway, str(python), str(file))
+
+
+def _run(gateway: Gateway, *command: str) -> str:
+    """Return what a command prints. Raises ClientFault."""
+    ended = subprocess.run(
+        command,
+        cwd=gateway.directory,
+        env=_environment(gateway),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    if ended.returncode != 0:
+        raise ClientFault(ended.stdout + ended.stderr)
+    return ended.stdout
+
+
+def _environment(gateway: Gateway) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("GATEWAY_")}
+    return {**kept, "KEY": KEY, "OPENAI_API_KEY": KEY, "GATEWAY_URL": gateway.url}
+
+
+@contextmanager
+def _serving(
+    gateway: Gateway, url: str, command: list[str], variables: Mapping[str, str]
+) -> Iterator[None]:
+    """Run a server of a client's; it answers when the body begins."""
+    log = gateway.directory / "serving.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=gateway.directory,
+            env={**_environment(gateway), **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def answers() -> bool:
+        if process.poll() is not None:
+            raise ClientFault(log.read_text())
+        try:
+            return httpx.get(url).is_success
+        except httpx.TransportError:
+            time.sleep(0.2)
+            return False
+
+    try:
+        until(answers, START_S)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _expect(printed: str, *lines: str) -> str:
+    found = printed.strip().splitlines()
+    if found != list(lines):
+        raise ClientFault(f"expected {list(lines)}, it printed {found}")
+    return " | ".join(found)

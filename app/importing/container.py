@@ -45,12 +45,13 @@ class Container:
 def read(words: list[str]) -> Container | None:
     """Return the container that a command runs, None for another command such as `stop`."""
     before = list(takewhile(lambda word: word != "run", words[1:3]))
-    rest = words[len(before) + 2 :]
     if words[len(before) + 1 : len(before) + 2] != ["run"]:
         return None
+    rest = words[len(before) + 2 :]
+    rest.reverse()  # the next word is the last
     box = Container()
-    while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
+    while rest and rest[-1].startswith("-"):
+        word = rest.pop()
         if re.match(r"-[epv].", word):
             option, value = word[:2], word[2:].removeprefix("=")
         else:
@@ -58,11 +59,12 @@ def read(words: list[str]) -> Container | None:
             if option in _SWITCHES or _SHORT_SWITCHES.fullmatch(word):
                 continue
             if not joined:
-                value = rest.pop(0) if rest else ""
+                value = rest.pop() if rest else ""
         _set(box, _LONG.get(option, option), value)
     if not rest:
         return None
-    box.image, *box.words = rest
+    box.image = rest.pop()
+    box.words = rest[::-1]
     return box
 
 

@@ -49,12 +49,11 @@ class Draft:
     _models: dict[str, dict[str, Any]] = field(default_factory=dict)
     _variables: dict[str, str] = field(default_factory=dict)
     _secrets: dict[str, str] = field(default_factory=dict)  # variable by secret
-    _notes: list[Note] = field(default_factory=list)
+    _notes: dict[Note, None] = field(default_factory=dict)
 
     def note(self, place: str, text: str) -> None:
         """Add a note, once."""
-        if (note := Note(place, text)) not in self._notes:
-            self._notes.append(note)
+        self._notes.setdefault(Note(place, text))
 
     def note_keys(self, place: str, names: Iterable[str], advice: Mapping[str, str]) -> None:
         """Add a note for each key of the source that the settings have no place for."""
@@ -93,7 +92,7 @@ class Draft:
     def finish(self) -> Imported:
         """Return valid settings. Raises SourceFault where no model is left."""
         if not self._models:
-            reasons = "; ".join(str(note) for note in self._notes[:3])
+            reasons = "; ".join(str(note) for note in list(self._notes)[:3])
             raise SourceFault(f"nothing to import: {reasons or 'the source names no model'}")
         self._settle_aliases()
         self._settle_fallbacks()
@@ -123,18 +122,28 @@ class Draft:
                 model["aliases"] = kept
 
     def _settle_fallbacks(self) -> None:
-        wanted = {name: model.pop("fallbacks", []) for name, model in self._models.items()}
-        settled: dict[str, list[str]] = {name: [] for name in self._models}
-        for name, fallbacks in wanted.items():
-            for fallback in dict.fromkeys(fallbacks):
-                tried = {**settled, name: [*settled[name], fallback]}
-                if fault := fault_of(tried):
-                    self.note(f"fallback {fallback!r} of {name!r}", f"is left out: {fault}")
-                else:
-                    settled = tried
+        wanted: dict[str, list[str]] = {name: [] for name in self._models}
+        for name, model in self._models.items():
+            for fallback in dict.fromkeys(model.pop("fallbacks", ())):
+                if fallback in self._models and fallback != name:
+                    wanted[name].append(fallback)
+                elif fallback != name:
+                    self.note(f"fallback {fallback!r} of {name!r}", "is left out: it is no model")
+        settled = wanted if fault_of(wanted) is None else self._without_rings(wanted)
         for name, names in settled.items():
             if names:
                 self._models[name]["fallbacks"] = names
+
+    def _without_rings(self, wanted: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Return the fallbacks without those that would lead back to where they began."""
+        settled: dict[str, list[str]] = {name: [] for name in wanted}
+        for name, fallbacks in wanted.items():
+            for fallback in fallbacks:
+                settled[name].append(fallback)
+                if fault := fault_of(settled):
+                    settled[name].pop()
+                    self.note(f"fallback {fallback!r} of {name!r}", f"is left out: {fault}")
+        return settled
 
     def _settle_inherited(self) -> None:
         engines = [engine for model in self._models.values() for engine in model["engines"]]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,19 +70,15 @@ class Flags:
 def read_flags(words: Iterable[str]) -> Flags:
     """Return the flags among the words that follow `vllm serve`."""
     flags = Flags()
-    rest = list(words)
+    rest = [*words]
+    rest.reverse()  # the next word is the last
     while rest:
-        word = rest.pop(0)
+        word = rest.pop()
         if not _FLAG.match(word):
             flags.words.append(word)
             continue
         name, given = _name(word)
-        if given is None:
-            values = list(_values(name, rest))
-            del rest[: len(values)]
-        else:
-            values = [given]
-        _add(flags, name, values)
+        _add(flags, name, _values(name, rest) if given is None else [given])
     return flags
 
 
@@ -104,15 +100,14 @@ def _reserved(name: str) -> str:
     return meant[0] if name not in RESERVED_FLAGS and len(meant) == 1 else name
 
 
-def _values(name: str, rest: list[str]) -> Iterator[str]:
-    if _SWITCH.fullmatch(name):
-        return
-    for word in rest:
-        if _FLAG.match(word):
-            return
-        yield word
+def _values(name: str, rest: list[str]) -> list[str]:
+    """Take the values of a flag from the words that follow it."""
+    values: list[str] = []
+    while rest and not _FLAG.match(rest[-1]) and not _SWITCH.fullmatch(name):
+        values.append(rest.pop())
         if name not in _LISTS:
-            return
+            break
+    return values
 
 
 def _add(flags: Flags, name: str, values: list[str]) -> None:

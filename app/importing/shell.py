@@ -98,14 +98,13 @@ def _inner(words: list[str]) -> str | None:
 
 
 def _command(words: list[str]) -> Command:
-    command = Command(list(words))
-    while command.words:
-        word = command.words[0]
+    command = Command([])
+    for place, word in enumerate(words):
         if found := assignment(word):
             command.env[found[0]] = found[1]
-        elif base_name(word) not in _WRAPPERS and not (command.wrapper and word.startswith("-")):
-            break
-        else:
+        elif base_name(word) in _WRAPPERS or (command.wrapper and word.startswith("-")):
             command.wrapper.append(word)
-        del command.words[0]
+        else:
+            command.words = words[place:]
+            break
     return command

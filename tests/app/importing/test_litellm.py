@@ -260,7 +260,7 @@ def test_every_other_setting_has_a_note() -> None:
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         ("a: 2020-99-99", "a value is not what its tag or form says"),
         ("a: \"\\ud800\"", "a text that is no Unicode"),
-        ("[" * 5000, "nested too deeply"),
+        pytest.param("[" * 5000, "nested too deeply", marks=pytest.mark.slow),
         (ANCHORS, "holds more than 100000 values"),
         ("x" * 2_000_000, "is longer than"),
     ],

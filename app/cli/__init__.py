@@ -41,7 +41,7 @@ app.command(context_settings=PASSED_ON)(bench)
 
 
 @app.callback()
-def gateway(
+def every_command(
     version: Annotated[
         bool,
         typer.Option(

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from app.cli.faults import ConfigOption, fail
-from app.cli.gateway import DEFAULT_URL, TIMEOUT_S, Gateway, UrlOption, refusals, shown
+from app.cli.gateway import TIMEOUT_S, Gateway, UrlOption, refusals, shown
 from app.settings import ConfigError, load_settings
 from engines.environment import PRIVATE_PREFIX
 from engines.spec import LocalSpec
@@ -59,7 +59,7 @@ def bench(
             "read.",
         ),
     ] = None,
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Measure a running gateway with vLLM's load test.
@@ -72,7 +72,7 @@ def bench(
         _run(context.args, {})
     if not key:
         fail(f"a client's key is missing: set {KEY_VARIABLE} or give --key")
-    gateway = Gateway(url, key)
+    gateway = Gateway(url, key, config)
     with refusals():
         answer = _models(gateway)
         names = [one.id for one in gateway.read(answer, _Models).data]

@@ -150,10 +150,14 @@ class Session:
         shown: Progress | None = None
         for line in self._lines():
             progress = self._startup.progress
-            if not self._loaded and progress not in (None, shown):
+            if (
+                progress is not None
+                and progress != shown
+                and progress.phase not in SERVER_PHASES
+                and not self._loaded
+            ):
                 shown = progress
-                if shown is not None and shown.phase not in SERVER_PHASES:
-                    yield Loading(shown)
+                yield Loading(progress)
             if line is None:
                 continue
             message = json.loads(line)

@@ -88,6 +88,22 @@ def test_address_model_and_tokenizer_are_filled_in_and_the_rest_is_passed_on() -
 
 
 @pytest.mark.usefixtures("gateway")
+def test_the_address_is_that_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("gateway.yaml").write_text("server: {host: 0.0.0.0, port: 8123}\n")
+    asked: list[str] = []
+
+    def get(url: object, headers: dict[str, str], timeout: float) -> httpx.Response:
+        asked.append(str(url))
+        return httpx.Response(200, json={"data": [{"id": "demo"}]})
+
+    monkeypatch.setattr(httpx, "get", get)
+    result = CliRunner().invoke(app, ["bench", "--tokenizer", "t"], env={"OPENAI_API_KEY": KEY})
+    assert isinstance(result.exception, Started), result.output
+    assert asked == ["http://127.0.0.1:8123/v1/models"]
+    assert result.exception.arguments[:2] == ["--base-url", "http://127.0.0.1:8123"]
+
+
+@pytest.mark.usefixtures("gateway")
 def test_the_key_is_in_the_environment_and_no_secret_of_the_gateway_is() -> None:
     _, started = bench("--tokenizer", "m", "--key", KEY, key=None)
     assert KEY not in started.arguments

@@ -61,7 +61,7 @@ chaos: setup-dev ## ten minutes of SIGKILL and SIGSTOP under load, on real vLLM;
 	@$(BIN)/python -m bench.chaos
 
 .PHONY: clients
-clients: setup-dev ## LangChain, Gradio, Open WebUI and others against real vLLM; installs 3 GB at first
+clients: setup-dev ## LangChain, Gradio, Open WebUI and others against real vLLM; installs 8 GB at first
 	@$(BIN)/python -m tests.clients $(CLIENTS)
 
 .PHONY: lock

@@ -15,8 +15,8 @@ from tests.docs.page import Block
 PROMPT = "$ "
 # Programs that blocks show; tests.clients runs those, except for `claude`.
 CLIENTS = frozenset({"claude", "gradio", "langchain", "llama-index", "node", "open-webui"})
-# What a block may need that the tests do not have; `environment` is a Python environment of its own.
-# Its commands are read, not run.
+# What a block may need that the tests do not have; `environment` is a Python environment of its
+# own. Its commands are read, not run.
 NEEDS = frozenset({"environment", "gpu", "docker", "kubernetes", "systemd"}) | CLIENTS
 # The last command of the block ends with a status that is not 0.
 FAILS = "fails"

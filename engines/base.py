@@ -116,6 +116,16 @@ class Progress:
     total: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start that is under way, or that begins without being asked for."""
+
+    # Since it began; 0 before that.
+    elapsed_s: float
+    # From its beginning to READY, by the start before it, a wait before it included; None: unknown.
+    expected_s: float | None
+
+
 class EngineRequest(NamedTuple):
     """One HTTP request for an engine. `target` is path and query, `headers` hold no framing."""
 
@@ -191,6 +201,19 @@ class Engine(Protocol):
     @property
     def load_s(self) -> float | None:
         """How many seconds its last start took from the first process to READY."""
+        ...
+
+    @property
+    def starting(self) -> Start | None:
+        """The start that will make it READY; None: there is none, or the one before it failed."""
+        ...
+
+    @property
+    def blocked_by(self) -> str | None:
+        """The kind of fault that keeps it down until an operator acts; None: there is none.
+
+        In words that clients may read: nothing of the configuration is in them.
+        """
         ...
 
     def describe(self) -> str:

@@ -35,6 +35,11 @@ class Cause(enum.StrEnum):
     PARALLEL_SIZE = "parallel_size"
     OTHER = "other"
 
+    @property
+    def words(self) -> str:
+        """The kind of fault for those who may not know the configuration."""
+        return "its configuration" if self is Cause.OTHER else self.value.replace("_", " ")
+
 
 # Starting again without a change may help: another process may have let go in the meantime.
 _PASSING = frozenset(

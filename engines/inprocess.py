@@ -21,13 +21,13 @@ from pathlib import Path
 
 from engines import directories, environment, media, redact, scratch
 from engines.answer import Answer
-from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress
+from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress, Start
 from engines.bridge import Bridge
 from engines.hosted import BuildFailed, Construction, end_tracker
 from engines.lifecycle import Event, after
 from engines.log import EngineLog
 from engines.probe import Probe
-from engines.restarts import RestartBudget
+from engines.restarts import GIVEN_UP, RestartBudget
 from engines.scrape import scrape
 from engines.spec import InProcessSpec
 from engines.startup import StartupLog
@@ -79,6 +79,7 @@ class InProcessEngine:
         self._last_error: str | None = None
         self._restarts = 0
         self._load_s: float | None = None
+        self._began: float | None = None  # in the loop's time, while it is STARTING
         self._construction: Construction | None = None  # there from START to its end
         # Both are there while it is READY or DRAINING.
         self._bridge: Bridge | None = None
@@ -119,6 +120,19 @@ class InProcessEngine:
     @property
     def load_s(self) -> float | None:
         return self._load_s
+
+    @property
+    def starting(self) -> Start | None:
+        if not self._coming_up or self._stop_asked.is_set() or self._drain_asked.is_set():
+            return None
+        began = self._began
+        if self._state is EngineState.STARTING and began is not None:
+            return Start(asyncio.get_running_loop().time() - began, self._load_s)
+        return Start(0.0, self._load_s)
+
+    @property
+    def blocked_by(self) -> str | None:
+        return GIVEN_UP if self.given_up else None
 
     def argv(self) -> list[str]:
         """Return the engine's arguments, as `vllm serve` reads them."""
@@ -244,7 +258,7 @@ class InProcessEngine:
         Return for how many seconds it served; 0: it never came up.
         """
         loop = asyncio.get_running_loop()
-        started = loop.time()
+        self._began = started = loop.time()
         patience = self._spec.start_timeout_s
         self._construction = Construction(self.argv(), self._env, self._dir, self._dropped())
         starting = asyncio.create_task(self._start(self._construction))

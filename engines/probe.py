@@ -15,6 +15,15 @@ TIMEOUT_S = 5.0
 _BUSY = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE)
 
 
+# What a server's model is for, by routes that vLLM registers only for that.
+_ROUTES = (
+    ("/v1/chat/completions", "generate"),
+    ("/v1/audio/transcriptions", "transcription"),
+    ("/v1/embeddings", "embed"),
+    ("/classify", "classify"),
+)
+
+
 class Door(Protocol):
     """What requests of our own are sent through: a client's connections, a bridge."""
 
@@ -75,6 +84,14 @@ class Probe:
             version=version if isinstance(version, str) else None,
             max_model_len=length if isinstance(length, int) else None,
         )
+
+    async def tasks(self) -> tuple[str, ...] | None:
+        """Return what the model is for, by the routes in /openapi.json; None: it does not tell.
+
+        For a server whose log is not here. vLLM builds that page when it is first asked for.
+        """
+        paths = _dict(_dict(await self._json("/openapi.json")).get("paths"))
+        return tuple(task for route, task in _ROUTES if route in paths) or None
 
     async def _json(self, target: str) -> object:
         status, body = await self._fetch(target)

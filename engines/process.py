@@ -18,6 +18,7 @@ from engines.base import (
     EngineTimeout,
     EngineUnavailable,
     Progress,
+    Start,
 )
 from engines.http1 import Address, Http1Client, Http1Response
 from engines.launch import Launch
@@ -150,6 +151,14 @@ class ProcessEngine:
         """Whether it failed and will not be started again by itself."""
         return self.state is EngineState.FAILED and not self._life.alive
 
+    @property
+    def starting(self) -> Start | None:
+        return self._life.starting
+
+    @property
+    def blocked_by(self) -> str | None:
+        return self._life.blocked_by
+
     def describe(self) -> str:
         variables = [f"{name}={value}" for name, value in self._launch.env.items()]
         return redact.command(shlex.join([*variables, *self._launch.command]))
@@ -213,6 +222,10 @@ class ProcessEngine:
         await self._quiet()
         if self._life.wanted is Wanted.DRAINED:
             await self.stop(UNLOAD_GRACE_S)
+
+    async def rest(self) -> None:
+        """End what is left of it after it failed; it stays FAILED until it is asked for."""
+        await self._life.rest()
 
     async def sleep(self, level: int) -> None:
         """Put it to sleep once nothing is in flight; one that cannot sleep is ended instead.

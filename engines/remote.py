@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from engines.base import (
@@ -84,6 +85,14 @@ class RemoteEngine:
     def last_error(self) -> str | None:
         return self._last_error
 
+    @property
+    def starting(self) -> None:
+        return None  # what goes on there is not known here
+
+    @property
+    def blocked_by(self) -> None:
+        return None
+
     def describe(self) -> str:
         return self._url
 
@@ -134,7 +143,7 @@ class RemoteEngine:
         while True:
             fault = await probe.reachable()
             if fault is None and self._state is not EngineState.READY:
-                self._facts = await probe.facts()
+                self._facts = await _facts(probe)
             self._judge(fault)
             self._asked.set()
             await asyncio.sleep(WATCH_S)
@@ -153,3 +162,11 @@ class RemoteEngine:
             self._fire(Event.FAIL)
             self._last_error = fault
             log.error("engine %s does not answer: %s", self._name, fault)
+
+
+async def _facts(probe: Probe) -> EngineFacts:
+    """Return what a server tells of itself; of one that is not vLLM no more than its models."""
+    facts = await probe.facts()
+    if facts.version is None:
+        return facts
+    return replace(facts, supported_tasks=await probe.tasks())

@@ -4,6 +4,9 @@ from collections import deque
 
 from engines.spec import Restart
 
+# What clients are told of an engine that is not started again by itself.
+GIVEN_UP = "repeated failures"
+
 
 def pause_s(restart: Restart, failures: int) -> float:
     """Return how many seconds to wait before a restart, after so many that were in vain."""

@@ -18,14 +18,15 @@ from typing import Any
 
 from engines import link as links
 from engines import redact
-from engines.base import EngineFacts, EngineState, Progress
+from engines.base import EngineFacts, EngineState, Progress, Start
+from engines.failure import Cause
 from engines.http1 import Address, Http1Client
 from engines.launch import Launch
 from engines.lifecycle import Event, after
 from engines.link import CannotRun, Link
 from engines.log import EngineLog
 from engines.probe import Probe
-from engines.restarts import RestartBudget
+from engines.restarts import GIVEN_UP, RestartBudget
 from engines.sleeping import SleepFault, put_to_sleep, wake
 from engines.startup import StartupLog
 from engines.watch import LOOK_S, Judge, Look, look_at, stopped
@@ -60,6 +61,7 @@ class Failure:
     reason: str
     # Starting again without a change will not help.
     lasting: bool = False
+    cause: Cause = Cause.OTHER
 
 
 class Supervisor:
@@ -88,7 +90,15 @@ class Supervisor:
         self.load_s: float | None = None
         self.memory_gib = launch.spec.memory_gib
         self.grace = 0.0
+        # Why nothing starts it any more, in words that clients may read.
+        self.blocked_by: str | None = None
         self._served = False  # it was READY once, so what it runs with can be run
+        # Since when it loads or wakes, in the loop's time; None: it waits for that.
+        self._load_began: float | None = None
+        self._restart_at = 0.0
+        # The last start came to nothing, so the next one promises nothing.
+        self._start_failed = False
+        self._resting = False
         self._served_s = 0.0  # in all its runs
         self._level: int = launch.spec.sleep_level or 1
         self._released = False
@@ -118,6 +128,19 @@ class Supervisor:
         if self.state is not State.STARTING:
             return None
         return Progress(self._phase) if self._phase else self._startup.progress
+
+    @property
+    def starting(self) -> Start | None:
+        """See `engines.base.Engine`."""
+        if self.wanted is not Wanted.RUNNING or not self.alive or self._start_failed:
+            return None
+        now = asyncio.get_running_loop().time()
+        if self.state is State.STARTING and self._load_began is not None:
+            return Start(now - self._load_began, self.load_s)
+        if self.state in (State.STOPPED, State.STARTING, State.FAILED):
+            pause_s = max(self._restart_at - now, 0.0)
+            return Start(0.0, None if self.load_s is None else pause_s + self.load_s)
+        return None
 
     def want(self, wanted: Wanted, *, level: int | None = None) -> None:
         """Say what the engine is to be."""
@@ -156,6 +179,14 @@ class Supervisor:
             await asyncio.wait({self._task})
         if self.state is State.FAILED and not self._released:
             self._fire(Event.STOP)
+
+    async def rest(self) -> None:
+        """End what is left of an engine that failed: it stays FAILED until it is asked for."""
+        self._resting = True
+        self.want(Wanted.STOPPED)
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self.renew()
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""
@@ -217,6 +248,9 @@ class Supervisor:
 
     def _refuse(self, failure: Failure) -> None:
         if self.state is not State.FAILED:
+            self._start_failed = self.state is State.STARTING
+            if failure.lasting and not self._served:
+                self.blocked_by = failure.cause.words
             self.failures += 1
             self.last_error = redact.hidden(failure.reason)
             self._fire(Event.FAIL)
@@ -232,6 +266,7 @@ class Supervisor:
         if wait is None:
             self._not_before = loop.time() + restart.max_backoff_s
             if not failure.lasting:
+                self.blocked_by = GIVEN_UP
                 log.error(
                     "engine %s is given up after %d restarts in %g s of service; "
                     "`vllm-gateway models load` starts it again",
@@ -239,16 +274,20 @@ class Supervisor:
                 )
             return False
         log.info("engine %s: starting again in %g s", self._launch.name, wait)
-        until = loop.time() + wait
+        self._restart_at = until = loop.time() + wait
         while self.wanted is not Wanted.STOPPED and (left := until - loop.time()) > 0:
             await self._first(timeout=left)
         if self.wanted is Wanted.STOPPED:
-            self._fire(Event.STOP)
+            if not self._resting:
+                self._fire(Event.STOP)
             return False
         return True
 
     async def _run(self) -> Failure | None:
         """Run the engine once; return why it failed, None when it was stopped."""
+        self._resting = False
+        self.blocked_by = None
+        self._load_began = None
         self._fire(Event.START)
         self._startup = StartupLog()
         self._phase = "looking for an engine that runs"
@@ -266,10 +305,14 @@ class Supervisor:
                     self._fire(Event.EXIT)
                     return None
                 self._phase = "starting processes"
+                if self.load_s is None:  # what an earlier gateway measured is the best guess
+                    _, self.load_s = self._launch.recall()
                 try:
                     link = await self._spawn()
                 except (OSError, CannotRun) as error:
-                    return Failure(str(error), lasting=True)
+                    missing = self._launch.spec.missing_model() is not None
+                    cause = Cause.MISSING_FILES if missing else Cause.OTHER
+                    return Failure(str(error), lasting=True, cause=cause)
             self._link = link
             self._phase = None
             link.keep(self._launch.keep)
@@ -339,6 +382,7 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         began, patience = loop.time(), self._launch.spec.start_timeout_s
+        self._load_began = began
         judge, next_look = Judge(inf), began
         while self.wanted is not Wanted.STOPPED:
             self._read_log()
@@ -368,6 +412,7 @@ class Supervisor:
         self.facts = facts.updated(told)
         self._launch.note(self.facts, self.load_s)
         self._served = True
+        self._start_failed = False
         self._fire(Event.LOADED)
 
     async def _serve(self, link: Link, gone: asyncio.Task[int]) -> Failure | None:
@@ -417,7 +462,7 @@ class Supervisor:
     async def _wake(self) -> Failure | None:
         self._phase = "waking"
         self._fire(Event.START)
-        began = asyncio.get_running_loop().time()
+        self._load_began = began = asyncio.get_running_loop().time()
         try:
             await wake(self.control, self._level, self._launch.served_name)
         except SleepFault as fault:
@@ -502,4 +547,4 @@ class Supervisor:
         self._read_log()
         if (told := self._startup.failure) is None:
             return Failure(f"it ended while starting ({ended})")
-        return Failure(str(told), told.lasting)
+        return Failure(str(told), told.lasting, told.cause)

@@ -13,8 +13,9 @@ import pytest
 
 from engines import link as links
 from engines import supervisor, watch
-from engines.base import EngineDied, EngineState, EngineUnavailable
+from engines.base import EngineDied, EngineState, EngineUnavailable, Start
 from engines.process import ProcessEngine
+from engines.restarts import GIVEN_UP
 from tests.engines.processes import (
     AT_ONCE,
     Make,
@@ -143,6 +144,23 @@ class TestRestart:
         await until(lambda: engine.state is S.FAILED)
         await engine.stop(0.0)
         assert engine.state is S.STOPPED
+
+    async def test_engine_that_is_to_rest_stays_failed_and_starts_when_it_is_asked_for(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        dies = tmp_path / "dies"
+        engine = make(
+            args={"fake-die-when": str(dies)}, restart={"backoff_s": 60, "max_backoff_s": 60}
+        )
+        await ready(engine)
+        dies.touch()
+        await until(lambda: engine.state is S.FAILED)
+        dies.unlink()
+        await engine.rest()
+        assert (engine.state, engine.given_up) == (S.FAILED, True)
+        assert engine.starting is None
+        await ready(engine)
+        assert await ask(engine) == 200
 
     async def test_who_asks_during_the_backoff_is_told_at_once_why(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
@@ -483,3 +501,58 @@ class TestLeftovers:
         await ready(new)
         assert gone(processes)
         assert new.pid != processes[1].pid
+
+
+class TestStarting:
+    """What an engine says of the start that brings it up."""
+
+    async def test_start_is_told_while_it_is_under_way(self, make: Make, tmp_path: Path) -> None:
+        up = tmp_path / "up"
+        engine = make(args={"fake-load-until": str(up)})
+        assert engine.starting is None
+        task = asyncio.create_task(ready(engine))
+        await until(lambda: engine.starting is not None and engine.starting.elapsed_s > 0)
+        assert engine.starting is not None
+        assert engine.starting.expected_s is None, "it has not been measured yet"
+        up.touch()
+        await task
+        assert engine.starting is None
+
+    async def test_start_again_is_expected_to_take_the_pause_and_the_last_load(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        dies = tmp_path / "dies"
+        engine = make(
+            args={"fake-die-when": str(dies)}, restart={"backoff_s": 60, "max_backoff_s": 60}
+        )
+        await ready(engine)
+        load_s = engine.load_s
+        assert load_s is not None
+        dies.touch()
+        await until(lambda: engine.state is S.FAILED)
+        await until(lambda: (start := engine.starting) is not None and _expects(start, 50 + load_s))
+
+    async def test_start_after_one_that_failed_promises_nothing(self, make: Make) -> None:
+        engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
+        with pytest.raises(EngineUnavailable):
+            await ready(engine)
+        assert engine.starting is None
+        assert engine.blocked_by is None
+
+    async def test_fault_that_stays_is_named_by_its_kind(self, make: Make) -> None:
+        engine = make(args={"fake-start": "refuse"})
+        with pytest.raises(EngineUnavailable, match="unrecognized arguments: --no-such-flag"):
+            await ready(engine)
+        assert engine.blocked_by == "unknown flag"
+        assert engine.starting is None
+
+    async def test_restarts_that_are_used_up_are_named(self, make: Make) -> None:
+        engine = make(args={"fake-start": "crash"}, restart={"budget": 0})
+        with pytest.raises(EngineUnavailable):
+            await ready(engine)
+        await until(lambda: engine.given_up)
+        assert engine.blocked_by == GIVEN_UP
+
+
+def _expects(start: Start, least_s: float) -> bool:
+    return start.expected_s is not None and start.expected_s >= least_s

@@ -47,6 +47,17 @@ class Seen:
         return json.loads(self.body)
 
 
+# Routes that vLLM 0.32 registers only for the task of a model.
+ROUTES = {
+    "/v1/chat/completions": "generate",
+    "/v1/completions": "generate",
+    "/v1/messages": "generate",
+    "/v1/responses": "generate",
+    "/v1/embeddings": "embed",
+    "/v1/score": "embed",
+    "/classify": "classify",
+    "/v1/audio/transcriptions": "transcription",
+}
 DEAD = {
     "error": {
         "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
@@ -140,6 +151,8 @@ class Fake:
     fault: str | None = None
     # ok, or how GET /metrics goes wrong (`_metrics`).
     metrics: str = "ok"
+    # What its model is for; routes of other tasks are not there. None: all of them are.
+    serves: tuple[str, ...] | None = None
 
     async def start(
         self, *, host: str = "127.0.0.1", port: int = 0, uds: str | None = None
@@ -227,6 +240,11 @@ class Fake:
             card: dict[str, Any] = {"id": self.model, "object": "model", "root": "/secret/path"}
             card["max_model_len"] = self.max_model_len
             return self._plain(writer, json.dumps({"object": "list", "data": [card]}).encode())
+        if path == "/openapi.json":
+            routes: dict[str, Any] = {route: {} for route in ROUTES if self._has(route)}
+            return self._plain(writer, json.dumps({"paths": routes}).encode())
+        if not self._has(path):
+            return self._plain(writer, b'{"detail":"Not Found"}', 404)
         if path.startswith("/v1/responses/"):
             if self.fault == "hang":
                 await reader.read(1)  # until the client leaves
@@ -254,6 +272,10 @@ class Fake:
             work.cancel()
             left.cancel()
             self.running -= 1
+
+    def _has(self, path: str) -> bool:
+        """Whether there is such a route (vllm/entrypoints/launchers/api_server/routers.py)."""
+        return self.serves is None or ROUTES.get(path, self.serves[0]) in self.serves
 
     def load_weights(self) -> None:
         """Take memory that is really there."""
@@ -605,6 +627,9 @@ async def _main(options: argparse.Namespace) -> None:
         program = "import time; time.sleep(600)"
         for own in (False, True):
             subprocess.Popen([sys.executable, "-c", program], start_new_session=own)
+    if options.fake_start == "refuse":
+        print("api_server.py: error: unrecognized arguments: --no-such-flag=3", flush=True)
+        sys.exit(2)
     if options.fake_start == "crash":
         print(
             "(EngineCore pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache"
@@ -617,6 +642,10 @@ async def _main(options: argparse.Namespace) -> None:
     if options.fake_load_until is not None:
         await _there(options.fake_load_until)
     fake = Fake(options.served_model_name)
+    if options.fake_tasks:
+        fake.serves = tuple(options.fake_tasks)
+        prefix = "(APIServer pid=1) INFO 11-21 05:30:02 [entry.py:136]"
+        print(f"{prefix} Supported tasks: {options.fake_tasks}", flush=True)
     if options.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
         fake.sleep_mode = options.fake_sleep
         fake.load_weights()
@@ -643,6 +672,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--fake-start", default="ok")
+    parser.add_argument("--fake-tasks", nargs="+")
     # When there is a file: a test decides it.
     parser.add_argument("--fake-load-until", type=Path)
     parser.add_argument("--fake-die-when", type=Path)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engines.base import EngineFacts, EngineRequest, EngineResponse, EngineState, Progress
+from engines.base import EngineFacts, EngineRequest, EngineResponse, EngineState, Progress, Start
 
 
 @dataclass
@@ -16,6 +16,8 @@ class FakeEngine:
     last_error: str | None = None
     restarts: int = 0
     load_s: float | None = None
+    starting: Start | None = None
+    blocked_by: str | None = None
 
     def describe(self) -> str:
         return self.name

@@ -11,11 +11,15 @@ from starlette.routing import Match, Route
 
 from app import errors
 from app.api.access import MAX_BODY_BYTES, error_response
+from app.api.dataplane import endpoint_of
 from app.auth.fields import faults
 from app.auth.store import NameTaken, UnknownKey
 from app.database.database import DatabaseUnavailable
 
 log = logging.getLogger(__name__)
+
+# Paths for client keys beside the data plane's.
+CLIENT_PATHS = frozenset({"/v1/models", "/v1/usage"})
 
 
 async def _gateway_error(request: Request, error: Exception) -> Response:
@@ -33,7 +37,9 @@ async def _http_exception(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers={"allow": f"{allowed}, OPTIONS"})
         known = errors.MethodNotAllowed(f"{path} takes {allowed}", allowed)
     elif error.status_code == 404:
-        known = errors.RouteNotFound(f"there is no {path} here")
+        meant = meant_path(path)
+        hint = "" if meant is None else f"; did you mean {meant}?"
+        known = errors.RouteNotFound(f"there is no {path} here{hint}")
     elif error.status_code == 413:
         known = errors.RequestTooLarge(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
     elif error.status_code == 400:
@@ -41,6 +47,15 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     else:
         known = errors.GatewayError(str(error.detail))
     return error_response(known, request.scope)
+
+
+def meant_path(path: str) -> str | None:
+    """Return the path that a client means whose `base_url` has a /v1 too few or too many."""
+    for meant in (f"/v1{path}", path.removeprefix("/v1")):
+        listed = meant in CLIENT_PATHS or meant.startswith("/v1/models/")
+        if meant != path and (listed or endpoint_of(meant) is not None):
+            return meant
+    return None
 
 
 def _methods(request: Request) -> str:

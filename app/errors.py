@@ -11,6 +11,7 @@
     │   ├── MissingModel              missing_model
     │   ├── FieldNotAllowed           field_not_allowed
     │   ├── MediaNotAllowed           media_not_allowed
+    │   ├── EndpointNotServed         endpoint_not_served
     │   └── InvalidConfiguration      invalid_configuration (reload)
     ├── RequestTimeout            408 request_timeout
     ├── Conflict                  409 conflict (admin routes only)
@@ -168,6 +169,13 @@ class MediaNotAllowed(BadRequest):
     code = "media_not_allowed"
 
 
+class EndpointNotServed(BadRequest):
+    """The model is for something else: a chat model was asked for embeddings."""
+
+    code = "endpoint_not_served"
+    param = "model"
+
+
 class InvalidConfiguration(BadRequest):
     """`message` has a line for each fault."""
 
@@ -244,6 +252,23 @@ class EngineUnavailable(GatewayError):
     code = "engine_unavailable"
     anthropic_type = "overloaded_error"
     retry_after_s = 5
+
+
+# No client can know when somebody mends a configuration; sooner than this nobody does.
+OPERATOR_S = 300
+
+
+def out_of_service(model: str, cause: str) -> EngineUnavailable:
+    """Return the refusal of requests for a model that no waiting will bring up.
+
+    `cause` is a kind of fault, in words that clients may read.
+    """
+    error = EngineUnavailable(
+        f"the model {model!r} cannot be started ({cause}); an operator must act, retrying does not "
+        "help"
+    )
+    error.retry_after_s = OPERATOR_S
+    return error
 
 
 class EngineOverloaded(GatewayError):

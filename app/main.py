@@ -82,6 +82,7 @@ log = logging.getLogger(__name__)
 # What a page from another origin may read beside the body.
 EXPOSED_HEADERS = (
     "retry-after",
+    "x-gateway-model",
     "x-request-id",
     *(
         f"x-ratelimit-{what}-{unit}"
@@ -268,16 +269,15 @@ def create_app(
         app,
         models_router(catalogue, client),
         usage_router(partial(usage_report, database), client, auditor, key_store.id_for_reports),
-        ops_router(catalogue, admission),
+        ops_router(rooms.forecasts, admission),
         *([pages] if settings.metrics.port is None else []),
         keys_router(key_store, authenticator, catalogue),
         reload_router(reloader, authenticator),
         logs_router(levels, authenticator),
         engines_router(catalogue, orders, authenticator, lambda: admission.draining),
         admin_models_router(
-            catalogue,
+            rooms,
             orders,
-            admission,
             authenticator,
             load=_either(keeper, keeper.load, orders.load),
             unload=_either(keeper, keeper.unload, orders.unload),
@@ -446,7 +446,12 @@ async def _take_over(keeper: Keeper, model: str) -> None:
 
 
 def hopeless(state: State) -> bool:
-    """Whether nothing serves and nothing will: every engine is ours and was given up."""
+    """Whether nothing serves and nothing will: every engine is ours and was given up.
+
+    One of a model on demand is tried again by the requests that want it.
+    """
+    if any(model.on_demand for model in state.catalogue.models):
+        return False
     return all(isinstance(e, OURS) and e.given_up for e in state.catalogue.engines)
 
 

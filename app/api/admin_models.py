@@ -9,16 +9,17 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
-from app.admission.admission import Admission
 from app.api.access import Right, guard
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
 from app.api.middleware import record_of
 from app.auth.keys import Authenticator
 from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
-from app.routing.catalogue import Catalogue, Model
+from app.relay.rooms import Rooms
+from app.residency.policy import Residency
+from app.routing.catalogue import Model
 from app.routing.orders import Orders
-from app.routing.report import ModelRow
+from app.routing.report import Activity, ModelRow
 
 Act = Callable[[str], Awaitable[None]]
 
@@ -28,10 +29,33 @@ class Models(BaseModel):
     data: list[ModelRow]
 
 
+# What the keeper does to a model by itself, as it is called where an operator does it.
+_BY_ITSELF = {Residency.LOADING: "load", Residency.UNLOADING: "unload"}
+
+
+def activity(model: Model, rooms: Rooms, orders: Orders) -> Activity:
+    """Return what goes on at a model: its requests, its load, and what is being done to it."""
+    name, keeper = model.name, rooms.keeper
+    in_flight, waiting = rooms.admission.standing(name)
+    waiting += rooms.starts.waiting(name)
+    under_way = orders.under_way(name)
+    if (resident := keeper.resident(name)) is not None:
+        waiting += resident.waiting
+        under_way = under_way or _BY_ITSELF.get(resident.residency)
+        loading_s = keeper.loading_s(name)
+    else:
+        starts = (replica.engine.starting for replica in model.replicas)
+        elapsed = (start.elapsed_s for start in starts if start is not None)
+        loading_s = None if model.ready else max(elapsed, default=None)
+    expected_s = None
+    if loading_s is not None and (forecast := rooms.forecasts.of(model)) is not None:
+        expected_s = forecast.in_s
+    return Activity(in_flight, waiting, under_way, loading_s, expected_s)
+
+
 def admin_models_router(
-    catalogue: Catalogue,
+    rooms: Rooms,
     orders: Orders,
-    admission: Admission,
     authenticator: Authenticator,
     load: Act,
     unload: Act,
@@ -46,8 +70,10 @@ def admin_models_router(
         202: {"model": ModelRow, "description": "Started."},
     }
 
+    catalogue = rooms.catalogue
+
     def row(model: Model) -> ModelRow:
-        return ModelRow.of(model, admission.standing, orders.under_way)
+        return ModelRow.of(model, activity(model, rooms, orders))
 
     async def named(request: Request, name: str) -> Model:
         """Return the model that a path names, which the request's line of the log names as well."""

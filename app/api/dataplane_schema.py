@@ -12,12 +12,14 @@ from app.api.dataplane import CANCEL_RESPONSE, ENDPOINTS, RESPONSE_ID, STORED_RE
 from app.api.error_responses import (
     BODY,
     CLIENT,
+    MODEL_HEADER,
     ErrorClass,
     JsonObject,
     error_responses,
     rate_headers,
 )
 from app.errors import (
+    EndpointNotServed,
     EngineFailed,
     EngineOverloaded,
     EngineTooSlow,
@@ -40,7 +42,7 @@ _COMMON: tuple[ErrorClass, ...] = (
     EngineTooSlow,
 )  # fmt: skip
 _BY_MODEL: tuple[ErrorClass, ...] = (
-    MissingModel, ModelNotFound, FieldNotAllowed, MediaNotAllowed,
+    MissingModel, ModelNotFound, FieldNotAllowed, MediaNotAllowed, EndpointNotServed,
 )  # fmt: skip
 _EVENT = {
     "type": "object",
@@ -103,7 +105,7 @@ def _operations(endpoint: Endpoint) -> Iterator[tuple[str, JsonObject]]:
     errors = error_responses(*_COMMON, *own, dialect=dialect, relayed=True)
     success = {
         "description": "The engine's answer.",
-        "headers": rate_headers(),
+        "headers": rate_headers() | MODEL_HEADER,
         "content": {kind: _CONTENTS[kind] for kind in shape.responses},
     }
     words = endpoint.label.replace("{id}", "response").strip("/").split("/")

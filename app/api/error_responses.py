@@ -49,6 +49,8 @@ _NAMES = {Dialect.OPENAI: "openai", Dialect.ANTHROPIC: "anthropic"}
 
 RATE_HEADERS = tuple(name.decode() for names in HEADER_NAMES.values() for name in names)
 REQUEST_ID = "x-request-id"
+MODEL = "x-gateway-model"
+MODEL_HEADER: JsonObject = {MODEL: {"$ref": f"#/components/headers/{MODEL}"}}
 
 
 def error_responses(
@@ -69,6 +71,8 @@ def error_responses(
     }
     if relayed:
         found |= {status: _response((), dialect, relayed) for status in ENGINE_STATUSES}
+        for status in ENGINE_STATUSES:
+            found[status]["headers"] = found[status].get("headers", {}) | MODEL_HEADER
         # A proxy in front of an engine may not answer with JSON; a 5xx of that kind becomes a 502.
         found["4XX"]["content"]["*/*"] = {}
     if RateLimited in every:
@@ -120,7 +124,12 @@ def header_components() -> Mapping[str, JsonObject]:
         REQUEST_ID: {
             "description": "The request's x-request-id if it has this pattern, else a new one.",
             "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
-        }
+        },
+        MODEL: {
+            "description": "The model that answered, by its own name: the one asked for, or a "
+            "fallback. Absent where a keep-alive comment was sent before.",
+            "schema": {"type": "string"},
+        },
     }
     for kind, (limit, remaining, reset) in HEADER_NAMES.items():
         for name, text, schema in (

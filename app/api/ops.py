@@ -9,7 +9,7 @@ from app.admission.admission import Admission
 from app.api.error_responses import JsonObject, error_responses, reference
 from app.auth.keys import presented_key
 from app.errors import InvalidApiKey, TooManyConnections
-from app.routing.catalogue import Catalogue
+from app.relay.standby import Forecasts
 from app.routing.scrape import EnginesPage
 from app.settings import digest
 from app.telemetry.merge import TEXT_FORMAT
@@ -28,7 +28,7 @@ _NOT_READY: JsonObject = {
 }
 
 
-def ops_router(catalogue: Catalogue, admission: Admission) -> APIRouter:
+def ops_router(forecasts: Forecasts, admission: Admission) -> APIRouter:
     """Return /health and /ready, which ask for no key."""
     router = APIRouter(tags=["operations"])
 
@@ -46,10 +46,10 @@ def ops_router(catalogue: Catalogue, admission: Admission) -> APIRouter:
         },
     )
     async def ready() -> Response:
-        """Whether requests can be served: 503 while draining, or with no engine up or on demand."""
+        """Whether requests can be served: 503 while draining, or if no model is up or can load."""
         if admission.draining:
             return JSONResponse({"status": "draining"}, 503)
-        if not catalogue.ready:
+        if not forecasts.any_serves():
             return JSONResponse({"status": "no engine is up"}, 503)
         return JSONResponse({"status": "ready"})
 

@@ -31,17 +31,38 @@ models = typer.Typer(help="List the models; load, unload, sleep and wake them.")
 Name = Annotated[str, typer.Argument(help="The model, by its name or an alias.")]
 
 
+class Loading(msgspec.Struct):
+    """A load that is under way, or that requests wait for."""
+
+    since: str
+    elapsed_s: float
+    expected_s: float | None
+
+
 class Model(msgspec.Struct):
     """A row of the answer."""
 
     name: str
     aliases: list[str]
     load: str
+    state: str
     engines: int
     ready: int
     in_flight: int
     waiting: int
     under_way: str | None
+    loading: Loading | None
+    last_error: str | None
+
+    @property
+    def activity(self) -> str:
+        """What is being done to it and how far that is, or why it failed."""
+        if self.loading is None:
+            return self.under_way or self.last_error or "-"
+        so_far = f"{self.under_way or 'load'} for {self.loading.elapsed_s:.0f} s"
+        if self.loading.expected_s is None:
+            return so_far
+        return f"{so_far}, about {self.loading.expected_s:.0f} s left"
 
 
 class Models(msgspec.Struct):
@@ -183,17 +204,19 @@ def _print_table(rows: Iterable[Model]) -> None:
     columns = [
         Column("model", long=True),
         Column("also as", long=True),
-        *map(Column, ("load", "ready", "in flight", "waiting", "under way")),
+        *map(Column, ("load", "state", "ready", "in flight", "waiting")),
+        Column("under way", long=True),
     ]
     cells = [
         (
             shown(row.name),
             shown(", ".join(row.aliases)) or "-",
             shown(row.load),
+            shown(row.state),
             f"{row.ready} of {row.engines}",
             str(row.in_flight),
             str(row.waiting),
-            shown(row.under_way or "-"),
+            shown(row.activity),
         )
         for row in rows
     ]

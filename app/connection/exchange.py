@@ -80,6 +80,8 @@ class Exchange:
     stall_s = 60.0
     # What every response says of the caller's limits, once it is known: lines of its head.
     rate_lines = b""
+    # The line of its head that names the model which answered; empty where the gateway itself does.
+    model_line = b""
     # What a response to a page of another origin says besides.
     extra_headers: Headers = ()
     started = False  # the head has left, or waits until the client has read what came before
@@ -264,7 +266,8 @@ class Exchange:
         pieces += map(_line, headers)
         if self.extra_headers:
             pieces += map(_line, self.extra_headers)
-        pieces += (self.rate_lines, b"x-request-id: ", self.record.request_id.encode())
+        name = self.record.request_id.encode()
+        pieces += (self.rate_lines, self.model_line, b"x-request-id: ", name)
         pieces.append(b"\r\n\r\n" if self.keep_alive else b"\r\nconnection: close\r\n\r\n")
         return b"".join(pieces)
 

@@ -26,6 +26,8 @@ PASSED_BACK = frozenset(
 # vLLM's description of an answer in bytes: shapes, and usage.
 METADATA = b"metadata"
 NOT_ALLOWED = (401, 403)
+# What vLLM answers where its model's tasks have given it no such route (Starlette's own words).
+NO_ROUTE = b'{"detail":"Not Found"}'
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -34,6 +36,10 @@ class Head(msgspec.Struct, frozen=True):
     headers: Headers
     is_stream: bool
     usage: Usage | None = None
+
+
+class NotRouted(Exception):
+    """The engine has no such route: its model is for something else."""
 
 
 class Truncated(Exception):
@@ -84,8 +90,8 @@ async def relay_plain(
     """Send a plain answer on; note in `delivery` what it says of its usage, before it is sent.
 
     An answer of up to WHOLE_BYTES is whole before its head leaves, so that a broken one becomes an
-    error with a status: raises GatewayError. A larger one (a batch of embeddings, audio) goes on as
-    it comes: raises Truncated.
+    error with a status: raises GatewayError, and NotRouted. A larger one (a batch of embeddings,
+    audio) goes on as it comes: raises Truncated.
     """
     headers = head.headers
     delivery.usage = head.usage
@@ -103,6 +109,8 @@ async def relay_plain(
         log.warning("an answer broke before its end: %s", error, extra=told)
         raise as_gateway_error(error) from None
     if answer.ended:
+        if answer.status == 404 and body == NO_ROUTE:
+            raise NotRouted
         if answer.status >= 400 and (said := in_dialect(body, answer.status, exchange.dialect)):
             body = said
             length = (b"content-length", b"%d" % len(body))
@@ -142,6 +150,7 @@ async def send_error(exchange: Exchange, error: GatewayError) -> None:
     if exchange.streaming:
         await exchange.body(error_event(error, exchange.dialect), more=True)
     elif not exchange.started:
+        exchange.model_line = b""  # of an engine whose response did not get this far
         body = error.body(exchange.dialect)
         length = b"%d" % len(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]

@@ -1,8 +1,10 @@
 """Chooses the replica for a request, and the next one after a failure. Sends nothing."""
 
 import logging
+from math import ceil
 
 from app import errors
+from app.residency.forecast import remaining_s
 from app.routing.catalogue import Model
 from app.routing.policy import Clues
 from app.routing.replica import Replica
@@ -83,7 +85,18 @@ class Attempts:
         model = self._model
         if self._sent:
             return errors.EngineFailed(f"the engine of model {model.name!r} failed; try again")
-        states = sorted({str(r.engine.state) for r in model.replicas})
-        return errors.EngineUnavailable(
+        engines = [replica.engine for replica in model.replicas]
+        blocked = {engine.blocked_by for engine in engines}
+        causes = sorted(cause for cause in blocked if cause is not None)
+        if causes and None not in blocked:
+            return errors.out_of_service(model.name, ", ".join(causes))
+        states = sorted({str(engine.state) for engine in engines})
+        error = errors.EngineUnavailable(
             f"no engine is up for model {model.name!r} ({', '.join(states)})"
         )
+        starts = (engine.starting for engine in engines)
+        rests = (remaining_s(s.elapsed_s, s.expected_s) for s in starts if s is not None)
+        rest_s = min((rest for rest in rests if rest is not None), default=None)
+        if rest_s is not None:
+            error.retry_after_s = max(ceil(rest_s), 1)
+        return error

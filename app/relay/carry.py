@@ -38,6 +38,7 @@ async def carry(
         if on_head is not None:
             await on_head(response.status)
         head = head_of(response, bare=grant.bare)
+        exchange.model_line = grant.model_line
         if head.is_stream:
             await _carry_stream(response, grant, exchange, gaps, delivery, head.headers)
         else:

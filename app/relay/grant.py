@@ -24,6 +24,8 @@ class Grant(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
     # The client asked for bytes without their metadata.
     bare: bool = False
+    # The header that names the model, as a line of the response's head.
+    model_line: bytes = b""
 
 
 class Delivery(msgspec.Struct):

@@ -11,7 +11,9 @@ from app.relay.in_flight import RequestsInFlight
 from app.relay.intake import ScanTurns
 from app.relay.isolation import CacheSalts
 from app.relay.request import EngineIds
+from app.relay.standby import Forecasts
 from app.residency.keeper import Keeper
+from app.residency.starts import StartWaits
 from app.routing.catalogue import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
@@ -89,3 +91,9 @@ class Rooms:
     rules: RuleBook = field(default_factory=RuleBook)
     scan_turns: ScanTurns = field(default_factory=ScanTurns)
     engine_ids: EngineIds = field(default_factory=EngineIds)
+    forecasts: Forecasts = field(init=False)
+    starts: StartWaits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forecasts = Forecasts(self.catalogue, self.keeper)
+        self.starts = StartWaits(self.metrics)

@@ -16,30 +16,25 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-import msgspec
-
 from app.admission.admission import Permit
 from app.auth.principal import Principal
 from app.connection import Exchange
 from app.errors import (
-    EngineFailed,
     EngineOverloaded,
-    EngineTooSlow,
     EngineUnavailable,
     GatewayError,
-    ModelNotFound,
-    RateLimited,
 )
 from app.limits.limiter import Decision
 from app.limits.terms import Ask
+from app.relay.answer import NotRouted
 from app.relay.attempts import Attempts
-from app.relay.body import ParsedBody, check_media, is_quick, parse
+from app.relay.body import ParsedBody, is_quick, parse
 from app.relay.body_memory import SMALL_BYTES
 from app.relay.carry import carry
 from app.relay.charge import Charge
 from app.relay.charged_usage import usage_of
 from app.relay.clues import RequestClues
-from app.relay.cost import Cost, check_inputs, check_sequences, cost_of
+from app.relay.cost import Cost
 from app.relay.grant import Delivery, Grant
 from app.relay.intake import (
     announces_little,
@@ -49,22 +44,20 @@ from app.relay.intake import (
     read_small,
     scan_whole,
 )
+from app.relay.plan import Planned, elastic_tokens, plan_body
 from app.relay.request import engine_request
 from app.relay.rewrite import (
     COMPLETIONS,
-    MESSAGES,
-    OUTPUT_FIELDS,
     RESPONSES,
-    Rewrite,
-    bounded_output,
-    rewrite,
-    states_output,
     truth,
 )
 from app.relay.rooms import Endpoint, Rooms
-from app.relay.stored import checked_storage, claim, keeper_of, relay_stored, stored_id, with_id
+from app.relay.standby import CANNOT_SERVE, MOST_ASKS, Standby
+from app.relay.stored import claim, keeper_of, relay_stored, stored_id, with_id
 from app.relay.stream import KeepAlive
-from app.residency.keeper import Hold
+from app.residency.forecast import Step
+from app.residency.hold import Hold
+from app.residency.starts import StartWait
 from app.routing.catalogue import Model
 from app.routing.replica import Replica
 from app.settings import NO_LIMITS
@@ -72,22 +65,7 @@ from app.telemetry.access import UNKNOWN_MODEL
 from app.usage.budgets import Reservation
 from engines.base import EngineError
 
-# What says that a model cannot serve a request, before anything of an answer has left. The last two
-# are of a fallback that all keys together use too much, or that has gone since.
-CANNOT_SERVE = (
-    EngineUnavailable, EngineOverloaded, EngineFailed, EngineTooSlow, RateLimited, ModelNotFound,
-)  # fmt: skip
-
-WaitedT = TypeVar("WaitedT", Hold, Permit)
-
-
-class Planned(msgspec.Struct, frozen=True):
-    """What is to be done about a body at one model."""
-
-    body: ParsedBody
-    model: Model
-    rewrite: Rewrite
-    cost: Cost
+WaitedT = TypeVar("WaitedT", Hold, Permit, StartWait)
 
 
 class Serving:
@@ -179,6 +157,8 @@ class Serving:
         """Return the plan for the model that a body asks for. Raises GatewayError."""
         model = self._rooms.catalogue.find(body.model, self._principal.allows)
         self._record.model, self._record.asked = model.name, body.model
+        if not model.serves(self._endpoint.label):
+            raise model.not_served(self._endpoint.label, body.model)
         return self._plan(body, model)
 
     def _plan(self, body: ParsedBody, model: Model) -> Planned:
@@ -186,32 +166,8 @@ class Serving:
 
         Raises BadRequest for what this model or key does not take.
         """
-        rooms, endpoint = self._rooms, self._endpoint
-        rules = rooms.rules.of(model, self._principal)
-        salt = rooms.salts.salt(model.isolation, self._principal)
-        plan = rewrite(endpoint.label, body, model.bounds, rules, salt)
-        if endpoint.label == RESPONSES:
-            plan = checked_storage(plan, body, stores=model.stores_responses)
-        check_media(
-            body,
-            model.media_domains,
-            uuids=model.isolation == "none",
-            anthropic=endpoint.label.startswith(MESSAGES),
-        )
-        unstated = rooms.bounds.unstated_output
-        cost = cost_of(endpoint.label, body, plan, model.max_model_len, unstated)
-        check_sequences(cost.answers, model.bounds.sequences)
-        if endpoint.label not in OUTPUT_FIELDS:
-            check_inputs(body, model.bounds.inputs)
-        if self._output_bound is not None:
-            plan = self._bounded(plan, body)
-        return Planned(body, model, plan, cost)
-
-    def _bounded(self, plan: Rewrite, body: ParsedBody) -> Rewrite:
-        """Return a plan that keeps each answer within what a budget leaves it."""
-        assert self._output_bound is not None
-        label = self._endpoint.label
-        return plan.changed(bounded_output(label, body.members, plan.changes, self._output_bound))
+        bound = self._output_bound
+        return plan_body(self._rooms, self._endpoint, self._principal, body, model, bound)
 
     # Limits
 
@@ -233,22 +189,13 @@ class Serving:
     async def _reserve(self, planned: Planned) -> Reservation:
         """Return what is held of the key's budgets. Raises QuotaUsedUp and ServiceUnavailable."""
         principal, cost = self._principal, planned.cost
-        elastic = self._elastic(planned)
+        elastic = elastic_tokens(self._endpoint.label, planned)
         budget = await self._rooms.budgets.reserve(
             principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic
         )
         if elastic is not None:
             self._output_bound = (budget.tokens - cost.prompt) // cost.answers
         return budget
-
-    def _elastic(self, planned: Planned) -> tuple[int, int] | None:
-        """Return the least and the most a request may take that does not say; None: it does."""
-        body, cost, label = planned.body, planned.cost, self._endpoint.label
-        if label not in OUTPUT_FIELDS or states_output(
-            label, body.members, planned.rewrite.changes
-        ):
-            return None
-        return cost.prompt + cost.answers, cost.prompt + cost.plausible_output
 
     # By model
 
@@ -281,42 +228,80 @@ class Serving:
         quiet_s = self._rooms.bounds.keepalive_s
         awake: KeepAlive | None = None
         only: str | None = None
+        standby: Standby | None = None
         if quiet_s and truth(planned.rewrite.value(planned.body, "stream")):
             # Before hold and permit: a stream that waits for them is silent as well.
             awake = KeepAlive(self._exchange, quiet_s)
         try:
             if self._endpoint.label == RESPONSES:
                 only = await self._keeper_of_previous(planned)
-            use = self._load_and_use if planned.model.on_demand else self._use
-            await use(planned, ask, charge, only, arrived)
+            if planned.model.on_demand:
+                standby = self._standby(planned.model, only)
+                await self._load_and_use(planned, ask, charge, only, arrived, standby)
+            else:
+                await self._use(planned, ask, charge, only, arrived)
         except CANNOT_SERVE as error:
+            standby = standby or self._standby(planned.model, only)
             # A traceback would keep the body until the next garbage collection.
-            await self._use_fallback(planned, charge, only, error.with_traceback(None))
+            await self._use_fallback(planned, ask, charge, standby, error.with_traceback(None))
         finally:
             if awake is not None:
                 awake.stop()
 
     async def _use_fallback(
-        self, planned: Planned, charge: Charge, only: str | None, fault: GatewayError
+        self,
+        planned: Planned,
+        ask: Ask,
+        charge: Charge,
+        standby: Standby | None,
+        fault: GatewayError,
     ) -> None:
-        """Have a fallback of the model that was asked for serve. Raises GatewayError."""
+        """Have a fallback of the model that was asked for serve, or that model once it is up.
+
+        The request waits for its model only where nothing of it has reached an engine. Raises
+        GatewayError.
+        """
         rooms, record, asked = self._rooms, self._record, planned.model
-        allows = self._principal.allows
-        fallbacks = () if only is not None else rooms.catalogue.fallbacks(asked, allows)
         if record.trace is not None:
             record.trace.failed(asked.name, fault.code)
-        for model in fallbacks:
-            if rooms.admission.draining:
-                break  # no other is given a permit either
-            rooms.metrics.fallback(asked.name, model.name)
+        waits, asks_left = isinstance(fault, EngineUnavailable), MOST_ASKS
+        # While the gateway drains, no model gives a permit.
+        while standby is not None and standby.any_left and not rooms.admission.draining:
+            step = standby.step() if waits else Step.GIVE_UP
+            model: Model | None = None
             try:
+                if step is Step.WAIT and not asked.on_demand:
+                    await self._waited("load_wait", standby.wait())
+                    continue
+                if step is Step.WAIT or step is Step.ASK:
+                    asks_left -= 1
+                    waits = asks_left > 0
+                    if asked.on_demand:
+                        await self._load_and_use(planned, ask, charge, None, None, standby)
+                    else:
+                        await self._use(planned, ask, charge, None, None)
+                    return
+                waits = waits and step is not Step.GIVE_UP
+                model = standby.take(0 if step is Step.GIVE_UP else step)
+                if model is None:
+                    continue
+                rooms.metrics.fallback(asked.name, model.name)
                 await self._fall_back(planned.body, model, charge)
                 return
             except CANNOT_SERVE as error:
                 if record.trace is not None:
                     record.trace.failed(asked.name, error.code)
+                if model is None:  # it is the model's that was asked for
+                    fault = error.with_traceback(None)
+                    waits = waits and isinstance(error, EngineUnavailable)
         record.model = asked.name  # none could serve, and it is its fault that is told
         raise fault
+
+    def _standby(self, asked: Model, only: str | None) -> Standby | None:
+        """Return what else may serve a request; None: it has no fallbacks."""
+        if only is not None or not asked.fallbacks:
+            return None
+        return Standby(self._rooms, asked, self._principal.allows, self._endpoint.label)
 
     def _reserved(self, cost: Cost) -> int:
         """Return the tokens to reserve of limits; what computes nothing takes a part of them."""
@@ -334,16 +319,30 @@ class Serving:
         ask = Ask(self._principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await self._rooms.limiter.decide(ask) as share:
             charge.also(share)
-            use = self._load_and_use if model.on_demand else self._use
-            await use(planned, ask, charge, None, None)
+            if model.on_demand:
+                await self._load_and_use(planned, ask, charge, None, None, None)
+            else:
+                await self._use(planned, ask, charge, None, None)
 
     async def _load_and_use(
-        self, planned: Planned, ask: Ask, charge: Charge, only: str | None, arrived: float | None
+        self,
+        planned: Planned,
+        ask: Ask,
+        charge: Charge,
+        only: str | None,
+        arrived: float | None,
+        standby: Standby | None,
     ) -> None:
-        """Have a model serve a request when it is loaded and has room; see `_use`."""
+        """Have a model serve a request when it is loaded and has room; see `_use`.
+
+        A load is left to go on alone when a fallback of `standby` is up before it.
+        """
         # The hold comes first: it has a bound of its own, and what waits for a load takes no
         # engine's room.
-        with await self._waited("load_wait", self._rooms.keeper.hold(planned.model.name)):
+        hold = partial(self._rooms.keeper.hold, planned.model.name)
+        if standby is not None:
+            hold = partial(hold, yields=standby.yields, bound_s=max(standby.left_s, 0.0))
+        with await self._waited("load_wait", hold()):
             await self._use(planned, ask, charge, only, arrived)
 
     async def _use(
@@ -411,13 +410,16 @@ class Serving:
                 try:
                     if record.trace is not None:
                         record.trace.ask(replica.engine.name, attempts.fault)
-                    grant = self._grant(planned, replica, engine_id, kept_id)
+                    grant = self._grant(planned, replica, engine_id, kept_id, model.header_line)
                     on_head = None
                     if kept_id is not None or record.trace is not None:
                         on_head = partial(self._on_head, kept_id, model, replica)
                     await carry(replica.engine, grant, exchange, gaps, delivery, on_head)
                 except EngineError as error:
                     attempts.failed(replica, error)
+                except NotRouted:
+                    label = self._endpoint.label
+                    raise model.not_served(label, record.asked) from None
                 else:
                     replica.fingerprint = delivery.fingerprint or replica.fingerprint
                     return
@@ -433,7 +435,12 @@ class Serving:
                 rooms.metrics.first_token(model.name, record.ttft_s)
 
     def _grant(
-        self, planned: Planned, replica: Replica, engine_id: str, kept_id: str | None
+        self,
+        planned: Planned,
+        replica: Replica,
+        engine_id: str,
+        kept_id: str | None,
+        model_line: bytes,
     ) -> Grant:
         """Return what may be carried to a replica."""
         plan, body = planned.rewrite, planned.body
@@ -449,6 +456,7 @@ class Serving:
             self._endpoint.label != COMPLETIONS,
             replica.fingerprint,
             plan.withhold_metadata,
+            model_line,
         )
 
     async def _on_head(

@@ -22,6 +22,7 @@ from app.errors import (
     RouteNotFound,
     ServiceUnavailable,
 )
+from app.relay.answer import NotRouted
 from app.relay.body import ParsedBody
 from app.relay.carry import carry
 from app.relay.grant import Delivery, Grant
@@ -105,7 +106,7 @@ async def relay_stored(rooms: Rooms, principal: Principal, exchange: Exchange) -
         if record.trace is not None:
             record.trace.ask(replica.engine.name, None)
         engine_id = rooms.engine_ids.next(record.request_id)
-        grant = Grant(engine_request(exchange, b"", engine_id))
+        grant = Grant(engine_request(exchange, b"", engine_id), model_line=model.header_line)
         gaps = rooms.metrics.gaps(model.name)
         replica.in_flight += 1
         try:
@@ -119,6 +120,8 @@ async def relay_stored(rooms: Rooms, principal: Principal, exchange: Exchange) -
             raise EngineTooSlow("no answer from the engine in time") from error
         except EngineError as error:
             raise EngineFailed("the engine failed; try again") from error
+        except NotRouted:
+            raise RouteNotFound(NO_SUCH) from None
         finally:
             replica.in_flight -= 1
 

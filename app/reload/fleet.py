@@ -32,7 +32,8 @@ POLICIES: Mapping[str, type[SelectionPolicy]] = {
     "session": SessionAffinity,
 }
 # States of an engine that nobody has asked to run.
-IDLE = frozenset({EngineState.STOPPED, EngineState.ASLEEP})
+# A model on demand leaves one FAILED whose load came to nothing.
+IDLE = frozenset({EngineState.STOPPED, EngineState.ASLEEP, EngineState.FAILED})
 
 
 async def start(slot: Slot, engine: Engine) -> None:
@@ -109,6 +110,8 @@ class Standing:
             frozenset(settings.media.domains),
             settings.stores_responses,
             self.created,
+            settings.load_wait_s,
+            settings.queue.max_waiting,
         )
 
 

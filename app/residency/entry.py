@@ -32,6 +32,11 @@ class Loadable(Protocol):
     @property
     def load_s(self) -> float | None: ...
 
+    @property
+    def blocked_by(self) -> str | None:
+        """The kind of fault that keeps it down until an operator acts; None: there is none."""
+        ...
+
     async def ensure_ready(self, deadline: float) -> None:
         """Start or wake it when its turn has come, and return once it is READY.
 
@@ -41,6 +46,10 @@ class Loadable(Protocol):
 
     async def unload(self) -> None:
         """Return when it is ASLEEP, or STOPPED with its memory free; nothing starts it again."""
+        ...
+
+    async def rest(self) -> None:
+        """Return when nothing is left of one that is FAILED; it stays so, and nothing starts it."""
         ...
 
 
@@ -81,6 +90,8 @@ class Entry:
     # Loads that failed and deaths, since it last worked, and until when no load is tried again.
     failures: int = 0
     retry_at: float = 0.0
+    # The kind of fault for which no request has it loaded again; None: there is none.
+    blocked_by: str | None = None
     # The requests that wait, in the order in which they came.
     waiting: dict["Given", None] = field(default_factory=dict)
 
@@ -104,6 +115,14 @@ class Entry:
         """Why it could not be loaded, for operators."""
         told = (f"{e.name}: {e.last_error}" for e in self.model.engines if e.last_error)
         return next(told, None)
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long a load is expected to take; None: not known."""
+        if self.load_s is not None:
+            return self.load_s
+        # As an earlier gateway has measured it.
+        return max((e.load_s for e in self.model.engines if e.load_s is not None), default=None)
 
     def resident(self) -> Resident:
         return Resident(

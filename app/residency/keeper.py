@@ -8,15 +8,18 @@ only that task and the keeper's own methods write its residency.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil, inf
-from types import TracebackType
-from typing import Self
 
-from app.errors import EngineOverloaded, EngineUnavailable, GatewayError
+from app.errors import EngineOverloaded, EngineUnavailable, GatewayError, out_of_service
 from app.residency.entry import Entry, Given, Loadable, OnDemand
-from app.residency.policy import Decision, Reason, Residency, Resident, Terms, decide
+from app.residency.forecast import UP, Forecast, remaining_s
+from app.residency.hold import Hold
+from app.residency.policy import SLACK_GIB, Decision, Reason, Residency, Resident, Terms, decide
+from app.residency.starts import LOOK_S
 from app.telemetry.metrics import Metrics
 from engines.base import EngineError, EngineState
+from engines.restarts import GIVEN_UP
 
 log = logging.getLogger(__name__)
 
@@ -25,28 +28,6 @@ SHUTTING_DOWN = "the gateway is shutting down; try again"
 MIN_GUESS_S, MAX_GUESS_S = 5.0, 60.0
 # uvloop's timers have a resolution of a millisecond and may be early by one.
 TIMER_S = 0.002
-
-
-class Hold:
-    """The right of one request to use a model: it stays loaded until the context is left."""
-
-    __slots__ = ("_entry", "_keeper", "waited_s")
-
-    def __init__(self, keeper: "Keeper", entry: Entry, waited_s: float | None) -> None:
-        self._keeper = keeper
-        self._entry = entry
-        self.waited_s = waited_s  # None: it did not have to wait
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._keeper._leave(self._entry)
 
 
 class Keeper:
@@ -69,7 +50,7 @@ class Keeper:
         self._metrics = metrics
         self._budget_gib = budget_gib
         self._fixed_gib = fixed_gib
-        self._slots = slots
+        self.slots = slots
         self._terms = terms or Terms()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -90,9 +71,45 @@ class Keeper:
         """Return how things stand with each model."""
         return [entry.resident() for entry in self._entries.values()]
 
-    async def hold(self, name: str) -> Hold:
+    def resident(self, name: str) -> Resident | None:
+        """Return how things stand with a model; None: it is not on demand."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.resident()
+
+    def loading_s(self, name: str) -> float | None:
+        """Return for how long a model has been loading or waiting for its load; None: it is not."""
+        entry = self._entries.get(name)
+        if entry is None or self._draining or self._now() < entry.retry_at:
+            return None
+        if entry.residency is Residency.LOADING:
+            return self._now() - entry.load_began
+        return None if entry.wanted_since is None else self._now() - entry.wanted_since
+
+    def forecast(self, name: str) -> Forecast | None:
+        """Return when a model can serve; None: no request has it loaded now."""
+        entry = self._entries.get(name)
+        if entry is None or self._draining:
+            return None
+        if entry.open:
+            return UP
+        now, expected_s = self._now(), entry.expected_s
+        if now < entry.retry_at:  # also while what is left of its load is ended
+            return None
+        if entry.residency is Residency.LOADING:
+            return Forecast(remaining_s(now - entry.load_began, expected_s))
+        if (entry.need_gib or 0.0) > self._room_gib() + SLACK_GIB:
+            return None
+        begins_in_s = self._decided.starts_in_s.get(name, 0.0)
+        in_s = None if expected_s is None else begins_in_s + expected_s
+        return Forecast(in_s, cold=entry.wanted_since is None)
+
+    async def hold(
+        self, name: str, *, yields: Callable[[], bool] | None = None, bound_s: float = inf
+    ) -> Hold:
         """Return a hold on a model once it is loaded; await it in the `with` that ends it.
 
+        It waits for `load_wait_s` of the model at most, and for `bound_s`; it also leaves, and has
+        the model loaded all the same, when `yields` says that another model serves the request.
         Raises EngineOverloaded where the wait is or would be too long or too many wait, and
         EngineUnavailable where the model cannot be loaded.
         """
@@ -101,16 +118,18 @@ class Keeper:
             raise EngineUnavailable(f"the model {name!r} was replaced just now; try again")
         if entry.open:
             entry.holds += 1
-            return Hold(self, entry, None)
+            return Hold(partial(self._leave, entry), None)
         settings = entry.model.settings
         self._want(entry)
         if not entry.open:
+            if yields is not None and yields():
+                raise self._yielded(entry)
             least_s = self._least_wait_s(entry)
             if least_s > settings.load_wait_s:
                 raise self._overloaded(entry, "takes longer to load than a request may wait")
             if len(entry.waiting) >= settings.queue.max_waiting:
                 raise self._overloaded(entry, "has as many requests waiting for it as it may")
-        return await self._wait(entry, settings.load_wait_s)
+        return await self._wait(entry, min(settings.load_wait_s, bound_s), yields)
 
     async def load(self, name: str) -> None:
         """Load a model for an operator, and return when it is loaded.
@@ -118,7 +137,7 @@ class Keeper:
         Raises KeyError for one that is not on demand, and EngineUnavailable with the reason.
         """
         entry = self._entries[name]
-        entry.retry_at, entry.failures = 0.0, 0
+        entry.retry_at, entry.failures, entry.blocked_by = 0.0, 0, None
         if entry.open:
             return
         self._want(entry)
@@ -209,11 +228,13 @@ class Keeper:
             log.error(
                 "model %s does not fit into server.memory_budget_gib: %s", name, self._sum(entry)
             )
-            error = EngineUnavailable(f"the model {name!r} does not fit into the memory here")
+            error = out_of_service(name, "it does not fit into the memory here")
             entry.answer(error)
             raise error
 
-    async def _wait(self, entry: Entry, bound_s: float) -> Hold:
+    async def _wait(
+        self, entry: Entry, bound_s: float, yields: Callable[[], bool] | None = None
+    ) -> Hold:
         """Return a hold once there is one. Cancelled, it leaves without."""
         loop = asyncio.get_running_loop()
         name, began = entry.model.name, loop.time()
@@ -222,6 +243,20 @@ class Keeper:
         if entry.open:
             entry.answer(None)
         timeout = None if bound_s == inf else loop.call_later(bound_s, self._give_up, name, given)
+        looking: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal looking
+            if yields is None or given.done():
+                return
+            if yields():
+                left = self._entries[name]
+                del left.waiting[given]
+                given.set_result(self._yielded(left))
+            else:
+                looking = loop.call_later(LOOK_S, look)
+
+        look()
         self._metrics.queue_depth(name, 1)
         try:
             told = await given
@@ -233,13 +268,14 @@ class Keeper:
                 self._forget(name, given)
             raise
         finally:
-            if timeout is not None:
-                timeout.cancel()
+            for timer in (timeout, looking):
+                if timer is not None:
+                    timer.cancel()
             self._metrics.queue_depth(name, -1)
             self._metrics.queue_wait(name, loop.time() - began)
         if isinstance(told, GatewayError):
             raise told
-        return Hold(self, told, loop.time() - began)
+        return Hold(partial(self._leave, told), loop.time() - began)
 
     def _give_up(self, name: str, given: Given) -> None:
         """Refuse a request that has waited too long; the model stays wanted."""
@@ -248,6 +284,13 @@ class Keeper:
             bound_s = entry.model.settings.load_wait_s
             given.set_result(self._overloaded(entry, f"was not loaded within {bound_s:g} s"))
             del entry.waiting[given]
+
+    def _yielded(self, entry: Entry) -> EngineUnavailable:
+        """Return the refusal of a request that another model serves; this one stays wanted."""
+        entry.promised = True
+        error = EngineUnavailable(f"the model {entry.model.name!r} is loading")
+        error.retry_after_s = max(ceil(self._least_wait_s(entry)), 1)
+        return error
 
     def _forget(self, name: str, given: Given) -> None:
         """Let go of a request whose client left. A load that is under way goes on."""
@@ -307,7 +350,7 @@ class Keeper:
         if self._draining:
             return self._decided
         self._decided = decision = decide(
-            self.residents(), self._room_gib(), self._slots, self._now(), self._terms
+            self.residents(), self._room_gib(), self.slots, self._now(), self._terms
         )
         # First of all: one that leaves now gives no holds any more.
         for name, reason in decision.unload:
@@ -378,10 +421,22 @@ class Keeper:
     def _note_failed(self, entry: Entry) -> None:
         wait_s = entry.note_fault(self._now())
         entry.asked_out = False
-        log.error(
-            "model %s could not be loaded (%s); not tried again for %g s",
-            *(entry.model.name, entry.reason or "no engine told why", wait_s),
-        )
+        name, reason = entry.model.name, entry.reason or "no engine told why"
+        faults = (engine.blocked_by for engine in entry.model.engines)
+        # The pauses here take the place of an engine's budget of restarts.
+        entry.blocked_by = next((f for f in faults if f not in (None, GIVEN_UP)), None)
+        if entry.blocked_by is not None:
+            entry.retry_at = inf
+            log.error(
+                "model %s cannot be loaded: %s; no request has it loaded again: "
+                "`vllm-gateway models load %s` does, or a reload that changes it",
+                *(name, reason, name),
+            )
+        else:
+            log.error(
+                "model %s could not be loaded (%s); not tried again for %g s",
+                *(name, reason, wait_s),
+            )
         entry.answer(self._resting(entry))
 
     def _begin_rest(self, entry: Entry, wait_s: float) -> None:
@@ -398,6 +453,8 @@ class Keeper:
     def _resting(self, entry: Entry) -> EngineUnavailable:
         """Return the refusal of a request for a model that is not to be loaded yet."""
         name = entry.model.name
+        if entry.blocked_by is not None:
+            return out_of_service(name, entry.blocked_by)
         error = EngineUnavailable(f"the model {name!r} could not be loaded; try again later")
         error.retry_after_s = max(ceil(entry.retry_at - self._now()), 1)
         return error
@@ -418,8 +475,8 @@ class Keeper:
         self._decide()
 
     async def _end_engines(self, entry: Entry, engines: Sequence[Loadable]) -> None:
-        unloads = (engine.unload() for engine in engines)
-        for fault in await asyncio.gather(*unloads, return_exceptions=True):
+        ends = (e.rest() if e.state is EngineState.FAILED else e.unload() for e in engines)
+        for fault in await asyncio.gather(*ends, return_exceptions=True):
             if fault is not None:
                 log.error("model %s: %s", entry.model.name, fault)
 

@@ -4,15 +4,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import quote
 
-from app.errors import ModelNotFound, RouteNotFound
+from app.errors import EndpointNotServed, ModelNotFound, RouteNotFound
 from app.routing.policy import LeastLoaded, SelectionPolicy
 from app.routing.replica import Replica
+from app.routing.tasks import endpoints_of, named
 from app.settings import NO_LIMITS, FieldSettings, LimitSettings
 from engines.base import Engine, EngineState
 
 # Of the names that there are, in an error for whoever mistyped one.
 MOST_NAMED = 20
+# What of a name may stand in a header as it is: visible ASCII but the percent sign.
+_VISIBLE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 
 
 NO_RULES = FieldSettings()
@@ -50,6 +54,37 @@ class Model:
     media_domains: frozenset[str] = frozenset()
     stores_responses: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
+    # How long a request waits for its engines to start or load, and how many may.
+    load_wait_s: float = 300.0
+    max_waiting: int = 256
+    # The header that tells clients who answered; a name that cannot stand there is quoted.
+    header_line: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        line = f"x-gateway-model: {quote(self.name, safe=_VISIBLE)}\r\n"
+        object.__setattr__(self, "header_line", line.encode())
+
+    def serves(self, endpoint: str) -> bool:
+        """Whether any of its engines may serve an endpoint.
+
+        A remote server may: it can become another while nobody looks, and says so itself.
+        """
+        for replica in self.replicas:
+            tasks = replica.engine.facts.supported_tasks
+            if replica.kind == "remote" or tasks is None:
+                return True
+            served = endpoints_of(tasks)
+            if served is None or endpoint in served:
+                return True
+        return not self.replicas
+
+    def not_served(self, endpoint: str, asked: str | None = None) -> EndpointNotServed:
+        """Return the refusal of a request to an endpoint; `asked` is what the client calls it."""
+        facts = (replica.engine.facts for replica in self.replicas)
+        served = named(task for one in facts for task in one.supported_tasks or ())
+        told = f"; it serves {', '.join(served)}" if served else ""
+        name = _short(asked or self.name)
+        return EndpointNotServed(f"the model {name} does not serve {endpoint}{told}")
 
     @property
     def ready(self) -> int:
@@ -94,14 +129,9 @@ class Catalogue:
         """Return a model that was found before as it is now; itself if it is gone."""
         return self._own.get(model.name, model)
 
-    def fallbacks(self, model: Model, allows: Callable[[str], bool]) -> Iterator[Model]:
-        """Return the models that may serve the caller in place of another, in turn.
-
-        As they are when it is their turn; their own fallbacks are not among them.
-        """
-        for name in model.fallbacks:
-            if allows(name) and (other := self._own.get(name)) is not None:
-                yield other
+    def own(self, name: str) -> Model | None:
+        """Return the model whose own name this is, as it is now; None: it is gone."""
+        return self._own.get(name)
 
     def named(self, name: str) -> Model:
         """Return the model of a name or alias, for an operator.

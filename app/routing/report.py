@@ -1,7 +1,8 @@
 """The engines and models of a catalogue as they are shown: by /admin, the command line, metrics."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
@@ -36,6 +37,13 @@ class HasMemory(Protocol):
 
     @property
     def memory_gib(self) -> float | None: ...
+
+
+# States of an engine, the one that is closest to serving first.
+CLOSENESS = (
+    EngineState.READY, EngineState.STARTING, EngineState.DRAINING, EngineState.ASLEEP,
+    EngineState.STOPPING, EngineState.FAILED, EngineState.STOPPED,
+)  # fmt: skip
 
 
 def _told(facts: EngineFacts) -> dict[str, Any]:
@@ -92,34 +100,66 @@ class EngineRow(BaseModel):
         )
 
 
+class Loading(BaseModel):
+    """A load that is under way, or that requests wait for."""
+
+    since: str = Field(description="When it began, or the first request began to wait; RFC 3339.")
+    elapsed_s: float
+    expected_s: float | None = Field(
+        description="Seconds that are left, by what the last load took; null: unknown."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What goes on at a model beside its engines' states."""
+
+    in_flight: int = 0
+    # In its queue, for its load and for its start.
+    waiting: int = 0
+    under_way: str | None = None
+    # For how long it has been loading, and for how much longer; None: it is not, unknown.
+    loading_s: float | None = None
+    expected_s: float | None = None
+
+
 class ModelRow(BaseModel):
     name: str
     aliases: list[str]
     load: str = Field(description="eager or on_demand.")
+    state: EngineState = Field(description="That of its engine which is closest to serving.")
     engines: int
     ready: int = Field(description="How many of its engines are ready.")
     in_flight: int = Field(description="Requests under way.")
-    waiting: int = Field(description="Requests in the queue.")
+    waiting: int = Field(description="Requests in its queue, or that wait for its load.")
     under_way: str | None = Field(description="load, unload or sleep, while that is being done.")
+    loading: Loading | None = Field(description="While it loads, or requests wait for that.")
+    last_error: str | None = Field(description="Why it failed; null unless its state is failed.")
 
     @classmethod
-    def of(
-        cls,
-        model: Model,
-        standing: Callable[[str], tuple[int, int]],
-        under_way: Callable[[str], str | None],
-    ) -> Self:
-        """Return a model as it is shown; `standing` tells requests under way, and waiting."""
-        in_flight, waiting = standing(model.name)
+    def of(cls, model: Model, activity: Activity) -> Self:
+        """Return a model as it is shown."""
+        engines = [replica.engine for replica in model.replicas]
+        state = min((e.state for e in engines), key=CLOSENESS.index, default=EngineState.STOPPED)
+        errors = (hidden(e.last_error) for e in engines if e.last_error is not None)
+        elapsed_s = activity.loading_s
+        loading = elapsed_s is not None and Loading(
+            since=_written(time.time() - elapsed_s) or "",
+            elapsed_s=round(elapsed_s, 1),
+            expected_s=activity.expected_s and round(activity.expected_s, 1),
+        )
         return cls(
             name=model.name,
             aliases=list(model.aliases),
             load="on_demand" if model.on_demand else "eager",
-            engines=len(model.replicas),
+            state=state,
+            engines=len(engines),
             ready=model.ready,
-            in_flight=in_flight,
-            waiting=waiting,
-            under_way=under_way(model.name),
+            in_flight=activity.in_flight,
+            waiting=activity.waiting,
+            under_way=activity.under_way,
+            loading=loading or None,
+            last_error=next(errors, None) if state is EngineState.FAILED else None,
         )
 
 

@@ -410,8 +410,9 @@ class ModelSettings(SpecModel):
     load_wait_s: float = Field(
         300.0,
         ge=0,
-        description="How long a request may wait for its model to load. One that would have to "
-        "wait longer is refused at once, and told when to try again.",
+        description="Maximum time a request waits for its model to load: one loaded on demand, or "
+        "one that is starting and has fallbacks, of which none is up. A request that would have to "
+        "wait longer goes to a fallback, else it is refused at once and told when to try again.",
     )
     keep_priority: int = Field(
         0, description="Of models that could make room, those with a lower number go first."

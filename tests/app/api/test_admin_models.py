@@ -66,11 +66,14 @@ async def test_the_list(gateway: Gateway, engine: Process) -> None:
         "name": "org/demo/load",
         "aliases": ["gpt"],
         "load": "eager",
+        "state": "stopped",
         "engines": 1,
         "ready": 0,
         "in_flight": 0,
         "waiting": 0,
         "under_way": None,
+        "loading": None,
+        "last_error": None,
     }
 
 

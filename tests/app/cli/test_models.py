@@ -15,11 +15,14 @@ def model(**fields: Any) -> dict[str, Any]:
         "name": "org/demo",
         "aliases": ["gpt"],
         "load": "eager",
+        "state": "ready",
         "engines": 2,
         "ready": 2,
         "in_flight": 3,
         "waiting": 0,
         "under_way": None,
+        "loading": None,
+        "last_error": None,
     }
     return {**usual, **fields}
 
@@ -36,14 +39,29 @@ def orders(server: Server) -> list[str]:
 
 
 def test_the_list_on_a_pipe(server: Server) -> None:
-    one = model(name="m", aliases=[], ready=0, under_way="load")
-    server.tell("/admin/models", {"data": [model(), one]})
-    assert run("models").stdout.splitlines() == [
-        "model     also as  load   ready   in flight  waiting  under way",
-        "org/demo  gpt      eager  2 of 2  3          0        -",
-        "m         -        eager  0 of 2  3          0        load",
+    since = "2026-01-01T00:00:00Z"
+    down = {"aliases": [], "ready": 0, "in_flight": 0}
+    known = {"since": since, "elapsed_s": 12.3, "expected_s": 9.6}
+    unknown = {"since": since, "elapsed_s": 3.0, "expected_s": None}
+    rows = [
+        model(),
+        model(name="a", **down, state="stopping", under_way="unload"),
+        model(name="b", **down, state="starting", under_way="load", loading=known, waiting=2),
+        model(name="c", **down, state="stopped", loading=unknown),
+        model(name="d", **down, state="failed", last_error="unrecognized arguments: --x"),
     ]
-    assert json.loads(run("models", "--json").stdout) == [model(), one]
+    server.tell("/admin/models", {"data": rows})
+    assert run("models").stdout.splitlines() == [
+        "model     also as  load   state     ready   in flight  waiting  under way",
+        "org/demo  gpt      eager  ready     2 of 2  3          0        -",
+        "a         -        eager  stopping  0 of 2  0          0        unload",
+        "b         -        eager  starting  0 of 2  0          2        "
+        "load for 12 s, about 10 s left",
+        "c         -        eager  stopped   0 of 2  0          0        load for 3 s",
+        "d         -        eager  failed    0 of 2  0          0        "
+        "unrecognized arguments: --x",
+    ]
+    assert json.loads(run("models", "--json").stdout) == rows
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from app.errors import OPERATOR_S
 from app.relay.sse import COMMENT
 from app.residency.policy import Residency
 from app.server import banner
 from engines.base import EngineState
 from tests.app.raw import PATIENCE_S, answers, asking, connected, request
-from tests.gateway import Gateway, running, settings_for
+from tests.gateway import ROOT, Gateway, running, settings_for
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 PATHS = ["/v1/chat/completions", "/v1/messages"]
@@ -153,6 +154,55 @@ async def test_a_load_that_fails_is_503_and_its_reason_is_for_the_log(
         assert starts(tmp_path) == 1
         assert "no room for KV cache" in caplog.text
         await at_rest(gateway)
+
+
+async def rows(gateway: Gateway, what: str) -> list[Any]:
+    answer = await gateway.client.get(f"/admin/{what}", headers=ROOT)
+    found: list[Any] = answer.json()["data"]
+    return found
+
+
+@pytest.mark.parametrize("load", ["on_demand", "eager"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_model_that_cannot_start_says_so_to_clients_and_why_to_operators(
+    tmp_path: Path, path: str, load: str
+) -> None:
+    broken = {**model(args={"fake-start": "refuse"}), "load": load}
+    settings = settings_for(broken, run_dir=tmp_path)
+    async with running(settings, LAUNCHER) as gateway:
+        for _ in range(2):
+            answer = await gateway.client.post(path, json={"model": "demo"})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, str(OPERATOR_S))
+            error = answer.json()["error"]
+            assert error.get("code", "engine_unavailable") == "engine_unavailable"
+            assert error["message"] == (
+                "the model 'demo' cannot be started (unknown flag); an operator must act, retrying "
+                "does not help"
+            )
+        assert starts(tmp_path) == 1
+        assert (await gateway.client.get("/ready")).status_code == 503
+        reason = "unrecognized arguments: --no-such-flag=3; remove no-such-flag from args"
+        [shown] = await rows(gateway, "models")
+        assert (shown["state"], shown["last_error"], shown["loading"]) == ("failed", reason, None)
+        [shown] = await rows(gateway, "engines")
+        assert (shown["state"], shown["last_error"]) == ("failed", reason)
+        await at_rest(gateway)
+
+
+async def test_the_gateway_is_ready_again_when_a_failed_load_may_be_tried_again(
+    tmp_path: Path,
+) -> None:
+    broken = model(args={"fake-start": "crash"})
+    broken["engines"][0]["restart"] = {"backoff_s": 1, "max_backoff_s": 1}
+    async with serving(broken, tmp_path=tmp_path) as gateway:
+        assert (await gateway.chat()).status_code == 503
+        assert (await gateway.client.get("/ready")).status_code == 503
+        [shown] = await rows(gateway, "models")
+        assert shown["state"] == "failed"
+        assert "no room for KV cache" in shown["last_error"]
+        async with asyncio.timeout(PATIENCE_S):
+            while (await gateway.client.get("/ready")).status_code != 200:
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("path", PATHS)

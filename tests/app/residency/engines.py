@@ -20,8 +20,12 @@ class FakeEngine:
     state: EngineState = EngineState.STOPPED
     last_error: str | None = None
     load_s: float | None = None
+    # The kind of fault of a start that fails for good; None: its next one may work.
+    lasting: str | None = None
+    blocked_by: str | None = None
     starts: int = 0
     unloads: int = 0
+    rests: int = 0
     gate: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -47,8 +51,13 @@ class FakeEngine:
         self.state = after(self.state, Event.START)
         await self.gate.wait()
         self.last_error = self.fault
+        self.blocked_by = self.lasting if self.fault else None
         self.state = after(self.state, Event.FAIL if self.fault else Event.LOADED)
         self._has_run = self._has_run or not self.fault
+
+    async def rest(self) -> None:
+        assert self.state is EngineState.FAILED
+        self.rests += 1
 
     async def unload(self) -> None:
         self.unloads += 1

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import EngineOverloaded, EngineUnavailable
+from app.errors import OPERATOR_S, EngineOverloaded, EngineUnavailable
 from app.residency.entry import OnDemand
-from app.residency.keeper import Hold, Keeper
+from app.residency.forecast import UP, Forecast
+from app.residency.hold import Hold
+from app.residency.keeper import Keeper
 from app.residency.policy import Residency, Resident, Terms
 from app.settings import ModelSettings
 from app.telemetry.metrics import Metrics
@@ -199,7 +201,33 @@ class TestRefusals:
             await kept.keeper.hold("a")
         assert refusal.value.retry_after_s == 30
         await kept.until_is("a", Residency.UNLOADED)
-        assert (engine.starts, engine.state) == (1, EngineState.STOPPED)
+        assert (engine.starts, engine.state) == (1, EngineState.FAILED)
+
+    async def test_a_load_that_cannot_work_is_tried_again_for_an_operator_alone(
+        self, keep: Keep, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = FakeEngine("a", fault="unrecognized arguments: --x", lasting="unknown flag")
+        kept = keep(on_demand(engine, restart={"backoff_s": 1e-6, "max_backoff_s": 1e-6}))
+        for _ in range(3):
+            with pytest.raises(EngineUnavailable) as refusal:
+                await kept.keeper.hold("a")
+            assert refusal.value.message == (
+                "the model 'a' cannot be started (unknown flag); an operator must act, retrying "
+                "does not help"
+            )
+            assert refusal.value.retry_after_s == OPERATOR_S
+        await kept.until_is("a", Residency.UNLOADED)
+        assert (engine.starts, engine.rests, engine.state) == (1, 1, EngineState.FAILED)
+        assert "`vllm-gateway models load a` does" in caplog.text
+        assert kept.keeper.forecast("a") is None
+        with pytest.raises(EngineUnavailable, match="unrecognized arguments: --x"):
+            await kept.keeper.load("a")
+        assert engine.starts == 2
+        engine.fault = None
+        await kept.until_is("a", Residency.UNLOADED)
+        await kept.keeper.load("a")
+        with await kept.keeper.hold("a"):
+            assert engine.starts == 3
 
     async def test_the_next_request_after_the_backoff_tries_again(self, keep: Keep) -> None:
         engine = FakeEngine("a", fault="no room")
@@ -227,7 +255,7 @@ class TestRefusals:
             assert refusal.value.retry_after_s == 30
         await kept.until_is("a", Residency.UNLOADED)
         # Its supervisor would have started it again by itself.
-        assert (engine.starts, engine.state) == (2, EngineState.STOPPED)
+        assert (engine.starts, engine.state) == (2, EngineState.FAILED)
         assert "a: it died while serving (killed by SIGKILL)); not loaded for 30 s" in caplog.text
         assert kept.metric("gateway_model_evictions_total", model="a", reason="room") == 0
 
@@ -511,3 +539,98 @@ class TestReplacing:
             kept.keeper.replace([on_demand(new)])
             assert kept.of("a").holds == 0
         assert kept.of("a").holds == 0
+
+
+class TestForecast:
+    async def test_says_when_a_model_is_up_as_far_as_that_is_known(self, keep: Keep) -> None:
+        engine = FakeEngine("a")
+        kept = keep(on_demand(engine))
+        assert kept.keeper.forecast("a") == Forecast(None, cold=True)
+        assert kept.keeper.forecast("b") is None
+        await kept.keeper.load("a")
+        assert kept.keeper.forecast("a") == UP
+        await kept.keeper.unload("a")
+        load_s = kept.of("a").load_s
+        assert load_s is not None
+        assert kept.keeper.forecast("a") == Forecast(load_s, cold=True)
+        assert kept.keeper.loading_s("a") is None
+        engine.gate.clear()
+        waits = kept.ask("a")
+        await kept.until_is("a", Residency.LOADING)
+        forecast = kept.keeper.forecast("a")
+        assert forecast is not None
+        assert not forecast.cold
+        assert not forecast.up
+        assert kept.keeper.loading_s("a") is not None
+        engine.gate.set()
+        with await waits:
+            pass
+
+    async def test_nothing_is_expected_of_a_model_that_rests(self, keep: Keep) -> None:
+        kept = keep(on_demand(FakeEngine("a", fault="no room"), restart={"backoff_s": 30}))
+        with pytest.raises(EngineUnavailable):
+            await kept.keeper.hold("a")
+        assert kept.keeper.forecast("a") is None
+
+    async def test_nothing_is_expected_of_a_model_that_does_not_fit(self, keep: Keep) -> None:
+        kept = keep(on_demand(FakeEngine("a", gib=2.0)), budget_gib=1.0)
+        assert kept.keeper.forecast("a") is None
+
+
+class TestYielding:
+    """A request that another model may serve sooner."""
+
+    async def test_leaves_at_once_and_the_load_goes_on(self, keep: Keep) -> None:
+        engine = closed("a")
+        kept = keep(on_demand(engine))
+        with pytest.raises(EngineUnavailable, match="the model 'a' is loading"):
+            await kept.keeper.hold("a", yields=lambda: True)
+        assert kept.keeper.waiting == 0
+        assert kept.of("a").residency is Residency.LOADING
+        engine.gate.set()
+        await kept.until_is("a", Residency.LOADED)
+
+    async def test_leaves_during_its_wait_and_the_others_stay(
+        self, keep: Keep, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("app.residency.keeper.LOOK_S", 0.001)
+        engine = closed("a")
+        kept = keep(on_demand(engine))
+        other = kept.ask("a")
+        sooner = False
+        leaves = asyncio.create_task(kept.keeper.hold("a", yields=lambda: sooner))
+        await kept.until_waiting(2)
+        sooner = True
+        with pytest.raises(EngineUnavailable, match="is loading"):
+            await leaves
+        await kept.until_waiting(1)
+        assert kept.metric("gateway_queue_depth", model="a") == 1
+        engine.gate.set()
+        with await other:
+            assert kept.of("a").holds == 1
+
+    async def test_a_model_that_is_loaded_is_used(self, keep: Keep) -> None:
+        kept = keep(on_demand(FakeEngine("a")))
+        await kept.keeper.load("a")
+        with await kept.keeper.hold("a", yields=lambda: True) as hold:
+            assert hold.waited_s is None
+
+    async def test_canceled_wait_looks_no_more(
+        self, keep: Keep, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("app.residency.keeper.LOOK_S", 0.001)
+        looks: list[None] = []
+        kept = keep(on_demand(closed("a")))
+
+        def look() -> bool:
+            looks.append(None)
+            return False
+
+        task = asyncio.create_task(kept.keeper.hold("a", yields=look))
+        await kept.until(lambda: len(looks) > 3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert kept.keeper.waiting == 0
+        count = len(looks)
+        await asyncio.sleep(0.01)
+        assert len(looks) == count

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -116,27 +115,18 @@ class TestReplace:
         assert catalogue.ready_engines("demo") == 0
 
 
-class TestFallbacks:
-    def test_come_in_their_order_without_theirs(self) -> None:
-        demo, small, tiny = model("demo"), model("small"), model("tiny")
-        demo = replace(demo, fallbacks=("tiny", "small"))
-        small = replace(small, fallbacks=("far",))
-        catalogue = Catalogue([demo, small, tiny, model("far")])
-        assert list(catalogue.fallbacks(demo, anything)) == [tiny, small]
+class TestOwnName:
+    def test_no_model_answers_to_an_alias(self) -> None:
+        catalogue = Catalogue([model("demo", ["x"])])
+        assert catalogue.own("demo") is catalogue.models[0]
+        assert catalogue.own("x") is None
 
-    def test_are_only_what_the_caller_may_use(self) -> None:
-        demo = replace(model("demo"), fallbacks=("small", "tiny"))
-        tiny = model("tiny")
-        catalogue = Catalogue([demo, model("small"), tiny])
-        assert list(catalogue.fallbacks(demo, lambda name: name == "tiny")) == [tiny]
-
-    def test_are_as_they_are_when_it_is_their_turn(self) -> None:
-        demo = replace(model("demo"), fallbacks=("gone", "small"))
-        catalogue = Catalogue([demo, model("gone"), model("small")])
-        turns = catalogue.fallbacks(demo, anything)
+    def test_models_are_as_they_are_now(self) -> None:
+        catalogue = Catalogue([model("gone"), model("small")])
         small = model("small")
-        catalogue.replace([model("demo"), small, model("other", ["gone"])])
-        assert list(turns) == [small], "not another that answers to the name of one that is gone"
+        catalogue.replace([small, model("other", ["gone"])])
+        assert catalogue.own("small") is small
+        assert catalogue.own("gone") is None, "not another that answers to its name"
 
 
 class TestReady:

@@ -1,11 +1,14 @@
 """An engine and a model as they are shown."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from app.routing.catalogue import Catalogue, Model
 from app.routing.replica import Replica
-from app.routing.report import EngineRow, ModelRow, engine_figures, engine_rows
+from app.routing.report import Activity, EngineRow, ModelRow, engine_figures, engine_rows
 from engines.base import EngineFacts, EngineState, Progress
 from tests.app.routing.fakes import FakeEngine
 
@@ -76,17 +79,57 @@ def test_an_error_tells_no_secret() -> None:
 def test_a_model() -> None:
     engines = (FakeEngine(), FakeEngine("demo-1", EngineState.FAILED))
     model = Model("demo", ("gpt",), tuple(Replica(one, "demo") for one in engines))
-    row = ModelRow.of(model, lambda _: (3, 4), lambda _: "load")
+    row = ModelRow.of(model, Activity(in_flight=3, waiting=4, under_way="load"))
     assert row.model_dump() == {
         "name": "demo",
         "aliases": ["gpt"],
         "load": "eager",
+        "state": "ready",
         "engines": 2,
         "ready": 1,
         "in_flight": 3,
         "waiting": 4,
         "under_way": "load",
+        "loading": None,
+        "last_error": None,
     }
+
+
+def test_a_model_that_loads_tells_since_when_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(time=lambda: 1795227950.5)
+    monkeypatch.setattr("app.routing.report.time", clock)
+    model = Model("demo", (), (Replica(FakeEngine(state=EngineState.STARTING), "demo"),))
+    row = ModelRow.of(model, Activity(waiting=2, loading_s=12.34, expected_s=9.87))
+    assert (row.state, row.waiting) == (EngineState.STARTING, 2)
+    assert row.loading is not None
+    assert row.loading.model_dump() == {
+        "since": "2026-11-21T02:25:38Z",
+        "elapsed_s": 12.3,
+        "expected_s": 9.9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("states", "shown_state", "reason"),
+    [
+        (["failed", "stopped"], "failed", "no room: --hf-token=***"),
+        (["failed", "starting"], "starting", None),
+        (["failed", "ready"], "ready", None),
+        (["stopped", "asleep"], "asleep", None),
+    ],
+)
+def test_the_state_of_a_model_is_that_of_its_best_engine_and_only_a_failure_has_a_reason(
+    states: list[str], shown_state: str, reason: str | None
+) -> None:
+    engines = [
+        FakeEngine(state=EngineState(state), last_error=f"no room: --hf-token={CANARY}")
+        for state in states
+    ]
+    model = Model("demo", (), tuple(Replica(engine, "demo") for engine in engines))
+    row = ModelRow.of(model, Activity())
+    assert (row.state, row.last_error) == (shown_state, reason)
 
 
 def test_every_engine_in_the_order_of_the_configuration() -> None:

@@ -1,0 +1,123 @@
+"""Whether a request waits for its model or goes to a fallback, on a clock of the test's own."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.residency.forecast import UP, Forecast, Step, next_step, remaining_s
+
+SECONDS = st.floats(0.01, 3600)
+LOADING = Forecast(20.0)
+UNKNOWN = Forecast(None)
+
+
+def cold(in_s: float | None) -> Forecast:
+    return Forecast(in_s, cold=True)
+
+
+FORECASTS = st.one_of(
+    st.none(),
+    st.just(UP),
+    st.builds(Forecast, SECONDS | st.none()),
+    st.builds(cold, SECONDS | st.none()),
+)
+
+
+def step(
+    asked: Forecast | None,
+    *fallbacks: Forecast | None,
+    left_s: float = 300.0,
+    queued: bool = False,
+) -> Step | int:
+    return next_step(asked, fallbacks, left_s=left_s, queued=queued)
+
+
+class TestStep:
+    @pytest.mark.parametrize("asked", [LOADING, UNKNOWN, cold(5.0), cold(None)])
+    def test_fallback_that_is_up_serves_while_the_model_comes_up(self, asked: Forecast) -> None:
+        assert step(asked, cold(1.0), LOADING, UP, UP) == 2
+
+    def test_model_that_is_up_again_is_asked_before_its_fallbacks(self) -> None:
+        assert step(UP, UP) is Step.ASK
+        assert step(UP, UP, left_s=-1.0) is Step.ASK
+
+    def test_model_that_starts_is_waited_for_when_its_fallback_would_have_to_load_longer(
+        self,
+    ) -> None:
+        assert step(Forecast(22.0), cold(26.0)) is Step.WAIT
+
+    def test_fallback_that_loads_faster_is_loaded(self) -> None:
+        assert step(Forecast(60.0), cold(30.0), cold(10.0), cold(None)) == 1
+
+    def test_fallback_that_would_load_after_the_model_is_not_sooner(self) -> None:
+        assert step(Forecast(60.0), cold(1.0), queued=True) is Step.WAIT
+
+    def test_start_of_which_nothing_is_known_has_begun_and_wins(self) -> None:
+        assert step(UNKNOWN, cold(1.0)) is Step.WAIT
+        assert step(LOADING, cold(None)) is Step.WAIT
+
+    def test_fallback_that_starts_by_itself_is_waited_for_along_with_the_model(self) -> None:
+        assert step(Forecast(60.0), Forecast(1.0)) is Step.WAIT
+
+    @pytest.mark.parametrize("fallback", [UP, LOADING, cold(1.0), None])
+    def test_order_decides_when_the_model_does_not_come_up(self, fallback: Forecast) -> None:
+        assert step(None, cold(1.0), fallback) is Step.GIVE_UP
+
+    def test_nobody_waits_beyond_the_bound(self) -> None:
+        assert step(LOADING, cold(26.0), left_s=0.0) is Step.GIVE_UP
+        assert step(LOADING, cold(26.0), UP, left_s=0.0) == 1
+
+    @given(FORECASTS, st.lists(FORECASTS, max_size=4), st.floats(-10, 600), st.booleans())
+    def test_what_is_decided_is_never_worse_than_what_is_known(
+        self,
+        asked: Forecast | None,
+        fallbacks: list[Forecast | None],
+        left_s: float,
+        queued: bool,
+    ) -> None:
+        decided = next_step(asked, fallbacks, left_s=left_s, queued=queued)
+        ups = [one for one in fallbacks if one is not None and one.up]
+        if decided is Step.ASK:
+            assert asked == UP
+        elif decided is Step.WAIT:
+            assert asked is not None
+            assert left_s > 0
+            assert not ups
+        elif decided is Step.GIVE_UP:
+            assert asked is None or (left_s <= 0 and not ups)
+        else:
+            chosen = fallbacks[decided]
+            assert chosen is not None
+            assert asked is not None
+            if not chosen.up:
+                assert chosen.cold
+                assert not queued
+                assert chosen.in_s is not None
+                assert asked.in_s is not None
+                assert chosen.in_s < asked.in_s
+
+
+class TestRemaining:
+    def test_start_takes_as_long_as_the_one_before(self) -> None:
+        assert remaining_s(5.0, 22.0) == 17.0
+
+    def test_late_start_is_expected_to_be_late_by_as_much_again(self) -> None:
+        assert remaining_s(30.0, 22.0) == 8.0
+
+    def test_nothing_is_known_without_a_start_before(self) -> None:
+        assert remaining_s(5.0, None) is None
+
+    @given(SECONDS, SECONDS)
+    def test_a_start_that_is_not_over_is_not_up(self, elapsed_s: float, expected_s: float) -> None:
+        assert not Forecast(remaining_s(elapsed_s, expected_s)).up
+
+    @given(SECONDS, SECONDS, st.floats(0.01, 0.99))
+    def test_waiting_in_vain_costs_at_most_what_the_fallback_takes(
+        self, expected_s: float, load_s: float, tick: float
+    ) -> None:
+        """A start that hangs: the fallback is loaded once it is late by the fallback's load."""
+        late_s = load_s * (1 + tick)
+        now = expected_s + late_s
+        assert step(Forecast(remaining_s(now, expected_s)), cold(load_s)) == 0
+        early = expected_s + load_s * tick
+        assert step(Forecast(remaining_s(early, expected_s)), cold(load_s)) is Step.WAIT

@@ -580,6 +580,7 @@ async def test_page_of_a_configured_origin_may_read_answers_and_errors(
         assert answer.headers["access-control-allow-origin"] == PAGE
         exposed = answer.headers["access-control-expose-headers"].lower()
         assert "x-request-id" in exposed
+        assert "x-gateway-model" in exposed
         assert "retry-after" in exposed
         assert "origin" in answer.headers["vary"].lower()
     assert "access-control-allow-origin" not in other.headers

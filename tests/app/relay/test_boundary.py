@@ -78,6 +78,7 @@ class TestHeaders:
             {"set-cookie", "alt-svc", "access-control-allow-origin", "x-hop", "connection"}
         )
         assert answer.headers["x-ratelimit-limit-requests"] == "600"
+        assert answer.headers.get_list("x-gateway-model") == ["demo"]
 
     @pytest.mark.parametrize("status", [401, 403])
     async def test_a_servers_refusal_of_our_key_is_not_the_clients_fault(

@@ -106,6 +106,7 @@ async def test_a_model_whose_engine_fails_is_stood_in_for(
     setup.demo.fault = fault
     answer = await gateway.chat(stream=stream, temperature=0.5)
     assert answer.status_code == 200
+    assert answer.headers.get_list("x-gateway-model") == ["small"]
     assert answer.content.endswith(b"[DONE]\n\n") == stream
     [seen] = [one for one in setup.small.seen if one.method == "POST"]
     assert seen.json["model"] == "small"
@@ -177,6 +178,7 @@ async def test_fallbacks_are_tried_in_their_order_once_each_and_theirs_are_not(
     assert answer.status_code == 502
     assert error_of(answer)["code"] == "engine_failed"
     assert "'demo'" in error_of(answer)["message"], "the client hears of what it asked for"
+    assert "x-gateway-model" not in answer.headers, "none of them did"
     assert setup.asked() == ["demo", "small", "tiny"]
     assert [await handed_on(gateway, name) for name in ("small", "tiny", "far")] == [1, 1, 0]
     counted = {"model": "demo", "endpoint": "/v1/chat/completions", "status": "502"}

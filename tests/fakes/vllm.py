@@ -520,7 +520,8 @@ class Fake:
                 writer.write(
                     b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"set-cookie: a=b\r\nalt-svc: h3\r\n"
                     b"access-control-allow-origin: *\r\nx-ratelimit-limit-requests: 9\r\n"
-                    b"x-gateway-model: another\r\nx-hop: 1\r\nconnection: x-hop\r\nretry-after: 7\r\n"
+                    b"x-gateway-model: another\r\nx-hop: 1\r\nconnection: x-hop\r\n"
+                    b"retry-after: 7\r\n"
                     b"content-length: 2\r\n\r\n{}"
                 )
                 return True

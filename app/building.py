@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.routing.replica import Replica
-from app.routing.slots import Slot
+from app.routing.slots import Slot, mark
 from app.settings import ConfigError, ModelSettings, Settings
-from engines.accelerator import Accelerator, AcceleratorError, find_accelerator
+from engines.accelerator import Accelerator, AcceleratorError, Device, find_accelerator
 from engines.inprocess import InProcessEngine
 from engines.placement import VISIBLE, Placement, PlacementError, Wish, place, visible
 from engines.process import ProcessEngine, vllm_launcher
@@ -38,10 +38,11 @@ class Builder:
         # The newest at the end; one that was replaced is still there for a way back.
         self._placed: list[tuple[Slot, Placement]] = []
 
-    def place(self, slots: Slots) -> Placed:
+    def place(self, slots: Slots, beside: Mapping[str, Placement] | None = None) -> Placed:
         """Return the GPUs of the engines whose spec has `gpus`; those that have some keep them.
 
-        The driver is asked only where some spec has them; that blocks. Raises ConfigError.
+        `beside` has those of engines that start beside the ones they replace, by name. The driver
+        is asked only where some spec has `gpus`; that blocks. Raises ConfigError.
         """
         wishes = [
             Wish(slot.name, model.name, slot.spec, on_demand=model.load == "on_demand")
@@ -51,12 +52,7 @@ class Builder:
         ]
         if all(wish.spec.gpus is None for wish in wishes):
             return ()
-        keep = {
-            slot.name: placement
-            for _, engines in slots
-            for slot in engines
-            if (placement := self._placement(slot)) is not None
-        }
+        keep = {**self.placements(slots), **(beside or {})}
         try:
             there = self.accelerator.devices()
         except AcceleratorError as error:
@@ -74,6 +70,19 @@ class Builder:
             for slot in engines
             if slot.name in found
         ]
+
+    def placements(self, slots: Slots) -> dict[str, Placement]:
+        """Return the GPUs of engines that were given some, by name."""
+        return {
+            slot.name: placement
+            for _, engines in slots
+            for slot in engines
+            if (placement := self._placement(slot)) is not None
+        }
+
+    def devices(self) -> Sequence[Device]:
+        """Return the GPUs that engines may use; it blocks. Raises AcceleratorError."""
+        return visible(self.accelerator.devices(), self._visible)
 
     def withhold(self, variables: Iterable[str]) -> None:
         """Have engines that start from now on not inherit these variables."""
@@ -107,6 +116,7 @@ class Builder:
                 withheld=self._withheld,
                 gpus=self._gpus(slot),
                 accelerator=lambda: self.accelerator,
+                mark=mark(model, slot),
             )
             return Replica(engine, model, kind=spec.kind, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):

@@ -10,7 +10,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,7 +56,7 @@ from app.routing.catalogue import Catalogue
 from app.routing.orders import Orders
 from app.routing.report import engine_figures
 from app.routing.scrape import EnginesPage
-from app.routing.slots import initial_slots
+from app.routing.slots import initial_slots, mark
 from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry.access import AccessLog
@@ -71,7 +71,9 @@ from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.inprocess import InProcessEngine
+from engines.launch import Origin, running_engines
 from engines.link import RECORD, end_strangers
+from engines.placement import Placement
 from engines.process import ProcessEngine
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
@@ -164,7 +166,7 @@ def create_app(
     if tracer is not None:
         metrics.watch_spans(tracer.counts)
     builder = Builder(settings, launcher)
-    standing = stand_up(settings, builder)
+    standing = stand_up(settings, builder, running_engines(settings.server.run_dir.absolute()))
     catalogue = Catalogue([one.model() for one in standing])
     database = Database(settings.state.database_url.get_secret_value())
     salt_secret = SharedSecret(database, SALT_SECRET)
@@ -190,7 +192,7 @@ def create_app(
         [model for one in standing if (model := one.on_demand()) is not None],
         metrics,
         budget_gib=server.memory_budget_gib,
-        fixed_gib=partial(_eager_gib, catalogue),
+        fixed_gib=lambda: _eager_gib(catalogue) + reloader.uncounted_gib,
         slots=server.parallel_starts,
     )
     stored = StoredResponses(database)
@@ -327,20 +329,32 @@ def _either(keeper: Keeper, on_demand: Act, eager: Act) -> Act:
     return act
 
 
-def stand_up(settings: Settings, builder: Builder) -> list[Standing]:
+def stand_up(settings: Settings, builder: Builder, running: Mapping[str, Origin]) -> list[Standing]:
     """Return every model with its engines, none of them started.
 
-    Raises LauncherMissing, and ConfigError when the GPUs that engines ask for do not fit.
+    `running` has the engines that an earlier gateway has left: those that run what is wanted have
+    their names and their GPUs again. Raises LauncherMissing, and ConfigError when the GPUs that
+    engines ask for do not fit.
     """
-    slots = initial_slots(settings)
+    slots = initial_slots(settings, {name: origin.mark for name, origin in running.items()})
+    builder.use(
+        [
+            (slot, Placement.on(gpus))
+            for model, engines in slots.items()
+            for slot in engines
+            if (origin := running.get(slot.name)) is not None
+            if origin.mark == mark(model, slot)
+            if (gpus := origin.gpus) is not None
+        ]
+    )
     builder.use(builder.place([(model, slots[model.name]) for model in settings.models]))
-    return stand(settings, builder)
+    return stand(settings, slots, builder)
 
 
 def build_catalogue(settings: Settings) -> Catalogue:
     """Return the models of a configuration. Raises what `create_app` does."""
     tracer_for(settings.traces)
-    return Catalogue([one.model() for one in stand_up(settings, Builder(settings))])
+    return Catalogue([one.model() for one in stand_up(settings, Builder(settings), {})])
 
 
 def _eager_gib(catalogue: Catalogue) -> float:

@@ -17,6 +17,20 @@ from engines.sleeping import SLEEP_ENV
 from engines.spec import ProcessSpec
 
 FACTS = "facts.json"
+ORIGIN = "origin.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an engine was made from, for a gateway that finds it running.
+
+    Its name does not tell: an engine that took over from another in a reload has a name of its own.
+    """
+
+    # The same for engines that run the same; it says nothing else.
+    mark: str
+    # Those that the gateway gave it; None: it left them alone.
+    gpus: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class Launch:
     memory: EngineMemory
     # Variables that it does not inherit; a reload may add some.
     withheld: Collection[str] = ()
+    origin: Origin | None = None
 
     @property
     def socket(self) -> Path:
@@ -65,6 +80,9 @@ class Launch:
             raise CannotRun(f"the path {self.socket} is too long for a socket: set server.run_dir")
         if missing := self.spec.missing_model():
             raise CannotRun(missing)
+        if self.origin is not None:
+            written = json.dumps(dataclasses.asdict(self.origin))
+            (self.directory / ORIGIN).write_text(written)
         ours = environment.inherited(os.environ, self.spec.inherit_env, self.withheld)
         return {**ours, **self._temporary(), **self.own_env}
 
@@ -92,3 +110,19 @@ class Launch:
             return EngineFacts(**facts), data["load_s"]
         except (OSError, ValueError, TypeError, LookupError):
             return EngineFacts(), None
+
+
+def running_engines(run_dir: Path) -> dict[str, Origin]:
+    """Return the engines that run in a run directory, by name, with what they were made from.
+
+    Those are left out of which nothing is known, or whose directory another user controls.
+    """
+    found: dict[str, Origin] = {}
+    for file in sorted(run_dir.glob(f"*/{ORIGIN}")):
+        directory = file.parent
+        if links.runs(directory):
+            with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+                data = json.loads(file.read_text())
+                gpus = None if data["gpus"] is None else tuple(map(int, data["gpus"]))
+                found[directory.name] = Origin(str(data["mark"]), gpus)
+    return found

@@ -168,6 +168,15 @@ async def spawn(
     raise CannotRun(str(hello.get("error", f"its guardian did not start, see {log_file}")))
 
 
+def runs(directory: Path) -> bool:
+    """Whether a guardian runs in a directory that no other user controls."""
+    if directories.foreign(directory):
+        return False
+    record = _read(directory / RECORD)
+    guardian, started = record.get("guardian", 0), record.get("guardian_started", 0)
+    return record.get("boot") == processes.boot_id() and processes.lives(guardian, started)
+
+
 async def find(directory: Path) -> Link | None:
     """Return the guardian that runs in a directory, or None once nothing is left of any.
 
@@ -179,7 +188,7 @@ async def find(directory: Path) -> Link | None:
         return None
     record = _read(directory / RECORD)
     guardian, started = record.get("guardian", 0), record.get("guardian_started", 0)
-    if record.get("boot") == processes.boot_id() and processes.lives(guardian, started):
+    if runs(directory):
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(HELLO_S):
                 reader, writer = await asyncio.open_unix_connection(str(directory / "ctl.sock"))

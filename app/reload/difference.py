@@ -3,7 +3,8 @@
 Every setting that differs is in a `Difference`: what belongs to a model or stands in APPLIED takes
 effect at a reload, everything else is told as what needs a restart. No value of a secret is shown.
 
-    ~ model demo: args.max-model-len 2048 → 4096 (restarts demo-0)
+    ~ model demo: args.max-model-len 2048 → 4096 (replaces demo-0)
+    ~ model demo: demo-1 starts beside demo-0 and takes over when it is ready
     ~ model demo: aliases [a] → [a, b]
     + model small (starts small-0)
     - model large (stops large-0)
@@ -16,7 +17,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from app.reload.shown import shown, value
+from app.reload.shown import flat, shown, value
+from app.reload.takeover import Takeover
 from app.routing.slots import Plan, Slot, initial_slots, made_of, plan, slots_of
 from app.settings import SECRETS, ModelSettings, Settings
 from engines.spec import LocalSpec
@@ -57,10 +59,12 @@ class ModelChange:
     plan: Plan
     # What only the gateway itself knows: names, limits, queue, price…
     fields: tuple[Change, ...]
-    # What differs between an engine and the one in its place, by the engine's name.
+    # What differs between an engine and the one in its place, by the name of the first.
     engines: Mapping[str, tuple[Change, ...]]
     # Whether its engines stay as they are since one of them cannot change while the gateway runs.
     fixed: bool = False
+    # How engines that serve make way; what is to run beside another has a name of its own.
+    takeovers: tuple[Takeover, ...] = ()
 
     @property
     def needs_engines(self) -> bool:
@@ -71,6 +75,17 @@ class ModelChange:
     def begins(self) -> bool:
         """Whether it was loaded on demand, and runs all along from now on."""
         return self.old.load != self.new.load == "eager"
+
+    @property
+    def beside(self) -> bool:
+        """Whether all that it does to engines is to replace some, each by one beside it."""
+        takeovers = self.takeovers
+        return (
+            not self.plan.removed
+            and not self.plan.added
+            and len(takeovers) == len(self.plan.replaced) > 0
+            and all(one.obstacle is None for one in takeovers)
+        )
 
     @property
     def effective(self) -> ModelSettings:
@@ -185,18 +200,6 @@ def _applied(old: Section, new: Section, within: str) -> Section:
     return old.model_copy(update=update)
 
 
-def flat(nested: object, place: str = "") -> dict[str, object]:
-    """Return what is in nested mappings by path; lists are values of their own."""
-    if not isinstance(nested, dict):
-        return {place: nested}
-    if not nested and "." in place:  # a flag whose value is {}; not a section without a member
-        return {place: nested}
-    found: dict[str, object] = {}
-    for key, member in nested.items():
-        found |= flat(member, f"{place}.{key}" if place else str(key))
-    return found
-
-
 def _model_change(
     old: ModelSettings, new: ModelSettings, slots: Sequence[Slot], taken: set[str]
 ) -> ModelChange | None:
@@ -284,12 +287,15 @@ def _model_lines(change: ModelChange) -> Iterator[str]:
         yield f"! model {name}: engines (needs a restart: kind: {FIXED_KIND})"
         return
     touched: dict[str, list[str]] = {}
-    for _, slot in change.plan.replaced:
-        does = "replaces" if slot.spec.kind == "remote" else "restarts"
-        for field in change.engines[slot.name]:
-            touched.setdefault(f"{field} ({does}", []).append(slot.name)
+    for old, slot in change.plan.replaced:
+        in_place = slot.spec.kind != "remote" and slot.name == old.name
+        for field in change.engines[old.name]:
+            does = "restarts" if in_place else "replaces"
+            touched.setdefault(f"{field} ({does}", []).append(old.name)
     for told, engines in touched.items():
         yield f"~ model {name}: {told} {', '.join(engines)})"
+    for takeover in change.takeovers:
+        yield f"~ model {name}: {takeover.told(name)}"
     if change.plan.removed:
         yield f"~ model {name}: fewer engines (stops {_names(change.plan.removed)})"
     if change.plan.added:

@@ -1,8 +1,9 @@
 """A new configuration for a gateway that runs: read, compared, applied; never half of a model.
 
 First everything is read and checked, so that a fault in the file touches nothing. Then models go,
-models change, one after the other, and models come. A model whose new engine does not start has its
-old engines and all of its old settings again when the report is made; the others are not affected.
+models change, one after the other, and models come. An engine that changes starts beside the one
+that it replaces where both fit (`takeover.py`). A model whose new engine does not start has its old
+engines and all of its old settings when the report is made; the others are not affected.
 """
 
 import asyncio
@@ -16,14 +17,19 @@ from app.auth.keys import Authenticator
 from app.building import Builder, Placed, Slots
 from app.errors import Conflict, GatewayError, InvalidConfiguration
 from app.relay.rooms import RelayBounds, Rooms, memory_bounds
+from app.reload.choice import Seats, choose
 from app.reload.difference import Addition, Difference, ModelChange, applied, difference
-from app.reload.fleet import IDLE, Fleet, NotStarted, Standing
+from app.reload.fleet import IDLE, Ask, Fleet, NotStarted, Running, Standing, memory_gib
 from app.reload.report import ModelReport, Outcome, Report
-from app.routing.slots import Plan, plan
+from app.reload.takeover import Machine, Present, Prospect, prospect
+from app.routing.slots import Plan, Slot, plan
 from app.settings import ConfigError, ModelSettings, Settings
 from app.telemetry.levels import Levels
 from app.usage.ledger import Ledger
-from engines.process import LauncherMissing
+from engines.accelerator import AcceleratorError, Device
+from engines.base import EngineState
+from engines.host_memory import available_gib
+from engines.process import LauncherMissing, ProcessEngine, vllm_runs_on_cpu
 from engines.spec import LocalSpec
 
 log = logging.getLogger(__name__)
@@ -44,6 +50,15 @@ def _outcome(task: asyncio.Task[Report], fault: BaseException | None) -> str:
     if fault is None:
         return "done" if task.result().ok else "partial"
     return "invalid" if isinstance(fault, InvalidConfiguration) else "failed"
+
+
+def _present(one: Running) -> Present:
+    """Return what is known of an engine. It blocks."""
+    engine = one.engine
+    serves = engine.state is EngineState.READY
+    if not isinstance(engine, ProcessEngine):
+        return Present(serves)
+    return Present(serves, engine.memory_gib, engine.last_start_s())
 
 
 class Reloader:
@@ -80,6 +95,11 @@ class Reloader:
     def settings(self) -> Settings:
         """What the gateway goes by; of a change that was undone, what was before."""
         return self._settings
+
+    @property
+    def uncounted_gib(self) -> float:
+        """Memory of engines that come or go, and that no model accounts for."""
+        return self._fleet.uncounted_gib
 
     async def reload(self, *, dry_run: bool = False, wait: bool = False) -> Report:
         """Read the configuration and apply what differs; return what was done.
@@ -119,7 +139,7 @@ class Reloader:
             new = await self._read()
             running = {name: one.slots for name, one in self._standing.items()}
             found = difference(self._settings, new, running)
-            placed = await asyncio.to_thread(self._check, found)
+            found, placed = await asyncio.to_thread(self._planned, found)
             lines = tuple(found.lines())
             if dry_run or not found:
                 return Report(dry_run, lines)
@@ -142,10 +162,10 @@ class Reloader:
         except ConfigError as error:
             raise InvalidConfiguration("\n".join(error.faults)) from None
 
-    def _check(self, found: Difference) -> Placed:
-        """Return the GPUs of what is to be started.
+    def _planned(self, found: Difference) -> tuple[Difference, Placed]:
+        """Return how engines make way, and the GPUs of what is to be started. It blocks.
 
-        Raises InvalidConfiguration where it plainly cannot be.
+        Raises InvalidConfiguration where something plainly cannot be started.
         """
         faults: list[str] = []
         for model, slot in found.starts():
@@ -158,12 +178,48 @@ class Reloader:
             faults.append(str(error))
         placed: Placed = ()
         try:
-            placed = self._builder.place(self._slots_after(found))
+            found, placed = self._with_ways(found)
         except ConfigError as error:
             faults += error.faults
         if faults:
             raise InvalidConfiguration("\n".join(dict.fromkeys(faults)))
-        return placed
+        return found, placed
+
+    def _with_ways(self, found: Difference) -> tuple[Difference, Placed]:
+        """Return how each engine makes way, and the GPUs of all. Raises ConfigError."""
+        slots = [(one.settings, one.slots) for one in self._standing.values()]
+        seats = Seats.of(slots, self._builder.placements(slots))
+        machine = self._machine(found.new.server.memory_budget_gib)
+        engines = (one for standing in self._standing.values() for one in standing.engines)
+        present = {one.slot.name: _present(one) for one in engines}
+        chosen, beside = choose(found, seats, machine, present)
+        with contextlib.suppress(ConfigError):
+            placed = self._builder.place(self._slots_after(chosen), beside)
+            where = {slot.name: placement for slot, placement in placed}
+            if all(where[name] == placement for name, placement in beside.items()):
+                return chosen, placed
+        # Both fit, but not with what else comes.
+        crowded = "no memory for both, with what the configuration adds"
+        chosen, _ = choose(found, seats, machine, present, hindrance=crowded)
+        return chosen, self._builder.place(self._slots_after(chosen))
+
+    def _machine(self, budget_gib: float | None) -> Machine:
+        """Return what engines share now. It blocks."""
+        try:
+            devices: Sequence[Device] | None = self._builder.devices()
+        except AcceleratorError:
+            devices = None
+        if budget_gib is not None:
+            engines = (one.engine for s in self._standing.values() for one in s.engines)
+            budget_gib -= sum(memory_gib(e) for e in engines if e.state not in IDLE)
+            budget_gib -= self._fleet.uncounted_gib
+        return Machine(devices, vllm_runs_on_cpu(), available_gib(), budget_gib)
+
+    async def _prospect(self, old: Running, new: Slot) -> Prospect:
+        """Return whether an engine can start beside another at this moment."""
+        budget_gib = self._settings.server.memory_budget_gib
+        machine = await asyncio.to_thread(self._machine, budget_gib)
+        return prospect(old.slot, new, _present(old), machine)
 
     def _slots_after(self, found: Difference) -> Slots:
         """Return what every model has for engines once all is applied."""
@@ -248,8 +304,15 @@ class Reloader:
     async def _change(self, change: ModelChange) -> str | None:
         """Change a model's engines; return why it could not be, all being as before again."""
         standing = self._standing[change.new.name]
+        ask: Ask = self._prospect
         if standing.settings.load == "on_demand":
-            return await self._rebuild(change, standing)
+            prospects = await self._prospects(change, standing)
+            if prospects is None:
+                return await self._rebuild(change, standing)
+
+            async def ask(old: Running, _: Slot) -> Prospect:
+                return prospects[old.slot.name]  # what was decided for the model as a whole
+
         up = any(one.engine.state not in IDLE for one in standing.engines)
         try:
             await self._fleet.change(
@@ -258,10 +321,27 @@ class Reloader:
                 self._settings.server.drain_timeout_s,
                 wanted=up or change.new.load == "eager",
                 wake=change.begins,
+                ask=ask,
             )
         except NotStarted as error:
             return str(error)
         return None
+
+    async def _prospects(
+        self, change: ModelChange, standing: Standing
+    ) -> dict[str, Prospect] | None:
+        """Return the prospects of a model on demand that can change while it is loaded.
+
+        None: it has to be unloaded first.
+        """
+        prospects: dict[str, Prospect] = {}
+        for old, new in change.plan.replaced if change.beside else ():
+            one = standing.find(old.name)
+            assert one is not None
+            prospects[old.name] = await self._prospect(one, new)
+            if prospects[old.name].obstacle or one.engine.state is not EngineState.READY:
+                return None
+        return prospects or None
 
     async def _rebuild(self, change: ModelChange, standing: Standing) -> str | None:
         """Change the engines of a model that is loaded on demand; one that was loaded is again."""
@@ -286,7 +366,9 @@ class Reloader:
         try:
             drain_s = self._settings.server.drain_timeout_s
             eager = model.load == "eager"
-            await self._fleet.change(standing, plan, drain_s, wanted=eager, wake=eager)
+            await self._fleet.change(
+                standing, plan, drain_s, wanted=eager, wake=eager, ask=self._prospect
+            )
         except NotStarted as error:
             return str(error)
         finally:

@@ -40,6 +40,18 @@ def value(place: str, member: object) -> str | None:
     return shown(_CREDENTIALS.sub(r"\1…@", text))
 
 
+def flat(nested: object, place: str = "") -> dict[str, object]:
+    """Return what is in nested mappings by path; lists are values of their own."""
+    if not isinstance(nested, dict):
+        return {place: nested}
+    if not nested and "." in place:  # a flag whose value is {}; not a section without a member
+        return {place: nested}
+    found: dict[str, object] = {}
+    for key, member in nested.items():
+        found |= flat(member, f"{place}.{key}" if place else str(key))
+    return found
+
+
 def _is_secret(place: str) -> bool:
     """Whether a path leads into an environment, or to something that is named like a secret."""
     parts = place.lower().split(".")

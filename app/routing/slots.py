@@ -4,9 +4,10 @@ Pure. The name of an engine is that of its directory, so an engine that need not
 its name for as long as it runs, whatever comes and goes around it.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -31,7 +32,8 @@ class Plan:
     after: tuple[Slot, ...]
     # What runs on as it is.
     kept: tuple[Slot, ...] = ()
-    # What makes way, and what comes in its place under the same name.
+    # What makes way, and what comes in its place: under the same name, unless both are to run for a
+    # while (`with_names`).
     replaced: tuple[tuple[Slot, Slot], ...] = ()
     removed: tuple[Slot, ...] = ()
     added: tuple[Slot, ...] = ()
@@ -41,12 +43,32 @@ class Plan:
         return bool(self.replaced or self.removed or self.added)
 
 
-def initial_slots(settings: Settings) -> dict[str, tuple[Slot, ...]]:
-    """Return the engines that a gateway starts with, by model; no two have the same name."""
-    slots: dict[str, tuple[Slot, ...]] = {}
-    taken: set[str] = set()
+def initial_slots(
+    settings: Settings, running: Mapping[str, str] | None = None
+) -> dict[str, tuple[Slot, ...]]:
+    """Return the engines that a gateway starts with, by model; no two have the same name.
+
+    `running` has the mark of each engine that an earlier gateway has left, by name. One that runs
+    what is wanted keeps its name, by which it is found.
+    """
+    left = dict(running or {})
+    taken_over: dict[tuple[str, int], str] = {}
     for model in settings.models:
-        slots[model.name] = slots_of(model, taken)
+        for place, spec in enumerate(_each(model)):
+            wanted = mark(model.name, _slot("", spec, model))
+            name = next((name for name, runs in left.items() if runs == wanted), None)
+            if name is not None:
+                del left[name]
+                taken_over[model.name, place] = name
+    slots: dict[str, tuple[Slot, ...]] = {}
+    taken = set(taken_over.values())
+    for model in settings.models:
+        specs = _each(model)
+        found = [taken_over.get((model.name, place)) for place in range(len(specs))]
+        fresh = iter(free_names(model.name, found.count(None), taken))
+        slots[model.name] = tuple(
+            _slot(name or next(fresh), spec, model) for name, spec in zip(found, specs, strict=True)
+        )
         taken |= {slot.name for slot in slots[model.name]}
     return slots
 
@@ -54,7 +76,7 @@ def initial_slots(settings: Settings) -> dict[str, tuple[Slot, ...]]:
 def slots_of(model: ModelSettings, taken: Container[str] = ()) -> tuple[Slot, ...]:
     """Return the engines that a model begins with, under names that are not taken."""
     specs = _each(model)
-    names = _free_names(model.name, len(specs), taken)
+    names = free_names(model.name, len(specs), taken)
     return tuple(_slot(name, spec, model) for name, spec in zip(names, specs, strict=True))
 
 
@@ -80,7 +102,7 @@ def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()
     after |= {place: replace(wanted[place], name=old.name) for old, place in replaced}
     fresh = open_places[len(replaced) :]
     in_use = {slot.name for slot in slots}
-    names = _free_names(model.name, len(fresh), _Either(in_use, taken))
+    names = free_names(model.name, len(fresh), _Either(in_use, taken))
     added = {
         place: replace(wanted[place], name=name) for place, name in zip(fresh, names, strict=True)
     }
@@ -92,6 +114,25 @@ def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()
         tuple(left[len(replaced) :]),
         tuple(added.values()),
     )
+
+
+def with_names(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """Return a plan in which what replaces an engine of `names` has the name that stands there."""
+    replaced = tuple(
+        (old, replace(new, name=names.get(old.name, new.name))) for old, new in plan.replaced
+    )
+    renamed = {old.name: new for old, new in replaced}
+    return replace(
+        plan,
+        # An engine that is replaced and its successor have had one name until now.
+        after=tuple(renamed.get(slot.name, slot) for slot in plan.after),
+        replaced=replaced,
+    )
+
+
+def mark(model: str, slot: Slot) -> str:
+    """Return what an engine of a model runs, as a text that says nothing else."""
+    return hashlib.sha256(f"{model}\n{identity(slot)}".encode()).hexdigest()
 
 
 def identity(slot: Slot) -> str:
@@ -106,6 +147,13 @@ def made_of(slot: Slot) -> dict[str, object]:
     """Return everything that an engine is made of, as JSON has it."""
     spec = slot.spec.model_dump(mode="json", exclude={"replicas"})
     return {**spec, "media": {"domains": list(slot.media_domains)}}
+
+
+def free_names(model: str, number: int, taken: Container[str]) -> list[str]:
+    """Return names for engines of a model that are not taken."""
+    names: Iterable[str] = (f"{_slug(model)}-{n}" for n in count())
+    free = (name for name in names if name not in taken)
+    return [next(free) for _ in range(number)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +178,6 @@ def _each(model: ModelSettings) -> list[EngineSpec]:
         for spec in model.engines
         for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1)
     ]
-
-
-def _free_names(model: str, number: int, taken: Container[str]) -> list[str]:
-    names: Iterable[str] = (f"{_slug(model)}-{n}" for n in count())
-    free = (name for name in names if name not in taken)
-    return [next(free) for _ in range(number)]
 
 
 def _slug(name: str) -> str:

@@ -21,6 +21,7 @@ from engines.placement import (
     gpus_needed,
     memory_share,
     place,
+    place_beside,
     visible,
 )
 from engines.spec import ProcessSpec
@@ -463,3 +464,41 @@ def test_what_was_placed_stays_as_it_was(asked: list[Wish]) -> None:
     found = outcome(asked, gpus(6))
     if isinstance(found, dict):
         assert place(asked, gpus(6), found) == found
+
+
+class TestBeside:
+    def test_others_stay_exactly_where_they_are(self) -> None:
+        others = [wish("a-0", gpus="auto", **share(0.5)), wish("b-0", gpus="auto", **share(0.5))]
+        keep = {"a-0": at(0), "b-0": at(1)}
+        small = wish("a-1", gpus="auto", **share(0.5))
+        found = place_beside(small, others, gpus(2), keep)
+        assert found is not None
+        assert found.devices == (1,)
+        large = wish("a-1", gpus="auto", **share(0.9))
+        with pytest.raises(PlacementError, match="a-1: no room for it: none of 2 GPUs has"):
+            place_beside(large, others, gpus(2), keep)
+
+    def test_room_that_is_there_only_if_another_moves_is_none(self) -> None:
+        other = wish("a-0", gpus="auto", **share(0.5))
+        listed = wish("a-1", gpus=[0], **share(0.9))
+        with pytest.raises(PlacementError, match="a-1: there is room only if a-0 moves"):
+            place_beside(listed, [other], gpus(2), {"a-0": at(0)})
+
+    def test_one_on_demand_leaves_room_for_the_other_models_on_demand(self) -> None:
+        others = [wish("lazy-0", on_demand=True, gpus=[0], **share(0.6))]
+        one = wish("a-1", on_demand=True, gpus=[0], **share(0.5))
+        assert place([*others, one], gpus(1))  # they take turns
+        with pytest.raises(PlacementError):
+            place_beside(one, others, gpus(1), {})
+
+    def test_one_that_is_left_alone_gets_no_gpus_and_needs_room(self) -> None:
+        other = wish("a-0", **share(0.5))
+        assert place_beside(wish("a-1", **share(0.5)), [other], gpus(1), {}) is None
+        with pytest.raises(PlacementError, match="together, above 1"):
+            place_beside(wish("a-1", **share(0.6)), [other], gpus(1), {})
+        with pytest.raises(PlacementError, match="which GPUs it uses is not known, set gpus"):
+            place_beside(wish("a-1", **share(0.5)), [], gpus(1, mig=[0]), {})
+
+    def test_flags_that_make_no_sense_are_told(self) -> None:
+        with pytest.raises(PlacementError, match="a-1: gpu-memory-utilization must be above 0"):
+            place_beside(wish("a-1", **share(2)), [], gpus(1), {})

@@ -17,6 +17,7 @@ from app.errors import Conflict
 from app.reload.report import Report
 from app.routing.affinity import SessionAffinity
 from app.settings import ConfigError, Settings, digest
+from engines.accelerator import HostMemory
 from engines.base import EngineState
 from engines.process import ProcessEngine
 from tests.fakes.vllm import Fake
@@ -40,7 +41,13 @@ def model(name: str = "demo", *engines: dict[str, Any], **fields: Any) -> dict[s
 
 
 def process(replicas: int = 1, **fields: Any) -> dict[str, Any]:
-    return {"kind": "process", "model": "m", "replicas": replicas, **fields}
+    """An engine of which it is known what memory it takes, before it has run."""
+    return {"kind": "process", "model": "m", "replicas": replicas, "memory_gib": 0.1, **fields}
+
+
+def alone(replicas: int = 1, **fields: Any) -> dict[str, Any]:
+    """An engine that cannot start beside another like it."""
+    return process(replicas, env={"SIDE_CHANNEL_PORT": "5600"}, **fields)
 
 
 def crashing(**fields: Any) -> dict[str, Any]:
@@ -48,6 +55,17 @@ def crashing(**fields: Any) -> dict[str, Any]:
 
 
 LONGER = {"max-model-len": 4096}
+PORT_TAKEN = "both would use the same port (env.SIDE_CHANNEL_PORT)"
+
+
+@pytest.fixture(autouse=True)
+def free_gib(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A machine without GPUs, and how much memory it has left."""
+    free = [100.0]
+    monkeypatch.setattr("app.building.find_accelerator", HostMemory)
+    monkeypatch.setattr("app.reload.reloader.vllm_runs_on_cpu", lambda: True)
+    monkeypatch.setattr("app.reload.reloader.available_gib", lambda: free[0])
+    return free
 
 
 class File:
@@ -127,7 +145,8 @@ class TestWhatStays:
             told = await reload(one, dry_run=True)
             assert told["lines"] == [
                 "~ model demo: aliases [] → [d]",
-                "~ model demo: args.max-model-len added: 4096 (restarts demo-0)",
+                "~ model demo: args.max-model-len added: 4096 (replaces demo-0)",
+                "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
                 "- model old (stops old-0)",
                 "+ model new (starts new-0)",
                 "dry run: nothing was changed",
@@ -156,7 +175,7 @@ class TestWhatStays:
             assert events[-2:] == [b"data: [DONE]", b""]
             assert data.count(b'"content":"word"') == 400
             assert engine(one, "other-0").pid == pid
-            assert longest(one, "demo-0")
+            assert longest(one, "demo-1")
             assert (await one.chat("o")).status_code == 200
 
     async def test_replicas_come_and_go_around_those_that_stay(self, tmp_path: Path) -> None:
@@ -256,10 +275,10 @@ class TestWhatStays:
 
 class TestModelsThatChange:
     async def test_the_engine_is_another_in_the_same_directory(self, tmp_path: Path) -> None:
-        file = File(tmp_path, model())
+        file = File(tmp_path, model("demo", alone()))
         async with gateway(file) as one:
             old = engine(one, "demo-0")
-            file.write(model("demo", process(args=LONGER)))
+            file.write(model("demo", alone(args=LONGER)))
             told = await reload(one)
             assert told["models"] == [{"model": "demo", "outcome": "changed", "reason": None}]
             assert (await one.chat()).status_code == 200
@@ -268,14 +287,14 @@ class TestModelsThatChange:
             assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["demo-0"]
 
     async def test_a_stream_may_end_before_its_engine_does(self, tmp_path: Path) -> None:
-        file = File(tmp_path, model())
+        file = File(tmp_path, model("demo", alone()))
         async with gateway(file) as one:
             old = engine(one, "demo-0")
             body = {"model": "demo", "stream": True, "fake": "tokens:100:5"}
             async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
                 pieces = stream.aiter_bytes()
                 data = await anext(pieces)
-                file.write(model("demo", process(args=LONGER)))
+                file.write(model("demo", alone(args=LONGER)))
                 reloading = asyncio.create_task(reload(one))
                 await until(lambda: old.state is EngineState.DRAINING)
                 refused = await one.chat()
@@ -308,9 +327,9 @@ class TestModelsThatChange:
             assert (await one.chat()).status_code == 200
 
     async def test_of_two_engines_one_serves_at_every_moment(self, tmp_path: Path) -> None:
-        file = File(tmp_path, model("demo", process(2)))
+        file = File(tmp_path, model("demo", alone(2)))
         async with gateway(file) as one:
-            file.write(model("demo", process(2, args=LONGER)))
+            file.write(model("demo", alone(2, args=LONGER)))
             reloading = asyncio.create_task(reload(one))
             statuses = []
             while not reloading.done():
@@ -345,7 +364,7 @@ class TestModelsThatChange:
                 model("other", aliases=["o"]),
             )
             told = await reload(one)
-            reason = "engine demo-0: no room for KV cache"
+            reason = "engine demo-1: no room for KV cache; demo-0 serves on"
             assert not told["ok"]
             assert told["models"] == [
                 {"model": "demo", "outcome": "rolled back", "reason": reason},
@@ -357,7 +376,7 @@ class TestModelsThatChange:
             assert (await one.chat("o")).status_code == 200
             assert engine(one, "other-0").pid == other
             # What could not be done differs still.
-            assert len((await reload(one, dry_run=True))["difference"]) == 3
+            assert len((await reload(one, dry_run=True))["difference"]) == 4
 
     async def test_all_replicas_are_as_before_when_the_last_fails(self, tmp_path: Path) -> None:
         before = [process(env={"A": "1"}), process(env={"B": "1"}), process(env={"C": "1"})]
@@ -408,20 +427,19 @@ class TestModelsThatChange:
             box = remote(server.url, api_key_env="HF_TOKEN")
             file.write(model("demo", process(args=LONGER)), model("box", box))
             assert (await reload(one))["ok"]
-            after = psutil.Process(engine(one, "demo-0").pid).environ()
+            after = psutil.Process(engine(one, "demo-1").pid).environ()
         assert (before.get("HF_TOKEN"), after.get("HF_TOKEN")) == ("hf_canary0123456789", None)
 
     async def test_other_media_domains_restart_the_engines(self, tmp_path: Path) -> None:
         file = File(tmp_path, model())
         async with gateway(file) as one:
-            pid = engine(one, "demo-0").pid
             file.write(model(media={"domains": ["a.org"]}))
             told = await reload(one)
             assert told["difference"] == [
-                "~ model demo: media.domains [] → [a.org] (restarts demo-0)"
+                "~ model demo: media.domains [] → [a.org] (replaces demo-0)",
+                "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
             ]
-            assert engine(one, "demo-0").pid != pid
-            assert "--allowed-media-domains a.org" in engine(one, "demo-0").describe()
+            assert "--allowed-media-domains a.org" in engine(one, "demo-1").describe()
 
     async def test_an_alias_stays_with_a_model_that_was_rolled_back(self, tmp_path: Path) -> None:
         file = File(tmp_path, model(aliases=["a"]), model("other"))
@@ -533,11 +551,11 @@ class TestModelsThatComeAndGo:
 
 class TestOnDemand:
     async def test_a_loaded_model_is_loaded_again_with_its_new_engine(self, tmp_path: Path) -> None:
-        file = File(tmp_path, model(), model("lazy", load="on_demand"))
+        file = File(tmp_path, model(), model("lazy", alone(), load="on_demand"))
         async with gateway(file) as one:
             assert (await one.chat("lazy")).status_code == 200
             before = pids(one)
-            file.write(model(), model("lazy", process(args=LONGER), load="on_demand"))
+            file.write(model(), model("lazy", alone(args=LONGER), load="on_demand"))
             assert (await reload(one))["ok"]
             assert longest(one, "lazy-0")
             assert engine(one, "lazy-0").state is EngineState.READY
@@ -559,13 +577,13 @@ class TestOnDemand:
             assert (await one.chat("lazy")).status_code == 200
 
     async def test_a_stream_ends_before_its_engine_is_replaced(self, tmp_path: Path) -> None:
-        file = File(tmp_path, model(), model("lazy", load="on_demand"))
+        file = File(tmp_path, model(), model("lazy", alone(), load="on_demand"))
         async with gateway(file) as one:
             body = {"model": "lazy", "stream": True, "fake": "tokens:100:5"}
             async with one.client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 lines = answer.aiter_lines()
                 await anext(lines)
-                file.write(model(), model("lazy", process(args=LONGER), load="on_demand"))
+                file.write(model(), model("lazy", alone(args=LONGER), load="on_demand"))
                 reloading = asyncio.create_task(reload(one))
                 told = [line async for line in lines if line]
             assert told[-1] == "data: [DONE]"
@@ -603,7 +621,7 @@ class TestWhatIsRefused:
         async with gateway(file) as one:
             file.write(model("demo", process(args={**LONGER, "fake-load-until": str(loaded)})))
             first = asyncio.create_task(reload(one))
-            await until(lambda: engine(one, "demo-0").state is not EngineState.READY)
+            await until(lambda: len(one.state.catalogue.engines) == 2)
             second = await one.client.post("/admin/reload", json={}, headers=ROOT)
             assert second.status_code == 409
             assert second.json()["error"]["code"] == "conflict"

@@ -1,11 +1,20 @@
 """Which engine runs what under which name, from one configuration to another."""
 
+import re
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.routing.slots import Slot, identity, initial_slots, plan, slots_of
+from app.routing.slots import (
+    Slot,
+    identity,
+    initial_slots,
+    mark,
+    plan,
+    slots_of,
+    with_names,
+)
 from app.settings import ModelSettings, Settings
 from engines.spec import ProcessSpec
 
@@ -51,6 +60,35 @@ def test_no_two_engines_share_a_directory() -> None:
     assert [names(one) for one in slots.values()] == [["org-a-0"], ["org-a-1"]]
 
 
+class TestEnginesThatRun:
+    def test_one_that_runs_what_is_wanted_keeps_its_name(self) -> None:
+        """As after a reload, in which it took over from demo-0."""
+        settings = Settings(models=[{"name": "demo", "engines": [process(2, a=1), process(a=2)]}])
+        one, _, other = slots_of(settings.models[0])
+        running = {"demo-1": mark("demo", other), "demo-7": mark("demo", one)}
+        found = initial_slots(settings, running)["demo"]
+        assert names(found) == ["demo-7", "demo-0", "demo-1"]
+        assert [slot.spec.args for slot in found] == [{"a": 1}, {"a": 1}, {"a": 2}]
+
+    def test_one_that_runs_something_else_is_not_counted_in(self) -> None:
+        settings = Settings(models=[{"name": "demo", "engines": [process()]}])
+        [slot] = slots_of(settings.models[0])
+        running = {"demo-1": mark("other", slot), "demo-2": "?"}
+        assert names(initial_slots(settings, running)["demo"]) == ["demo-0"]
+
+    def test_a_name_that_one_keeps_is_given_to_no_other_model(self) -> None:
+        settings = Settings(
+            models=[{"name": name, "engines": [process()]} for name in ("org/a", "org-a")]
+        )
+        running = {"org-a-0": mark("org-a", slots_of(settings.models[1])[0])}
+        found = initial_slots(settings, running)
+        assert [names(one) for one in found.values()] == [["org-a-1"], ["org-a-0"]]
+
+    def test_a_mark_tells_no_secret(self) -> None:
+        spec = ProcessSpec(kind="process", model="m", env={"HF_TOKEN": "hf_canary"})
+        assert re.fullmatch("[0-9a-f]{64}", mark("demo", Slot("demo-0", spec)))
+
+
 class TestPlan:
     def test_equal_settings_touch_nothing(self) -> None:
         before = slots_of(model(process(2), REMOTE))
@@ -73,6 +111,16 @@ class TestPlan:
             ("demo-1", "demo-1"),
         ]
         assert names(found.kept) == ["demo-2"]
+
+    def test_a_successor_may_have_a_name_of_its_own(self) -> None:
+        found = plan(slots_of(model(process(2), REMOTE)), model(process(2, a=1), REMOTE))
+        renamed = with_names(found, {"demo-1": "demo-9", "demo-2": "demo-8"})
+        assert [(old.name, new.name) for old, new in renamed.replaced] == [
+            ("demo-0", "demo-0"),
+            ("demo-1", "demo-9"),
+        ]
+        assert names(renamed.after) == ["demo-0", "demo-9", "demo-2"]
+        assert renamed.kept == found.kept
 
     def test_another_order_touches_nothing(self) -> None:
         before = slots_of(model(process(a=1), process(a=2)))

@@ -1,0 +1,135 @@
+"""A reload that changes the only engine of a model, seen by those who use the model; real vLLM."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.e2e.deployment import (
+    ADMIN_KEY,
+    ENGINE,
+    KEY,
+    Deployment,
+    alive,
+    demo_model,
+    deployed,
+    until_ready,
+)
+from tests.e2e.test_adoption import LongStream
+
+PAUSE_S = 0.2
+
+
+@dataclass
+class Client:
+    """Asks every 200 ms, on a connection of its own each time."""
+
+    url: str
+    # How long each answer took, in seconds.
+    answered: list[float] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask all along while the body runs."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stop,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _run(self, stop: threading.Event) -> None:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        headers = {"authorization": f"Bearer {KEY}", "connection": "close"}
+        with httpx.Client(base_url=self.url, headers=headers, timeout=120) as client:
+            while not stop.wait(PAUSE_S):
+                began = time.monotonic()
+                answer = client.post("/v1/chat/completions", json=body)
+                if answer.status_code == 200:
+                    self.answered.append(time.monotonic() - began)
+                else:
+                    self.refused.append(answer.text)
+
+
+def reload(deployment: Deployment, *, dry_run: bool = False, **args: object) -> dict[str, Any]:
+    """Change flags of the engine in the file, and have the gateway read it again."""
+    file = deployment.run_dir.with_name("gateway.yaml")
+    settings = yaml.safe_load(file.read_text())
+    settings["models"][0]["engines"][0]["args"] |= args
+    file.write_text(yaml.safe_dump(settings))
+    with deployment.client(ADMIN_KEY) as client:
+        answer = client.post("/admin/reload", json={"dry_run": dry_run}, timeout=300)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """Return what the gateway tells of each engine, by name."""
+    with deployment.client(ADMIN_KEY) as client:
+        rows = client.get("/admin/engines").json()["data"]
+    return {row["name"]: row for row in rows}
+
+
+def test_a_client_notices_nothing_of_a_reload_whether_it_succeeds_or_not(
+    tmp_path: Path, show: Callable[[str], None]
+) -> None:
+    demo_model()
+    with deployed(tmp_path, {"name": "demo", "engines": [ENGINE]}) as deployment:
+        until_ready(deployment)
+        client, stream = Client(deployment.url), LongStream(deployment.url)
+        first = [process for process in deployment.family() if alive(process)]
+        longest = ENGINE["args"]["max-model-len"]
+        told: list[str] = []
+
+        with client.asking():
+            reading = threading.Thread(target=stream.run)
+            reading.start()
+            assert stream.began.wait(60)
+            planned = reload(deployment, dry_run=True, **{"max-model-len": longest - 64})
+            assert planned["difference"] == [
+                f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
+                "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
+            ]
+            began = time.monotonic()
+            done = reload(deployment)
+            took_s = time.monotonic() - began
+            reading.join()
+        assert done["lines"][-1] == "done", done
+        assert not client.refused
+        assert (stream.last, stream.tokens) == ("[DONE]", 1500)
+        assert not [process for process in first if alive(process)]
+        [(name, row)] = engines(deployment).items()
+        assert (name, row["facts"]["max_model_len"]) == ("demo-1", longest - 64)
+        # Who had to wait for an engine would have waited for a load.
+        assert max(client.answered) < row["load_s"] / 2
+        told.append(
+            f"reload in {took_s:.1f} s, of which {row['load_s']:.1f} s load beside the old engine: "
+            f"{_told(client.answered)}; one engine takes {row['memory_gib']:.2f} GiB"
+        )
+
+        client.answered.clear()
+        with client.asking():
+            refused = reload(deployment, **{"max-model-len": 1_000_000})
+        [report] = refused["models"]
+        assert report["outcome"] == "rolled back"
+        assert report["reason"].startswith("engine demo-0: ")
+        assert report["reason"].endswith("; demo-1 serves on")
+        assert not client.refused
+        assert engines(deployment) == {"demo-1": {**row, "in_flight": 0}}
+        told += [f"refused by vLLM: {_told(client.answered)}", *refused["lines"]]
+    show("\n".join(told))
+
+
+def _told(seconds: list[float]) -> str:
+    middle = sorted(seconds)[len(seconds) // 2]
+    return f"{len(seconds)} answers, median {middle:.2f} s, longest {max(seconds):.2f} s"

@@ -210,10 +210,24 @@ class Reloader:
         except AcceleratorError:
             devices = None
         if budget_gib is not None:
-            engines = (one.engine for s in self._standing.values() for one in s.engines)
-            budget_gib -= sum(memory_gib(e) for e in engines if e.state not in IDLE)
-            budget_gib -= self._fleet.uncounted_gib
+            budget_gib -= self._taken_gib()
         return Machine(devices, vllm_runs_on_cpu(), available_gib(), budget_gib)
+
+    def _taken_gib(self) -> float:
+        """Return the GiB that nothing else may take of server.memory_budget_gib now.
+
+        That is what is loaded, and at least as much as the largest model on demand takes beside
+        those that are always loaded: else it could not be loaded until the other has gone.
+        """
+        fixed = loaded = largest = 0.0
+        for one in self._standing.values():
+            taken = sum(memory_gib(e.engine) for e in one.engines if e.engine.state not in IDLE)
+            if one.settings.load == "eager":
+                fixed += taken
+            else:
+                loaded += taken
+                largest = max(largest, sum(memory_gib(each.engine) for each in one.engines))
+        return fixed + max(loaded, largest) + self._fleet.uncounted_gib
 
     async def _prospect(self, old: Running, new: Slot) -> Prospect:
         """Return whether an engine can start beside another at this moment."""

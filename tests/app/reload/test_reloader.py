@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -456,6 +457,311 @@ class TestModelsThatChange:
 
 def file_engines(engines: list[dict[str, Any]]) -> tuple[Any, ...]:
     return Settings(models=[{"name": "x", "engines": engines}]).models[0].engines
+
+
+class TestBeside:
+    async def test_a_request_is_served_at_every_moment_by_the_only_engine(
+        self, tmp_path: Path
+    ) -> None:
+        loaded = tmp_path / "loaded"
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            old = engine(one, "demo-0")
+            file.write(model("demo", process(args={**LONGER, "fake-load-until": str(loaded)})))
+            reloading = asyncio.create_task(reload(one))
+            await until(lambda: len(one.state.catalogue.engines) == 2)
+            statuses = [(await one.chat()).status_code for _ in range(20)]
+            assert engine(one, "demo-1").state is EngineState.STARTING
+            loaded.touch()
+            while not reloading.done():
+                statuses.append((await one.chat()).status_code)
+            told = await reloading
+            assert set(statuses) == {200}
+            assert told["lines"][1:] == [
+                f"~ model demo: args.fake-load-until added: {loaded} (replaces demo-0)",
+                "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
+                "model demo: changed",
+                "done",
+            ]
+            assert list(pids(one)) == ["demo-1"]
+            assert longest(one, "demo-1")
+            assert old.state is EngineState.STOPPED
+
+    async def test_a_stream_ends_on_the_old_engine_while_the_new_one_serves(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            old = engine(one, "demo-0")
+            body = {"model": "demo", "stream": True, "fake": "tokens:200:5"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                pieces = stream.aiter_bytes()
+                data = await anext(pieces)
+                file.write(model("demo", process(args=LONGER)))
+                reloading = asyncio.create_task(reload(one))
+                await until(lambda: list(pids(one)) == ["demo-1"])
+                assert (await one.chat()).status_code == 200
+                assert old.state is EngineState.READY, "it refuses nothing that is on its way"
+                async for piece in pieces:
+                    data += piece
+            assert data.endswith(b"data: [DONE]\n\n")
+            assert data.count(b'"content":"word"') == 200
+            assert (await reloading)["ok"]
+            assert old.state is EngineState.STOPPED
+
+    async def test_a_stream_without_end_is_cut_after_the_drain(self, tmp_path: Path) -> None:
+        drain = {"drain_timeout_s": 0.2}
+        file = File(tmp_path, model(), server=drain)
+        async with gateway(file) as one:
+            old = engine(one, "demo-0")
+            body = {"model": "demo", "stream": True, "fake": "pace:5"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as stream:
+                pieces = stream.aiter_bytes()
+                data = await anext(pieces)
+                file.write(model("demo", process(args=LONGER)), server=drain)
+                assert (await reload(one))["ok"]
+                assert old.state is EngineState.STOPPED
+                with contextlib.suppress(httpx.RemoteProtocolError):
+                    async for piece in pieces:
+                        data += piece
+            assert b'"code":"engine_failed"' in data
+
+    async def test_a_request_that_waited_for_its_limits_finds_the_new_engine(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it found of the model before that names an engine that is gone."""
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            limiter, gate, asked = one.state.limiter, asyncio.Event(), asyncio.Event()
+            decide = limiter.decide
+
+            async def slow(ask: Any) -> Any:
+                asked.set()
+                await gate.wait()
+                return await decide(ask)
+
+            monkeypatch.setattr(limiter, "decide_at_once", lambda _: None)
+            monkeypatch.setattr(limiter, "decide", slow)
+            waiting = asyncio.create_task(one.chat())
+            await asked.wait()
+            file.write(model("demo", process(args=LONGER)))
+            assert (await reload(one))["ok"]
+            gate.set()
+            assert (await waiting).status_code == 200
+
+    async def test_one_that_does_not_start_leaves_the_old_one_serving(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            before, processes = pids(one), below()
+            file.write(model("demo", crashing()))
+            reloading = asyncio.create_task(reload(one))
+            statuses = []
+            while not reloading.done():
+                statuses.append((await one.chat()).status_code)
+            told = await reloading
+            assert set(statuses) == {200}
+            assert told["models"] == [
+                {
+                    "model": "demo",
+                    "outcome": "rolled back",
+                    "reason": "engine demo-1: no room for KV cache; demo-0 serves on",
+                }
+            ]
+            assert pids(one) == before
+            assert below() == processes
+            file.write(model("demo", process(args=LONGER)))
+            assert (await reload(one))["ok"]
+            assert list(pids(one)) == ["demo-1"]
+
+    async def test_replicas_are_replaced_one_at_a_time(self, tmp_path: Path) -> None:
+        file = File(tmp_path, model("demo", process(2)))
+        async with gateway(file) as one:
+            file.write(model("demo", process(2, args=LONGER)))
+            reloading = asyncio.create_task(reload(one))
+            most = 0
+            while not reloading.done():
+                states = [engine.state for engine in one.state.catalogue.engines]
+                assert states.count(EngineState.READY) >= 2
+                most = max(most, len(states))
+                await asyncio.sleep(0.005)
+            assert (await reloading)["ok"]
+            assert most == 3
+            assert list(pids(one)) == ["demo-2", "demo-3"]
+
+    async def test_replicas_go_back_one_at_a_time_when_a_later_one_fails(
+        self, tmp_path: Path
+    ) -> None:
+        before = [process(env={"A": "1"}), process(env={"B": "1"})]
+        file = File(tmp_path, model("demo", *before))
+        async with gateway(file) as one:
+            kept = pids(one)["demo-1"]
+            file.write(model("demo", process(args=LONGER), crashing()))
+            reloading = asyncio.create_task(reload(one))
+            while not reloading.done():
+                states = [engine.state for engine in one.state.catalogue.engines]
+                assert states.count(EngineState.READY) >= 2
+                await asyncio.sleep(0.005)
+            [report] = (await reloading)["models"]
+            assert report["reason"] == "engine demo-3: no room for KV cache; demo-1 serves on"
+            assert list(pids(one)) == ["demo-0", "demo-1"]
+            assert pids(one)["demo-1"] == kept
+            assert not longest(one, "demo-0")
+            assert (await reload(one, dry_run=True))["difference"], "the file differs still"
+            file.write(model("demo", *before))
+            assert (await reload(one))["lines"] == ["nothing differs"]
+
+    async def test_an_engine_that_dies_meanwhile_is_replaced_all_the_same(
+        self, tmp_path: Path
+    ) -> None:
+        loaded, dead = tmp_path / "loaded", tmp_path / "dead"
+        slow = {"backoff_s": 60, "max_backoff_s": 60}
+        file = File(
+            tmp_path, model("demo", process(args={"fake-die-when": str(dead)}, restart=slow))
+        )
+        async with gateway(file) as one:
+            old = engine(one, "demo-0")
+            file.write(model("demo", process(args={"fake-load-until": str(loaded)})))
+            reloading = asyncio.create_task(reload(one))
+            await until(lambda: len(one.state.catalogue.engines) == 2)
+            dead.touch()
+            await until(lambda: old.state is EngineState.FAILED)
+            loaded.touch()
+            assert (await reloading)["ok"]
+            assert list(pids(one)) == ["demo-1"]
+            assert (await one.chat()).status_code == 200
+
+    async def test_memory_that_went_since_the_plan_was_made_is_seen(
+        self, tmp_path: Path, free_gib: list[float], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        loaded = tmp_path / "loaded"
+        file = File(tmp_path, model(), model("other"))
+        async with gateway(file) as one:
+            slow = process(args={"fake-load-until": str(loaded)})
+            file.write(model("demo", slow), model("other", process(args=LONGER)))
+            reloading = asyncio.create_task(reload(one))
+            await until(lambda: len(one.state.catalogue.engines) == 3)
+            free_gib[0] = 0.1
+            loaded.touch()
+            told = await reloading
+            assert told["ok"]
+            assert "other-1 starts beside other-0" in told["difference"][3]
+            assert "engine other-0 ends before other-1 starts: no memory for both" in caplog.text
+            assert list(pids(one)) == ["demo-1", "other-1"]
+            assert (await one.chat("other")).status_code == 200
+
+    async def test_a_dry_run_tells_how_long_nobody_would_serve(
+        self, tmp_path: Path, free_gib: list[float]
+    ) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            free_gib[0] = 0.1
+            facts = tmp_path / "demo-0" / "facts.json"
+            known = json.loads(facts.read_text())
+            facts.write_text(json.dumps(known | {"load_s": 57.2}))
+            file.write(model("demo", process(args=LONGER)))
+            told = await reload(one, dry_run=True)
+            assert told["difference"][1] == (
+                "~ model demo: demo-0 ends before its successor starts, about 59 s without demo: "
+                "no memory for both: it takes up to 0.1 GiB to start, 0.1 are free; "
+                "last load took 57 s"
+            )
+
+    async def test_an_engine_that_somebody_stopped_is_replaced_in_place(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            await engine(one, "demo-0").stop(0.0)
+            file.write(model("demo", process(args=LONGER)))
+            told = await reload(one)
+            assert told["ok"]
+            assert len(told["difference"]) == 1
+            assert list(pids(one)) == ["demo-0"]
+
+    async def test_other_models_on_demand_leave_the_new_engine_its_memory(
+        self, tmp_path: Path
+    ) -> None:
+        loaded, budget = tmp_path / "loaded", {"memory_budget_gib": 0.45, "parallel_starts": 2}
+        lazy = [model(name, load="on_demand") for name in ("one", "two")]
+        file = File(tmp_path, model(), *lazy, server=budget)
+        async with gateway(file) as here:
+            slow = process(args={"fake-load-until": str(loaded)}, memory_gib=0.2)
+            file.write(model("demo", slow), *lazy, server=budget)
+            reloading = asyncio.create_task(reload(here))
+            await until(lambda: len(here.state.catalogue.engines) == 4)
+            for name in ("one", "two"):
+                assert (await here.chat(name)).status_code == 200
+            assert engine(here, "one-0").state is EngineState.STOPPED, "it made room"
+            loaded.touch()
+            assert (await reloading)["ok"]
+            assert (await here.chat("one")).status_code == 200
+            assert engine(here, "two-0").state is EngineState.READY, "there is room for both"
+
+    async def test_the_largest_model_on_demand_can_be_loaded_all_along(
+        self, tmp_path: Path
+    ) -> None:
+        budget, lazy = {"memory_budget_gib": 0.35}, model("lazy", load="on_demand")
+        file = File(tmp_path, model(), lazy, server=budget)
+        async with gateway(file) as one:
+            file.write(model("demo", process(memory_gib=0.2)), lazy, server=budget)
+            told = await reload(one)
+            assert told["ok"]
+            assert "it takes 0.2 GiB, server.memory_budget_gib leaves 0.1" in told["difference"][1]
+            assert list(pids(one)) == ["demo-0", "lazy-0"]
+
+    async def test_a_model_on_demand_that_is_loaded_serves_all_along(self, tmp_path: Path) -> None:
+        loaded = tmp_path / "loaded"
+        lazy = model("lazy", load="on_demand", load_wait_s=0.1)
+        file = File(tmp_path, model(), lazy)
+        async with gateway(file) as one:
+            await one.state.keeper.load("lazy")
+            slow = process(args={**LONGER, "fake-load-until": str(loaded)})
+            file.write(model(), {**lazy, "engines": [slow]})
+            reloading = asyncio.create_task(reload(one))
+            await until(lambda: len(one.state.catalogue.engines) == 3)
+            statuses = [(await one.chat("lazy")).status_code for _ in range(5)]
+            loaded.touch()
+            while not reloading.done():
+                statuses.append((await one.chat("lazy")).status_code)
+            assert (await reloading)["ok"]
+            assert set(statuses) == {200}
+            assert longest(one, "lazy-1")
+            await one.state.keeper.unload("lazy")
+            assert engine(one, "lazy-1").state is EngineState.STOPPED
+            loaded.unlink()
+            file.write(model(), lazy)
+            assert (await reload(one))["ok"]
+            assert engine(one, "lazy-1").state is EngineState.STOPPED
+
+    async def test_a_model_on_demand_whose_new_engine_fails_stays_loaded(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model(), model("lazy", load="on_demand"))
+        async with gateway(file) as one:
+            assert (await one.chat("lazy")).status_code == 200
+            pid = pids(one)["lazy-0"]
+            file.write(model(), model("lazy", crashing(), load="on_demand"))
+            [report] = (await reload(one))["models"]
+            assert report["reason"] == "engine lazy-1: no room for KV cache; lazy-0 serves on"
+            assert pids(one)["lazy-0"] == pid
+            assert engine(one, "lazy-0").state is EngineState.READY
+            assert (await one.chat("lazy")).status_code == 200
+
+    async def test_a_request_waits_for_no_engine_that_only_starts(self, tmp_path: Path) -> None:
+        """A bound on what runs at once counts READY engines, of which there is one all along."""
+        loaded = tmp_path / "loaded"
+        file = File(tmp_path, model("demo", policy="session"))
+        async with gateway(file) as one:
+            slow = process(args={"fake-load-until": str(loaded)})
+            file.write(model("demo", slow, policy="session"))
+            reloading = asyncio.create_task(reload(one))
+            await until(lambda: len(one.state.catalogue.engines) == 2)
+            assert one.state.catalogue.ready_engines("demo") == 1
+            for number in range(8):
+                assert (await one.chat(user=f"u{number}")).status_code == 200
+            loaded.touch()
+            assert (await reloading)["ok"]
+            assert one.state.catalogue.ready_engines("demo") == 1
 
 
 class TestModelsThatComeAndGo:

@@ -1002,6 +1002,62 @@ class TestTheEndOfTheGateway:
             await reloading
         assert below() == before
 
+    async def test_ends_an_engine_that_starts_beside_another(self, tmp_path: Path) -> None:
+        file, before = File(tmp_path, model()), below()
+        async with gateway(file) as one:
+            file.write(model("demo", process(args={"fake-start": "hang"})))
+            reloading = asyncio.create_task(one.state.reloader.reload())
+            await until(lambda: pids(one).get("demo-1") is not None)
+        with pytest.raises(asyncio.CancelledError):
+            await reloading
+        assert below() == before
+
+    async def test_the_next_gateway_takes_over_the_engine_that_took_over(
+        self, tmp_path: Path
+    ) -> None:
+        file, before = File(tmp_path, model(), server=KEEP), below()
+        async with gateway(file) as one:
+            file.write(model("demo", process(args=LONGER)), server=KEEP)
+            assert (await reload(one))["ok"]
+            kept = pids(one)
+            assert list(kept) == ["demo-1"]
+        async with gateway(file) as one:
+            assert pids(one) == kept
+            assert (await one.chat()).status_code == 200
+        await ended(file, before)
+
+    async def test_the_next_gateway_takes_over_the_engine_that_was_starting(
+        self, tmp_path: Path
+    ) -> None:
+        loaded, before = tmp_path / "loaded", below()
+        file = File(tmp_path, model(), server=KEEP)
+        async with gateway(file) as one:
+            slow = process(args={"fake-load-until": str(loaded)})
+            file.write(model("demo", slow), server=KEEP)
+            reloading = asyncio.create_task(one.state.reloader.reload())
+            await until(lambda: pids(one).get("demo-1") is not None)
+            starting = pids(one)["demo-1"]
+        with pytest.raises(asyncio.CancelledError):
+            await reloading
+        loaded.touch()
+        async with gateway(file) as one:
+            assert pids(one) == {"demo-1": starting}
+            assert (await one.chat()).status_code == 200
+        await ended(file, before)
+
+
+KEEP = {"keep_engines": True}
+
+
+async def ended(file: File, before: set[int]) -> None:
+    """End engines that were kept, and see that nothing else is left."""
+    file.settings = file.settings.model_copy(
+        update={"server": file.settings.server.model_copy(update={"keep_engines": False})}
+    )
+    async with gateway(file):
+        pass
+    assert below() == before
+
 
 class TestRouting:
     async def test_another_policy_applies_at_once_and_touches_no_engine(

@@ -60,11 +60,11 @@ class Client:
                     self.refused.append(answer.text)
 
 
-def reload(deployment: Deployment, *, dry_run: bool = False, **args: object) -> dict[str, Any]:
-    """Change flags of the engine in the file, and have the gateway read it again."""
+def reload(deployment: Deployment, longest: int, *, dry_run: bool = False) -> dict[str, Any]:
+    """Change the engine's max-model-len in the file, and have the gateway read it again."""
     file = deployment.run_dir.with_name("gateway.yaml")
     settings = yaml.safe_load(file.read_text())
-    settings["models"][0]["engines"][0]["args"] |= args
+    settings["models"][0]["engines"][0]["args"]["max-model-len"] = longest
     file.write_text(yaml.safe_dump(settings))
     with deployment.client(ADMIN_KEY) as client:
         answer = client.post("/admin/reload", json={"dry_run": dry_run}, timeout=300)
@@ -95,13 +95,13 @@ def test_a_client_notices_nothing_of_a_reload_whether_it_succeeds_or_not(
             reading = threading.Thread(target=stream.run)
             reading.start()
             assert stream.began.wait(60)
-            planned = reload(deployment, dry_run=True, **{"max-model-len": longest - 64})
+            planned = reload(deployment, longest - 64, dry_run=True)
             assert planned["difference"] == [
                 f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
                 "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
             ]
             began = time.monotonic()
-            done = reload(deployment)
+            done = reload(deployment, longest - 64)
             took_s = time.monotonic() - began
             reading.join()
         assert done["lines"][-1] == "done", done
@@ -119,7 +119,7 @@ def test_a_client_notices_nothing_of_a_reload_whether_it_succeeds_or_not(
 
         client.answered.clear()
         with client.asking():
-            refused = reload(deployment, **{"max-model-len": 1_000_000})
+            refused = reload(deployment, 1_000_000)
         [report] = refused["models"]
         assert report["outcome"] == "rolled back"
         assert report["reason"].startswith("engine demo-0: ")

@@ -67,7 +67,7 @@ def ways(found: Difference) -> list[tuple[str, str, bool]]:
     ]
 
 
-LONGER = {"args": {"max-model-len": 4096}}
+LONGER: dict[str, Any] = {"args": {"max-model-len": 4096}}
 
 
 class TestNames:

@@ -26,6 +26,7 @@ from app.api.access import AdminDoor, Right, guard
 from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
 from app.api.admin_models import admin_models_router
+from app.api.admin_owners import owners_router
 from app.api.answers import ANSWERS
 from app.api.caller import caller
 from app.api.cors import CorsHeaders
@@ -38,6 +39,7 @@ from app.api.reload import reload_router
 from app.api.schema import schema_router
 from app.api.usage import usage_router
 from app.auth.keys import Authenticator
+from app.auth.owners import OwnerStore
 from app.auth.store import KeyStore
 from app.building import Builder
 from app.database.database import Database, DatabaseUnavailable
@@ -274,6 +276,7 @@ def create_app(
         ops_router(rooms.forecasts, admission),
         *([pages] if settings.metrics.port is None else []),
         keys_router(key_store, authenticator, catalogue),
+        owners_router(OwnerStore(database), authenticator),
         reload_router(reloader, authenticator),
         logs_router(levels, authenticator),
         engines_router(catalogue, orders, authenticator, lambda: admission.draining),

@@ -26,6 +26,8 @@ class Right(StrEnum):
     SCHEMA_READ = "schema:read"
     KEYS_READ = "keys:read"
     KEYS_WRITE = "keys:write"
+    OWNERS_READ = "owners:read"
+    OWNERS_WRITE = "owners:write"
     USAGE_READ = "usage:read"
     ENGINES_READ = "engines:read"
     ENGINES_WRITE = "engines:write"
@@ -37,6 +39,7 @@ _READS = frozenset(
     {
         Right.SCHEMA_READ,
         Right.KEYS_READ,
+        Right.OWNERS_READ,
         Right.USAGE_READ,
         Right.ENGINES_READ,
         Right.LOGS_READ,

@@ -13,6 +13,7 @@ from app import errors
 from app.api.access import MAX_BODY_BYTES, error_response
 from app.api.dataplane import endpoint_of
 from app.auth.fields import faults
+from app.auth.owners import UnknownOwner
 from app.auth.store import NameTaken, UnknownKey
 from app.database.database import DatabaseUnavailable
 
@@ -90,7 +91,7 @@ async def _name_taken(request: Request, error: Exception) -> Response:
     return error_response(errors.BadRequest(str(error)), request.scope)
 
 
-async def _unknown_key(request: Request, error: Exception) -> Response:
+async def _unknown(request: Request, error: Exception) -> Response:
     return error_response(errors.RouteNotFound(str(error)), request.scope)
 
 
@@ -105,6 +106,7 @@ ANSWERS: Mapping[int | type[Exception], Answer] = {
     RequestValidationError: _invalid,
     DatabaseUnavailable: _database,
     NameTaken: _name_taken,
-    UnknownKey: _unknown_key,
+    UnknownKey: _unknown,
+    UnknownOwner: _unknown,
     Exception: _unexpected,
 }

@@ -43,6 +43,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
             0,
             concurrent=False,
             entered=True,  # no request is counted
+            owner=principal.team,
         )
         with await limiter.decide(ask) as decision:
             request.scope[CALLER_LIMITS] = decision.headers

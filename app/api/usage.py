@@ -24,6 +24,17 @@ _A_DAY: dict[str, Any] = {"format": "date"}
 _A_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": 30}
 
 
+class Owner(Protocol):
+    """What is asked of a principal's owner."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def daily_tokens(self) -> int | None: ...
+    @property
+    def monthly_tokens(self) -> int | None: ...
+
+
 class Caller(Protocol):
     """What is asked of a principal."""
 
@@ -33,6 +44,8 @@ class Caller(Protocol):
     def daily_tokens(self) -> int | None: ...
     @property
     def monthly_tokens(self) -> int | None: ...
+    @property
+    def team(self) -> Owner | None: ...
 
 
 class Report(Protocol):
@@ -45,6 +58,7 @@ class Report(Protocol):
         until: date,
         key_id: str | None = None,
         limit: int | None = None,
+        owner: str | None = None,
     ) -> list[UsageRow]: ...
 
 
@@ -75,6 +89,13 @@ class Budget(BaseModel):
     resets_at: str = Field(description="When it begins anew.")
 
 
+class OwnerBudgets(BaseModel):
+    """Budgets that all keys of an owner share, and what these keys have used of them."""
+
+    daily_budget: Budget | None = Field(description="null: no budget.")
+    monthly_budget: Budget | None = Field(description="null: no budget.")
+
+
 class OwnUsage(BaseModel):
     object: str = "usage"
     key_id: str
@@ -82,6 +103,7 @@ class OwnUsage(BaseModel):
     month: Sums
     daily_budget: Budget | None = Field(description="null: no budget.")
     monthly_budget: Budget | None = Field(description="null: no budget.")
+    owner: OwnerBudgets | None = Field(description="null: the key's owner has no budget.")
     days: list[ModelDay] = Field(description="By day and model, the oldest first.")
 
 
@@ -89,6 +111,7 @@ class Group(Sums):
     """What it is not grouped by is null."""
 
     day: str | None
+    owner: str | None = Field(description="The key's when it was used; empty: none.")
     key_id: str | None
     key_name: str | None = Field(description="null also where no key of that id is known.")
     model: str | None
@@ -140,6 +163,7 @@ def usage_router(
             month=of_month,
             daily_budget=_budget(caller.daily_tokens, used, today + timedelta(days=1)),
             monthly_budget=_budget(caller.monthly_tokens, of_month.total_tokens, next_month),
+            owner=await _owner_budgets(report, caller.team, today),
             days=[
                 ModelDay(day=row.day or "", model=row.model or "", **_sum([row]).model_dump())
                 for row in rows
@@ -153,7 +177,9 @@ def usage_router(
         responses=error_responses(*ADMIN, RouteNotFound),  # 404: unknown key
     )
     async def all_usage(
-        by: Annotated[str, Query(description="Some of key, model, day; a comma between.")] = "key",
+        by: Annotated[
+            str, Query(description="Some of owner, key, model, day; a comma between.")
+        ] = "key",
         since: Annotated[
             str | None,
             Query(
@@ -169,6 +195,10 @@ def usage_router(
         key: Annotated[
             str | None, Query(description="Only this key, by its ID or its name.")
         ] = None,
+        owner: Annotated[
+            str | None,
+            Query(max_length=200, description="Only this owner; empty: keys without one."),
+        ] = None,
     ) -> AllUsage:
         """The usage of every key, from one UTC day to another, both included."""
         groups = _groups(by)
@@ -178,7 +208,9 @@ def usage_router(
             raise BadRequest(f"from ({first}) must not be after to ({last})")
         if key is not None:
             key = await key_id(key)
-        rows = await _reported(report, groups, first, last, key)
+        if owner is not None and not owner.isprintable():
+            raise BadRequest("owner must be the name of an owner, as /admin/keys shows it")
+        rows = await _reported(report, groups, first, last, key, owner)
         return AllUsage(
             by=groups,
             since=first.isoformat(),
@@ -186,6 +218,7 @@ def usage_router(
             data=[
                 Group(
                     day=row.day,
+                    owner=row.owner,
                     key_id=row.key_id,
                     key_name=row.key_name,
                     model=row.model,
@@ -198,11 +231,29 @@ def usage_router(
     return router
 
 
+async def _owner_budgets(report: Report, owner: Owner | None, today: date) -> OwnerBudgets | None:
+    if owner is None or (owner.daily_tokens, owner.monthly_tokens) == (None, None):
+        return None
+    month = today.replace(day=1)
+    rows = await _reported(report, ("day",), month, today, None, owner.name)
+    used = _sum(row for row in rows if row.day == today.isoformat()).total_tokens
+    next_month = (month + timedelta(days=32)).replace(day=1)
+    return OwnerBudgets(
+        daily_budget=_budget(owner.daily_tokens, used, today + timedelta(days=1)),
+        monthly_budget=_budget(owner.monthly_tokens, _sum(rows).total_tokens, next_month),
+    )
+
+
 async def _reported(
-    report: Report, by: Sequence[str], since: date, until: date, key_id: str | None
+    report: Report,
+    by: Sequence[str],
+    since: date,
+    until: date,
+    key_id: str | None,
+    owner: str | None = None,
 ) -> list[UsageRow]:
     try:
-        rows = await report(by, since, until, key_id, MAX_ROWS + 1)
+        rows = await report(by, since, until, key_id, MAX_ROWS + 1, owner)
     except DatabaseUnavailable:
         raise ServiceUnavailable("usage cannot be read now; try again") from None
     if len(rows) > MAX_ROWS:
@@ -232,7 +283,9 @@ def _date(name: str, text: str) -> date:
 def _groups(text: str) -> list[str]:
     named = text.split(",")
     if len(set(named)) != len(named) or not set(named) <= set(GROUPS):
-        raise BadRequest("by must be some of key, model, day, each once, with a comma between")
+        raise BadRequest(
+            "by must be some of owner, key, model, day, each once, with a comma between"
+        )
     return named
 
 

@@ -145,6 +145,22 @@ def _columns(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+class OwnerFields(BaseModel):
+    """What all keys of an owner share. The name of the owner is what its keys say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    requests_per_minute: Limit | None = Field(
+        None, description="For all keys together; null: no limit; 0: nothing is allowed."
+    )
+    tokens_per_minute: Limit | None = Field(None, description="As requests_per_minute.")
+    concurrent_requests: Limit | None = Field(None, description="As requests_per_minute.")
+    daily_tokens: Budget | None = Field(None, description="Tokens a day (UTC); null: no budget.")
+    monthly_tokens: Budget | None = Field(
+        None, description="Tokens a month (UTC); null: no budget."
+    )
+
+
 class Rotation(BaseModel):
     """How a secret is replaced."""
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from app.auth.cache import DigestCache
 from app.auth.format import id_of
 from app.auth.lookups import LaneFull, LookUps
-from app.auth.principal import Allowed, Principal, Role
+from app.auth.principal import Allowed, Owner, Principal, Role
 from app.auth.store import ApiKey, Change, Credential, KeyStore
 from app.database.database import DatabaseUnavailable
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
@@ -274,9 +274,9 @@ class Authenticator:
             if previous is None or not hmac.compare_digest(previous, kept):
                 return None
             until = min(until, _seconds(found.key.previous_until_ms))
-        return Entry(self._principal(found.key), found.key.disabled, until)
+        return Entry(self._principal(found.key, found.owner), found.key.disabled, until)
 
-    def _principal(self, key: ApiKey) -> Principal:
+    def _principal(self, key: ApiKey, owner: Owner | None) -> Principal:
         return Principal(
             key.id,
             key.role,
@@ -288,6 +288,7 @@ class Authenticator:
             key.monthly_tokens,
             key.fields,
             key.owner,
+            owner,
         )
 
     # What goes on behind requests

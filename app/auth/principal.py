@@ -1,7 +1,7 @@
 """Who is asking, and what he may."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
@@ -41,6 +41,16 @@ ALL_MODELS = Allowed.of(["*"])
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """A team: limits and budgets that all keys of one owner share; None: no budget."""
+
+    name: str
+    limits: LimitSettings
+    daily_tokens: int | None = None
+    monthly_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """A caller that was let in. `id` is public: it stands in logs."""
 
@@ -55,10 +65,15 @@ class Principal:
     monthly_tokens: int | None = None
     fields: FieldSettings | None = None  # rules on request fields; None: none of its own
     owner: str = ""  # a label that several keys may share
+    team: Owner | None = None  # the owner's limits and budgets; None: it has no record
+    # Whether the key or its owner has a budget.
+    has_budget: bool = field(init=False)
 
-    @property
-    def has_budget(self) -> bool:
-        return self.daily_tokens is not None or self.monthly_tokens is not None
+    def __post_init__(self) -> None:
+        budgets = [self.daily_tokens, self.monthly_tokens]
+        if self.team is not None:
+            budgets += [self.team.daily_tokens, self.team.monthly_tokens]
+        object.__setattr__(self, "has_budget", any(one is not None for one in budgets))
 
     def allows(self, model: str) -> bool:
         """Return whether the caller may use a model, by its canonical name.

@@ -17,10 +17,10 @@ from sqlalchemy.engine import Row
 
 from app.auth.fields import MAX_NAME, KeyChanges, KeyFields
 from app.auth.format import NewKey, is_id, make
-from app.auth.principal import Role
+from app.auth.principal import Owner, Role
 from app.database.asynchronous import AsyncConnection
 from app.database.database import Database
-from app.database.schema import api_keys, revision
+from app.database.schema import api_keys, owners, revision
 from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
 
 
@@ -77,6 +77,7 @@ class Credential:
     key: ApiKey
     digest: bytes = field(repr=False)
     previous_digest: bytes | None = field(repr=False)
+    owner: Owner | None = None  # None: the key's owner has no record
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ _SHOWN = (
 )  # fmt: skip
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
 _PROOFS = [api_keys.c.digest, api_keys.c.previous_digest]
+# Labels, since both tables have columns of these names.
+_OWNER = [column.label(f"owners_{column.name}") for column in owners.c]
 _CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
 # Ids that are read at once: while rows are made of them, no token is relayed.
 _PAGE = 1000
@@ -129,7 +132,7 @@ class KeyStore:
         """Make a key; its text is returned once and kept nowhere. Raises NameTaken."""
         made = make()
         async with self._database.write() as connection:
-            number = await _raise_revision(connection)
+            number = await raise_revision(connection)
             await _check_name(connection, fields.name, made.id)
             values = {
                 **fields.columns(),
@@ -233,20 +236,24 @@ class KeyStore:
         """
         gone = {"digest": None, "previous_digest": None, "previous_until_ms": None}
         async with self._database.write() as connection:
-            number = await _raise_revision(connection)
+            number = await raise_revision(connection)
             deleted = {"deleted_ms": self._now_ms(), "revision": number}
             values = {**gone, **deleted, **self._cut(now)}
             await _write(connection, key_id, values)
 
     async def find(self, key_id: str) -> tuple[int, Credential | None]:
         """Return a revision and a key that is at least as new, or None if there is none."""
-        query = select(*_COLUMNS, *_PROOFS).where(api_keys.c.id == key_id, _ALIVE)
+        query = (
+            select(*_COLUMNS, *_PROOFS, *_OWNER)
+            .join(owners, owners.c.name == api_keys.c.owner, isouter=True)
+            .where(api_keys.c.id == key_id, _ALIVE)
+        )
         async with self._database.read() as connection:
             number = await _read_revision(connection)
             row = (await connection.execute(query)).first()
         if row is None:
             return number, None
-        return number, Credential(_key(row), row.digest, row.previous_digest)
+        return number, Credential(_key(row), row.digest, row.previous_digest, _owner(row))
 
     async def changed_since(self, seen: int | None) -> tuple[int, dict[str, Change]]:
         """Return the revision, and the last change of each key changed after `seen`, by id.
@@ -302,14 +309,15 @@ class KeyStore:
 
     async def _update(self, key_id: str, values: dict[str, Any]) -> ApiKey:
         async with self._database.write() as connection:
-            number = await _raise_revision(connection)
+            number = await raise_revision(connection)
             if "name" in values:
                 await _check_name(connection, values["name"], key_id)
             await _write(connection, key_id, {**values, "revision": number})
             return await _get(connection, key_id)
 
 
-async def _raise_revision(connection: AsyncConnection) -> int:
+async def raise_revision(connection: AsyncConnection) -> int:
+    """Put a transaction in the row of all changes to keys; return its revision."""
     statement = update(revision).values(value=revision.c.value + 1).returning(revision.c.value)
     number: int = (await connection.execute(statement)).scalar_one()
     return number
@@ -348,6 +356,18 @@ def _check_id(key_id: str) -> None:
     """Raise UnknownKey for what cannot be an id, and what a database may choke on."""
     if not is_id(key_id):
         raise UnknownKey
+
+
+def _owner(row: Row[Any]) -> Owner | None:
+    if row.owners_name is None:
+        return None
+    limits = {name: row._mapping[f"owners_{name}"] for name in LimitSettings.model_fields}
+    return Owner(
+        row.owners_name,
+        LimitSettings(**limits),
+        row.owners_daily_tokens,
+        row.owners_monthly_tokens,
+    )
 
 
 def _key(row: Row[Any]) -> ApiKey:

@@ -15,6 +15,7 @@ from app.cli.keys import keys
 from app.cli.log_level import log_level
 from app.cli.logs import logs
 from app.cli.models import models
+from app.cli.owners import owners
 from app.cli.reload import reload
 from app.cli.status import status
 from app.cli.usage import usage
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 
 app.add_typer(keys, name="keys")
+app.add_typer(owners, name="owners")
 app.add_typer(models, name="models")
 app.add_typer(importing, name="import")
 app.command()(status)

@@ -13,7 +13,7 @@ from app.cli.faults import ConfigOption, fail
 from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
 from app.cli.tables import Column, print_table
 
-GROUPS: tuple[str, ...] = ("day", "key", "model")
+GROUPS: tuple[str, ...] = ("day", "owner", "key", "model")
 # What makes a spreadsheet take a text for a formula (OWASP, CSV injection).
 FORMULA = ("=", "+", "-", "@")
 
@@ -33,6 +33,7 @@ class Group(msgspec.Struct):
     reasoning_tokens: int
     total_tokens: int
     cost: float
+    owner: str | None = None  # last: columns of CSV keep their places
 
 
 class Answer(msgspec.Struct):
@@ -45,22 +46,25 @@ class Answer(msgspec.Struct):
 
 
 def usage(
-    by: Annotated[str, typer.Option(help="Some of key, model, day; a comma between.")] = "key",
+    by: Annotated[
+        str, typer.Option(help="Some of owner, key, model, day; a comma between.")
+    ] = "key",
     since: Annotated[
         str | None, typer.Option("--from", help="UTC day, 2026-11-01; default: the month's first.")
     ] = None,
     until: Annotated[str | None, typer.Option("--to", help="UTC day; default: today.")] = None,
     key: Annotated[str | None, typer.Option(help="Only this key, by its name or ID.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only the keys of this owner.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show what was used, by key, model and day."""
+    """Show what was used, by owner, key, model and day."""
     if as_json and as_csv:
         fail("--json or --csv, not both")
-    asked = {"by": by, "from": since, "to": until, "key": key}
+    asked = {"by": by, "from": since, "to": until, "key": key, "owner": owner}
     params = {name: value for name, value in asked.items() if value is not None}
     with refusals():
         answer = Gateway(url, admin_key, config).ask("/admin/usage", Answer, params)
@@ -97,7 +101,12 @@ def _print_table(answer: Answer) -> None:
 
 
 def _cells(row: Group, groups: Iterable[str]) -> list[str]:
-    names = {"day": row.day, "key": row.key_name or row.key_id, "model": row.model}
+    names = {
+        "day": row.day,
+        "owner": row.owner,
+        "key": row.key_name or row.key_id,
+        "model": row.model,
+    }
     counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
     return [
         *(shown(names[group] or "-") for group in groups),

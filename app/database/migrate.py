@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 # The newest revision in migrations/versions; they are numbered.
-HEAD = "0002"
+HEAD = "0003"
 # Any number that nothing else in the database uses: gateways that start together take turns.
 _ADVISORY_LOCK = 7_345_620_981
 

@@ -60,6 +60,22 @@ api_keys = Table(
     Column("cut_ms", BigInteger, nullable=True),
     # `revision.value` at this key's last change: what every gateway's cache asks for.
     Column("revision", BigInteger, nullable=False, index=True),
+    Index("ix_api_keys_owner", "owner"),
+)
+
+# Limits and budgets that all keys of an owner share. An owner without a row is a label and no more.
+# A change here is a change of the owner's keys, whose `revision` it raises.
+owners = Table(
+    "owners",
+    metadata,
+    Column("name", String(200), primary_key=True),
+    # null: no limit, no budget; 0 allows nothing.
+    Column("requests_per_minute", Integer, nullable=True),
+    Column("tokens_per_minute", Integer, nullable=True),
+    Column("concurrent_requests", Integer, nullable=True),
+    Column("daily_tokens", BigInteger, nullable=True),
+    Column("monthly_tokens", BigInteger, nullable=True),
+    Column("created_ms", BigInteger, nullable=False),
 )
 
 # One row. Every transaction that changes a key raises it first, which also puts them in a row.
@@ -92,6 +108,9 @@ usage_records = Table(
     Column("ttft_ms", Float, nullable=True),
     Column("total_ms", Float, nullable=False),
     Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
+    # The key's owner at the time of the request; empty: it had none. The default is for gateways of
+    # the version before, which go on writing during an upgrade.
+    Column("owner", String(200), nullable=False, server_default=""),
     Index("ix_usage_records_at_ms", "at_ms"),
     Index("ix_usage_records_key_id_at_ms", "key_id", "at_ms"),
 )
@@ -111,6 +130,49 @@ usage_daily = Table(
     Column("reasoning_tokens", BigInteger, nullable=False),
     Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
     Index("ix_usage_daily_key_id_day", "key_id", "day"),
+)
+
+# The part of usage_daily that belongs to owners: the same sums, by the owner that the key had when
+# the request ended. What is in usage_daily and not here was used by keys without an owner. It is a
+# table of its own because gateways of the version before, which run on during an upgrade, rely on
+# the primary key of usage_daily.
+usage_by_owner = Table(
+    "usage_by_owner",
+    metadata,
+    # The owner first: budgets read the days of one owner.
+    Column("owner", String(200), primary_key=True),
+    Column("day", String(10), primary_key=True),
+    Column("key_id", String(64), primary_key=True),
+    Column("model", String(256), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("estimated_requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
+    Index("ix_usage_by_owner_day", "day"),
+)
+
+# Alerts on budgets, each made once by whichever gateway sees it first, and kept until its period
+# is long over. Undelivered rows are the queue that all gateways send from.
+budget_alerts = Table(
+    "budget_alerts",
+    metadata,
+    Column("subject", String(8), primary_key=True),  # key, owner
+    Column("name", String(200), primary_key=True),  # the id of a key, the name of an owner
+    Column("period", String(8), primary_key=True),  # day, month
+    Column("day", String(10), primary_key=True),  # the first of the period
+    Column("budget", BigInteger, primary_key=True),  # a budget that was changed is another
+    # The share in thousandths; 0: a request was refused.
+    Column("permille", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(64), nullable=False),  # the webhook-id, the same at every attempt
+    Column("used", BigInteger, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    # When it is to be sent next, or, while a gateway sends it, when another may; null: never again.
+    Column("due_ms", BigInteger, nullable=True),
+    Index("ix_budget_alerts_due_ms", "due_ms"),
 )
 
 # Random bytes that all gateways of one database share, made by whichever comes first.

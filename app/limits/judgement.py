@@ -7,14 +7,14 @@ from app.limits import bucket
 from app.limits.bucket import EPSILON_S
 from app.limits.terms import HEADER_NAMES, BucketTerm, Kind, Reading, SlotTerm, Terms
 
-# Nobody can tell when a request of the same key or model will end.
+# Nobody can tell when a request of the same key, owner or model will end.
 SLOT_RETRY_S = 1.0
 # Resets below a second, by their milliseconds: what most requests are told.
 _SHORT = [b"0s", *(b"%dms" % milliseconds for milliseconds in range(1, 1000))]
 
 
 def headers(terms: Terms, reading: Reading, burst_s: float) -> Headers:
-    """Return the rate headers; of key and model the tighter one counts, none where none limits."""
+    """Return the rate headers: the tightest of key, owner and model; none where none limits."""
     told: Headers = []
     for kind, (left, paid_s, limit) in _tightest(terms, reading, burst_s).items():
         limit_name, remaining_name, reset_name = HEADER_NAMES[kind]
@@ -88,6 +88,11 @@ def _slots_words(term: SlotTerm) -> str:
     requests = _count(term.limit, "request")
     if term.subject == "key":
         return f"this key may have {requests} under way at once; try again when one has ended"
+    if term.subject == "owner":
+        return (
+            f"the owner of this key may have {requests} under way at once with all its keys "
+            "together; try again when one has ended"
+        )
     return (
         f"the model {term.name} takes {requests} at once from all keys together; "
         "try again when one has ended"
@@ -103,9 +108,14 @@ def _bucket_words(term: BucketTerm, tokens: int, retry_after_s: int | None) -> s
         allowed = _count(term.limit, "token")
         wanted = f", and this request may take up to {_count(tokens, 'token')}"
     try_again = f"try again in {retry_after_s} s"
+    verb = "make" if term.kind == "requests" else "use"
     if term.subject == "key":
-        verb = "make" if term.kind == "requests" else "use"
         return f"this key may {verb} {allowed} per minute{wanted}; {try_again}"
+    if term.subject == "owner":
+        return (
+            f"the owner of this key may {verb} {allowed} per minute with all its keys together"
+            f"{wanted}; {try_again}"
+        )
     return (
         f"the model {term.name} takes {allowed} per minute from all keys together{wanted}; "
         f"{try_again}"
@@ -114,8 +124,9 @@ def _bucket_words(term: BucketTerm, tokens: int, retry_after_s: int | None) -> s
 
 def _never(term: BucketTerm | SlotTerm) -> str:
     tokens = isinstance(term, BucketTerm) and term.kind == "tokens"
-    if term.subject == "key":
-        return f"this key may {'use no tokens' if tokens else 'make no requests'}: its limit is 0"
+    if term.subject != "model":
+        who = "this key" if term.subject == "key" else "the owner of this key"
+        return f"{who} may {'use no tokens' if tokens else 'make no requests'}: its limit is 0"
     return f"the model {term.name} takes no {'tokens' if tokens else 'requests'}: its limit is 0"
 
 

@@ -1,4 +1,4 @@
-"""Whether a request may begin by the limits of its key and model, and what it really used.
+"""Whether a request may begin by the limits of its key, owner and model, and what it really used.
 
 Limits are counted in this process, or in Redis by several gateways together. While Redis does not
 answer, `limits.redis_unavailable` says what happens; a decision is released where it was made.

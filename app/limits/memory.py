@@ -3,10 +3,10 @@
 from app.limits import bucket
 from app.limits.terms import Reading, Terms
 
-# A request has four buckets at most, and may add each of them twice: as it begins, and as it ends
-# if it was forgotten meanwhile. More are looked at than are added, so the full ones get ever fewer.
+# A request has six buckets at most, and may add each of them twice: as it begins, and as it ends if
+# it was forgotten meanwhile. More are looked at than are added, so the full ones get ever fewer.
 DECISIONS_PER_LOOK = 16
-LOOKED_AT = 3 * 8 * DECISIONS_PER_LOOK
+LOOKED_AT = 2 * 12 * DECISIONS_PER_LOOK
 
 
 class MemoryStore:

@@ -1,14 +1,14 @@
-"""What one request asks of the limits of its key and of its model."""
+"""What one request asks of the limits of its key, of the key's owner, and of its model."""
 
 from math import inf
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from app.limits.bucket import seconds
 from app.settings import NO_LIMITS, LimitSettings
 
-Subject = Literal["key", "model"]
+Subject = Literal["key", "owner", "model"]
 Kind = Literal["requests", "tokens"]
 
 HEADER_NAMES: dict[Kind, tuple[bytes, bytes, bytes]] = {
@@ -32,8 +32,17 @@ MOST_TOKENS = 10**12
 MOST_SCOPES = 4096
 
 
+class Owner(Protocol):
+    """The owner of a key, whose limits are for all its keys together."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def limits(self) -> LimitSettings: ...
+
+
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """What one request wants, of two subjects."""
+    """What one request wants, of up to three subjects."""
 
     key_id: str
     key: LimitSettings
@@ -41,8 +50,10 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     model_limits: LimitSettings  # for all keys together
     tokens: int  # reserved: the estimate of the prompt and the bound of the answer
     concurrent: bool = True  # False: it takes no slot
-    # The key's request and slot were taken before the body was read; they are not taken again.
+    # The request and slot of key and owner were taken before the body was read; they are not taken
+    # again.
     entered: bool = False
+    owner: Owner | None = None  # None: the key's owner has no limits
 
 
 class BucketTerm(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +80,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     """Every limit that a key meets at a model, the same from request to request."""
 
     key: LimitSettings
+    owner: Owner | None
     model: LimitSettings
     buckets: tuple[BucketTerm, ...]
     slots: tuple[SlotTerm, ...]
@@ -102,15 +114,16 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
     busy: list[int]
 
 
-NO_TERMS = Terms(Scope(NO_LIMITS, NO_LIMITS, (), (), {}, (), None), {}, 0)
+NO_TERMS = Terms(Scope(NO_LIMITS, None, NO_LIMITS, (), (), {}, (), None), {}, 0)
 NOTHING_TAKEN = Reading(True, [], [])
 
 
 class Scopes:
     """The scopes that were met of late, so that a request need not make its own.
 
-    `burst_s` bounds what one request may reserve of a bucket that all keys share: a large request
-    empties the bucket, and never keeps the other keys out for longer than it takes to refill.
+    `burst_s` bounds what one request may reserve of a bucket that several keys share, an owner's or
+    a model's: a large request empties the bucket, and never keeps the other keys out for longer
+    than it takes to refill.
     """
 
     def __init__(self, burst_s: float, most: int = MOST_SCOPES) -> None:
@@ -126,7 +139,12 @@ class Scopes:
         at = ask.key_id, ask.model, ask.concurrent, ask.entered
         scope = self._known.get(at)
         # Settings are frozen: limits that have changed are another object.
-        if scope is None or scope.key is not ask.key or scope.model is not ask.model_limits:
+        if (
+            scope is None
+            or scope.key is not ask.key
+            or scope.owner is not ask.owner
+            or scope.model is not ask.model_limits
+        ):
             if len(self._known) >= self._most:
                 self._known.clear()
             scope = self._known[at] = scope_of(ask, self._burst_s)
@@ -148,15 +166,18 @@ def scope_of(ask: Ask, burst_s: float) -> Scope:
     buckets: list[BucketTerm] = []
     slots: list[SlotTerm] = []
     _add("key", ask.key_id, ask.key, ask, buckets, slots)
+    if ask.owner is not None:
+        _add("owner", ask.owner.name, ask.owner.limits, ask, buckets, slots)
     _add("model", ask.model, ask.model_limits, ask, buckets, slots)
     return Scope(
         ask.key,
+        ask.owner,
         ask.model_limits,
         tuple(buckets),
         tuple(slots),
         {term.place: term.request_s for term in buckets},
         tuple(
-            (term.place, term.limit, burst_s if term.subject == "model" and term.limit else inf)
+            (term.place, term.limit, burst_s if term.subject != "key" and term.limit else inf)
             for term in buckets
             if term.kind == "tokens"
         ),
@@ -172,7 +193,7 @@ def _add(
     buckets: list[BucketTerm],
     slots: list[SlotTerm],
 ) -> None:
-    entered = ask.entered and subject == "key"
+    entered = ask.entered and subject != "model"
     # The name comes last: whatever stands in it, it cannot look like another place.
     limit = limits.requests_per_minute
     if limit is not None:

@@ -61,6 +61,7 @@ class Relay:
             if principal is None:
                 principal = await self.authenticator.look_up(exchange.headers)
             record.principal = principal.id
+            record.owner = principal.owner
             if record.trace is not None:
                 record.trace.end()
             await Serving(self.rooms, endpoint, principal, exchange).run()
@@ -158,6 +159,7 @@ class Relay:
                     record.queued_s,
                     record.ttft_s,
                     seconds,
+                    record.owner,
                 )
             )
         if record.trace is not None and self.tracer is not None:

@@ -177,7 +177,7 @@ class Serving:
         Raises ServiceUnavailable; entering raises RateLimited.
         """
         who = self._principal
-        ask = Ask(who.id, who.limits, UNKNOWN_MODEL, NO_LIMITS, 0)
+        ask = Ask(who.id, who.limits, UNKNOWN_MODEL, NO_LIMITS, 0, owner=who.team)
         return await self._decide(ask)
 
     async def _decide(self, ask: Ask) -> Decision:
@@ -187,12 +187,16 @@ class Serving:
         return decision
 
     async def _reserve(self, planned: Planned) -> Reservation:
-        """Return what is held of the key's budgets. Raises QuotaUsedUp and ServiceUnavailable."""
+        """Return what is held of the budgets of key and owner.
+
+        Raises QuotaUsedUp and ServiceUnavailable.
+        """
         principal, cost = self._principal, planned.cost
         elastic = elastic_tokens(self._endpoint.label, planned)
         budget = await self._rooms.budgets.reserve(
-            principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic
-        )
+            principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic,
+            principal.team,
+        )  # fmt: skip
         if elastic is not None:
             self._output_bound = (budget.tokens - cost.prompt) // cost.answers
         return budget
@@ -205,7 +209,8 @@ class Serving:
         rooms, principal, asked = self._rooms, self._principal, planned.model
         tokens = self._reserved(planned.cost)
         ask = Ask(
-            principal.id, principal.limits, asked.name, asked.limits, tokens, True, entered
+            principal.id, principal.limits, asked.name, asked.limits, tokens, True, entered,
+            principal.team,
         )  # fmt: skip
         if self._record.trace is not None:
             self._record.trace.begin("limits")

@@ -67,6 +67,7 @@ class RequestRecord(msgspec.Struct):
     endpoint: str
     started: float
     principal: str = "-"
+    owner: str = ""  # the principal's; empty: none
     # That of the engine below; the one asked for where no engine was reached, or none could serve.
     model: str = UNKNOWN_MODEL
     engine: str | None = None  # the last that was reached, of a fallback perhaps

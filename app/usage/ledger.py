@@ -31,7 +31,7 @@ from app.database.schema import usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
 from app.usage.rows import DailySums, Price, Stamped, UsageRecord, row_id, rows_of
-from app.usage.statements import add_to_daily, insert_records
+from app.usage.statements import add_sums, insert_records
 
 __all__ = ("Ledger", "UsageRecord")
 
@@ -245,7 +245,7 @@ class Ledger:
                 rows = rows_of(self._gateway, batch.number, records, self._prices, place)
                 sums.add(rows)
                 await insert_records(connection, rows)
-            await add_to_daily(connection, sums)
+            await add_sums(connection, sums)
 
     async def _sift(self, batch: _Batch) -> None:
         """Leave in a batch what the database takes. Raises DatabaseUnavailable."""

@@ -1,4 +1,4 @@
-"""What was used, from the daily sums: by key, model and day, or any of them.
+"""What was used, from the daily sums: by owner, key, model and day, or any of them.
 
 A record is in a report as soon as its batch is written, a quarter of a second after the request.
 """
@@ -8,24 +8,20 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, FromClause, func, literal, select, union_all
 
 from app.database.database import Database
-from app.database.schema import api_keys, usage_daily
+from app.database.schema import api_keys, usage_by_owner, usage_daily
 
-GROUPS = ("day", "key", "model")
-_COLUMNS = {
-    "day": usage_daily.c.day,
-    "key": usage_daily.c.key_id,
-    "model": usage_daily.c.model,
-}
+GROUPS = ("day", "owner", "key", "model")
+_COLUMNS = {"day": "day", "owner": "owner", "key": "key_id", "model": "model"}
 _SUMS = (
-    usage_daily.c.requests,
-    usage_daily.c.estimated_requests,
-    usage_daily.c.prompt_tokens,
-    usage_daily.c.cached_tokens,
-    usage_daily.c.completion_tokens,
-    usage_daily.c.reasoning_tokens,
+    "requests",
+    "estimated_requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
 )
 _NANO = 10**9
 
@@ -45,6 +41,8 @@ class UsageRow:
     completion_tokens: int
     reasoning_tokens: int
     cost_nano: int  # in 1/1,000,000,000 of the currency
+    # The one that the key had when it was used; empty: none.
+    owner: str | None = None
 
 
 async def usage_report(
@@ -54,25 +52,31 @@ async def usage_report(
     until: date,
     key_id: str | None = None,
     limit: int | None = None,
+    owner: str | None = None,
 ) -> list[UsageRow]:
     """Return the sums of the UTC days `since` to `until`, both included, in order of the groups.
 
-    `by`: some of GROUPS. `key_id`: of this key alone. `limit`: the first rows alone. Raises
-    DatabaseUnavailable.
+    `by`: some of GROUPS. `key_id`: only of this key. `owner`: only of this one; empty: of keys
+    without one. `limit`: only the first rows. Raises DatabaseUnavailable.
     """
-    groups = [_COLUMNS[name].label(name) for name in GROUPS if name in by]
-    cost = usage_daily.c.cost_nano
+    first, last = since.isoformat(), until.isoformat()
+    source: FromClause = usage_daily
+    if owner is not None or "owner" in by:
+        source = _by_owner(first, last)
+    groups = [source.c[_COLUMNS[name]].label(name) for name in GROUPS if name in by]
+    cost = source.c.cost_nano
     sums = (
-        *(func.sum(column).label(column.name) for column in _SUMS),
+        *(func.sum(source.c[name]).label(name) for name in _SUMS),
         # In two parts, neither of which can grow out of 64 bits.
         func.sum(cost // _NANO).label("cost_whole"),
         func.sum(cost % _NANO).label("cost_part"),
     )
-    days = usage_daily.c.day.between(since.isoformat(), until.isoformat())
-    summed = select(*groups, *sums).where(days).group_by(*groups)
+    summed = select(*groups, *sums).where(source.c.day.between(first, last)).group_by(*groups)
     if key_id is not None:
-        summed = summed.where(usage_daily.c.key_id == key_id)
-    table = summed.having(func.count() > 0).subquery()
+        summed = summed.where(source.c.key_id == key_id)
+    if owner is not None:
+        summed = summed.where(source.c.owner == owner)
+    table = summed.having(func.sum(source.c.requests) > 0).subquery()
     statement: Any = select(table).order_by(*(table.c[group.name] for group in groups)).limit(limit)
     if "key" in by:
         named = table.outerjoin(api_keys, api_keys.c.id == table.c.key)
@@ -82,13 +86,32 @@ async def usage_report(
     return [_row(dict(row)) for row in rows]
 
 
+def _by_owner(first: str, last: str) -> FromClause:
+    """Return the daily sums of all keys, by owner.
+
+    Those without an owner are what `usage_daily` has more than `usage_by_owner`.
+    """
+    owned, every = usage_by_owner.c, usage_daily.c
+    none: ColumnElement[str] = literal("").label("owner")
+    names = (*_SUMS, "cost_nano")
+    parts = (
+        select(owned.owner, owned.day, owned.key_id, owned.model, *(owned[n] for n in names)),
+        select(none, every.day, every.key_id, every.model, *(every[n] for n in names)),
+        select(none, owned.day, owned.key_id, owned.model, *((-owned[n]).label(n) for n in names)),
+    )
+    return union_all(
+        *(part.where(part.selected_columns.day.between(first, last)) for part in parts)
+    ).subquery()
+
+
 def _row(row: dict[str, Any]) -> UsageRow:
-    sums = {column.name: int(row[column.name]) for column in _SUMS}
+    sums = {name: int(row[name]) for name in _SUMS}
     return UsageRow(
         day=row.get("day"),
         key_id=row.get("key"),
         key_name=row.get("key_name"),
         model=row.get("model"),
         cost_nano=int(row["cost_whole"]) * _NANO + int(row["cost_part"]),
+        owner=row.get("owner"),
         **sums,
     )

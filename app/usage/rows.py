@@ -1,4 +1,4 @@
-"""What the database keeps of requests: a row each, and sums by day, key and model. Pure.
+"""What the database keeps of requests: a row each, and sums by day, owner, key and model. Pure.
 
 A batch is what is written in one transaction. Its number and the gateway's own random name make the
 ids of its rows, so every row has the same id however often the batch is tried:
@@ -54,6 +54,7 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     queue_s: float | None
     ttft_s: float | None
     total_s: float
+    owner: str = ""  # the key's, when the request ended; empty: it has none
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -81,6 +82,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     ttft_ms: float
     total_ms: float
     cost_nano: int
+    owner: str
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -162,6 +164,7 @@ def rows_of(
                 _NULL if record.ttft_s is None else _ms(record.ttft_s),
                 _ms(record.total_s, 0.0),
                 0 if price is None else price.cost(used),
+                kept(record.owner, 200),
             )
         )
         place += 1
@@ -169,16 +172,16 @@ def rows_of(
 
 
 class DailySums:
-    """What rows of `usage_records` add to `usage_daily`."""
+    """What rows of `usage_records` add to `usage_daily` and `usage_by_owner`."""
 
     def __init__(self) -> None:
-        # By day, key and model; the sums in the order of MOST.
-        self._days: dict[tuple[str, str, str], tuple[int, ...]] = {}
+        # By owner, day, key and model; the sums in the order of MOST.
+        self._days: dict[tuple[str, str, str, str], tuple[int, ...]] = {}
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows up."""
         for row in rows:
-            place = (_day(row.at_ms // _DAY_MS), row.key_id, row.model)
+            place = (row.owner, _day(row.at_ms // _DAY_MS), row.key_id, row.model)
             count, estimated, prompt, cached, completion, reasoning, cost = self._days.get(
                 place, _NO_SUMS
             )
@@ -192,18 +195,32 @@ class DailySums:
                 cost + row.cost_nano,
             )
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows, in order of their key.
+    # Rows are in order of their key, so that the batches of two gateways cannot wait for each other
+    # in a circle.
 
-        In order, so that the batches of two gateways cannot wait for each other in a circle.
-        """
-        return [
-            {
-                **dict(zip(("day", "key_id", "model"), place, strict=True)),
-                **{name: min(n, most) for (name, most), n in zip(MOST.items(), sums, strict=True)},
-            }
-            for place, sums in sorted(self._days.items())
-        ]
+    def by_key(self) -> list[dict[str, Any]]:
+        """Return what `usage_daily` gets."""
+        days: dict[tuple[str, ...], tuple[int, ...]] = {}
+        for (_, *place), sums in self._days.items():
+            # Seldom several: a key's owner changed within a quarter of a second.
+            known = days.get(tuple(place), _NO_SUMS)
+            days[tuple(place)] = tuple(map(int.__add__, known, sums))
+        return _rows(("day", "key_id", "model"), days)
+
+    def by_owner(self) -> list[dict[str, Any]]:
+        """Return what `usage_by_owner` gets; nothing of keys without an owner."""
+        owned = {place: sums for place, sums in self._days.items() if place[0]}
+        return _rows(("owner", "day", "key_id", "model"), owned)
+
+
+def _rows(names: Sequence[str], days: Mapping[Any, tuple[int, ...]]) -> list[dict[str, Any]]:
+    return [
+        {
+            **dict(zip(names, place, strict=True)),
+            **{name: min(n, most) for (name, most), n in zip(MOST.items(), sums, strict=True)},
+        }
+        for place, sums in sorted(days.items())
+    ]
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,4 @@
-"""What a key has spent today and this month, counted once wherever it lies at the moment. Pure.
+"""What a key or an owner has spent today and this month, each token counted once. Pure.
 
     spent = what the database said when it was last read
           + records of this gateway that were not in it then     (`recent`, by batch)
@@ -9,12 +9,16 @@ record moves from the second line to the first at one moment, never to both or n
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 from app.errors import QuotaUsedUp
 from app.usage.rows import start_of
+
+Subject = Literal["key", "owner"]
+Period = Literal["day", "month"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Spent:
 
 
 class Spending:
-    """The account of one key at one gateway."""
+    """The account of one key or owner at one gateway."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -100,28 +104,55 @@ def left_of(spent: Spent, daily: int | None, monthly: int | None) -> int:
 
 
 def refusal(
-    spent: Spent, day: str, now: float, daily: int | None, monthly: int | None, tokens: int
+    spent: Spent,
+    day: str,
+    now: float,
+    daily: int | None,
+    monthly: int | None,
+    tokens: int,
+    subject: Subject = "key",
 ) -> QuotaUsedUp | None:
     """Return why a request that may take `tokens` is refused, None if it is not.
 
     Of two budgets that refuse, the one that does so for longer. None is no budget.
     """
     tokens = max(tokens, 1)  # none takes nothing, so what is used up lets none through
-    # Never (the budget is too small for the request) stands above any time.
-    month = None if monthly is None else _refusal("monthly", monthly, spent.month, day, now, tokens)
-    today = None if daily is None else _refusal("daily", daily, spent.today, day, now, tokens)
-    if month is None or today is None:
-        return month or today
-    return today if today.retry_after_s is None else month
+    month = today = None
+    if monthly is not None:
+        month = _refusal("monthly", subject, monthly, spent.month, day, now, tokens)
+    if daily is not None:
+        today = _refusal("daily", subject, daily, spent.today, day, now, tokens)
+    return longer(today, month)
+
+
+def longer(one: QuotaUsedUp | None, other: QuotaUsedUp | None) -> QuotaUsedUp | None:
+    """Return the refusal that holds for longer; never (None) stands above any time."""
+    if one is None or other is None:
+        return one or other
+    if one.retry_after_s is None:
+        return one
+    if other.retry_after_s is None or other.retry_after_s >= one.retry_after_s:
+        return other
+    return one
+
+
+def too_full(spent: Spent, daily: int | None, monthly: int | None, tokens: int) -> Iterator[Period]:
+    """Return the periods whose budget would let a request through if less of it were spent."""
+    tokens = max(tokens, 1)
+    if daily is not None and tokens <= daily < spent.today + tokens:
+        yield "day"
+    if monthly is not None and tokens <= monthly < spent.month + tokens:
+        yield "month"
 
 
 def _refusal(
-    name: str, budget: int, spent: int, day: str, now: float, tokens: int
+    name: str, subject: Subject, budget: int, spent: int, day: str, now: float, tokens: int
 ) -> QuotaUsedUp | None:
     if spent + tokens <= budget:
         return None
     if budget == 0:
-        return QuotaUsedUp(f"the {name} budget of this key is 0 tokens", "budget", None)
+        whose = "this key" if subject == "key" else "the owner of this key"
+        return QuotaUsedUp(f"the {name} budget of {whose} is 0 tokens", "budget", None)
     left = max(budget - spent, 0)
     begin = start_of(day)
     # The first of the next month: 32 days after the first are always in it.
@@ -129,9 +160,10 @@ def _refusal(
     if name == "monthly":
         end = (begin.replace(day=1) + timedelta(days=32)).replace(day=1)
     hint = "; a lower max_tokens may let it through" if left else ""
+    shared = ", which all keys of this key's owner share," if subject == "owner" else ""
     message = (
-        f"of the {name} budget of {budget:,} tokens {left:,} are left until {end:%Y-%m-%d} 00:00 "
-        f"UTC, and this request may take {tokens:,}{hint}"
+        f"of the {name} budget of {budget:,} tokens{shared} {left:,} are left until "
+        f"{end:%Y-%m-%d} 00:00 UTC, and this request may take {tokens:,}{hint}"
     )
     if tokens > budget:
         return QuotaUsedUp(message, "budget", None)

@@ -12,10 +12,10 @@ from itertools import chain, islice
 from typing import Any
 
 import msgspec
-from sqlalchemy import JSON, Insert, String, bindparam, case, cast, column, func, select
+from sqlalchemy import JSON, Insert, String, Table, bindparam, case, cast, column, func, select
 
 from app.database.asynchronous import AsyncConnection
-from app.database.schema import usage_daily, usage_records
+from app.database.schema import usage_by_owner, usage_daily, usage_records
 from app.database.upsert import insert
 from app.usage.rows import MOST, DailySums, Row
 
@@ -39,9 +39,12 @@ async def insert_records(connection: AsyncConnection, rows: Sequence[Row]) -> No
             done += size
 
 
-async def add_to_daily(connection: AsyncConnection, sums: DailySums) -> None:
-    """Add sums to `usage_daily`."""
-    await connection.execute(_add_to_daily(connection.dialect.name), sums.rows())
+async def add_sums(connection: AsyncConnection, sums: DailySums) -> None:
+    """Add sums to `usage_daily` and `usage_by_owner`."""
+    dialect = connection.dialect.name
+    await connection.execute(_add_to(usage_daily, dialect), sums.by_key())
+    if owned := sums.by_owner():
+        await connection.execute(_add_to(usage_by_owner, dialect), owned)
 
 
 @cache
@@ -61,10 +64,10 @@ def _insert_from_json() -> Insert:
 
 
 @cache
-def _add_to_daily(dialect: str) -> Any:
-    statement: Any = insert(usage_daily, dialect)
+def _add_to(table: Table, dialect: str) -> Any:
+    statement: Any = insert(table, dialect)
     sums = {}
     for name, most in MOST.items():
-        total = usage_daily.c[name] + statement.excluded[name]
+        total = table.c[name] + statement.excluded[name]
         sums[name] = case((total > most, most), else_=total)
-    return statement.on_conflict_do_update(index_elements=["day", "key_id", "model"], set_=sums)
+    return statement.on_conflict_do_update(index_elements=table.primary_key, set_=sums)

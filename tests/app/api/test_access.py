@@ -8,7 +8,8 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from app.api.access import HANDLES, RIGHTS, Right, guard
-from app.auth.fields import KeyFields
+from app.auth.fields import KeyFields, OwnerFields
+from app.auth.owners import OwnerStore
 from app.auth.principal import Role
 from app.errors import PermissionDenied
 from app.main import State, create_app
@@ -26,6 +27,11 @@ ROWS: dict[tuple[str, str], set[str]] = {
     ("POST", "/admin/keys/{key_id}/rotate"): {"manager"},
     ("POST", "/admin/keys/{key_id}/disable"): {"manager"},
     ("POST", "/admin/keys/{key_id}/enable"): {"manager"},
+    ("GET", "/admin/owners"): READERS,
+    ("GET", "/admin/owners/{name:path}"): READERS,
+    ("PUT", "/admin/owners/{name:path}"): set(),
+    ("PATCH", "/admin/owners/{name:path}"): set(),
+    ("DELETE", "/admin/owners/{name:path}"): set(),
     ("GET", "/admin/usage"): READERS,
     ("POST", "/admin/reload"): set(),
     ("GET", "/admin/logs"): READERS,
@@ -102,6 +108,7 @@ async def test_routes_let_in_who_has_the_right_and_nobody_else(
     headers = headers_of(await key_of(gateway.state, caller))
     for (method, path), others in ROWS.items():
         target, _ = await store.create(KeyFields(name=f"{method} {path}"))
+        await OwnerStore(gateway.state.database).assign("demo", OwnerFields())
         before = await store.get(target.id)
         body = BODIES.get((method, path), {})
         name = "demo-0" if path.startswith("/admin/engines") else "demo"

@@ -10,7 +10,9 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from app.api.usage import MAX_DAYS, MAX_ROWS, usage_router
+from app.auth.principal import Owner
 from app.errors import Dialect, GatewayError, InvalidApiKey, PermissionDenied
+from app.settings import NO_LIMITS
 from app.usage.reading import Usage
 from app.usage.report import UsageRow, usage_report
 from tests.app.usage.records import Clock, Faulty, ledger_for, record
@@ -21,10 +23,13 @@ class Caller:
     id: str
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
+    team: Owner | None = None
 
 
 CALLERS = {
     "one": Caller("key-1", daily_tokens=100, monthly_tokens=1000),
+    "of research": Caller("key-3", team=Owner("research", NO_LIMITS, None, 5000)),
+    "of ops": Caller("key-4", team=Owner("ops", NO_LIMITS)),
     "two": Caller("key-2"),
     "auditor": Caller("key-9"),
 }
@@ -91,15 +96,15 @@ async def database(tmp_path: Any) -> AsyncIterator[Faulty]:
 
 @pytest.fixture
 async def asker(database: Faulty, clock: Clock) -> AsyncIterator[Asker]:
-    for at, key_id, usage in (
-        ("2026-10-31T12:00:00", "key-1", Usage(400, 0)),
-        ("2026-11-01T12:00:00", "key-1", Usage(200, 10)),
-        ("2026-11-21T10:00:00", "key-1", Usage(70, 7, cached=50)),
-        ("2026-11-21T11:00:00", "key-1", Usage(3, 0, estimated=True)),
-        ("2026-11-21T11:00:00", "key-2", Usage(5000, 5000)),
+    for at, key_id, usage, owner in (
+        ("2026-10-31T12:00:00", "key-1", Usage(400, 0), ""),
+        ("2026-11-01T12:00:00", "key-1", Usage(200, 10), ""),
+        ("2026-11-21T10:00:00", "key-1", Usage(70, 7, cached=50), ""),
+        ("2026-11-21T11:00:00", "key-1", Usage(3, 0, estimated=True), ""),
+        ("2026-11-21T11:00:00", "key-2", Usage(5000, 5000), "research"),
     ):
         ledger = ledger_for(database, clock=Clock(at))
-        ledger.add(record(key_id=key_id, usage=usage))
+        ledger.add(record(key_id=key_id, usage=usage, owner=owner))
         await ledger.close()
     asker = Asker(app_for(partial(usage_report, database), clock))
     yield asker
@@ -146,6 +151,25 @@ class TestOwnUsage:
         assert body["month"]["total_tokens"] == 10_000
         assert (body["daily_budget"], body["monthly_budget"]) == (None, None)
 
+    async def test_a_key_whose_owner_has_a_budget_is_told_what_is_left_of_it(
+        self, asker: Asker
+    ) -> None:
+        body = (await asker.ask("/v1/usage", "of research")).json()
+        assert body["month"]["total_tokens"] == 0
+        resets_at = "2026-12-01T00:00:00Z"
+        assert body["owner"] == {
+            "daily_budget": None,
+            "monthly_budget": {
+                "tokens": 5000, "used": 10_000, "left": 0, "resets_at": resets_at,
+            },
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("caller", ["one", "of ops"])
+    async def test_a_key_whose_owner_has_no_budget_is_told_of_none(
+        self, asker: Asker, caller: str
+    ) -> None:
+        assert (await asker.ask("/v1/usage", caller)).json()["owner"] is None
+
     async def test_a_key_without_usage_has_zeros(self, asker: Asker) -> None:
         body = (await asker.ask("/v1/usage", "auditor")).json()
         assert (body["today"]["requests"], body["month"]["requests"], body["days"]) == (0, 0, [])
@@ -176,6 +200,21 @@ class TestAllUsage:
         found = [(row["day"], row["key_id"], row["model"]) for row in body["data"]]
         assert found == [("2026-10-31", "key-1", None), ("2026-11-01", "key-1", None)]
 
+    async def test_by_owner(self, asker: Asker) -> None:
+        body = (await asker.ask("/admin/usage", by="owner")).json()
+        found = [(row["owner"], row["key_id"], row["total_tokens"]) for row in body["data"]]
+        assert found == [("", None, 290), ("research", None, 10_000)]
+
+    async def test_of_one_owner(self, asker: Asker) -> None:
+        for owner, key_id in (("research", "key-2"), ("", "key-1")):
+            body = (await asker.ask("/admin/usage", owner=owner)).json()
+            assert [row["key_id"] for row in body["data"]] == [key_id]
+        assert (await asker.ask("/admin/usage", owner="%")).json()["data"] == []
+
+    async def test_an_owner_that_is_no_name(self, asker: Asker) -> None:
+        message = await asker.fault("/admin/usage", owner="a\0b")
+        assert message.startswith("owner must be the name of an owner")
+
     async def test_a_client_does_not_see_it(self, asker: Asker) -> None:
         answer = await asker.ask("/admin/usage", "one")
         assert answer.status_code == 403
@@ -183,7 +222,7 @@ class TestAllUsage:
     @pytest.mark.parametrize("by", ["", "keys", "key,", "key,key", "key;model", "Day", "key, day"])
     async def test_groups_that_are_none(self, asker: Asker, by: str) -> None:
         message = await asker.fault("/admin/usage", by=by)
-        assert message.startswith("by must be some of key, model, day")
+        assert message.startswith("by must be some of owner, key, model, day")
 
     @pytest.mark.parametrize(
         "day",
@@ -225,7 +264,9 @@ class TestFaults:
     async def test_more_rows_than_anybody_reads_are_refused(self, clock: Clock) -> None:
         row = UsageRow("2026-11-21", "key-1", None, "m", 1, 0, 1, 0, 1, 0, 1)
 
-        async def report(by: object, since: object, until: object, key: object, limit: int) -> Any:
+        async def report(
+            by: object, since: object, until: object, key: object, limit: int, owner: object
+        ) -> Any:
             return [row] * min(limit, MAX_ROWS + 1)
 
         asker = Asker(app_for(report, clock))

@@ -32,6 +32,7 @@ def group(**fields: Any) -> dict[str, Any]:
         "reasoning_tokens": 5,
         "total_tokens": 150,
         "cost": 0.125,
+        "owner": None,
     }
     return {**usual, **fields}
 
@@ -144,6 +145,14 @@ def test_what_is_asked_for_reaches_the_gateway(server: Server) -> None:
     assert run(*words).exit_code == 0
     asked = {"by": ["key,day"], "from": ["2026-11-01"], "to": ["2026-11-02"], "key": ["a&b"]}
     assert server.asked[0][1] == asked
+
+
+def test_owners_have_a_column_where_they_are_asked_for(server: Server) -> None:
+    server.tell(group(owner="research"), group(owner=""), by=["owner", "key"])
+    lines = run("--by", "owner,key", "--owner", "research").stdout.splitlines()
+    assert server.asked[0][1] == {"by": ["owner,key"], "owner": ["research"]}
+    rows = [line.replace("│", " ").split()[:2] for line in lines if "ci" in line]
+    assert rows == [["research", "ci"], ["-", "ci"]]
 
 
 def test_options_stand_above_the_environment(

@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata
 from app.server import check_database
 from app.settings import ConfigError
+from app.usage.report import usage_report
 from tests.gateway import free_port, remote, settings_for
 from tests.services import PostgresServer
 
@@ -86,6 +88,72 @@ async def test_keys_of_the_version_before_are_kept(database_url: str) -> None:
     key = await KeyStore(database).get("0000000001")
     assert (key.name, key.models, key.fields) == ("a", ("*",), None)
     await database.close()
+
+
+async def test_usage_of_the_version_before_goes_to_the_owners_of_its_keys(
+    database_url: str,
+) -> None:
+    engine = create_async_engine(database_url)
+
+    def before(connection: Connection) -> None:
+        config = configuration()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+
+    async with engine.begin() as connection:
+        await connection.run_sync(before)
+        for key_id, owner in (("0000000001", "research"), ("0000000002", "")):
+            await connection.execute(
+                text(
+                    "INSERT INTO api_keys (id, name, owner, role, models, priority, weight,"
+                    " disabled, created_ms, deleted_ms, revision) VALUES"
+                    f" ('{key_id}', 'a', '{owner}', 'client', '[]', 0, 1, false, 1, 2, 1)"
+                )
+            )
+            await connection.execute(
+                text(
+                    "INSERT INTO usage_daily VALUES"
+                    f" ('2026-11-20', '{key_id}', 'demo', 2, 1, 100, 10, 50, 5, 7)"
+                )
+            )
+    await engine.dispose()
+    database = Database(database_url)
+    await database.migrate()
+    rows = await usage_report(database, {"owner", "key"}, date(2026, 11, 1), date(2026, 11, 30))
+    assert [(row.owner, row.key_id, row.requests, row.prompt_tokens) for row in rows] == [
+        ("", "0000000002", 2, 100),
+        ("research", "0000000001", 2, 100),
+    ]
+    await database.close()
+
+
+async def test_a_gateway_of_the_version_before_goes_on_writing_during_an_upgrade(
+    database: Database,
+) -> None:
+    """Its statements, after a newer gateway has changed the tables."""
+    await database.migrate()
+    async with database.write() as connection:
+        for _ in range(2):
+            await connection.execute(
+                text(
+                    "INSERT INTO usage_daily (day, key_id, model, requests, estimated_requests,"
+                    " prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens, cost_nano)"
+                    " VALUES ('2026-11-20', 'k', 'demo', 1, 0, 10, 0, 5, 0, 7)"
+                    " ON CONFLICT (day, key_id, model)"
+                    " DO UPDATE SET requests = usage_daily.requests + excluded.requests"
+                )
+            )
+        await connection.execute(
+            text(
+                "INSERT INTO usage_records (id, at_ms, request_id, key_id, model, engine, endpoint,"
+                " status, outcome, prompt_tokens, cached_tokens, completion_tokens,"
+                " reasoning_tokens, estimated, total_ms, cost_nano)"
+                " VALUES ('i', 1, 'r', 'k', 'demo', 'e', '/', 200, 'completed', 1, 0, 1, 0, false,"
+                " 1, 0)"
+            )
+        )
+    (row,) = await usage_report(database, {"owner"}, date(2026, 11, 1), date(2026, 11, 30))
+    assert (row.owner, row.requests) == ("", 2)
 
 
 class TestNewerGateway:

@@ -1,5 +1,6 @@
 """Requests for the tests of limits."""
 
+from app.auth.principal import Owner
 from app.limits.terms import Ask
 from app.settings import LimitSettings
 
@@ -23,5 +24,16 @@ def ask(
     model_name: str = "demo",
     concurrent: bool = True,
     entered: bool = False,
+    owner: Owner | None = None,
 ) -> Ask:
-    return Ask(key_id, key, model_name, model, tokens, concurrent, entered)
+    return Ask(key_id, key, model_name, model, tokens, concurrent, entered, owner)
+
+
+def owned(
+    requests: int | None = None,
+    tokens: int | None = None,
+    concurrent: int | None = None,
+    *,
+    name: str = "research",
+) -> Owner:
+    return Owner(name, limits(requests, tokens, concurrent))

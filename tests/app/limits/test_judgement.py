@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.auth.principal import Owner
 from app.limits import bucket
 from app.limits.judgement import duration, header_lines, headers, refusal
 from app.limits.memory import MemoryStore
 from app.limits.terms import Ask, terms_of
 from app.settings import LimitSettings
-from tests.app.limits.asks import ask, limits
+from tests.app.limits.asks import ask, limits, owned
 
 BURST_S = 60.0
+THE_OWNER = "the owner of this key"
 
 
 def told(wanted: Ask, *, times: int = 1, burst_s: float = BURST_S) -> dict[str, str]:
@@ -76,6 +78,12 @@ def test_the_tighter_of_key_and_model_counts_for_each_kind(
     assert (shown["limit-tokens"], shown["remaining-tokens"]) == ("50", "45")
 
 
+def test_the_owners_limit_counts_where_it_is_the_tightest() -> None:
+    shown = told(ask(limits(100, 500), limits(90), owner=owned(20, 5000), tokens=5))
+    assert (shown["limit-requests"], shown["remaining-requests"]) == ("20", "19")
+    assert (shown["limit-tokens"], shown["remaining-tokens"]) == ("500", "495")
+
+
 def test_a_shorter_burst_leaves_less_than_the_limit_of_a_minute() -> None:
     shown = told(ask(limits(requests=600)), burst_s=10)
     assert (shown["limit-requests"], shown["remaining-requests"]) == ("600", "99")
@@ -94,11 +102,22 @@ every_limit = st.builds(
 )
 
 
-@given(every_limit, every_limit, st.integers(0, 10**6), st.lists(st.floats(0, 30), max_size=9))
+@given(
+    every_limit,
+    st.none() | every_limit,
+    every_limit,
+    st.integers(0, 10**6),
+    st.lists(st.floats(0, 30), max_size=9),
+)
 def test_header_lines_are_the_headers_of_a_response(
-    key: LimitSettings, model: LimitSettings, tokens: int, steps: list[float]
+    key: LimitSettings,
+    owner: LimitSettings | None,
+    model: LimitSettings,
+    tokens: int,
+    steps: list[float],
 ) -> None:
-    store, terms = MemoryStore(BURST_S), terms_of(ask(key, model, tokens=tokens))
+    team = None if owner is None else Owner("research", owner)
+    store, terms = MemoryStore(BURST_S), terms_of(ask(key, model, tokens=tokens, owner=team))
     for now in accumulate(steps):
         reading = store.decide(terms, now)
         assert header_lines(terms, reading, BURST_S) == b"".join(
@@ -170,9 +189,30 @@ def test_a_refusal_by_the_model_names_it() -> None:
     )
 
 
+def test_a_refusal_by_the_owner_says_so_and_names_neither_owner_nor_keys() -> None:
+    assert why(ask(limits(100), owner=owned(requests=3)), times=4) == (
+        "requests",
+        "the owner of this key may make 3 requests per minute with all its keys together; "
+        "try again in 20 s",
+        20,
+    )
+    assert why(ask(owner=owned(tokens=100), tokens=60), times=2)[1] == (
+        "the owner of this key may use 100 tokens per minute with all its keys together, and this "
+        "request may take up to 60 tokens; try again in 12 s"
+    )
+    assert why(ask(owner=owned(concurrent=1)), times=2) == (
+        "concurrency",
+        "the owner of this key may have 1 request under way at once with all its keys together; "
+        "try again when one has ended",
+        1,
+    )
+
+
 @pytest.mark.parametrize(
     ("wanted", "limit", "message"),
     [
+        (ask(owner=owned(0)), "requests", f"{THE_OWNER} may make no requests: its limit is 0"),
+        (ask(owner=owned(tokens=0)), "tokens", f"{THE_OWNER} may use no tokens: its limit is 0"),
         (ask(limits(requests=0)), "requests", "this key may make no requests: its limit is 0"),
         (ask(limits(tokens=0)), "tokens", "this key may use no tokens: its limit is 0"),
         (ask(limits(concurrent=0)), "concurrency", "this key may make no requests: its limit is 0"),

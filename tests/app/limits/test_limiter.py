@@ -1,16 +1,20 @@
 """Limits as the relay meets them, in memory and in a Redis that several gateways share."""
 
 import asyncio
+import contextlib
 import random
 import secrets
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 import pytest
 import redis
 
+from app.auth.principal import Owner
 from app.errors import RateLimited
 from app.limits.limiter import LEASE_S, Decision, Limiter
 from app.limits.link import Link
@@ -18,7 +22,7 @@ from app.limits.redis import Grant, RedisStore
 from app.limits.terms import Ask, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
-from tests.app.limits.asks import NONE, ask, limits
+from tests.app.limits.asks import NONE, ask, limits, owned
 from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes, turns
 from tests.services import RedisServer
 
@@ -162,6 +166,92 @@ async def test_the_slot_comes_back_however_the_request_ends(limiter: Limiter) ->
     with pytest.raises(asyncio.CancelledError), await limiter.decide(wanted):
         raise asyncio.CancelledError
     assert await passes(limiter, wanted)
+
+
+@pytest.mark.parametrize(
+    "shared", [owned(requests=3), owned(tokens=30), owned(concurrent=3)], ids=str
+)
+async def test_all_keys_of_an_owner_share_its_limits(limiter: Limiter, shared: Owner) -> None:
+    one, other = (ask(limits(100, 1000, 100), owner=shared, key_id=name) for name in "ab")
+    stranger = ask(limits(100, 1000, 100), owner=owned(9, 90, 9, name="ops"), key_id="c")
+    assert [await passes(limiter, wanted) for wanted in (one, other, one)] == [True] * 3
+    for wanted in (one, other):
+        refusal = (await limiter.decide(wanted)).refusal
+        assert refusal is not None
+        assert refusal.message.startswith("the owner of this key may ")
+    assert await passes(limiter, stranger)
+
+
+async def test_a_refusal_by_the_owner_takes_nothing_of_key_and_model(limiter: Limiter) -> None:
+    key, model = limits(5, 50, 5), limits(5, 50, 5)
+    for full in owned(0), owned(tokens=0), owned(concurrent=0):
+        assert await outcome(limiter, ask(key, model, owner=full)) == "rate_limit_exceeded"
+    assert [await passes(limiter, ask(key, model)) for _ in range(6)] == [*[True] * 5, False]
+
+
+async def test_a_refusal_by_key_or_model_takes_nothing_of_the_owner(limiter: Limiter) -> None:
+    owner = owned(SLOW, 50, 5)
+    for full in limits(0), limits(tokens=0), limits(concurrent=0):
+        assert await outcome(limiter, ask(full, owner=owner)) == "rate_limit_exceeded"
+        assert await outcome(limiter, ask(NONE, full, owner=owner)) == "rate_limit_exceeded"
+    assert [await passes(limiter, ask(owner=owner)) for _ in range(6)] == [*[True] * 5, False]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_charges_of_key_owner_and_model_balance_however_requests_end(
+    limiter: Limiter, seed: int
+) -> None:
+    """Every slot comes back, and each bucket owes what the requests of its subject used."""
+    chance, used = random.Random(seed), Counter[str]()
+    # Refills in the time of a test are a small part of what is used, and no bucket is ever full.
+    ample, most = limits(None, 4000, 6), 4000
+    teams = {key: owned(None, most, 9, name=f"team-{key in 'ab'}") for key in "abc"}
+    began = time.monotonic()
+
+    async def one() -> None:
+        key, tokens = chance.choice("abc"), chance.randrange(60)
+        wanted = ask(ample, limits(None, most, 12), key_id=key, owner=teams[key], tokens=tokens)
+        ended = contextlib.suppress(RateLimited, ZeroDivisionError)
+        with ended, await limiter.decide(wanted) as decision:
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+            took = chance.randrange(60)
+            end = chance.randrange(4)
+            if end == 0:
+                raise ZeroDivisionError  # nothing was used
+            if end == 1:
+                decision.keep()
+                took = tokens
+            else:
+                decision.settle(took)
+            for place in f"key {key}", teams[key].name, "model":
+                used[place] += took
+
+    tasks = [asyncio.create_task(one()) for _ in range(150)]
+    for task in chance.sample(tasks, 20):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def left(wanted: Ask) -> int:
+        headers = dict((await limiter.decide(wanted)).headers)
+        return int(headers[b"x-ratelimit-remaining-tokens"])
+
+    for key in "abc":
+        for place, wanted in (
+            (f"key {key}", ask(ample, tokens=0, key_id=key, concurrent=False)),
+            (teams[key].name, ask(owner=teams[key], tokens=0, concurrent=False)),
+            ("model", ask(NONE, limits(None, most, 12), tokens=0, concurrent=False)),
+        ):
+            remaining = await left(wanted)
+            refilled = (time.monotonic() - began) * most / 60 + 1
+            assert most - used[place] <= remaining <= most - used[place] + refilled, place
+    # With every slot back, as many as the limits say may be taken, and no more.
+    full = ask(
+        limits(None, None, 6), limits(None, None, 12), owner=owned(None, None, 9, name="team-True")
+    )
+    both = [msgspec.structs.replace(full, key_id=key) for key in "ab" for _ in range(6)]
+    assert sum([await passes(limiter, wanted) for wanted in both]) == 9
 
 
 # Over Redis

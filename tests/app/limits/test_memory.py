@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.auth.principal import Owner
 from app.limits.memory import MemoryStore
 from app.limits.terms import Terms, terms_of
 from app.settings import LimitSettings
-from tests.app.limits.asks import NONE, ask, limits
+from tests.app.limits.asks import NONE, ask, limits, owned
 
 BURST_S = 60.0
 
@@ -63,9 +64,10 @@ def test_a_model_is_limited_for_all_keys_together_and_keys_apart() -> None:
     assert [passes(store, two) for _ in range(2)] == [True, False]
 
 
-def test_a_key_that_is_named_like_a_model_is_not_the_model() -> None:
+def test_a_key_or_an_owner_that_is_named_like_a_model_is_not_the_model() -> None:
     store = MemoryStore(BURST_S)
     assert passes(store, terms_of(ask(limits(1, 10, 1), key_id="same")))
+    assert passes(store, terms_of(ask(owner=owned(1, 10, 1, name="same"))))
     assert passes(store, terms_of(ask(NONE, limits(1, 10, 1), model_name="same")))
 
 
@@ -76,34 +78,40 @@ every_limit = st.builds(
     st.none() | st.integers(0, 3),
 )
 
+every_owner = st.none() | st.builds(Owner, st.just("research"), every_limit)
+
 
 @given(
     every_limit,
     every_limit,
+    every_owner,
     st.lists(st.tuples(st.floats(0, 30), st.integers(0, 60), st.booleans()), max_size=30),
 )
 def test_a_refusal_takes_nothing_of_anything(
-    key: LimitSettings, model: LimitSettings, steps: list[tuple[float, int, bool]]
+    key: LimitSettings,
+    model: LimitSettings,
+    owner: Owner | None,
+    steps: list[tuple[float, int, bool]],
 ) -> None:
     """A store that never heard of the refused requests decides the others alike."""
     store, unaware, now = MemoryStore(BURST_S), MemoryStore(BURST_S), 0.0
     for step_s, tokens, concurrent in steps:
         now += step_s
-        terms = terms_of(ask(key, model, tokens=tokens, concurrent=concurrent))
+        terms = terms_of(ask(key, model, tokens=tokens, concurrent=concurrent, owner=owner))
         reading = store.decide(terms, now)
         if reading.admitted:
             assert unaware.decide(terms, now) == reading
 
 
-@given(every_limit, every_limit, st.integers(0, 60))
+@given(every_limit, every_limit, every_owner, st.integers(0, 60))
 def test_a_request_that_used_no_tokens_leaves_nothing_but_its_count(
-    key: LimitSettings, model: LimitSettings, tokens: int
+    key: LimitSettings, model: LimitSettings, owner: Owner | None, tokens: int
 ) -> None:
     store, fresh = MemoryStore(BURST_S), MemoryStore(BURST_S)
-    terms = terms_of(ask(key, model, tokens=tokens))
+    terms = terms_of(ask(key, model, tokens=tokens, owner=owner))
     if passes(store, terms):
         store.release(terms, 0, 0.0)
-        assert passes(fresh, terms_of(ask(key, model, tokens=0, concurrent=False)))
+        assert passes(fresh, terms_of(ask(key, model, tokens=0, concurrent=False, owner=owner)))
     assert store.decide(terms, 0.0) == fresh.decide(terms, 0.0)
 
 

@@ -3,9 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.auth.principal import Owner
 from app.limits.terms import Scopes, settlement, terms_of
 from app.settings import LimitSettings
-from tests.app.limits.asks import NONE, ask, limits
+from tests.app.limits.asks import NONE, ask, limits, owned
 
 every_limit = st.just(NONE) | st.builds(
     limits,
@@ -17,9 +18,11 @@ every_limit = st.just(NONE) | st.builds(
 
 @given(
     st.lists(every_limit, min_size=4, max_size=4),
+    st.lists(st.none() | st.builds(Owner, st.sampled_from("ab"), every_limit), min_size=2),
     st.lists(
         st.tuples(
             st.integers(0, 3),
+            st.integers(0, 1),
             st.integers(0, 3),
             st.sampled_from("ab"),
             st.sampled_from("ab"),
@@ -31,11 +34,13 @@ every_limit = st.just(NONE) | st.builds(
     ),
 )
 def test_terms_of_scopes_that_are_known_are_those_of_the_request(
-    every: list[LimitSettings], steps: list[tuple[int, int, str, str, int, bool, bool]]
+    every: list[LimitSettings],
+    owners: list[Owner | None],
+    steps: list[tuple[int, int, int, str, str, int, bool, bool]],
 ) -> None:
-    """Keys and models share names, and their limits change from request to request."""
+    """Keys, owners and models share names, and their limits change from request to request."""
     scopes = Scopes(60.0)
-    for key, model, key_id, model_name, tokens, concurrent, entered in steps:
+    for key, owner, model, key_id, model_name, tokens, concurrent, entered in steps:
         wanted = ask(
             every[key],
             every[model],
@@ -44,6 +49,7 @@ def test_terms_of_scopes_that_are_known_are_those_of_the_request(
             model_name=model_name,
             concurrent=concurrent,
             entered=entered,
+            owner=owners[owner],
         )
         assert scopes.terms(wanted) == terms_of(wanted, 60.0)
 
@@ -54,6 +60,8 @@ def test_a_scope_is_made_once_until_a_limit_changes() -> None:
     assert scopes.terms(ask(key, model, tokens=2)).buckets is first.buckets
     assert scopes.terms(ask(limits(11), model)).buckets[0].limit == 11
     assert scopes.terms(ask(key, limits(21))).buckets[-1].limit == 21
+    assert scopes.terms(ask(key, model, owner=owned(22))).buckets[2].limit == 22
+    assert len(scopes.terms(ask(key, model)).buckets) == 3
     assert len(scopes) == 1
 
 
@@ -66,17 +74,25 @@ def test_no_more_scopes_are_kept_than_may_be() -> None:
 
 
 def test_what_was_taken_before_the_body_is_not_taken_again() -> None:
-    terms = terms_of(ask(limits(10, 100, 5), limits(20, 200, 6), tokens=50, entered=True))
+    wanted = ask(
+        limits(10, 100, 5), limits(20, 200, 6), tokens=50, entered=True, owner=owned(30, 300, 7)
+    )
+    terms = terms_of(wanted)
     assert [(t.subject, t.kind) for t in terms.buckets] == [
-        ("key", "requests"), ("key", "tokens"), ("model", "requests"), ("model", "tokens"),
+        ("key", "requests"), ("key", "tokens"), ("owner", "requests"), ("owner", "tokens"),
+        ("model", "requests"), ("model", "tokens"),
     ]  # fmt: skip
-    assert list(terms.costs.values()) == [0.0, 30.0, 3.0, 15.0]
+    assert list(terms.costs.values()) == [0.0, 30.0, 0.0, 10.0, 3.0, 15.0]
     assert [slot.subject for slot in terms.slots] == ["model"]
 
 
 def test_a_request_reserves_no_more_of_a_shared_bucket_than_it_holds() -> None:
-    wanted = ask(limits(tokens=1000), limits(tokens=1000), tokens=1_000_000)
+    wanted = ask(
+        limits(tokens=1000), limits(tokens=1000), tokens=1_000_000, owner=owned(tokens=1000)
+    )
     terms = Scopes(60.0).terms(wanted)
-    assert list(terms.costs.values()) == [60_000.0, 60.0]  # its own bucket is its own business
-    assert settlement(terms, 500) == [30.0 - 60_000.0, 30.0 - 60.0]
-    assert settlement(terms, 3000)[1] == 120.0  # what it really takes is owed all the same
+    # Its own bucket is its own business.
+    assert list(terms.costs.values()) == [60_000.0, 60.0, 60.0]
+    assert settlement(terms, 500) == [30.0 - 60_000.0, 30.0 - 60.0, 30.0 - 60.0]
+    # What it really takes is owed all the same.
+    assert settlement(terms, 3000)[1:] == [120.0, 120.0]

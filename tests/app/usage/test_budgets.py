@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from app.auth.principal import Owner
 from app.database.database import Database
 from app.errors import QuotaUsedUp, ServiceUnavailable
+from app.settings import NO_LIMITS
 from app.usage.budgets import FORGET_S, REFRESH_S, STALE_S, Budgets
 from app.usage.ledger import Ledger
 from app.usage.reading import Usage
@@ -26,8 +28,9 @@ class Gateway:
         await self.ledger.close()
         await self.budgets.close()
 
-    def spend(self, tokens: int, key_id: str = "key-1") -> None:
-        self.ledger.add(record(key_id=key_id, usage=Usage(tokens - tokens // 3, tokens // 3)))
+    def spend(self, tokens: int, key_id: str = "key-1", owner: str = "") -> None:
+        usage = Usage(tokens - tokens // 3, tokens // 3)
+        self.ledger.add(record(key_id=key_id, usage=usage, owner=owner))
 
     async def has_spent(self, today: int, month: int | None = None, key_id: str = "key-1") -> bool:
         """Whether exactly so many tokens count: where seven more are left, eight are not."""
@@ -39,9 +42,16 @@ class Gateway:
             and not await self.lets(key_id, None, month + 7, 8)
         )
 
-    async def lets(self, key_id: str, daily: int | None, monthly: int | None, tokens: int) -> bool:
+    async def lets(
+        self,
+        key_id: str,
+        daily: int | None,
+        monthly: int | None,
+        tokens: int,
+        owner: Owner | None = None,
+    ) -> bool:
         try:
-            with await self.budgets.reserve(key_id, daily, monthly, tokens):
+            with await self.budgets.reserve(key_id, daily, monthly, tokens, owner=owner):
                 return True
         except QuotaUsedUp:
             return False
@@ -275,6 +285,162 @@ class TestSeveralGateways:
             assert await one.has_spent(0)  # nobody waits
             while database.reads < 2 or not await one.has_spent(20):
                 await asyncio.sleep(0)
+
+
+def research(daily: int | None = None, monthly: int | None = None) -> Owner:
+    return Owner("research", NO_LIMITS, daily, monthly)
+
+
+class TestOwners:
+    async def owner_has_spent(self, gateway: Gateway, tokens: int) -> bool:
+        """Whether exactly so many tokens of the owner count, today and this month."""
+        return all(
+            [
+                await gateway.lets("any", None, None, amount, research(*budgets)) is lets
+                for budgets in ((tokens + 7, None), (None, tokens + 7))
+                for amount, lets in ((7, True), (8, False))
+            ]
+        )
+
+    async def test_all_keys_of_an_owner_spend_its_budget(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            gateway.spend(100, "key-1", "research")
+            gateway.spend(20, "key-2", "research")
+            gateway.spend(3000, "key-1", "ops")  # the same key, before or after it moved
+            gateway.spend(3000, "key-3")
+            assert await self.owner_has_spent(gateway, 120)
+            await gateway.ledger.close()
+            await read_again(gateway, clock)
+            clock.now += STALE_S
+            assert await self.owner_has_spent(gateway, 120)
+
+    async def test_a_request_is_held_by_key_and_owner_and_given_back_by_both(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            with await gateway.budgets.reserve("key-1", 100, None, 60, owner=research(100)) as held:
+                assert await gateway.has_spent(60)
+                assert await self.owner_has_spent(gateway, 60)
+                held.settle(25)
+                assert await gateway.has_spent(25)
+                assert await self.owner_has_spent(gateway, 25)
+                gateway.spend(25, "key-1", "research")
+            assert await gateway.has_spent(25)
+            assert await self.owner_has_spent(gateway, 25)
+
+    @pytest.mark.parametrize(("key", "owner"), [(59, 100), (100, 59)])
+    async def test_what_one_of_them_refuses_is_held_by_neither(
+        self, database: Faulty, clock: Clock, key: int, owner: int
+    ) -> None:
+        async with running(database, clock) as gateway:
+            assert not await gateway.lets("key-1", key, None, 60, research(owner))
+            assert await gateway.has_spent(0)
+            assert await self.owner_has_spent(gateway, 0)
+
+    async def test_requests_that_come_together_never_hold_more_than_either_budget(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        """The first of them waits for the database with both accounts unknown."""
+        async with running(database, clock) as gateway:
+            asked = [
+                gateway.budgets.reserve(f"key-{n % 2}", 50, None, 10, owner=research(70))
+                for n in range(20)
+            ]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            held = [one for one in answers if not isinstance(one, BaseException)]
+            assert len(held) == 7
+            assert all(isinstance(o, QuotaUsedUp) for o in answers if isinstance(o, BaseException))
+            for one in held:
+                with one:
+                    pass
+            assert await self.owner_has_spent(gateway, 0)
+
+    async def test_the_message_says_whose_budget_it_was(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            gateway.spend(60, "key-1", "research")
+            for key, owner, words in (
+                (100, 1000, "of the daily budget of 100 tokens 40 are left"),
+                (
+                    1000,
+                    100,
+                    "of the daily budget of 100 tokens, which all keys of this key's owner share, "
+                    "40 are left",
+                ),
+            ):
+                with pytest.raises(QuotaUsedUp, match=words):
+                    await gateway.budgets.reserve("key-1", key, None, 50, owner=research(owner))
+            with pytest.raises(
+                QuotaUsedUp, match=r"^the daily budget of the owner of this key is 0"
+            ):
+                await gateway.budgets.reserve("key-1", None, None, 1, owner=research(0))
+
+    async def test_of_two_refusals_the_one_that_holds_for_longer_is_told(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            gateway.spend(60, "key-1", "research")
+            for key, owner in (((10**6, 100), research(100)), ((100, None), research(None, 100))):
+                with pytest.raises(QuotaUsedUp, match=r"until 2026-12-01") as caught:
+                    await gateway.budgets.reserve("key-1", *key, 50, owner=owner)
+                assert caught.value.retry_after_s == 9 * 86400 + 43200
+
+    async def test_a_request_of_no_stated_length_gets_a_share_of_the_tighter_budget(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            for key, owner in ((1000, 100), (100, 1000)):
+                asked = gateway.budgets.reserve("key-1", key, None, 20, (1, 900), research(owner))
+                with await asked as held:
+                    assert held.tokens == 50
+
+    async def test_what_other_gateways_spend_and_what_was_spent_before_a_restart_counts(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as one, running(database, clock) as other:
+            one.spend(100, "key-1", "research")
+            assert await self.owner_has_spent(one, 100)
+            other.spend(20, "key-2", "research")
+            await other.ledger.close()
+            clock.now += STALE_S
+            assert await self.owner_has_spent(one, 120)
+        async with running(database, clock) as after:
+            assert await self.owner_has_spent(after, 120)
+
+    async def test_an_owner_without_budgets_costs_no_reading(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            assert await gateway.lets("key-1", 100, None, 1, research())
+            assert database.reads == 1
+            clock.now += STALE_S
+            assert await gateway.lets("key-1", 100, None, 1, research(5))
+            assert database.reads == 2  # of both at once
+
+    async def test_owners_near_the_end_of_a_budget_are_counted(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            await gateway.lets("key-1", None, None, 1, research(100, 1000))
+            gateway.spend(95, "key-1", "research")
+            assert [*gateway.budgets.used_up()] == [("day", 1, 0), ("month", 0, 0)]
+            clock.now += FORGET_S
+            assert [*gateway.budgets.used_up()] == [("day", 0, 0), ("month", 0, 0)]
+
+    async def test_while_the_database_is_down_a_known_owner_goes_on_and_an_unknown_does_not(
+        self, database: Faulty, clock: Clock
+    ) -> None:
+        async with running(database, clock) as gateway:
+            assert await self.owner_has_spent(gateway, 0)
+            database.down = True
+            clock.now += STALE_S
+            gateway.spend(5, "key-1", "research")
+            assert await self.owner_has_spent(gateway, 5)
+            with pytest.raises(ServiceUnavailable):
+                await gateway.lets("key-1", None, None, 1, Owner("ops", NO_LIMITS, 10))
 
 
 class TestDatabaseDown:

@@ -459,6 +459,7 @@ RECORDS = st.lists(
             record,
             key_id=st.sampled_from(["a", "b"]),
             model=st.sampled_from(["demo", "other"]),
+            owner=st.sampled_from(["", "research", "ops"]),
             usage=st.none() | st.builds(Usage, COUNT, COUNT, COUNT, COUNT, st.booleans()),
         ),
     ),
@@ -475,7 +476,7 @@ def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRec
         some = rows_of("0123456789abcdef", 7, records[place : place + 3], prices, place)
         daily.add(some)
         each += some
-    days = daily.rows()
+    days = daily.by_key()
     assert len({row.id for row in each}) == len(records)
     assert all(len(row.id) == 32 for row in each)
     assert [row.id for row in each] == sorted(row.id for row in each)
@@ -483,6 +484,13 @@ def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRec
     assert names == sorted(set(names))
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_nano"):
         assert sum(getattr(row, name) for row in each) == sum(day[name] for day in days)
+    owned = daily.by_owner()
+    names = [(day["owner"], day["day"], day["key_id"], day["model"]) for day in owned]
+    assert names == sorted(set(names))
+    for owner in ("", "research", "ops"):
+        tokens = sum(row.prompt_tokens for row in each if row.owner == owner)
+        found = sum(day["prompt_tokens"] for day in owned if day["owner"] == owner)
+        assert found == (tokens if owner else 0)
     assert sum(day["requests"] for day in days) == len(records)
     assert sum(day["estimated_requests"] for day in days) == sum(r.estimated for r in each)
 

@@ -108,6 +108,37 @@ async def test_keys_are_named_deleted_ones_too(spent: Database) -> None:
     assert [(row.key_id, row.key_name) for row in rows] == [("key-1", "ci"), ("key-2", None)]
 
 
+async def test_usage_belongs_to_the_owner_that_a_key_had_then(database: Database) -> None:
+    """Also where the key was deleted, or has another owner by now."""
+    await spend(database, "2026-11-20T10:00:00", Usage(10, 1), owner="research")
+    await spend(database, "2026-11-20T11:00:00", Usage(20, 2), owner="ops")
+    await spend(database, "2026-11-20T12:00:00", Usage(40, 4))
+    await spend(database, "2026-11-21T10:00:00", Usage(80, 8), owner="ops", key_id="key-2")
+    await spend(database, "2026-11-21T10:00:00", Usage(160, 16), key_id="key-3")
+    await name(database, "key-1", "ci", deleted_ms=1)
+
+    async def found(by: set[str], **only: str) -> list[tuple[object, ...]]:
+        rows = await usage_report(database, by, FIRST, LAST, **only)
+        return [(row.owner, row.key_id, row.requests, row.prompt_tokens) for row in rows]
+
+    assert await found({"owner"}) == [
+        ("", None, 2, 200), ("ops", None, 2, 100), ("research", None, 1, 10),
+    ]  # fmt: skip
+    assert await found({"owner", "key"}) == [
+        ("", "key-1", 1, 40), ("", "key-3", 1, 160), ("ops", "key-1", 1, 20),
+        ("ops", "key-2", 1, 80), ("research", "key-1", 1, 10),
+    ]  # fmt: skip
+    assert await found({"key"}, owner="ops") == [(None, "key-1", 1, 20), (None, "key-2", 1, 80)]
+    assert await found({"owner"}, owner="") == [("", None, 2, 200)]
+    assert await found({"owner"}, key_id="key-1") == [
+        ("", None, 1, 40), ("ops", None, 1, 20), ("research", None, 1, 10),
+    ]  # fmt: skip
+    by_key = await usage_report(database, {"key"}, FIRST, LAST)
+    by_both = await usage_report(database, {"key", "owner"}, FIRST, LAST)
+    assert sum(row.cost_nano for row in by_key) == sum(row.cost_nano for row in by_both)
+    assert [row.key_name for row in by_both] == ["ci", None, "ci", None, "ci"]
+
+
 async def test_sums_beyond_64_bits_of_cost_are_exact(database: Database) -> None:
     """An engine that tells nonsense must not break the report of everybody else."""
     for number in range(20):

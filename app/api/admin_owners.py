@@ -1,0 +1,76 @@
+"""/admin/owners: limits and budgets that all keys of one owner share, over HTTP."""
+
+import logging
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi.security import HTTPBearer
+
+from app.api.access import Right, guard
+from app.api.error_responses import ADMIN, BODY, error_responses
+from app.auth.fields import Name, OwnerFields
+from app.auth.keys import Authenticator
+from app.auth.owners import OwnerStore, ShownOwner, ShownOwners
+from app.auth.principal import Principal
+from app.errors import RouteNotFound
+
+log = logging.getLogger(__name__)
+
+PAGE = 100
+MAX_PAGE = 1000
+OwnerName = Annotated[Name, Path(description="What keys say in `owner`; it may hold slashes.")]
+
+
+def owners_router(store: OwnerStore, authenticator: Authenticator) -> APIRouter:
+    """Return the routes of /admin/owners."""
+    # The scheme is there for the schema; the guards below do the work.
+    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
+    router = APIRouter(prefix="/admin/owners", tags=["owners"], dependencies=[scheme])
+    reading = Depends(guard(authenticator, Right.OWNERS_READ))
+    writing = Depends(guard(authenticator, Right.OWNERS_WRITE))
+    one_owner = error_responses(*ADMIN, RouteNotFound)
+
+    @router.get("", responses=error_responses(*ADMIN))
+    async def list_owners(
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
+        after: Annotated[Name | None, Query(description="The name before the first.")] = None,
+        _: Principal = reading,
+    ) -> ShownOwners:
+        """Every owner that has limits or budgets, by name."""
+        return await store.page(limit, after or "")
+
+    @router.get("/{name:path}", responses=one_owner)
+    async def show_owner(name: OwnerName, _: Principal = reading) -> ShownOwner:
+        """One owner."""
+        return await store.get(name)
+
+    @router.put(
+        "/{name:path}",
+        responses={**error_responses(*ADMIN, *BODY), 201: {"description": "It was not there."}},
+    )
+    async def put_owner(
+        name: OwnerName, fields: OwnerFields, response: Response, principal: Principal = writing
+    ) -> ShownOwner:
+        """Give an owner these limits and budgets; what is not given, it does not have."""
+        owner, new = await store.replace(name, fields)
+        log.info("%s %s the owner %s", principal.id, "created" if new else "changed", name)
+        if new:
+            response.status_code = 201
+        return owner
+
+    @router.patch("/{name:path}", responses=error_responses(*ADMIN, *BODY, RouteNotFound))
+    async def change_owner(
+        name: OwnerName, fields: OwnerFields, principal: Principal = writing
+    ) -> ShownOwner:
+        """Change what is given; the rest stays."""
+        owner = await store.change(name, fields)
+        log.info("%s changed the owner %s", principal.id, name)
+        return owner
+
+    @router.delete("/{name:path}", status_code=204, responses=one_owner)
+    async def delete_owner(name: OwnerName, principal: Principal = writing) -> None:
+        """Delete an owner's limits and budgets; its keys and their usage stay."""
+        await store.delete(name)
+        log.info("%s deleted the owner %s", principal.id, name)
+
+    return router

@@ -68,6 +68,7 @@ from app.telemetry.logs import is_json
 from app.telemetry.metrics import Metrics
 from app.telemetry.trace import tracer_for
 from app.telemetry.writer import Direct, Output
+from app.usage.alerts import Alerts
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
@@ -128,6 +129,7 @@ class State:
     body_memory: BodyMemory
     stored_responses: StoredResponses
     in_flight: RequestsInFlight
+    alerts: Alerts | None
     lag: LoopLag = field(default_factory=LoopLag)
     # What the server runs: the data plane without ASGI, and FastAPI for everything else.
     data_plane: DataPlane = field(init=False)
@@ -186,7 +188,10 @@ def create_app(
     limiter = Limiter(settings.limits, settings.state, metrics)
     prices = {model.name: model.price for model in settings.models}
     ledger = Ledger(database, metrics, prices, settings.usage.retention_days)
-    budgets = Budgets(database, ledger)
+    alerts = None
+    if settings.alerts.webhook_url is not None:
+        alerts = Alerts(settings.alerts, database, metrics, lambda: ledger.written)
+    budgets = Budgets(database, ledger, watch=alerts)
     queues = {model.name: model.queue for model in settings.models}
     admission = Admission(metrics, queues, catalogue.ready_engines)
     server = settings.server
@@ -243,6 +248,7 @@ def create_app(
         body_memory,
         stored,
         in_flight,
+        alerts,
         settled=settled,
     )
     metrics.watch_log(lambda: output.lost)
@@ -380,6 +386,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.create_task(state.limiter.run(), name="keep leases"),
         asyncio.create_task(state.ledger.run(), name="write usage"),
     ]
+    if state.alerts is not None:
+        background.append(asyncio.create_task(state.alerts.run(), name="alerts"))
     await _hint(state)
     if state.tracer is not None:
         state.tracer.start()
@@ -401,6 +409,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.limiter.close()
         await state.ledger.close()
         await state.budgets.close()
+        if state.alerts is not None:
+            await state.alerts.close()
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

@@ -35,6 +35,7 @@ from app.settings.fallbacks import fault_of
 from app.settings.fields import FieldSettings
 from app.settings.sections import (
     NO_LIMITS,
+    AlertsSettings,
     AuthSettings,
     LimitSettings,
     LimitsSettings,
@@ -54,6 +55,7 @@ from engines.spec import InProcessSpec, LocalSpec, ProcessSpec, RemoteSpec
 __all__ = (
     "NO_LIMITS",
     "STORED_KEY_PREFIX",
+    "AlertsSettings",
     "AuthSettings",
     "ConfigError",
     "FieldSettings",
@@ -84,6 +86,7 @@ MIN_KEY_LENGTH = 20
 STORED_KEY_PREFIX = "sk-gw-"
 # Given in the environment or .env only, never in a file that is copied and committed.
 SECRETS = frozenset({"api_keys", "admin_key", "metrics_key"})
+SECTION_SECRETS = frozenset({("alerts", "webhook_secret")})
 SPECS: Mapping[int | str, type[BaseModel]] = {
     "process": ProcessSpec,
     "in_process": InProcessSpec,
@@ -157,6 +160,7 @@ class Settings(BaseSettings):
     state: StateSettings = StateSettings()
     limits: LimitsSettings = LimitsSettings()
     usage: UsageSettings = UsageSettings()
+    alerts: AlertsSettings = AlertsSettings()
     metrics: MetricsSettings = MetricsSettings()
     traces: TracesSettings = TracesSettings()
     logs: LogSettings = LogSettings()
@@ -295,6 +299,9 @@ def schema() -> dict[str, Any]:
     document = Settings.model_json_schema()
     for secret in SECRETS:
         del document["properties"][secret]
+    for section, secret in SECTION_SECRETS:
+        name = document["properties"][section]["$ref"].rpartition("/")[2]
+        del document["$defs"][name]["properties"][secret]
     document["title"] = "vllm-gateway configuration"
     return document
 
@@ -357,6 +364,12 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(
             [f"{file}: {secret} belongs in the environment or .env: GATEWAY_{secret.upper()}"]
         )
+    for section, secret in SECTION_SECRETS:
+        if isinstance(data.get(section), dict) and secret in data[section]:
+            variable = f"GATEWAY_{section}__{secret}".upper()
+            raise ConfigError(
+                [f"{file}: {section}.{secret} belongs in the environment or .env: {variable}"]
+            )
     return data
 
 
@@ -397,4 +410,5 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
             for candidate in (annotation, *get_args(annotation)):
                 if isinstance(candidate, type) and issubclass(candidate, BaseModel):
                     model = candidate
-    return [name for name in model.model_fields if name not in SECRETS]
+    secrets = {*SECRETS, *(secret for _, secret in SECTION_SECRETS)}
+    return [name for name in model.model_fields if name not in secrets]

@@ -1,6 +1,8 @@
 """The sections of the configuration file: what may stand in each, and what it means."""
 
 import re
+from base64 import b64decode
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -274,6 +276,95 @@ class UsageSettings(SpecModel):
     retention_days: int = Field(
         90, ge=1, description="How long a record of each request is kept; daily sums stay."
     )
+
+
+WEBHOOK_PREFIX = "whsec_"
+
+
+def signing_key(secret: str) -> bytes:
+    """Return the key in a secret of Standard Webhooks. Raises ValueError, without the secret."""
+    key = b""
+    if secret.startswith(WEBHOOK_PREFIX):
+        with suppress(ValueError):
+            key = b64decode(secret.removeprefix(WEBHOOK_PREFIX), validate=True)
+    if not 24 <= len(key) <= 64:
+        raise ValueError(
+            f"must be {WEBHOOK_PREFIX} and 24 to 64 bytes in base64: "
+            f'echo "{WEBHOOK_PREFIX}$(openssl rand -base64 32)"'
+        )
+    return key
+
+
+class AlertsSettings(SpecModel):
+    webhook_url: SecretStr | None = Field(
+        None,
+        description="Where alerts on budgets are sent, as HTTP POST. Default: no alerts are sent.",
+    )
+    webhook_secret: SecretStr | None = Field(
+        None,
+        description="Key that signs alerts, whsec_ and base64; only in the environment. Several "
+        "with blanks between, during a rotation: each signs.",
+    )
+    budget_shares: tuple[float, ...] = Field(
+        (0.8, 1.0),
+        max_length=10,
+        description="Shares of a daily or monthly budget, of a key or an owner, that an alert is "
+        "sent at, above 0 and up to 1, in steps of 0.001. A request that a budget refuses makes an "
+        "alert in any case.",
+    )
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _known_url(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            _check_webhook(url.get_secret_value())
+        return url
+
+    @field_validator("budget_shares")
+    @classmethod
+    def _known_shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        permilles = [round(share * 1000) for share in shares if 0 < share <= 1]
+        if len(permilles) != len(shares) or any(
+            abs(share * 1000 - permille) > 1e-6
+            for share, permille in zip(shares, permilles, strict=True)
+        ):
+            raise ValueError("each must be above 0 and up to 1, in steps of 0.001")
+        if len(set(permilles)) != len(permilles):
+            raise ValueError("each must stand there once")
+        return shares
+
+    @model_validator(mode="after")
+    def _signed(self) -> Self:
+        if self.webhook_url is not None and self.webhook_secret is None:
+            raise ValueError(
+                "webhook_url needs a secret, which signs alerts: set GATEWAY_ALERTS__WEBHOOK_SECRET"
+            )
+        try:
+            self.signing_keys()
+        except ValueError as error:
+            raise ValueError(f"webhook_secret: {error}") from None
+        return self
+
+    def signing_keys(self) -> list[bytes]:
+        """Return the keys that sign alerts."""
+        if self.webhook_secret is None:
+            return []
+        return [signing_key(one) for one in self.webhook_secret.get_secret_value().split() or [""]]
+
+
+def _check_webhook(url: str) -> None:
+    """Raise ValueError, which does not repeat the URL, unless an alert can be sent to it."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0 or not re.fullmatch(r"[!-~]+", url):
+        raise ValueError("must be a URL with a port from 1 to 65535, in printable ASCII")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must look like https://HOST/PATH")
+    if "@" in parts.netloc or parts.fragment:
+        raise ValueError("must hold no credentials and no fragment; alerts are signed")
 
 
 class MetricsSettings(SpecModel):

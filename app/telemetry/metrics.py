@@ -189,13 +189,13 @@ class Metrics:
         self._nearly_used = Gauge(
             registry,
             "gateway_budgets_nearly_used",
-            "Keys in use that have spent 90 % or more of a budget, or all of it.",
+            "Keys and owners in use that have spent 90 % or more of a budget, or all of it.",
             ("window",),
         )
         self._exhausted = Gauge(
             registry,
             "gateway_budgets_exhausted",
-            "Keys in use that have spent all of a budget.",
+            "Keys and owners in use that have spent all of a budget.",
             ("window",),
         )
         self._usage_pending = Gauge(
@@ -207,6 +207,12 @@ class Metrics:
             registry,
             "gateway_ledger_errors",
             "Writes of usage records that failed; they are repeated while that can help.",
+        )
+        self._alerts = Counter(
+            registry,
+            "gateway_alerts",
+            "Attempts to deliver an alert on a budget, by their outcome.",
+            ("outcome",),
         )
         self._reloads = Counter(
             registry,
@@ -239,6 +245,7 @@ class Metrics:
             (self._auth_failures, ("missing", "invalid")),
             (self._rate_limited, ("requests", "tokens", "concurrency", "budget", "body_bytes")),
             (self._reloads, ("done", "partial", "invalid", "failed")),
+            (self._alerts, ("delivered", "failed", "given_up")),
         ):
             for value in values:
                 series.add((value,), 0)
@@ -334,6 +341,10 @@ class Metrics:
         """Count a write of usage records that failed."""
         self._ledger_errors.add()
 
+    def alert(self, outcome: str) -> None:
+        """Count an attempt to deliver an alert: delivered, failed, or given_up, the last one."""
+        self._alerts.add((outcome,))
+
     def reload(self, outcome: str) -> None:
         """Count a reload: done, partial (some models could not), invalid or failed."""
         self._reloads.add((outcome,))
@@ -378,7 +389,7 @@ class Metrics:
         self.registry.before_scrape(set_limits)
 
     def watch_budgets(self, read: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
-        """Export the budgets; `read` returns window, keys near its end, keys at its end."""
+        """Export the budgets; `read` returns window, accounts near its end, and at its end."""
 
         def set_budgets() -> None:
             for window, near, at_end in read():

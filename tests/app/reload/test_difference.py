@@ -215,7 +215,7 @@ def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]
 # One of these is another valid value of any setting, whatever its type.
 CANDIDATES: tuple[object, ...] = (
     1, 2, "x", "auto", "on_demand", "open", "owner", "session", "json", "debug", False, True,
-    ["x"], {"x": "y"}, {"x": "debug"}, {"x": 1},
+    ["x"], [0.5], {"x": "y"}, {"x": "debug"}, {"x": 1},
 )  # fmt: skip
 
 

@@ -383,9 +383,12 @@ class TestOwners:
     ) -> None:
         async with running(database, clock) as gateway:
             gateway.spend(60, "key-1", "research")
-            for key, owner in (((10**6, 100), research(100)), ((100, None), research(None, 100))):
+            for daily, monthly, owner in (
+                (10**6, 100, research(100)),
+                (100, None, research(None, 100)),
+            ):
                 with pytest.raises(QuotaUsedUp, match=r"until 2026-12-01") as caught:
-                    await gateway.budgets.reserve("key-1", *key, 50, owner=owner)
+                    await gateway.budgets.reserve("key-1", daily, monthly, 50, owner=owner)
                 assert caught.value.retry_after_s == 9 * 86400 + 43200
 
     async def test_a_request_of_no_stated_length_gets_a_share_of_the_tighter_budget(

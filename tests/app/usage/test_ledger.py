@@ -485,8 +485,8 @@ def test_daily_sums_are_those_of_the_records(records: list[tuple[float, UsageRec
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_nano"):
         assert sum(getattr(row, name) for row in each) == sum(day[name] for day in days)
     owned = daily.by_owner()
-    names = [(day["owner"], day["day"], day["key_id"], day["model"]) for day in owned]
-    assert names == sorted(set(names))
+    places = [(day["owner"], day["day"], day["key_id"], day["model"]) for day in owned]
+    assert places == sorted(set(places))
     for owner in ("", "research", "ops"):
         tokens = sum(row.prompt_tokens for row in each if row.owner == owner)
         found = sum(day["prompt_tokens"] for day in owned if day["owner"] == owner)

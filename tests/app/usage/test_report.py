@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from datetime import date
+from typing import Any
 
 import pytest
 from sqlalchemy import insert
@@ -117,7 +118,7 @@ async def test_usage_belongs_to_the_owner_that_a_key_had_then(database: Database
     await spend(database, "2026-11-21T10:00:00", Usage(160, 16), key_id="key-3")
     await name(database, "key-1", "ci", deleted_ms=1)
 
-    async def found(by: set[str], **only: str) -> list[tuple[object, ...]]:
+    async def found(by: set[str], **only: Any) -> list[tuple[object, ...]]:
         rows = await usage_report(database, by, FIRST, LAST, **only)
         return [(row.owner, row.key_id, row.requests, row.prompt_tokens) for row in rows]
 

@@ -1,0 +1,304 @@
+"""Notices shares of budgets that are reached, and sends what the database says is to be sent.
+
+Nothing here is waited for by a request: budgets note accounts in a dictionary, and one task does
+the rest. Where the database does not answer, the accounts wait in memory.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from app.database.database import Database, DatabaseUnavailable
+from app.settings import AlertsSettings
+from app.telemetry.metrics import Metrics
+from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
+from app.usage.alerts.outbox import Outbox, Reached
+from app.usage.budgets import Account
+from app.usage.rows import day_of
+from app.usage.spending import Period, Spent, Subject
+
+if TYPE_CHECKING:  # imported only where alerts are sent: 8 MiB
+    import httpx
+
+log = logging.getLogger(__name__)
+
+# Accounts that wait to be looked at; one that is left out comes again with its next request.
+MAX_WAITING = 10_000
+# Accounts of one look, and alerts that are sent at a time.
+LOOK_AT_ONCE = 500
+SEND_AT_ONCE = 8
+# How often spending is looked at, and the database is asked for what other gateways made, or what
+# is due again.
+LOOK_S = 1.0
+POLL_S = 5.0
+# How long one attempt may take, and the last look when the gateway ends.
+ATTEMPT_S = 10.0
+CLOSE_S = 5.0
+RETENTION_EVERY_S = 3600.0
+# Shares that are known to be in the database, so that they are not written every second.
+MAX_KNOWN = 10_000
+
+
+class _Waiting:
+    """What is to be looked at of an account."""
+
+    __slots__ = ("batch", "refused")
+
+    def __init__(self) -> None:
+        self.batch = 0  # what it spent is in the database with this batch
+        self.refused: set[Period] = set()
+
+
+class Alerts:
+    """Watches budgets, and sends alerts; `run` and `close` belong to the lifespan.
+
+    `written` is the number of the ledger's last batch that is known to be in the database.
+    """
+
+    def __init__(
+        self,
+        settings: AlertsSettings,
+        database: Database,
+        metrics: Metrics,
+        written: Callable[[], int],
+        *,
+        clock: Callable[[], float] = time.time,
+        chance: Callable[[], float] = random.random,
+        look_s: float = LOOK_S,
+        poll_s: float = POLL_S,
+        attempt_s: float = ATTEMPT_S,
+    ) -> None:
+        assert settings.webhook_url is not None
+        self._url = settings.webhook_url.get_secret_value()
+        self._keys = settings.signing_keys()
+        self._permilles = [round(share * 1000) for share in settings.budget_shares]
+        self._outbox = Outbox(database)
+        self._metrics = metrics
+        self._written = written
+        self._clock = clock
+        self._chance = chance
+        self._look_s = look_s
+        self._poll_s = poll_s
+        self._attempt_s = attempt_s
+        self._waiting: dict[Account, _Waiting] = {}
+        self._known: set[tuple[str, str, str, str, int, int]] = set()
+        self._claimed: dict[str, Alert] = {}
+        self._made = asyncio.Event()  # an alert was made here
+        self._running: asyncio.Task[None] | None = None
+        self._failing = False  # the database did not answer the last time
+        self._transport: httpx.AsyncBaseTransport | None = None
+
+    def __repr__(self) -> str:
+        """Return where alerts go, without the path, which may be a secret."""
+        parts = urlsplit(self._url)
+        return f"<Alerts {parts.scheme}://{parts.hostname}>"
+
+    # What budgets tell
+
+    def spent(self, account: Account, batch: int) -> None:
+        """Note that an account spent something, which is in the database with a batch."""
+        if (waiting := self._wait(account)) is not None:
+            waiting.batch = max(waiting.batch, batch)
+
+    def refused(self, account: Account, period: Period) -> None:
+        """Note that a request was refused since too little of a budget is left."""
+        if (waiting := self._wait(account)) is not None:
+            waiting.refused.add(period)
+
+    def _wait(self, account: Account) -> _Waiting | None:
+        if account.daily is None and account.monthly is None:
+            return None
+        waiting = self._waiting.get(account)
+        if waiting is None and len(self._waiting) < MAX_WAITING:
+            waiting = self._waiting[account] = _Waiting()
+        return waiting
+
+    # What happens behind requests
+
+    async def run(self) -> None:
+        """Look at spending and send alerts, until `close` or a cancellation."""
+        self._running = asyncio.current_task()
+        # Reading the certificates of authorities takes 20 ms.
+        self._transport = await asyncio.to_thread(_transport)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_for_ever(), name="look at budgets")
+            tasks.create_task(self._send_for_ever(), name="send alerts")
+
+    async def close(self) -> None:
+        """Note what was spent to the end; alerts not delivered are sent after the next start."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,), timeout=CLOSE_S)
+        with contextlib.suppress(DatabaseUnavailable, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._look()
+                if self._claimed:
+                    await self._outbox.release(list(self._claimed), self._now_ms())
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    # Looking
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._look_s)
+            with self._noting_outages():
+                await self._look()
+
+    async def _look(self) -> None:
+        """Make alerts of what was reached. Raises DatabaseUnavailable."""
+        written = self._written()
+        ready = [one for one, waiting in self._waiting.items() if waiting.batch <= written]
+        for at in range(0, len(ready), LOOK_AT_ONCE):
+            await self._look_at(ready[at : at + LOOK_AT_ONCE])
+
+    async def _look_at(self, accounts: Sequence[Account]) -> None:
+        waiting = {account: self._waiting.pop(account) for account in accounts}
+        now = self._clock()
+        day = day_of(now)
+        try:
+            found: list[Reached] = []
+            for subject in ("key", "owner"):
+                found += await self._reached(subject, waiting, day)
+            new = [one for one in found if _identity(one) not in self._known]
+            await self._outbox.add(new, int(now * 1000))
+        except BaseException:  # a cancellation too: `close` looks once more
+            for account, was in waiting.items():
+                if (again := self._wait(account)) is not None:
+                    again.batch = max(again.batch, was.batch)
+                    again.refused |= was.refused
+            raise
+        if len(self._known) + len(new) > MAX_KNOWN:
+            self._known.clear()
+        self._known.update(map(_identity, new))
+        if new:
+            self._made.set()
+
+    async def _reached(
+        self, subject: Subject, waiting: dict[Account, _Waiting], day: str
+    ) -> list[Reached]:
+        accounts = [one for one in waiting if one.subject == subject]
+        if not accounts:
+            return []
+        spent = await self._outbox.spent(subject, [one.name for one in accounts], day)
+        nothing = Spent(0, 0)
+        return [
+            reached
+            for one in accounts
+            for reached in reached_of(
+                one, spent.get(one.name, nothing), day, self._permilles, waiting[one].refused
+            )
+        ]
+
+    # Sending
+
+    async def _send_for_ever(self) -> None:
+        delete_at = 0.0
+        while True:
+            self._made.clear()
+            with self._noting_outages():
+                if self._clock() >= delete_at:
+                    delete_at = self._clock() + RETENTION_EVERY_S
+                    await self._outbox.delete_old(self._now_ms())
+                while claimed := await self._outbox.claim(self._now_ms(), SEND_AT_ONCE):
+                    self._claimed = {alert.id: alert for alert in claimed}
+                    async with asyncio.TaskGroup() as tasks:
+                        for alert in claimed:
+                            tasks.create_task(self._send(alert), name="send an alert")
+                self._failing = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._made.wait()
+
+    async def _send(self, alert: Alert) -> None:
+        """Make one attempt, and note what came of it unless the database is away."""
+        fault = await self._fault_of(alert)
+        due_ms = None
+        if fault is None:
+            self._metrics.alert("delivered")
+            log.info("alert %s delivered: %s", alert.id, alert)
+        elif (after_s := pause_s(alert.attempts, self._chance())) is None:
+            self._metrics.alert("given_up")
+            told = "alert %s given up after %d attempts: %s; %s"
+            log.error(told, alert.id, alert.attempts, fault, alert)
+        else:
+            due_ms = self._now_ms() + int(after_s * 1000)
+            self._metrics.alert("failed")
+            told = "alert %s not delivered: %s; trying again in %.0f s"
+            log.warning(told, alert.id, fault, after_s)
+        with self._noting_outages():  # it is sent again when its lease ends
+            await self._outbox.settle(alert.id, due_ms)
+        self._claimed.pop(alert.id, None)
+
+    async def _fault_of(self, alert: Alert) -> str | None:
+        """Send an alert; return why it was not delivered, None if it was."""
+        import httpx
+
+        assert self._transport is not None
+        body = body_of(alert)
+        headers = headers_of(alert.id, int(self._clock()), body, self._keys)
+        try:
+            request = httpx.Request("POST", self._url, headers=headers, content=body)
+            async with asyncio.timeout(self._attempt_s):
+                # Not by a client, which would log the URL. A redirect is an answer like others.
+                response = await self._transport.handle_async_request(request)
+                await response.aclose()
+        except TimeoutError:
+            return f"no answer within {self._attempt_s:g} s"
+        except Exception as error:  # noqa: BLE001 - none of them may end the sending of others
+            words = str(error) if isinstance(error, httpx.TransportError) else ""
+            return f"{type(error).__name__} {words}".strip()
+        return None if response.is_success else f"the receiver answered {response.status_code}"
+
+    # Common
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    @contextlib.contextmanager
+    def _noting_outages(self) -> Iterator[None]:
+        """Go on where the database does not answer, or whatever else it is; say so once."""
+        try:
+            yield
+        except Exception as error:
+            if not self._failing:
+                self._failing = True
+                trace = None if isinstance(error, DatabaseUnavailable) else error
+                log.warning("alerts wait: %s", error, exc_info=trace)
+
+
+def reached_of(
+    account: Account,
+    spent: Spent,
+    day: str,
+    permilles: Collection[int],
+    refused: Collection[Period],
+) -> Iterator[Reached]:
+    """Return the shares of an account's budgets that are reached, and what refused a request.
+
+    A budget of 0 is meant to be used up.
+    """
+    budgets: tuple[tuple[Period, str, int | None, int], ...] = (
+        ("day", day, account.daily, spent.today),
+        ("month", f"{day[:7]}-01", account.monthly, spent.month),
+    )
+    for period, start, budget, used in budgets:
+        if budget:
+            shares = [one for one in permilles if used * 1000 >= budget * one]
+            for permille in (*shares, *([0] if period in refused else [])):
+                yield Reached(account.subject, account.name, period, start, budget, permille, used)
+
+
+def _identity(one: Reached) -> tuple[str, str, str, str, int, int]:
+    return one.subject, one.name, one.period, one.day, one.budget, one.permille
+
+
+def _transport() -> "httpx.AsyncBaseTransport":
+    import httpx
+
+    return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=SEND_AT_ONCE))

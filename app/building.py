@@ -93,6 +93,11 @@ class Builder:
         self._placed += placed
 
     @property
+    def runs_vllm(self) -> bool:
+        """Whether engines are this interpreter's vLLM."""
+        return self._launcher is None
+
+    @property
     def accelerator(self) -> Accelerator:
         """Where memory is asked for; looked for when it is asked first, which blocks."""
         if self._accelerator is None:

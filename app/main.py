@@ -360,10 +360,10 @@ def stand_up(settings: Settings, builder: Builder, running: Mapping[str, Origin]
     return stand(settings, slots, builder)
 
 
-def build_catalogue(settings: Settings) -> Catalogue:
+def catalogue_of(settings: Settings, builder: Builder) -> Catalogue:
     """Return the models of a configuration. Raises what `create_app` does."""
     tracer_for(settings.traces)
-    return Catalogue([one.model() for one in stand_up(settings, Builder(settings), {})])
+    return Catalogue([one.model() for one in stand_up(settings, builder, {})])
 
 
 def _eager_gib(catalogue: Catalogue) -> float:

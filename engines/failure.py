@@ -105,6 +105,15 @@ def _devices(match: re.Match[str]) -> str:
     return f"the parallel sizes in args may take {match['have']} GPUs in all"
 
 
+def _numa_nodes(match: re.Match[str]) -> str:
+    have = len((match["nodes"] or "0").split(","))
+    return (
+        "on a CPU each rank needs a NUMA node of its own: tensor-parallel-size times "
+        f"pipeline-parallel-size in args may be {have} at most, or bind threads by env: "
+        "VLLM_CPU_OMP_THREADS_BIND"
+    )
+
+
 def _parser(match: re.Match[str]) -> str:
     flag = "tool-call-parser" if "tool" in match.string.lower() else "reasoning-parser"
     return f"the tokenizer of this model has no such tokens: choose another args: {flag}"
@@ -321,6 +330,15 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
     ),
     (
         Cause.PARALLEL_SIZE,
+        # the CPU build: each rank is bound to a NUMA node of its own
+        re.compile(
+            r"Not enough allowed NUMA nodes .{0,80}?(?:Allowed NUMA nodes are "
+            r"\[(?P<nodes>[\d, ]{0,200})\]|$)"
+        ),
+        _numa_nodes,
+    ),
+    (
+        Cause.PARALLEL_SIZE,
         re.compile(
             r"invalid device ordinal|exceeds the total number of available|must be divisible by "
             r"(?:tensor|pipeline)|placement group requiring"
@@ -341,7 +359,7 @@ _MEMORY_ADVICE = "lower args: gpu-memory-utilization, max-num-seqs or max-model-
 _THEIR_ADVICE = re.compile(
     r",? (?:please set the environment variable|Of the allocated memory|"
     r"Try (?:increasing|lowering)|To allow overriding this maximum|Decrease |"
-    r"Please (?:verify the following|increase|pass|reduce)|If this is intentional|"
+    r"Please (?:verify the following|increase|pass|reduce|try to bind)|If this is intentional|"
     r"Supported architectures: |See https?://)"
 )
 

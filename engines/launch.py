@@ -18,6 +18,7 @@ from engines.spec import ProcessSpec
 
 FACTS = "facts.json"
 ORIGIN = "origin.json"
+SOCKET = "http.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Launch:
 
     @property
     def socket(self) -> Path:
-        return self.directory / "http.sock"
+        return self.directory / SOCKET
 
     @property
     def fingerprint(self) -> str:

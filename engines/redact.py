@@ -107,6 +107,12 @@ def command(text: str) -> str:
     return text if shown == words else shlex.join(shown)
 
 
+def variable(name: str, value: str) -> str:
+    """Return an environment variable as a shell would set it, the value of a secret hidden."""
+    shown = hidden(_value(name, value))
+    return f"{name}={shown if shown == HIDDEN else shlex.quote(shown)}"
+
+
 def _value(flag: str, value: str) -> str:
     if is_secret(flag, value):
         return HIDDEN

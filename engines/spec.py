@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
-from engines import environment, media
+from engines import environment, media, redact
 
 FlagValue = str | int | float | bool | list[str | int | float] | dict[str, object] | None
 
@@ -27,6 +34,14 @@ RESERVED_FLAGS = frozenset(
 SETTINGS = {media.FLAG: "media.domains of the model"}
 # Without it, vLLM's usage does not tell which tokens of a prompt were cached.
 CACHED_TOKENS_FLAG = "enable-prompt-tokens-details"
+
+
+class PlacedError(ValueError):
+    """A fault of one member of what a validator sees; `place` leads there from it."""
+
+    def __init__(self, message: str, *place: str | int) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class SpecModel(BaseModel):
@@ -59,6 +74,35 @@ class Restart(SpecModel):
     )
 
 
+# What stands for the text of an environment variable.
+Variable = str | int | float | bool
+
+
+def _variable(value: object) -> object:
+    """Return the text of a variable: "1" and "0" for true and false.
+
+    vLLM reads most of its own as whole numbers, Hugging Face's libraries take 1 as well as true.
+    """
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _gpus(value: object) -> object:
+    """Say in one line what a union of types would say in one line per type."""
+    match value:
+        case None | "auto":
+            return value
+        case bool():
+            pass
+        case int() if value >= 1:
+            return value
+        case list() if all(type(index) is int and index >= 0 for index in value):
+            return value
+    told = f", not {value!r}" if isinstance(value, int | str) else ""
+    raise ValueError(f"must be auto, a number of GPUs or a list of indices such as [0, 1]{told}")
+
+
 class LocalSpec(SpecModel):
     """An engine on this machine: what both kinds of it have in common."""
 
@@ -69,10 +113,13 @@ class LocalSpec(SpecModel):
         repr=False,
         description="Any flag of `vllm serve`, without the leading dashes.",
     )
-    env: dict[str, str] = Field(
-        default_factory=dict,
-        repr=False,
-        description="Environment variables of the engine, in addition to those that it inherits.",
+    env: dict[str, Annotated[str, BeforeValidator(_variable, json_schema_input_type=Variable)]] = (
+        Field(
+            default_factory=dict,
+            repr=False,
+            description="Environment variables of the engine, in addition to those that it "
+            "inherits. A number is passed on as it is written, true as 1 and false as 0.",
+        )
     )
     inherit_env: list[str] = Field(
         default_factory=list,
@@ -80,9 +127,10 @@ class LocalSpec(SpecModel):
         "names, or prefixes such as AWS_*. Default: only those that vLLM and its libraries read, "
         "and no secret except tokens for model downloads (HF_TOKEN).",
     )
-    gpus: (
-        Literal["auto"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None
-    ) = Field(
+    gpus: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None,
+        BeforeValidator(_gpus),
+    ] = Field(
         None,
         description="GPUs of one engine: auto (as many as its parallel sizes need), a number "
         "of them, or a list of indices. Default: CUDA_VISIBLE_DEVICES is left alone.",
@@ -109,27 +157,26 @@ class LocalSpec(SpecModel):
         """Say in one line what a union of types would say in one line per type."""
         for name, value in args.items() if isinstance(args, dict) else ():
             members = value if isinstance(value, list) else [value]
+            if not isinstance(name, str):
+                raise PlacedError(f"{name!r} is not the name of a flag")
             if not all(isinstance(m, str | int | float | dict | None) for m in members):
-                raise ValueError(
-                    f"{name}: a flag takes text, a number, true, false or a list of them"
-                )
+                raise PlacedError("takes text, a number, true, false or a list of them", name)
         return args
 
     @field_validator("args")
     @classmethod
     def _flags(cls, args: dict[str, FlagValue]) -> dict[str, FlagValue]:
-        flags = {name.replace("_", "-").lstrip("-"): value for name, value in args.items()}
+        flags = {flag_name(name): value for name, value in args.items()}
         for name, value in flags.items():
             if isinstance(value, list) and any(str(member).startswith("-") for member in value):
                 # As a word of its own it would be read as another flag, a reserved one perhaps.
-                raise ValueError(f"{name}: a member of a list must not begin with a dash")
+                raise PlacedError("a member of a list must not begin with a dash", name)
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", name):
-                raise ValueError(f"{name!r} is not the name of a flag")
+                raise PlacedError(f"{name!r} is not the name of a flag")
             if (flag := _reserved(name)) is not None:
                 instead = f"; use {SETTINGS[flag]}" if flag in SETTINGS else ""
-                raise ValueError(
-                    f"{flag!r} is set by the gateway and cannot be given in args{instead}"
-                )
+                meant = "" if flag == name else f"stands for {flag}, which "
+                raise PlacedError(f"{meant}is set by the gateway{instead}", name)
         return flags
 
     @field_validator("env")
@@ -137,24 +184,24 @@ class LocalSpec(SpecModel):
     def _variables(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"{name!r} cannot be an environment variable")
+                raise PlacedError(f"{name!r} cannot be an environment variable")
         if environment.API_KEY in env:
-            raise ValueError(
-                f"{environment.API_KEY} cannot be set: the gateway sends no key to the engines "
-                "that it runs"
+            raise PlacedError(
+                "cannot be set: the gateway sends no key to the engines that it runs",
+                environment.API_KEY,
             )
         return env
 
     @field_validator("inherit_env")
     @classmethod
     def _inherited(cls, names: list[str]) -> list[str]:
-        for name in names:
+        for number, name in enumerate(names):
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name):
-                raise ValueError(
-                    f"{name!r} is neither the name of a variable nor a prefix such as AWS_*"
+                raise PlacedError(
+                    f"{name!r} is neither the name of a variable nor a prefix such as AWS_*", number
                 )
             if environment.never_inherited(name.removesuffix("*")):
-                raise ValueError(f"{name} is never inherited by an engine")
+                raise PlacedError(f"{name} is never inherited by an engine", number)
         return names
 
     @property
@@ -196,6 +243,11 @@ class LocalSpec(SpecModel):
             if not path.exists():
                 return f"model directory {self.model} does not exist"
         return None
+
+
+def flag_name(key: str) -> str:
+    """Return a flag as `args` has it, whose keys may have underscores and leading dashes."""
+    return key.replace("_", "-").lstrip("-")
 
 
 def _reserved(name: str) -> str | None:
@@ -244,23 +296,29 @@ class RemoteSpec(SpecModel):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError:  # a bracket without its partner
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("url must look like http://host:port or https://host")
+            given = redact.hidden(repr(self.url))
+            raise PlacedError(
+                f"must look like http://host:port or https://host, not {given}", "url"
+            )
         if not re.fullmatch(r"[!-~]+", self.url):
-            raise ValueError("url must be printable ASCII without blanks")
+            raise PlacedError("must be printable ASCII without blanks", "url")
         try:
             port = parts.port
         except ValueError:
             port = 0
         if port == 0:
-            raise ValueError("url must have a port from 1 to 65535")
+            raise PlacedError("must have a port from 1 to 65535", "url")
         if parts.username or parts.password:
-            raise ValueError("url must not hold credentials; name a variable in api_key_env")
+            raise PlacedError("must not hold credentials; name a variable in api_key_env", "url")
         if parts.query or parts.fragment:
-            raise ValueError("url must not have a query or a fragment")
+            raise PlacedError("must not have a query or a fragment", "url")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            raise ValueError(f"environment variable {self.api_key_env} is not set")
+            raise PlacedError(f"environment variable {self.api_key_env} is not set", "api_key_env")
         return self
 
 

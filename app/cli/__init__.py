@@ -1,5 +1,7 @@
 """The command line: thin, every fault one line, exit code 2 for what the user can mend."""
 
+import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +10,7 @@ import typer
 
 from app.cli import version
 from app.cli.bench import PASSED_ON, bench
+from app.cli.check import check
 from app.cli.faults import ConfigOption, fail, faults
 from app.cli.generate import PlainHelp, generate
 from app.cli.importing import importing
@@ -19,7 +22,7 @@ from app.cli.owners import owners
 from app.cli.reload import reload
 from app.cli.status import status
 from app.cli.usage import usage
-from app.settings import ConfigError, ModelSettings, Settings, load_settings
+from app.settings import load_settings
 
 app = typer.Typer(
     name="vllm-gateway",
@@ -33,6 +36,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(owners, name="owners")
 app.add_typer(models, name="models")
 app.add_typer(importing, name="import")
+app.command()(check)
 app.command()(status)
 app.command()(logs)
 app.command("log-level")(log_level)
@@ -78,41 +82,6 @@ def serve(
             run(settings, banner_key=key, source=source, output=output)
 
 
-@app.command()
-def check(config: ConfigOption = None) -> None:
-    """Validate the configuration and print what would run."""
-    from app.main import build_catalogue
-    from app.telemetry import logs as log
-    from engines.spec import CACHED_TOKENS_FLAG, LocalSpec
-
-    with faults():
-        settings = load_settings(config)
-        missing = [
-            f"model {model.name}: {fault}"
-            for model in settings.models
-            for spec in model.engines
-            if isinstance(spec, LocalSpec) and (fault := spec.missing_model())
-        ]
-        if missing:
-            raise ConfigError(missing)
-        log.check(settings.logs)
-        catalogue = build_catalogue(settings)
-        _print_plan(settings)
-        counted = {
-            model.name for model in settings.models if _cached_tokens_matter(settings, model)
-        }
-        for model in catalogue.models:
-            print(f"model {', '.join((model.name, *model.aliases))}")
-            for replica in model.replicas:
-                print(f"  {replica.engine.name}: {replica.engine.describe()}")
-            remote = [one.engine.name for one in model.replicas if one.kind == "remote"]
-            if remote and model.name in counted:
-                print(
-                    f"note: cached tokens of {', '.join(remote)} are counted only if the server "
-                    f"runs with --{CACHED_TOKENS_FLAG}"
-                )
-
-
 @app.command("demo-model")
 def demo_model(directory: Annotated[Path, typer.Argument(help="Where to put it.")]) -> None:
     """Train the tiny memorised demo model (about half a minute on a CPU)."""
@@ -141,26 +110,17 @@ def demo_model(directory: Annotated[Path, typer.Argument(help="Where to put it."
         print(f"demo model written to {directory}")
 
 
-def _cached_tokens_matter(settings: Settings, model: ModelSettings) -> bool:
-    """Return whether a prompt token of a model costs or counts less when it was cached."""
-    price = model.price
-    return price.cached != price.prompt or settings.limits.cached_token_weight != 1
-
-
-def _print_plan(settings: Settings) -> None:
-    server = settings.server
-    keys = f"keys: {len(settings.api_keys)} from the environment, others from the key store"
-    if not settings.auth.enabled:
-        keys = "no keys: open to all"
-    metrics = settings.metrics
-    if metrics.port is not None:
-        print(f"metrics on {metrics.host}:{metrics.port}")
-    print(f"listen on {server.host}:{server.port}, {keys}, run directory {server.run_dir}")
-
-
 def main() -> None:
-    """Entry point of the command."""
-    app()
+    """Entry point of the command. A reader that leaves early (`| head -1`) ends it quietly."""
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # not at the interpreter's exit, which would print what goes wrong
+    except BrokenPipeError:
+        # What is left in the buffer goes nowhere. The status is click's own for this.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

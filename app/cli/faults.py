@@ -27,6 +27,8 @@ def faults() -> Iterator[None]:
         yield
     except ConfigError as error:
         fail(*error.faults)
+    except BrokenPipeError:
+        raise  # no fault of the user's: `main` ends the command
     except (LauncherMissing, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:

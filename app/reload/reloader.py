@@ -16,6 +16,7 @@ from functools import partial
 from app.auth.keys import Authenticator
 from app.building import Builder, Placed, Slots
 from app.errors import Conflict, GatewayError, InvalidConfiguration
+from app.preflight import preflight
 from app.relay.rooms import RelayBounds, Rooms, memory_bounds
 from app.reload.choice import Seats, choose
 from app.reload.difference import Addition, Difference, ModelChange, applied, difference
@@ -30,7 +31,6 @@ from engines.accelerator import AcceleratorError, Device
 from engines.base import EngineState
 from engines.host_memory import available_gib
 from engines.process import LauncherMissing, ProcessEngine, vllm_runs_on_cpu
-from engines.spec import LocalSpec
 
 log = logging.getLogger(__name__)
 
@@ -167,10 +167,10 @@ class Reloader:
 
         Raises InvalidConfiguration where something plainly cannot be started.
         """
-        faults: list[str] = []
-        for model, slot in found.starts():
-            if isinstance(slot.spec, LocalSpec) and (fault := slot.spec.missing_model()):
-                faults.append(f"model {model}: {fault}")
+        ahead = preflight(found.new, [slot for _, slot in found.starts()], self._builder)
+        faults = list(ahead.faults)
+        for note in ahead.notes:
+            log.warning("reload: %s", note)
         try:
             for model, slot in found.starts():
                 self._fleet.build(model, (slot,))

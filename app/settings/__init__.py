@@ -4,20 +4,19 @@ Everything is validated before anything starts, and frozen after. A fault is one
 the place in the file and, for an unknown key, the nearest known one.
 """
 
-import difflib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Self
 
-import yaml
 from dotenv import dotenv_values
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -31,6 +30,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from app.settings.explain import SECRETS, SECTION_SECRETS, explain, nearest
 from app.settings.fallbacks import fault_of
 from app.settings.fields import FieldSettings
 from app.settings.sections import (
@@ -50,10 +50,12 @@ from app.settings.sections import (
     TracesSettings,
     UsageSettings,
 )
-from engines.spec import InProcessSpec, LocalSpec, ProcessSpec, RemoteSpec
+from app.settings.source import PREFIX, ConfigError, Source, read
+from engines.spec import LocalSpec, PlacedError, RemoteSpec, SpecModel
 
 __all__ = (
     "NO_LIMITS",
+    "SECRETS",
     "STORED_KEY_PREFIX",
     "AlertsSettings",
     "AuthSettings",
@@ -69,6 +71,7 @@ __all__ = (
     "QueueSettings",
     "ServerSettings",
     "Settings",
+    "Source",
     "StateSettings",
     "TracesSettings",
     "UsageSettings",
@@ -84,22 +87,6 @@ ENV_FILE = ".env"
 MIN_KEY_LENGTH = 20
 # What every key of the key store begins with, and no key of the configuration.
 STORED_KEY_PREFIX = "sk-gw-"
-# Given in the environment or .env only, never in a file that is copied and committed.
-SECRETS = frozenset({"api_keys", "admin_key", "metrics_key"})
-SECTION_SECRETS = frozenset({("alerts", "webhook_secret")})
-SPECS: Mapping[int | str, type[BaseModel]] = {
-    "process": ProcessSpec,
-    "in_process": InProcessSpec,
-    "remote": RemoteSpec,
-}
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used; `faults` has one line each."""
-
-    def __init__(self, faults: list[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = faults
 
 
 def digest(key: bytes) -> bytes:
@@ -147,7 +134,7 @@ class Settings(BaseSettings):
     """The whole configuration."""
 
     model_config = SettingsConfigDict(
-        env_prefix="GATEWAY_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         env_file=ENV_FILE,
         extra="forbid",
@@ -182,25 +169,43 @@ class Settings(BaseSettings):
         "they ask for none.",
     )
 
+    # Where each setting comes from, for faults that are found later.
+    _source: Source = PrivateAttr(default_factory=Source)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         seen: set[str] = set()
-        for model in self.models:
+        for number, model in enumerate(self.models):
             for name in model.names:
                 if name in seen:
-                    raise ValueError(f"two models answer to the name {name!r}")
+                    raise PlacedError(f"two models answer to the name {name!r}", "models", number)
                 seen.add(name)
         if fault := fault_of({model.name: model.fallbacks for model in self.models}):
-            raise ValueError(fault)
-        for model in self.models:
-            for spec in model.engines:
+            raise PlacedError(fault.message, "models", fault.model, "fallbacks", *fault.place)
+        for number, model in enumerate(self.models):
+            for engine, spec in enumerate(model.engines):
                 named = spec.inherit_env if isinstance(spec, LocalSpec) else ()
                 if keys := sorted(self.key_variables.intersection(named)):
-                    raise ValueError(
-                        f"inherit_env of model {model.name!r}: {keys[0]} is the key of a remote "
-                        "engine (api_key_env) and is never inherited"
+                    raise PlacedError(
+                        f"{keys[0]} is the key of a remote engine (api_key_env) and is never "
+                        "inherited",
+                        *("models", number, "engines", engine, "inherit_env"),
                     )
         return self
+
+    @property
+    def source(self) -> Source:
+        """Where each setting comes from."""
+        return replace(self._source, names=tuple(model.name for model in self.models))
+
+    def engine_fault(self, spec: SpecModel, message: str, *place: str | int) -> str:
+        """Return the line that tells a fault of an engine; `place` leads on from its settings."""
+        for number, model in enumerate(self.models):
+            for engine, one in enumerate(model.engines):
+                if one is spec:
+                    inside = ("models", number, "engines", engine, *place)
+                    return self.source.fault(inside, message)
+        return self.source.fault((), message)
 
     @property
     def key_variables(self) -> frozenset[str]:
@@ -258,11 +263,12 @@ def load_settings(path: Path | None = None, *, extra_keys: Sequence[str] = ()) -
     """
     set_here = variables()
     file = path or Path(set_here.get("GATEWAY_CONFIG") or DEFAULT_FILE)
-    data = _read(file)
+    data, source = _read(file)
     if faults := list(_unknown_sections(set_here)):
         raise ConfigError(faults)
-    with _validation(file):
+    with _validation(source):
         settings = Settings(**data)
+    settings._source = source
     if extra_keys:
         digests = (*settings.api_keys, *(digest(key.encode()) for key in extra_keys))
         settings = settings.model_copy(update={"api_keys": digests})
@@ -278,17 +284,18 @@ def load_server(path: Path | None = None) -> ServerSettings | None:
     file = Path(named or DEFAULT_FILE)
     if not named and not file.exists():
         return None
-    with _validation(file):
-        return _ServerAlone(**_read(file)).server
+    data, source = _read(file)
+    with _validation(source):
+        return _ServerAlone(**data).server
 
 
 @contextmanager
-def _validation(file: Path) -> Iterator[None]:
+def _validation(source: Source) -> Iterator[None]:
     """Raise ConfigError for what is wrong with the settings of a file."""
     try:
         yield
     except ValidationError as error:
-        raise ConfigError([f"{file}: {fault}" for fault in _faults(error)]) from None
+        raise ConfigError(list(dict.fromkeys(explain(error, source, Settings)))) from None
     except SettingsError as error:
         # Its own words may hold the value; the first line names the field and the source.
         raise ConfigError([f"{error.args[0].splitlines()[0]}: not the JSON of a section"]) from None
@@ -325,90 +332,27 @@ def _unknown_sections(variables: Iterable[str]) -> Iterator[str]:
         prefix, delimiter, _ = name.removeprefix("GATEWAY_").partition("__")
         section = prefix.lower()
         if name.startswith("GATEWAY_") and delimiter and section not in Settings.model_fields:
-            near = difflib.get_close_matches(section, Settings.model_fields, 1, cutoff=0.5)
+            near = nearest(section, Settings.model_fields)
             hint = (
-                f"; did you mean GATEWAY_{near[0].upper()}{name[len(prefix) + 8 :]}?"
-                if near
-                else ""
+                f"; did you mean {PREFIX}{near.upper()}{name[len(prefix) + 8 :]}?" if near else ""
             )
             yield f"{name}: there is no section {section}{hint}"
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            [f"{file}: no such file; name one with --config or GATEWAY_CONFIG"]
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{file}: cannot be read: {error}"]) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError([f"{file}: {where}{problem}"]) from None
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        # PyYAML lets its constructors' own errors out, whose words may hold the value.
-        raise ConfigError(
-            [f"{file}: a value is not what its tag or form says, or is nested too deeply"]
-        ) from None
-    if data is None:
-        data = {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise ConfigError([f"{file}: the file must be a mapping of settings such as `models:`"])
+def _read(file: Path) -> tuple[dict[str, Any], Source]:
+    """Return what a file holds, and where. Raises ConfigError."""
+    ours = frozenset(name.upper() for name in variables() if name.upper().startswith(PREFIX))
+    data, source = read(file, ours)
+    in_file = replace(source, variables=frozenset())  # whatever the environment has, too
     for key in data:
         if key.startswith("_"):  # pydantic-settings would take it for an instruction
-            raise ConfigError([f"{file}: {' '.join(key.split())}: unknown key"])
+            raise ConfigError([in_file.fault((key,), "unknown key")])
     for secret in SECRETS & data.keys():
-        raise ConfigError(
-            [f"{file}: {secret} belongs in the environment or .env: GATEWAY_{secret.upper()}"]
-        )
+        message = f"belongs in the environment or .env: {PREFIX}{secret.upper()}"
+        raise ConfigError([in_file.fault((secret,), message)])
     for section, secret in SECTION_SECRETS:
         if isinstance(data.get(section), dict) and secret in data[section]:
-            variable = f"GATEWAY_{section}__{secret}".upper()
-            raise ConfigError(
-                [f"{file}: {section}.{secret} belongs in the environment or .env: {variable}"]
-            )
-    return data
-
-
-def _faults(error: ValidationError) -> Iterator[str]:
-    items = error.errors(include_url=False, include_input=False)
-    places = [item["loc"] for item in items]
-    for item in items:
-        loc = item["loc"]
-        if item["type"] == "too_short" and any(p[: len(loc)] == loc != p for p in places):
-            continue  # a sequence is empty for pydantic once its members are at fault
-        path = _in_file(loc)
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            known = _known_keys(loc[:-1])
-            near = difflib.get_close_matches(str(path[-1]), known, 1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
-            message = f"unknown key{hint}"
-        elif item["type"] == "missing":
-            message = "is required"
-        place = ".".join(str(part) for part in path)
-        yield " ".join((f"{place}: {message}" if place else message).split())
-
-
-def _in_file(loc: tuple[int | str, ...]) -> list[int | str]:
-    """Return a place as it stands in the file, which has no level for the kind of an engine."""
-    kind = 4  # models.N.engines.M.KIND
-    return [*loc[:kind], *loc[kind + 1 :]] if loc[2:3] == ("engines",) else list(loc)
-
-
-def _known_keys(path: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that the mapping at a place in the file may have."""
-    model: type[BaseModel] = Settings
-    for part in path:
-        if part in SPECS:
-            model = SPECS[part]
-        elif isinstance(part, str) and part in model.model_fields:
-            annotation = model.model_fields[part].annotation
-            for candidate in (annotation, *get_args(annotation)):
-                if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                    model = candidate
-    secrets = {*SECRETS, *(secret for _, secret in SECTION_SECRETS)}
-    return [name for name in model.model_fields if name not in secrets]
+            variable = f"{PREFIX}{section}__{secret}".upper()
+            message = f"belongs in the environment or .env: {variable}"
+            raise ConfigError([in_file.fault((section, secret), message)])
+    return data, source

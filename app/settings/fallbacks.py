@@ -2,22 +2,32 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 
-def fault_of(fallbacks: Mapping[str, Sequence[str]]) -> str | None:
+class FallbackFault(NamedTuple):
+    """What is wrong with the fallbacks of one model: its number, and which fallback, if one is."""
+
+    message: str
+    model: int
+    place: tuple[int, ...] = ()
+
+
+def fault_of(fallbacks: Mapping[str, Sequence[str]]) -> FallbackFault | None:
     """Return what is wrong with the fallbacks of all models, by name; None if nothing is."""
-    for model, names in fallbacks.items():
+    for number, (model, names) in enumerate(fallbacks.items()):
         for place, name in enumerate(names):
             if name == model:
-                return f"the model {model!r} is a fallback of itself"
+                return FallbackFault("the model is a fallback of itself", number, (place,))
             if name in names[:place]:
-                return f"the model {model!r} has the fallback {name!r} twice"
+                return FallbackFault(f"{name!r} is given twice", number, (place,))
             if name not in fallbacks:
                 near = difflib.get_close_matches(name, fallbacks, 1, cutoff=0.5)
                 hint = f"; did you mean {near[0]!r}?" if near else "; use a model's own name"
-                return f"the model {model!r} has the fallback {name!r}, which is no model{hint}"
+                return FallbackFault(f"{name!r} is not a model{hint}", number, (place,))
     if ring := _ring(fallbacks):
-        return f"fallbacks go round in a ring: {' → '.join(map(repr, ring))}"
+        message = f"form a cycle: {' → '.join(map(repr, ring))}"
+        return FallbackFault(message, list(fallbacks).index(ring[0]))
     return None
 
 

@@ -1,6 +1,7 @@
 """Configuration files for tests, and what is said of them."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 
 from app.settings import ConfigError, Settings, load_settings
 from engines.spec import ProcessSpec
+from tests.fakes import vllm_flags
 
 CANARY = "sk-canary-0123456789abcdef"
 OTHER = "sk-other-0123456789abcdef"
@@ -17,7 +19,11 @@ GOOD = "models: [{name: demo, engines: [{kind: process, model: m}]}]\n"
 
 
 def isolate(patch: pytest.MonkeyPatch, directory: Path) -> None:
-    """Let nothing of the surroundings in: an empty directory, one key, no other variable."""
+    """Let nothing of the surroundings in: an empty directory, one key, no other variable.
+
+    vLLM's argument parser, which takes seconds to import, is a fake.
+    """
+    vllm_flags.install(patch)
     for name in list(os.environ):
         if name.upper().startswith("GATEWAY_"):
             patch.delenv(name)
@@ -32,7 +38,7 @@ def load(text: str) -> Settings:
 
 
 def faults(text: str) -> list[str]:
-    """Return why a text is refused, each line without the file's name."""
+    """Return why a text is refused, each line without the file's name and the line in it."""
     with pytest.raises(ConfigError) as caught:
         load(text)
     lines = caught.value.faults
@@ -41,7 +47,7 @@ def faults(text: str) -> list[str]:
     for line in lines:
         assert line == line.strip()
         assert len(line.splitlines()) == 1
-    return [line.removeprefix("gateway.yaml: ") for line in lines]
+    return [re.sub(r"^gateway\.yaml(:\d+)*: ", "", line) for line in lines]
 
 
 def with_engine(**fields: Any) -> str:

@@ -73,7 +73,7 @@ def test_sighup_applies_the_file_and_a_fault_in_it_changes_nothing(
 
         rewrite(file, {**demo, "aliasses": ["e"]})
         hang_up(deployment, "reload: nothing was changed")
-        fault = f"reload: {file}: models.0.aliasses: unknown key; did you mean aliases?"
+        fault = ": model demo: aliasses: unknown key; did you mean aliases?"
         assert fault in deployment.said()
 
         file.chmod(0)
@@ -173,4 +173,4 @@ def test_the_command_tells_what_differs_and_does_it(fake_url: str, tmp_path: Pat
         file.write_text("models: [")
         code, said, faults = reload(deployment)
         assert (code, said) == (2, [])
-        assert faults[0].startswith(f"vllm-gateway: {deployment.url} answers 400: {file}: line 1")
+        assert faults[0].startswith(f"vllm-gateway: {deployment.url} answers 400: {file}:1:")

@@ -1,12 +1,22 @@
 """What an error's words mean, and what they tell to change."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import failure, flags
 from engines.failure import LONGEST, Cause, classify
+from tests.app.configuration import isolate, load, process
+from tests.fakes import vllm_flags
 
 FOR_ONE = "To serve at least one request with the model's max seq len (100000), (4.26 GiB KV cache"
+NUMA = (
+    "Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers. Allowed NUMA nodes are "
+    "[0]. Please try to bind threads manually or decrease DP/TP/PP."
+)
 FOR_ONE += " is needed, which is larger than the available KV cache memory (4.25 GiB). "
 
 
@@ -176,3 +186,70 @@ class TestSafety:
     @given(st.lists(st.sampled_from([*FOR_ONE.split(), "(28)", "--x", "\n", "9" * 400])))
     def test_words_of_errors_in_any_order_never_raise(self, words: list[str]) -> None:
         classify(" ".join(words))
+
+
+# An error of each kind whose advice is made of its figures.
+FIGURES = (
+    FOR_ONE + "Based on the available memory, the estimated maximum model length is 99680.",
+    "max seq len (9) is larger than the maximum number of tokens that can be stored in KV cache "
+    "(2048)",
+    "Free memory on device cuda:1 (12.5/79.25 GiB) on startup is less than desired",
+    "User-specified max_model_len (9) is greater than the derived max_model_len "
+    "(max_position_embeddings=2048",
+    "max_num_batched_tokens (2048) is smaller than max_model_len (4096).",
+    "unrecognized arguments: --no-such-flag=3",
+    "ambiguous option: --max-m could match --max-model-len, --max-mm",
+    "argument --dtype: invalid choice: 'nope'",
+    "Jamba Tool parser could not locate tool calls start/end tokens in the tokenizer!",
+    "Reasoning parser could not locate think start/end tokens in the tokenizer!",
+    "invalid tool call parser: x (chose from { y })",
+    "reasoning helper: 'nope' not found in reasoning_parsers",
+    "Total number of attention heads (28) must be divisible by tensor parallel size (8).",
+    "Tensor parallel size (8) cannot be larger than the number of available GPUs (4).",
+    NUMA,
+)
+# Words of advice that look like flags and are none, and flags of the error, which advice repeats.
+NO_FLAGS = frozenset({"no-such-flag", "max-m", "nvidia-smi"})
+
+
+def _advices() -> list[str]:
+    fixed = [advice for _, _, advice in failure._CAUSES if isinstance(advice, str)]
+    made = [classify(text).advice for text in FIGURES]
+    return [*fixed, *filter(None, made), failure._WEIGHTS_ADVICE, failure._MEMORY_ADVICE]
+
+
+def test_every_advice_that_has_figures_is_among_the_examples() -> None:
+    patterns = [(p, a) for _, p, a in failure._CAUSES if callable(a)]
+    first = {next(a for _, p, a in failure._CAUSES if p.search(text)) for text in FIGURES}
+    assert first == {advice for _, advice in patterns}
+
+
+@pytest.mark.parametrize("advice", _advices())
+def test_what_is_advised_passes_the_check_of_the_configuration(
+    advice: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    isolate(monkeypatch, tmp_path)
+    for section, mapping in re.findall(r"(args|env): (\{[^}]*\})", advice):
+        text = (
+            f"models: [{{name: a, engines: [{{kind: process, model: m, {section}: {mapping}}}]}}]"
+        )
+        spec = load(text).models[0].engines[0]
+        assert spec.kind == "process"
+        assert flags.faults(vllm_flags.table(), spec.args) == []
+    for name in re.findall(r"(?<![\w/-])[a-z]+(?:-[a-z]+)+(?![\w/])", advice):
+        if name in vllm_flags.table().flags:
+            process({name: 1})
+        else:
+            assert name in NO_FLAGS, advice
+
+
+class TestNumaNodes:
+    def test_more_ranks_than_numa_nodes_is_a_fault_of_the_configuration(self) -> None:
+        found = classify(NUMA)
+        assert (found.cause, found.lasting) == (Cause.PARALLEL_SIZE, True)
+        assert str(found) == (
+            "Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers. Allowed NUMA "
+            "nodes are [0]; on a CPU each rank needs a NUMA node of its own: tensor-parallel-size "
+            "times pipeline-parallel-size in args may be 1 at most, or bind threads by env: "
+            "VLLM_CPU_OMP_THREADS_BIND"
+        )

@@ -1,5 +1,7 @@
 """`vllm-gateway check`: what is said of a configuration that can be run."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +10,19 @@ import yaml
 from typer.testing import CliRunner
 
 from app.cli import app
+from app.cli.check import without_password
+from engines import flag_check
+from engines.flag_check import CannotAsk
 from tests.app.configuration import isolate
+from tests.e2e.deployment import COMMAND, environment
 
 REMOTE = {"kind": "remote", "url": "http://gpu-box:8000"}
 PROCESS = {"kind": "process", "model": "m"}
 LESS = {"prompt": 1.0, "cached": 0.1}
+PLAIN_HTTP = (
+    "note: the gateway speaks plain HTTP on 0.0.0.0, where keys can be read on the way: put a TLS "
+    "proxy in front, or set server.host to 127.0.0.1"
+)
 NOTE = (
     "note: cached tokens of demo-0 are counted only if the server runs with "
     "--enable-prompt-tokens-details"
@@ -27,7 +37,15 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def check(*engines: dict[str, Any], weight: float = 1.0, **fields: Any) -> list[str]:
     """Return the lines that are printed of one model."""
     model = {"name": "demo", "engines": list(engines), **fields}
-    data = {"models": [model], "limits": {"cached_token_weight": weight}}
+    data = {
+        "models": [model],
+        "limits": {"cached_token_weight": weight},
+    }
+    return shown(data)
+
+
+def shown(data: dict[str, Any]) -> list[str]:
+    """Return the lines that are printed of a configuration."""
     Path("gateway.yaml").write_text(yaml.safe_dump(data))
     result = CliRunner().invoke(app, ["check"])
     assert (result.exit_code, result.stderr) == (0, "")
@@ -36,7 +54,7 @@ def check(*engines: dict[str, Any], weight: float = 1.0, **fields: Any) -> list[
 
 @pytest.mark.parametrize("how", [{"price": LESS}, {"weight": 0.5}])
 def test_note_that_cached_tokens_of_a_remote_server_need_its_flag(how: dict[str, Any]) -> None:
-    assert check(REMOTE, **how)[-1] == NOTE
+    assert check(REMOTE, **how)[-2] == NOTE
 
 
 def test_note_names_every_remote_engine_once() -> None:
@@ -54,12 +72,109 @@ def test_no_note_where_cached_tokens_count_as_others(how: dict[str, Any]) -> Non
 def test_no_note_for_engines_of_the_gateway_which_get_the_flag() -> None:
     lines = check(PROCESS, price=LESS, media={"domains": ["Images.Example.com"]})
     assert not any(line.startswith("note:") for line in lines)
-    assert " --allowed-media-domains images.example.com --enable-prompt-tokens-details" in lines[-1]
+    assert " --allowed-media-domains images.example.com --enable-prompt-tokens-details" in lines[-2]
 
 
 def test_engines_of_the_gateway_log_none_of_its_own_probes_unless_told_otherwise() -> None:
     flag = "--disable-access-log-for-endpoints="
-    [*_, line] = check(PROCESS)
+    [*_, line, _] = check(PROCESS)
     assert f" {flag}/health,/metrics,/version" in line
-    [*_, line] = check({**PROCESS, "args": {"disable-access-log-for-endpoints": "/ping"}})
+    [*_, line, _] = check({**PROCESS, "args": {"disable-access-log-for-endpoints": "/ping"}})
     assert line.rindex(f"{flag}/ping") > line.index(f"{flag}/health")
+
+
+def test_everything_that_would_run_is_shown_and_that_it_is_valid() -> None:
+    models = [
+        {
+            "name": "demo",
+            "aliases": ["gpt"],
+            "load": "on_demand",
+            "fallbacks": ["other"],
+            "isolation": "owner",
+            "limits": {"concurrent_requests": 4},
+            "engines": [{**PROCESS, "replicas": 2, "env": {"OMP_NUM_THREADS": 4, "A": "b c"}}],
+        },
+        {"name": "other", "engines": [REMOTE]},
+    ]
+    lines = shown({"models": models})
+    command = lines[5].partition(" ")[2]
+    assert lines == [
+        "listen on 127.0.0.1:8000, keys: 1 from the environment, others from the key store, run "
+        "directory var/run",
+        "database sqlite+aiosqlite:///var/gateway.db, redis none (each gateway counts limits for "
+        "itself)",
+        "limits of a key that has none of its own: 600 requests per minute, 200,000 tokens per "
+        "minute, 32 requests at once",
+        "model demo, gpt",
+        "  load on_demand, isolation owner, fallbacks other, limits unlimited requests per "
+        "minute, unlimited tokens per minute, 4 requests at once",
+        lines[5],
+        lines[6],
+        "model other",
+        "  load eager, isolation key",
+        "  other-0: http://gpu-box:8000",
+        "gateway.yaml is valid: 2 models, 3 engines",
+    ]
+    assert lines[5].startswith("  demo-0: A='b c' OMP_NUM_THREADS=4 ")
+    assert lines[6].startswith("  demo-1: A='b c' OMP_NUM_THREADS=4 ")
+    assert "--model=m" in command
+
+
+def test_plain_http_on_a_network_is_noted() -> None:
+    data = {"models": [{"name": "demo", "engines": [REMOTE]}]}
+    assert PLAIN_HTTP in shown({**data, "server": {"host": "0.0.0.0"}})
+    assert PLAIN_HTTP not in shown(data)
+
+
+def test_no_secret_is_shown() -> None:
+    env = {
+        "HF_TOKEN": "canary",
+        "HTTPS_PROXY": "http://user:canary@proxy:3128",
+        "SETTINGS": '{"password": "canary"}',
+    }
+    state = {
+        "database_url": "postgresql+asyncpg://gateway:canary@db/gateway?password=canary",
+        "redis_url": "rediss://:canary@cache:6379/0",
+    }
+    model = {"name": "demo", "engines": [{**PROCESS, "env": env}]}
+    text = "\n".join(shown({"models": [model], "state": state}))
+    assert "canary" not in text
+    assert "database postgresql+asyncpg://gateway:***@db/gateway, redis rediss://:***@cache" in text
+    assert "HF_TOKEN=*** " in text
+    assert "://***@proxy:3128" in text
+
+
+def test_a_url_that_cannot_be_read_is_not_shown() -> None:
+    assert without_password("redis://:canary@[::1/0") == "redis://***"
+
+
+def test_what_could_not_be_checked_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_lines: object) -> None:
+        raise CannotAsk("vLLM gave no answer in 120 s")
+
+    monkeypatch.setattr(flag_check, "ask", silent)
+    assert check(PROCESS)[-2:] == [
+        "note: flags of engines were not checked: vLLM gave no answer in 120 s",
+        "gateway.yaml is valid: 1 model, 1 engine",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["check"], ["--help"]])
+def test_a_reader_that_leaves_early_ends_a_command_quietly(words: list[str]) -> None:
+    data = {"models": [{"name": "demo", "engines": [REMOTE]}]}
+    Path("gateway.yaml").write_text(yaml.safe_dump(data))
+    ours, its = os.pipe()
+    os.close(ours)
+    with os.fdopen(its, "w") as unread:
+        ended = subprocess.run(
+            [*COMMAND, *words],
+            env=environment(),
+            stdout=unread,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.stderr == ""
+    assert ended.returncode == 1

@@ -47,7 +47,11 @@ def check(*models: dict[str, Any], config: Path | None = None) -> Result:
 def shown(result: Result) -> dict[str, str]:
     """Return what runs for each engine."""
     assert (result.exit_code, result.stderr) == (0, "")
-    lines = [line.strip() for line in result.stdout.splitlines() if line.startswith("  ")]
+    lines = [
+        line.strip()
+        for line in result.stdout.splitlines()
+        if line.startswith("  ") and ": " in line
+    ]
     return dict(line.split(": ", 1) for line in lines)
 
 
@@ -75,7 +79,8 @@ def test_check_shows_the_gpus_of_each_engine(driver: Driver) -> None:
     assert engines["pair-0"].startswith(variables(1))
     assert engines["pair-1"].startswith(variables(1))
     assert engines["large-0"].startswith(variables(0))
-    assert "CUDA" not in engines["plain-0"]
+    assert engines["plain-0"].startswith("CUDA_VISIBLE_DEVICES=2 ")
+    assert "CUDA_DEVICE_ORDER" not in engines["plain-0"]
 
 
 def test_the_example_of_a_gpu_box_fits_on_it(driver: Driver) -> None:

@@ -21,6 +21,7 @@ from app.settings import ConfigError, Settings, digest
 from engines.accelerator import HostMemory
 from engines.base import EngineState
 from engines.process import ProcessEngine
+from tests.fakes import vllm_flags
 from tests.fakes.vllm import Fake
 from tests.gateway import (
     KEY,
@@ -922,9 +923,30 @@ class TestWhatIsRefused:
             away = {"kind": "process", "model": "./nowhere", "replicas": 2}
             file.write(model("demo", away), model("new"))
             answer = await one.client.post("/admin/reload", json={}, headers=ROOT)
-            fault = "model demo: model directory ./nowhere does not exist"
+            fault = "model demo: engines[0].model: model directory ./nowhere does not exist"
             assert answer.json()["error"]["message"] == fault
             assert pids(one) == before
+
+    @pytest.mark.parametrize("dry_run", [True, False])
+    async def test_a_flag_that_vllm_does_not_have_touches_nothing(
+        self, dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        vllm_flags.install(monkeypatch)
+        file = File(tmp_path, model("far", remote("http://127.0.0.1:9")))
+        async with running(file.settings, source=file.read, settle=False) as one:
+            await one.state.settled.wait()
+            file.write(
+                model("far", remote("http://127.0.0.1:9")),
+                model("demo", process(args={"max-modellen": 1})),
+            )
+            body = {"dry_run": dry_run}
+            answer = await one.client.post("/admin/reload", json=body, headers=ROOT)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"] == (
+                f"model demo: engines[0].args.max-modellen: vLLM {vllm_flags.table().version} has "
+                "no such flag; did you mean max-model-len?"
+            )
+            assert [m.name for m in one.state.catalogue.models] == ["far"]
 
     async def test_two_at_once(self, tmp_path: Path) -> None:
         file, loaded = File(tmp_path, model()), tmp_path / "loaded"

@@ -1,0 +1,137 @@
+"""`vllm-gateway check`: validate the configuration and print what would run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from app.cli.faults import ConfigOption, faults
+from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
+
+if TYPE_CHECKING:  # slow to import, and other commands need not wait
+    from app.routing.catalogue import Catalogue, Model
+    from app.routing.slots import Slot
+
+HIDDEN = "***"
+LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def check(config: ConfigOption = None) -> None:
+    """Validate the configuration and print what would run."""
+    from app.building import Builder
+    from app.main import catalogue_of
+    from app.preflight import preflight
+    from app.routing.slots import initial_slots
+    from app.telemetry import logs
+
+    with faults():
+        settings = load_settings(config)
+        logs.check(settings.logs)
+        builder = Builder(settings)
+        slots = initial_slots(settings)
+        found = preflight(settings, [one for each in slots.values() for one in each], builder)
+        try:
+            catalogue = catalogue_of(settings, builder)
+        except ConfigError as error:
+            raise ConfigError([*found.faults, *error.faults]) from None
+        if found.faults:
+            raise ConfigError(list(found.faults))
+        for line in _plan(settings, catalogue, slots):
+            print(line)
+        for note in (*_notes(settings, catalogue), *found.notes):
+            print(f"note: {note}")
+        engines = sum(len(model.replicas) for model in catalogue.models)
+        counts = f"{_count(len(settings.models), 'model')}, {_count(engines, 'engine')}"
+        print(f"{settings.source.file} is valid: {counts}")
+
+
+def _plan(
+    settings: Settings, catalogue: "Catalogue", slots: "Mapping[str, Sequence[Slot]]"
+) -> Iterator[str]:
+    """Return what would run, a line each."""
+    server, metrics = settings.server, settings.metrics
+    keys = f"keys: {len(settings.api_keys)} from the environment, others from the key store"
+    if not settings.auth.enabled:
+        keys = "no keys: open to all"
+    if metrics.port is not None:
+        yield f"metrics on {metrics.host}:{metrics.port}"
+    yield f"listen on {server.host}:{server.port}, {keys}, run directory {server.run_dir}"
+    state = settings.state
+    redis = "none (each gateway counts limits for itself)"
+    if state.redis_url is not None:
+        redis = without_password(state.redis_url.get_secret_value())
+    yield f"database {without_password(state.database_url.get_secret_value())}, redis {redis}"
+    yield f"limits of a key that has none of its own: {_limits(settings.limits.default)}"
+    by_name = {model.name: model for model in settings.models}
+    for model in catalogue.models:
+        yield from _model(by_name[model.name], model, slots[model.name])
+
+
+def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> Iterator[str]:
+    from engines import redact
+    from engines.spec import LocalSpec
+
+    yield f"model {', '.join(settings.names)}"
+    fallbacks = f", fallbacks {', '.join(settings.fallbacks)}" if settings.fallbacks else ""
+    limits = f", limits {_limits(settings.limits)}" if _any(settings.limits) else ""
+    yield f"  load {settings.load}, isolation {settings.isolation}{fallbacks}{limits}"
+    for slot, replica in zip(slots, model.replicas, strict=True):
+        env = slot.spec.env if isinstance(slot.spec, LocalSpec) else {}
+        words = [*(redact.variable(*one) for one in env.items()), replica.engine.describe()]
+        yield f"  {replica.engine.name}: {' '.join(words)}"
+
+
+def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
+    """Return what may surprise though it is valid, a line each."""
+    from engines.spec import CACHED_TOKENS_FLAG
+
+    host = settings.server.host
+    if host not in LOCAL_HOSTS:
+        yield (
+            f"the gateway speaks plain HTTP on {host}, where keys can be read on the way: put a "
+            "TLS proxy in front, or set server.host to 127.0.0.1"
+        )
+    counted = {model.name for model in settings.models if _cached_tokens_matter(settings, model)}
+    for model in catalogue.models:
+        remote = [one.engine.name for one in model.replicas if one.kind == "remote"]
+        if remote and model.name in counted:
+            yield (
+                f"cached tokens of {', '.join(remote)} are counted only if the server runs with "
+                f"--{CACHED_TOKENS_FLAG}"
+            )
+
+
+def without_password(url: str) -> str:
+    """Return a URL that may be shown: its password hidden, its query left out."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        return f"{url.partition('://')[0]}://{HIDDEN}"
+    place = parts.netloc
+    if password is not None:
+        user, _, host = place.rpartition("@")
+        place = f"{user.partition(':')[0]}:{HIDDEN}@{host}"
+    return f"{parts.scheme}://{place}{parts.path}"
+
+
+def _limits(limits: LimitSettings) -> str:
+    told = (
+        (limits.requests_per_minute, "requests per minute"),
+        (limits.tokens_per_minute, "tokens per minute"),
+        (limits.concurrent_requests, "requests at once"),
+    )
+    return ", ".join(f"{n:,} {what}" if n is not None else f"unlimited {what}" for n, what in told)
+
+
+def _any(limits: LimitSettings) -> bool:
+    return any(getattr(limits, name) is not None for name in LimitSettings.model_fields)
+
+
+def _cached_tokens_matter(settings: Settings, model: ModelSettings) -> bool:
+    """Return whether a prompt token of a model costs or counts less when it was cached."""
+    price = model.price
+    return price.cached != price.prompt or settings.limits.cached_token_weight != 1
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,212 @@
+"""The configuration file: its YAML, and the line of every setting in it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engines.redact import hidden
+from engines.spec import flag_name
+
+# The way to a setting: keys of mappings and numbers of list members.
+Place = tuple[str | int, ...]
+PREFIX = "GATEWAY_"
+LONGEST = 80
+
+_STRING = "tag:yaml.org,2002:str"
+# What YAML makes of 022, 1_000, 1:30 and 2026-01-01, and an environment variable does not mean.
+_CONVERTED = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `faults` has one line each."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where settings come from. Holds no value except the names of models."""
+
+    # None: they were made in code.
+    file: Path | None = None
+    lines: Mapping[Place, int] = field(default_factory=dict)
+    # The names of models by their place in the list; None where the file gives none.
+    names: tuple[str | None, ...] = ()
+    # GATEWAY_ variables of the environment and .env, which override the file.
+    variables: frozenset[str] = frozenset()
+
+    def fault(self, place: Place, message: str) -> str:
+        """Return the line that tells a fault: where it is, and what is wrong."""
+        variable = self._variable(place)
+        if variable is not None:
+            within = "" if len(place) == variable.count("__") + 1 else f"{self.setting(place)}: "
+            return one_line(f"{variable}: {within}{message}")
+        parts = [self.setting(place), message]
+        if self.file is not None:
+            line = self._line(place)
+            parts.insert(0, f"{self.file}:{line}" if line else str(self.file))
+        return one_line(": ".join(filter(None, parts)))
+
+    def setting(self, place: Place) -> str:
+        """Return a place for people: `server.port`, `model demo: engines[0].args.dtype`."""
+        model = ""
+        if place[:1] == ("models",) and len(place) > 1 and isinstance(place[1], int):
+            number, place = place[1], place[2:]
+            name = self.names[number] if number < len(self.names) else None
+            model = f"models[{number}]" if name is None else f"model {cut(name)}"
+        path = ""
+        for part in place:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        return f"{model}: {path}" if model and path else model or path
+
+    def _variable(self, place: Place) -> str | None:
+        for end in range(len(place), 0, -1):
+            name = PREFIX + "__".join(str(part).upper() for part in place[:end])
+            if name in self.variables:
+                return name
+        return None
+
+    def _line(self, place: Place) -> int | None:
+        """Return the line of a setting, or of the nearest one around it."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place)
+
+
+def read(file: Path, variables: frozenset[str]) -> tuple[dict[str, Any], Source]:
+    """Return what a file holds. Raises ConfigError."""
+    try:
+        loader = yaml.SafeLoader(file.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        faults: list[str] = []
+        lines: dict[Place, int] = {}
+        if root is not None:
+            _keep_variables_as_written(root)
+            faults = [f"{file}:{fault}" for fault in _number_lines(root, lines)]
+        data = None if root is None else loader.construct_document(root)
+    except FileNotFoundError:
+        raise ConfigError(
+            [f"{file}: no such file; name one with --config or GATEWAY_CONFIG"]
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{file}: cannot be read: {error}"]) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{mark.line + 1}:{mark.column + 1}: " if mark else " "
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError([f"{file}:{where}{problem}"]) from None
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        # PyYAML lets its constructors' own errors out, whose words may hold the value.
+        raise ConfigError(
+            [f"{file}: a value is not what its tag or form says, or is nested too deeply"]
+        ) from None
+    if faults:
+        raise ConfigError(faults)
+    if data is None:
+        data = {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError([f"{file}: the file must be a mapping of settings such as `models:`"])
+    return data, Source(file, lines, _names(data), variables)
+
+
+def cut(text: str) -> str:
+    """Return a text in one line, and not a long one."""
+    clean = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return clean if len(clean) <= LONGEST else clean[:LONGEST] + "…"
+
+
+def one_line(text: str) -> str:
+    """Return a text without what ends a line or steers a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def shown(value: object) -> str:
+    """Return a value of the file as a fault shows it; text of the form of a secret is hidden."""
+    match value:
+        case None:
+            return "empty"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value) if abs(value) < 10**30 else "a number of that size"
+        case float():
+            return str(value)
+        case str():
+            return cut(hidden(repr(value)))
+        case list() | tuple():
+            return "a list"
+        case dict():
+            return "a mapping"
+        case _:
+            return cut(str(value))
+
+
+def _names(data: Mapping[str, Any]) -> tuple[str | None, ...]:
+    models = data.get("models")
+    found = (
+        [m.get("name") if isinstance(m, dict) else None for m in models or ()]
+        if isinstance(models, list)
+        else []
+    )
+    return tuple(name if isinstance(name, str) and name else None for name in found)
+
+
+def _number_lines(root: yaml.Node, lines: dict[Place, int]) -> Iterator[str]:
+    """Note the line of every setting; yield a fault for each key that is given twice.
+
+    What stands behind an alias is numbered where it is first met: a file of ten aliases of each
+    other would otherwise have billions of places.
+    """
+    met: set[int] = set()
+    left: list[tuple[Place, yaml.Node]] = [((), root)]
+    while left:
+        place, node = left.pop()
+        if id(node) in met:
+            continue
+        met.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            for number, member in enumerate(node.value):
+                lines[*place, number] = member.start_mark.line + 1
+                left.append(((*place, number), member))
+        elif isinstance(node, yaml.MappingNode):
+            for key, member in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                name = flag_name(key.value) if place[-1:] == ("args",) else key.value
+                line = key.start_mark.line + 1
+                inside = (*place, name)
+                if inside in lines and name != "<<":
+                    setting = Source().setting(inside)
+                    yield one_line(f"{line}: {setting}: given twice, first in line {lines[inside]}")
+                    continue
+                lines[inside] = line
+                left.append((inside, member))
+
+
+def _keep_variables_as_written(root: yaml.Node) -> None:
+    """Have the numbers in `env` of every engine be the texts that stand in the file."""
+    for models in _members(root, "models"):
+        for model in models.value if isinstance(models, yaml.SequenceNode) else ():
+            for engines in _members(model, "engines"):
+                for engine in engines.value if isinstance(engines, yaml.SequenceNode) else ():
+                    for env in _members(engine, "env"):
+                        if isinstance(env, yaml.MappingNode):
+                            env.value = [(key, _as_written(value)) for key, value in env.value]
+
+
+def _members(node: yaml.Node, key: str) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if isinstance(name, yaml.ScalarNode) and name.value == key:
+                yield value
+
+
+def _as_written(node: yaml.Node) -> yaml.Node:
+    if isinstance(node, yaml.ScalarNode) and node.tag in _CONVERTED:
+        return yaml.ScalarNode(_STRING, node.value, node.start_mark, node.end_mark)
+    return node

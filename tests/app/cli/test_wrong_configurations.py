@@ -1,0 +1,38 @@
+"""What `vllm-gateway check` says of configurations that cannot run: one line, exit code 2."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app import preflight
+from app.cli import app
+from tests.app.cli.wrong import GOOD, WRONG, Wrong
+from tests.app.configuration import isolate
+from tests.fakes import vllm_flags
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CPU with one NUMA node, and a vLLM that refuses what the real one does."""
+    isolate(monkeypatch, tmp_path)
+    monkeypatch.setattr(preflight, "memory_nodes", lambda: 1)
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    parser = vllm_flags.install(monkeypatch)
+    # In vLLM's words; tests/engines/test_flag_check.py has them from vLLM.
+    words = "Error: --enable-auto-tool-choice requires --tool-call-parser"
+    parser.refuses["--enable-auto-tool-choice"] = words
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_a_mistake_is_one_line_with_its_place_its_value_and_the_way_out(wrong: Wrong) -> None:
+    Path("gateway.yaml").write_text(wrong.text)
+    result = CliRunner().invoke(app, ["check"])
+    assert result.stderr.splitlines() == [f"vllm-gateway: gateway.yaml{wrong.line}"]
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_each_is_wrong_for_its_one_mistake_alone() -> None:
+    Path("gateway.yaml").write_text(GOOD)
+    assert CliRunner().invoke(app, ["check"]).exit_code == 0
+    assert len(WRONG) >= 20

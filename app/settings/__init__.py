@@ -113,7 +113,7 @@ def _not_stored(value: object, info: ValidationInfo) -> object:
     if any(key.strip().startswith(STORED_KEY_PREFIX) for key in keys):
         variable = f"GATEWAY_{str(info.field_name).upper()}"
         raise ValueError(
-            f"{variable} holds a key of the key store ({STORED_KEY_PREFIX}…), which would stay "
+            f"holds a key of the key store ({STORED_KEY_PREFIX}…), which would stay "
             f"valid after it is disabled or deleted: unset {variable}; commands read an admin key "
             "from GATEWAY_KEY, and the gateway knows the keys of its store without being told"
         )

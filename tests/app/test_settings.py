@@ -471,7 +471,7 @@ class TestKeys:
         variable = f"GATEWAY_{name.upper()}"
         monkeypatch.setenv(variable, f"{OTHER}, {stored}" if name == "api_keys" else stored)
         (line,) = faults(GOOD)
-        assert line.startswith(f"{name}: {variable} holds a key of the key store")
+        assert line.startswith(f"{variable}: holds a key of the key store")
         assert f"unset {variable}" in line
         assert stored[6:] not in line
 

@@ -107,8 +107,8 @@ class TestAddress:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ("server: {port: eight}\n", "gateway.yaml: server.port: "),
-            ("server: [\n", "gateway.yaml: line 2, column 1: "),
+            ("server: {port: eight}\n", "gateway.yaml:1: server.port: "),
+            ("server: [\n", "gateway.yaml:2:1: "),
             ("server: {port: 0}\n", "server.port is 0, a free one: name the address with --url"),
         ],
     )
@@ -217,5 +217,5 @@ def test_an_admin_key_that_is_deleted_is_admin_no_longer(fake_url: str, tmp_path
         refused = shell(f"vllm-gateway {command}")
         assert refused.returncode == 2
         [line] = refused.stderr.splitlines()
-        assert "GATEWAY_ADMIN_KEY holds a key of the key store (sk-gw-…)" in line
+        assert "GATEWAY_ADMIN_KEY: holds a key of the key store (sk-gw-…)" in line
         assert variables["GATEWAY_KEY"] not in line

@@ -142,7 +142,7 @@ class Draft:
                 settled[name].append(fallback)
                 if fault := fault_of(settled):
                     settled[name].pop()
-                    self.note(f"fallback {fallback!r} of {name!r}", f"is left out: {fault}")
+                    self.note(f"fallback {fallback!r} of {name!r}", f"is left out: {fault.message}")
         return settled
 
     def _settle_inherited(self) -> None:
@@ -167,7 +167,8 @@ def fault_in(kind: type[BaseModel], values: Mapping[str, Any]) -> str | None:
         kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        further = getattr(first.get("ctx", {}).get("error"), "place", ())
+        place = ".".join(str(part) for part in (*first["loc"], *further))
         message = first["msg"].removeprefix("Value error, ")
         return " ".join((f"{place}: {message}" if place else message).split())
     return None

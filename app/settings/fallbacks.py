@@ -26,7 +26,7 @@ def fault_of(fallbacks: Mapping[str, Sequence[str]]) -> FallbackFault | None:
                 hint = f"; did you mean {near[0]!r}?" if near else "; use a model's own name"
                 return FallbackFault(f"{name!r} is not a model{hint}", number, (place,))
     if ring := _ring(fallbacks):
-        message = f"form a cycle: {' → '.join(map(repr, ring))}"
+        message = f"fallbacks form a cycle: {' → '.join(map(repr, ring))}"
         return FallbackFault(message, list(fallbacks).index(ring[0]))
     return None
 

@@ -284,11 +284,11 @@ class TestFallbacks:
             ),
             (
                 with_fallbacks(a=["b"], b=["a"]),
-                "model a: fallbacks: form a cycle: 'a' → 'b' → 'a'",
+                "model a: fallbacks: fallbacks form a cycle: 'a' → 'b' → 'a'",
             ),
             (
                 with_fallbacks(x=["b"], b=["d", "c"], c=["b"], d=[]),
-                "model b: fallbacks: form a cycle: 'b' → 'c' → 'b'",
+                "model b: fallbacks: fallbacks form a cycle: 'b' → 'c' → 'b'",
             ),
         ],
     )
@@ -320,7 +320,9 @@ class TestFallbacks:
                 del left[name]
         assert (fault is not None) == bool(left)
         if fault is not None:
-            ring = fault.message.removeprefix("form a cycle: ").replace("'", "").split(" → ")
+            ring = (
+                fault.message.removeprefix("fallbacks form a cycle: ").replace("'", "").split(" → ")
+            )
             assert ring[0] == ring[-1]
             assert all(b in fallbacks[a] for a, b in pairwise(ring))
 

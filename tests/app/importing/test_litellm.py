@@ -67,8 +67,8 @@ def test_the_name_at_the_server_is_what_follows_the_provider(check: Check) -> No
         ({"model": "openai/gpt-4o", "api_base": None}, "is a hosted service"),
         ({"model": "vllm/org/m"}, "add an engine of `kind: process` with `model: org/m`"),
         ({"api_base": "os.environ/NOT_SET"}, "in a variable that is not set here"),
-        ({"api_base": "ftp://gpu/v1"}, "url must look like"),
-        ({"api_base": "http://user:pw@gpu/v1"}, "url must not hold credentials"),
+        ({"api_base": "ftp://gpu/v1"}, "url: must look like"),
+        ({"api_base": "http://user:pw@gpu/v1"}, "url: must not hold credentials"),
     ],
 )
 def test_a_deployment_that_is_no_engine_is_said(
@@ -191,7 +191,7 @@ def test_aliases_and_fallbacks_of_both_sections(check: Check) -> None:
     said = notes(found)
     assert "'x': is left out: there is no model 'no'" in said
     assert "fallback 'claude' of 'a': is left out" in said
-    assert "fallback 'a' of 'b': is left out: fallbacks go round in a ring" in said
+    assert "fallback 'a' of 'b': is left out: fallbacks form a cycle" in said
     assert "'old': is shown by /v1/models" in said
 
 

@@ -73,7 +73,7 @@ def test_the_names_of_the_command_are_aliases(check: Check) -> None:
         ({}, "cmd: must be text"),
         ({"cmd": COMMAND, "ttl": "soon"}, "ttl: must be a number"),
         ({"cmd": "x", "proxy": "http://127.0.0.1:${PORT}"}, "does not start vLLM"),
-        ({"cmd": "x", "proxy": "nowhere"}, "url must look like"),
+        ({"cmd": "x", "proxy": "nowhere"}, "url: must look like"),
     ],
 )
 def test_a_model_that_cannot_be_served_is_said(

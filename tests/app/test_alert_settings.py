@@ -40,7 +40,7 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings()
     assert caught.value.faults == [
-        "gateway.yaml: alerts.webhook_secret belongs in the environment or .env: "
+        "gateway.yaml:1: alerts.webhook_secret: belongs in the environment or .env: "
         "GATEWAY_ALERTS__WEBHOOK_SECRET"
     ]
     assert "webhook_secret" not in schema()["$defs"]["AlertsSettings"]["properties"]

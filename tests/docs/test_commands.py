@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from app.settings import load_settings
+from engines import flag_check
+from engines.spec import LocalSpec
 from tests.docs.conftest import Demo
 from tests.docs.console import PROMPT, needs
 from tests.docs.page import ROOT, Page
 from tests.docs.pages import PAGES
 from tests.docs.terminal import Terminal, follow
+from tests.fakes import vllm_flags
 from tests.gateway import free_port
 from tests.services import PostgresServer, RedisServer
 
@@ -91,7 +95,23 @@ def test_the_commands_work_on_gateways_of_their_own(
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if p not in LIVE], ids=lambda p: p.name)
 def test_what_needs_a_gpu_passes_the_check_of_a_machine_that_has_them(
-    page: Page, gpus: dict[str, str], tmp_path: Path
+    page: Page, gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    accept_flags(page, monkeypatch, tmp_path)
     with Terminal(tmp_path, {}) as terminal:
         follow(page, terminal, gpus=gpus)
+
+
+def accept_flags(page: Page, patch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Keep answers of a CUDA build's parser, which accepts the flags of the page's files.
+
+    The CPU build that is here knows the flags, but has no sleep mode.
+    """
+    vllm_flags.install(patch, device="cuda", sleep=True)
+    for block in page.blocks:
+        if block.language == "yaml" and block.words and block.words[0].endswith(".yaml"):
+            file = directory / block.words[0]
+            file.write_text(block.text, encoding="utf-8")
+            specs = [one for model in load_settings(file).models for one in model.engines]
+            local = [one for one in specs if isinstance(one, LocalSpec)]
+            flag_check.check(local, directory / "var" / "run")

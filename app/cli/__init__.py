@@ -116,7 +116,8 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # not at the interpreter's exit, which would print what goes wrong
+            if sys.stdout is not None:  # it is None where the shell closed it (`>&-`)
+                sys.stdout.flush()  # not at the interpreter's exit, which would print the error
     except BrokenPipeError:
         # What is left in the buffer goes nowhere. The status is click's own for this.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -255,6 +255,13 @@ async def errors_of_other_gateways(
     async with running(settings) as hasty, connected(hasty) as client:
         client.send(request(None, b"content-length: 9", path=path.encode()) + b"{")
         found.append(await client.answer())
+    async with Fake() as embedding:
+        embedding.serves = ("embed",)
+        settings = settings_for(
+            {"name": "demo", "engines": [remote(embedding.url)]}, run_dir=run_dir / "embedding"
+        )
+        async with running(settings) as other:
+            found.append(await ask(other, path))
     settings = settings_for(model, run_dir=run_dir / "narrow", server={"max_connections": 1})
     async with running(settings) as narrow, connected(narrow), connected(narrow) as client:
         found.append(await client.answer())

@@ -177,7 +177,7 @@ async def test_a_model_is_unloaded_and_loaded(tmp_path: Path) -> None:
         assert await run(one, "models", "unload", "org/demo") == (0, "unloaded org/demo\n")
         assert one.state.catalogue.ready_engines("org/demo") == 0
         code, shown = await run(one, "models")
-        assert (code, shown.splitlines()[1].split()[3]) == (0, "0")
+        assert (code, shown.splitlines()[1].split()[3]) == (0, "stopped")
         loaded = "loaded org/demo: 1 of 1 engines ready\n"
         assert await run(one, "models", "load", "gpt") == (0, loaded)
         assert (await one.chat("gpt")).status_code == 200

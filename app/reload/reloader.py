@@ -324,8 +324,10 @@ class Reloader:
             if prospects is None:
                 return await self._rebuild(change, standing)
 
-            async def ask(old: Running, _: Slot) -> Prospect:
-                return prospects[old.slot.name]  # what was decided for the model as a whole
+            async def ask(old: Running, new: Slot) -> Prospect:
+                decided = prospects.get(old.slot.name)  # for the model as a whole
+                # The way back, from an engine that has taken over, was not asked for before.
+                return decided or await self._prospect(old, new)
 
         up = any(one.engine.state not in IDLE for one in standing.engines)
         try:

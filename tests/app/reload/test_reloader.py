@@ -752,6 +752,25 @@ class TestBeside:
             assert engine(one, "lazy-0").state is EngineState.READY
             assert (await one.chat("lazy")).status_code == 200
 
+    async def test_engines_of_a_model_on_demand_go_back_when_a_later_one_fails(
+        self, tmp_path: Path
+    ) -> None:
+        before = [process(env={"A": "1"}), process(env={"B": "1"})]
+        file = File(tmp_path, model(), model("lazy", *before, load="on_demand"))
+        async with gateway(file) as one:
+            assert (await one.chat("lazy")).status_code == 200
+            kept = pids(one)["lazy-1"]
+            after = [process(args=LONGER), crashing()]
+            file.write(model(), model("lazy", *after, load="on_demand"))
+            [report] = (await reload(one))["models"]
+            assert report["reason"] == "engine lazy-3: no room for KV cache; lazy-1 serves on"
+            assert list(pids(one)) == ["demo-0", "lazy-0", "lazy-1"]
+            assert pids(one)["lazy-1"] == kept
+            assert not longest(one, "lazy-0")
+            assert (await one.chat("lazy")).status_code == 200
+            file.write(model(), model("lazy", *before, load="on_demand"))
+            assert (await reload(one))["lines"] == ["nothing differs"]
+
     async def test_a_request_waits_for_no_engine_that_only_starts(self, tmp_path: Path) -> None:
         """A bound on what runs at once counts READY engines, of which there is one all along."""
         loaded = tmp_path / "loaded"

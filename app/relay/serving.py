@@ -499,4 +499,5 @@ class Serving:
         previous = planned.rewrite.value(planned.body, "previous_response_id")
         if previous in (b"", b"null"):
             return None
-        return await keeper_of(self._rooms.stored, previous, planned.model, self._principal)
+        model = self._rooms.catalogue.current(planned.model)
+        return await keeper_of(self._rooms.stored, previous, model, self._principal)

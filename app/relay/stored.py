@@ -72,7 +72,8 @@ async def keeper_of(
 ) -> str:
     """Return the name of the engine that keeps a response which a body names, encoded.
 
-    Raises RouteNotFound where this caller has no such response of this model.
+    Raises RouteNotFound where this caller has no such response of this model, or its engine is
+    gone, and the response with it.
     """
     try:
         response_id = _text.decode(previous)
@@ -80,6 +81,8 @@ async def keeper_of(
         raise RouteNotFound(NO_SUCH) from None
     found = await _find(stored, response_id, principal)
     if found is None or found.model != model.name:
+        raise RouteNotFound(NO_SUCH)
+    if all(replica.engine.name != found.engine for replica in model.replicas):
         raise RouteNotFound(NO_SUCH)
     return found.engine
 

@@ -578,6 +578,20 @@ class TestBeside:
             assert (await reload(one))["ok"]
             assert list(pids(one)) == ["demo-1"]
 
+    async def test_a_stored_response_is_gone_with_the_engine_that_kept_it(
+        self, tmp_path: Path
+    ) -> None:
+        file = File(tmp_path, model(stores_responses=True))
+        async with gateway(file) as one:
+            body = {"model": "demo", "input": "hi"}
+            kept = (await one.client.post("/v1/responses", json=body)).json()["id"]
+            further = {**body, "previous_response_id": kept}
+            assert (await one.client.post("/v1/responses", json=further)).status_code == 200
+            file.write(model("demo", process(args=LONGER), stores_responses=True))
+            assert (await reload(one))["ok"]
+            assert (await one.client.post("/v1/responses", json=further)).status_code == 404
+            assert (await one.client.get(f"/v1/responses/{kept}")).status_code == 404
+
     async def test_replicas_are_replaced_one_at_a_time(self, tmp_path: Path) -> None:
         file = File(tmp_path, model("demo", process(2)))
         async with gateway(file) as one:

@@ -20,7 +20,9 @@ from app.admission.admission import Permit
 from app.auth.principal import Principal
 from app.connection import Exchange
 from app.errors import (
+    EngineFailed,
     EngineOverloaded,
+    EngineTooSlow,
     EngineUnavailable,
     GatewayError,
 )
@@ -270,6 +272,7 @@ class Serving:
         if record.trace is not None:
             record.trace.failed(asked.name, fault.code)
         waits, asks_left = isinstance(fault, EngineUnavailable), MOST_ASKS
+        yielded = False
         # While the gateway drains, no model gives a permit.
         while standby is not None and standby.any_left and not rooms.admission.draining:
             step = standby.step() if waits else Step.GIVE_UP
@@ -286,7 +289,7 @@ class Serving:
                     else:
                         await self._use(planned, ask, charge, None, None)
                     return
-                waits = waits and step is not Step.GIVE_UP
+                waits = yielded = waits and step is not Step.GIVE_UP
                 model = standby.take(0 if step is Step.GIVE_UP else step)
                 if model is None:
                     continue
@@ -299,8 +302,13 @@ class Serving:
                 if model is None:  # it is the model's that was asked for
                     fault = error.with_traceback(None)
                     waits = waits and isinstance(error, EngineUnavailable)
+                elif isinstance(error, (EngineFailed, EngineTooSlow)):
+                    waits = False  # the request may be the reason
         record.model = asked.name  # none could serve, and it is its fault that is told
-        raise fault
+        if not (waits and yielded and asked.on_demand) or rooms.admission.draining:
+            raise fault
+        # It was left for fallbacks that could not serve: it is waited for as if it had none.
+        await self._load_and_use(planned, ask, charge, None, None, standby)
 
     def _standby(self, asked: Model, only: str | None) -> Standby | None:
         """Return what else may serve a request; None: it has no fallbacks."""

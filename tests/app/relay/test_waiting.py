@@ -291,6 +291,37 @@ class TestOnDemand:
             assert (await row(gateway))["loading"] is not None, "it stays wanted"
             await at_rest(gateway)
 
+    async def test_model_is_waited_for_when_the_fallback_that_is_up_cannot_serve(
+        self, tmp_path: Path
+    ) -> None:
+        async with Fake("spare") as fake:
+            up = tmp_path / "up"
+            model = demo(process(**{"fake-load-until": str(up)}), load="on_demand")
+            limits = {"requests_per_minute": 0}
+            second = {"name": "spare", "engines": [remote(fake.url)], "limits": limits}
+            async with serving(model, second, tmp_path=tmp_path) as gateway:
+                await until_is(gateway, "spare-0", EngineState.READY)
+                task = asyncio.create_task(gateway.chat())
+                await until_waiting(gateway, 1)
+                up.touch()
+                answer = await task
+                assert (answer.status_code, answer.headers["x-gateway-model"]) == (200, "demo")
+                await at_rest(gateway)
+
+    async def test_drain_refuses_who_waits_after_its_fallbacks(self, tmp_path: Path) -> None:
+        async with Fake("spare") as fake:
+            model = demo(process(**{"fake-start": "hang"}), load="on_demand")
+            limits = {"requests_per_minute": 0}
+            second = {"name": "spare", "engines": [remote(fake.url)], "limits": limits}
+            async with serving(model, second, tmp_path=tmp_path) as gateway:
+                await until_is(gateway, "spare-0", EngineState.READY)
+                task = asyncio.create_task(gateway.chat())
+                await until_waiting(gateway, 1)
+                gateway.state.admission.drain()
+                gateway.state.keeper.drain()
+                assert (await task).status_code == 503
+                await at_rest(gateway)
+
     async def test_load_is_shown_with_what_waits_for_it_and_what_is_left(
         self, tmp_path: Path
     ) -> None:

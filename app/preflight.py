@@ -5,6 +5,7 @@ parallel sizes that this machine cannot have. GPUs that a spec asks for are `Bui
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,10 +32,16 @@ class Found:
     notes: tuple[str, ...]
 
 
-def preflight(settings: Settings, slots: Sequence[Slot], builder: Builder) -> Found:
+def preflight(
+    settings: Settings,
+    slots: Sequence[Slot],
+    builder: Builder,
+    ended: threading.Event | None = None,
+) -> Found:
     """Return what is wrong with engines of `settings` that are to be started. Blocks.
 
-    vLLM is not asked where another program stands in its place.
+    vLLM is not asked where another program stands in its place, and not waited for any longer once
+    `ended` is set.
     """
     local = [(slot.name, slot.spec) for slot in slots if isinstance(slot.spec, LocalSpec)]
     specs = list({id(spec): spec for _, spec in local}.values())
@@ -47,7 +54,7 @@ def preflight(settings: Settings, slots: Sequence[Slot], builder: Builder) -> Fo
     notes: list[str] = []
     if specs and builder.runs_vllm:
         try:
-            faults += _flags(settings, specs, builder)
+            faults += _flags(settings, specs, builder, ended)
         except flag_check.CannotAsk as error:
             notes.append(f"flags of engines were not checked: {error}")
     return Found(tuple(faults), tuple(notes))
@@ -67,9 +74,14 @@ def _long_paths(settings: Settings, engines: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _flags(settings: Settings, specs: Sequence[LocalSpec], builder: Builder) -> list[str]:
+def _flags(
+    settings: Settings,
+    specs: Sequence[LocalSpec],
+    builder: Builder,
+    ended: threading.Event | None,
+) -> list[str]:
     """Return what is wrong with the flags of engines. Raises CannotAsk."""
-    verdict = flag_check.check(specs, settings.server.run_dir)
+    verdict = flag_check.check(specs, settings.server.run_dir, ended)
     found: list[str] = []
     for spec, faults in zip(specs, verdict.faults, strict=True):
         for fault in faults:

@@ -14,9 +14,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from engines import environment, flags
@@ -29,8 +31,12 @@ NAME = "vllm-flags.json"
 SCRIPT = Path(__file__).with_name("flag_dump.py")
 # Ten seconds where files are cached; from a cold disk, on a busy machine, a minute was seen.
 TIMEOUT_S = 120.0
+# How often a caller that waits for the answer looks whether it is still wanted.
+LOOK_S = 0.2
 # Accepted command lines that are kept, the newest.
 KEPT = 256
+# Without O_NONBLOCK a FIFO that somebody has put there would be waited for without end.
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # No file of ours is larger; another one is not read.
 MAX_BYTES = 4 * 1024 * 1024
 # What decides which flags there are.
@@ -61,10 +67,13 @@ class _Kept:
     accepted: tuple[str, ...] = ()
 
 
-def check(specs: Sequence[LocalSpec], directory: Path) -> Verdict:
+def check(
+    specs: Sequence[LocalSpec], directory: Path, ended: threading.Event | None = None
+) -> Verdict:
     """Return what vLLM says of the flags of engines. Blocks. Raises CannotAsk.
 
-    Answers are kept in `directory` where that belongs to this user, or can be made.
+    Answers are kept in `directory` where that belongs to this user, or can be made. Once `ended` is
+    set, vLLM is not waited for any longer.
     """
     file, vllm = directory / NAME, _identity()
     lines = [[f"--model={spec.model}", *spec.added_flags(()), *spec.argv()] for spec in specs]
@@ -78,7 +87,7 @@ def check(specs: Sequence[LocalSpec], directory: Path) -> Verdict:
             for faults, line in zip(found, lines, strict=True)
         ):
             return Verdict(table, tuple(found))
-    printed, refused = ask(lines)
+    printed, refused = ask(lines, ended)
     table = FlagTable.of(printed)
     found = [
         tuple(flags.faults(table, spec.args))
@@ -106,18 +115,12 @@ def _identity() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def ask(lines: Sequence[Sequence[str]]) -> tuple[Mapping[str, Any], list[str | None]]:
+def ask(
+    lines: Sequence[Sequence[str]], ended: threading.Event | None = None
+) -> tuple[Mapping[str, Any], list[str | None]]:
     """Return the table and what is said against each command line. Raises CannotAsk."""
-    variables = environment.inherited(os.environ)
     try:
-        done = subprocess.run(  # noqa: S603 - a script of ours
-            [sys.executable, "-P", str(SCRIPT)],
-            input=json.dumps(lines).encode(),
-            capture_output=True,
-            env={**variables, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        done = _run(json.dumps(lines).encode(), ended or threading.Event())
     except subprocess.TimeoutExpired:
         raise CannotAsk(f"vLLM gave no answer in {TIMEOUT_S:g} s") from None
     except OSError as error:
@@ -128,14 +131,50 @@ def ask(lines: Sequence[Sequence[str]]) -> tuple[Mapping[str, Any], list[str | N
         return answer["table"], [None if one is None else str(one) for one in answer["refused"]]
     except (ValueError, LookupError, TypeError, AttributeError):
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        said = hidden(last[0][:300]) if last else f"exit code {done.returncode}"
+        said = hidden(last[0])[:300] if last else f"exit code {done.returncode}"
         raise CannotAsk(f"vLLM's parser did not answer: {said}") from None
+
+
+def _run(question: bytes, ended: threading.Event) -> subprocess.CompletedProcess[bytes]:
+    """Return what the script answers. Raises OSError, CannotAsk and subprocess.TimeoutExpired.
+
+    Nothing of it is left in any case.
+    """
+    command = [sys.executable, "-P", str(SCRIPT)]
+    variables = environment.inherited(os.environ)
+    deadline = monotonic() + TIMEOUT_S
+    # In memory, since it may hold a token, and whole, since `communicate` forgets the rest of what
+    # it was to send when it times out.
+    with open(os.memfd_create("question"), "wb+") as asked:
+        asked.write(question)
+        asked.seek(0)
+        child = subprocess.Popen(  # noqa: S603 - a script of ours
+            command,
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**variables, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
+        )
+    with child:
+        try:
+            while True:
+                try:
+                    answer, said = child.communicate(timeout=LOOK_S)
+                except subprocess.TimeoutExpired:
+                    if ended.is_set():
+                        raise CannotAsk("the gateway is shutting down") from None
+                    if monotonic() >= deadline:
+                        raise
+                else:
+                    return subprocess.CompletedProcess(command, child.returncode, answer, said)
+        finally:
+            child.kill()
 
 
 def _read(file: Path, vllm: str) -> _Kept | None:
     """Return what is kept of this vLLM; None if that is nothing, or others may have written it."""
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
+        with os.fdopen(os.open(file, _OPEN), "rb") as opened:
             found = os.fstat(opened.fileno())
             foreign = found.st_uid != os.geteuid() or found.st_mode & WRITABLE_BY_OTHERS
             if foreign or not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:

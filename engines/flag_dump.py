@@ -7,13 +7,17 @@ hundreds of MiB, so this must not happen in the gateway. No model is read, no de
 """
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
+import signal
 import sys
 from typing import Any
 
 # Below the gateway's requests and the engines.
 NICENESS = 10
+PR_SET_PDEATHSIG = 1
 
 
 class Refused(Exception):
@@ -22,6 +26,9 @@ class Refused(Exception):
 
 def main() -> None:
     """Answer on what was standard output; what vLLM prints goes to standard error."""
+    # A gateway that is killed leaves nothing that imports vLLM, or hangs in it (prctl(2)).
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.nice(NICENESS)

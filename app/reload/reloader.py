@@ -9,6 +9,7 @@ engines and all of its old settings when the report is made; the others are not 
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -90,6 +91,8 @@ class Reloader:
         # Models on demand whose engines are being replaced: nobody may load those meanwhile.
         self._rebuilt: set[str] = set()
         self._tasks: set[asyncio.Task[Report]] = set()
+        # For the threads of those tasks, which the end of the process waits for.
+        self._closed = threading.Event()
 
     @property
     def settings(self) -> Settings:
@@ -121,6 +124,7 @@ class Reloader:
 
     async def close(self) -> None:
         """Break off what is under way, and end the engines that belong to no model."""
+        self._closed.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -167,7 +171,8 @@ class Reloader:
 
         Raises InvalidConfiguration where something plainly cannot be started.
         """
-        ahead = preflight(found.new, [slot for _, slot in found.starts()], self._builder)
+        starts = [slot for _, slot in found.starts()]
+        ahead = preflight(found.new, starts, self._builder, self._closed)
         faults = list(ahead.faults)
         for note in ahead.notes:
             log.warning("reload: %s", note)

@@ -94,7 +94,7 @@ def test_another_program_in_vllms_place_is_not_asked(monkeypatch: pytest.MonkeyP
 def test_where_vllm_gives_no_answer_that_is_told_and_nothing_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def silent(_lines: object) -> None:
+    def silent(_lines: object, _ended: object) -> None:
         raise CannotAsk("vLLM gave no answer in 120 s")
 
     monkeypatch.setattr(flag_check, "ask", silent)

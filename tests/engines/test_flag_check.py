@@ -4,6 +4,8 @@ import json
 import os
 import stat
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,11 @@ class TestFile:
         assert target.read_text() == "{}"
         assert not (tmp_path / NAME).is_symlink()
 
+    def test_a_fifo_is_not_waited_for(self, parser: FakeParser, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / NAME, 0o600)
+        assert faults(tmp_path, {}) == []
+        assert (tmp_path / NAME).is_file()
+
     @pytest.mark.parametrize("text", ["", "[]", "{", '{"vllm": 1}', "\xff"])
     def test_garbage_is_asked_over(self, parser: FakeParser, tmp_path: Path, text: str) -> None:
         (tmp_path / NAME).write_text(text)
@@ -141,6 +148,35 @@ class TestProcess:
         monkeypatch.setattr(flag_check, "TIMEOUT_S", 0.1)
         with pytest.raises(CannotAsk, match=r"no answer in 0\.1 s"):
             check([ProcessSpec(kind="process", model="m")], tmp_path)
+
+    def test_one_that_nobody_waits_for_any_longer_is_ended(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("import time; time.sleep(60)")
+        monkeypatch.setattr(flag_check, "SCRIPT", script)
+        ended = threading.Event()
+        timer = threading.Timer(0.1, ended.set)
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(CannotAsk, match="shutting down"):
+            check([ProcessSpec(kind="process", model="m")], tmp_path, ended)
+        assert time.monotonic() - began < 10
+        timer.join()
+
+    def test_a_long_question_reaches_one_that_is_slow_to_read_it(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        answer = {"table": vllm_flags.TABLE, "refused": [None, None, None]}
+        script.write_text(
+            "import sys, time; time.sleep(0.3); assert len(sys.stdin.read()) > 900_000; "
+            f"print({json.dumps(answer)!r})"
+        )
+        monkeypatch.setattr(flag_check, "LOOK_S", 0.05)
+        monkeypatch.setattr(flag_check, "SCRIPT", script)
+        _, refused = flag_check.ask([["--model=m", "x" * 300_000]] * 3)
+        assert refused == [None, None, None]
 
 
 @pytest.mark.vllm

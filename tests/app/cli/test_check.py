@@ -149,7 +149,7 @@ def test_a_url_that_cannot_be_read_is_not_shown() -> None:
 
 
 def test_what_could_not_be_checked_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(_lines: object) -> None:
+    def silent(_lines: object, _ended: object) -> None:
         raise CannotAsk("vLLM gave no answer in 120 s")
 
     monkeypatch.setattr(flag_check, "ask", silent)

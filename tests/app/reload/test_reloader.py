@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from app.errors import Conflict
+from app.preflight import Found
 from app.reload.report import Report
 from app.routing.affinity import SessionAffinity
 from app.settings import ConfigError, Settings, digest
@@ -1060,6 +1062,30 @@ class TestTheEndOfTheGateway:
         with pytest.raises(asyncio.CancelledError):
             await reloading
         assert below() == before
+
+    async def test_ends_the_question_to_vllms_parser(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The end of the process waits for every thread of the loop's executor."""
+        asked, told = threading.Event(), threading.Event()
+
+        def slow(*given: object) -> Found:
+            asked.set()
+            ended = given[-1]
+            assert isinstance(ended, threading.Event)
+            if ended.wait(20):
+                told.set()
+            return Found((), ())
+
+        monkeypatch.setattr("app.reload.reloader.preflight", slow)
+        file = File(tmp_path, model())
+        async with gateway(file) as one:
+            file.write(model("demo", process(args=LONGER)))
+            reloading = asyncio.create_task(one.state.reloader.reload())
+            await until(asked.is_set)
+        with pytest.raises(asyncio.CancelledError):
+            await reloading
+        await until(told.is_set)
 
     async def test_ends_an_engine_that_starts_beside_another(self, tmp_path: Path) -> None:
         file, before = File(tmp_path, model()), below()

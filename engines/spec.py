@@ -158,7 +158,7 @@ class LocalSpec(SpecModel):
         for name, value in args.items() if isinstance(args, dict) else ():
             members = value if isinstance(value, list) else [value]
             if not isinstance(name, str):
-                raise PlacedError(f"{name!r} is not the name of a flag")
+                raise PlacedError(f"{_shown_name(name)} is not the name of a flag")
             if not all(isinstance(m, str | int | float | dict | None) for m in members):
                 raise PlacedError("takes text, a number, true, false or a list of them", name)
         return args
@@ -172,7 +172,7 @@ class LocalSpec(SpecModel):
                 # As a word of its own it would be read as another flag, a reserved one perhaps.
                 raise PlacedError("a member of a list must not begin with a dash", name)
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", name):
-                raise PlacedError(f"{name!r} is not the name of a flag")
+                raise PlacedError(f"{_shown_name(name)} is not the name of a flag")
             if (flag := _reserved(name)) is not None:
                 instead = f"; use {SETTINGS[flag]}" if flag in SETTINGS else ""
                 meant = "" if flag == name else f"stands for {flag}, which "
@@ -184,7 +184,7 @@ class LocalSpec(SpecModel):
     def _variables(cls, env: dict[str, str]) -> dict[str, str]:
         for name, value in env.items():
             if not name or "=" in name or "\0" in name + value:
-                raise PlacedError(f"{name!r} cannot be an environment variable")
+                raise PlacedError(f"{_shown_name(name)} cannot be an environment variable")
         if environment.API_KEY in env:
             raise PlacedError(
                 "cannot be set: the gateway sends no key to the engines that it runs",
@@ -198,7 +198,9 @@ class LocalSpec(SpecModel):
         for number, name in enumerate(names):
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name):
                 raise PlacedError(
-                    f"{name!r} is neither the name of a variable nor a prefix such as AWS_*", number
+                    f"{_shown_name(name)} is neither the name of a variable nor a prefix such as "
+                    "AWS_*",
+                    number,
                 )
             if environment.never_inherited(name.removesuffix("*")):
                 raise PlacedError(f"{name} is never inherited by an engine", number)
@@ -243,6 +245,14 @@ class LocalSpec(SpecModel):
             if not path.exists():
                 return f"model directory {self.model} does not exist"
         return None
+
+
+def _shown_name(name: object) -> str:
+    """Return a wrong name as a fault shows it, without a value that is written behind it."""
+    text = str(name)
+    word = re.split(r"[\s=:]", text, maxsplit=1)[0]
+    shown = redact.hidden(repr(word))
+    return shown if word == text else f"{shown[:-1]}…{shown[-1]}"
 
 
 def flag_name(key: str) -> str:
@@ -301,10 +311,9 @@ class RemoteSpec(SpecModel):
         except ValueError:  # a bracket without its partner
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            given = redact.hidden(repr(self.url))
-            raise PlacedError(
-                f"must look like http://host:port or https://host, not {given}", "url"
-            )
+            # Where credentials end cannot be told of what is no URL.
+            given = "" if "@" in self.url else f", not {redact.hidden(repr(self.url))}"
+            raise PlacedError(f"must look like http://host:port or https://host{given}", "url")
         if not re.fullmatch(r"[!-~]+", self.url):
             raise PlacedError("must be printable ASCII without blanks", "url")
         try:
@@ -318,7 +327,10 @@ class RemoteSpec(SpecModel):
         if parts.query or parts.fragment:
             raise PlacedError("must not have a query or a fragment", "url")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            raise PlacedError(f"environment variable {self.api_key_env} is not set", "api_key_env")
+            # Somebody may have written the key itself.
+            named = re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env)
+            which = self.api_key_env if named else "of that name"
+            raise PlacedError(f"environment variable {which} is not set", "api_key_env")
         return self
 
 

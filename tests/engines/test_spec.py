@@ -302,3 +302,29 @@ class TestRemote:
         monkeypatch.setenv("GPU_BOX_KEY", OTHER)
         found = load(with_remote(api_key_env="GPU_BOX_KEY"))
         assert OTHER not in repr(found) + repr(found.model_dump())
+
+    @pytest.mark.parametrize(
+        "url", ["ftp://u:canary/x@h", "ftp://u:p@canary@h", "ftp://canary@h", "u:canary@h"]
+    )
+    def test_credentials_of_what_is_no_url_are_not_told(self, url: str) -> None:
+        [found] = faults(with_remote(url=url))
+        assert "must look like http://host:port" in found
+        assert "canary" not in found
+
+    def test_a_key_in_the_place_of_its_variable_is_not_told(self) -> None:
+        [found] = faults(with_remote(api_key_env="canary0123456789"))
+        assert found.endswith("environment variable of that name is not set")
+
+    @pytest.mark.parametrize(
+        ("fields", "told"),
+        [
+            ({"args": {"hf-token=canary": 1}}, "'hf-token…' is not the name of a flag"),
+            ({"args": {"hf-token canary": 1}}, "'hf-token…' is not the name of a flag"),
+            ({"env": {"HF_TOKEN=canary": "1"}}, "'HF_TOKEN…' cannot be an environment variable"),
+            ({"inherit_env": ["HF_TOKEN=canary"]}, "'HF_TOKEN…' is neither the name of a variable"),
+        ],
+    )
+    def test_a_value_behind_a_name_is_not_told(self, fields: dict[str, Any], told: str) -> None:
+        [found] = faults(with_engine(**fields))
+        assert told in found
+        assert "canary" not in found

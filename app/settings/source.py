@@ -14,6 +14,9 @@ from engines.spec import flag_name
 Place = tuple[str | int, ...]
 PREFIX = "GATEWAY_"
 LONGEST = 80
+# Counted with every use of an anchor: a few lines could stand for billions of values, and merged
+# mappings (`<<`) are copied. Far more than any configuration has.
+MAX_VALUES = 100_000
 
 _STRING = "tag:yaml.org,2002:str"
 # What YAML makes of 022, 1_000, 1:30 and 2026-01-01, and an environment variable does not mean.
@@ -86,6 +89,8 @@ def read(file: Path, variables: frozenset[str]) -> tuple[dict[str, Any], Source]
         faults: list[str] = []
         lines: dict[Place, int] = {}
         if root is not None:
+            if _count(root, {}) > MAX_VALUES:
+                raise ConfigError([f"{file}: holds more than {MAX_VALUES} values"])
             _keep_variables_as_written(root)
             faults = [f"{file}:{fault}" for fault in _number_lines(root, lines)]
         data = None if root is None else loader.construct_document(root)
@@ -154,6 +159,20 @@ def _names(data: Mapping[str, Any]) -> tuple[str | None, ...]:
         else []
     )
     return tuple(name if isinstance(name, str) and name else None for name in found)
+
+
+def _count(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Return how many values a node stands for; one that is in itself has more than any bound."""
+    if (known := counted.get(id(node))) is not None:
+        return known
+    counted[id(node)] = MAX_VALUES + 1  # while it is open
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        inside = node.value
+    elif isinstance(node, yaml.MappingNode):
+        inside = [one for pair in node.value for one in pair]
+    counted[id(node)] = found = 1 + sum(_count(one, counted) for one in inside)
+    return found
 
 
 def _number_lines(root: yaml.Node, lines: dict[Place, int]) -> Iterator[str]:

@@ -74,11 +74,15 @@ class TestLines:
             "GATEWAY_LOGS: logs.level: must be debug, info, warning or error, not 'loud'",
         ]
 
-    def test_aliases_of_aliases_are_numbered_in_no_time(self) -> None:
-        bomb = "a0: &a0 [x]\n" + "".join(
-            f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+    @pytest.mark.parametrize("form", ["[{}]", "{{<<: [{}]}}"])
+    def test_aliases_of_aliases_are_refused_in_no_time(self, form: str) -> None:
+        bomb = f"a0: &a0 {form.format('{x: 1}')}\n" + "".join(
+            f"a{n}: &a{n} {form.format(', '.join([f'*a{n - 1}'] * 10))}\n" for n in range(1, 9)
         )
-        assert any(line.startswith("gateway.yaml:1: a0: unknown key") for line in refused(bomb))
+        assert refused(bomb) == ["gateway.yaml: holds more than 100000 values"]
+
+    def test_an_alias_of_what_is_around_it_is_refused(self) -> None:
+        assert refused("models: &a [*a]\n") == ["gateway.yaml: holds more than 100000 values"]
 
 
 class TestTwice:

@@ -216,7 +216,18 @@ class Reloader:
             devices = None
         if budget_gib is not None:
             budget_gib -= self._taken_gib()
-        return Machine(devices, vllm_runs_on_cpu(), available_gib(), budget_gib)
+        free_gib = available_gib()
+        if free_gib is not None:
+            free_gib = max(free_gib - self._starting_gib(), 0.0)
+        return Machine(devices, vllm_runs_on_cpu(), free_gib, budget_gib)
+
+    def _starting_gib(self) -> float:
+        """Return the GiB that engines take, for all that is known, which are loading.
+
+        How much of it they have taken already is not known.
+        """
+        engines = (one.engine for standing in self._standing.values() for one in standing.engines)
+        return sum(memory_gib(e) for e in engines if e.state is EngineState.STARTING)
 
     def _taken_gib(self) -> float:
         """Return the GiB that nothing else may take of server.memory_budget_gib now.

@@ -670,6 +670,23 @@ class TestBeside:
             assert list(pids(one)) == ["demo-1", "other-1"]
             assert (await one.chat("other")).status_code == 200
 
+    async def test_memory_that_another_engine_is_about_to_take_is_not_free(
+        self, tmp_path: Path, free_gib: list[float]
+    ) -> None:
+        hangs = process(args={"fake-start": "hang"})
+        lazy = model("lazy", {**hangs, "memory_gib": 1.0}, load="on_demand")
+        file = File(tmp_path, model(), lazy)
+        async with gateway(file) as one:
+            loading = asyncio.create_task(one.chat("lazy"))
+            await until(lambda: engine(one, "lazy-0").state is EngineState.STARTING)
+            free_gib[0] = 1.1
+            file.write(model("demo", process(args=LONGER)), lazy)
+            [_, told] = (await reload(one, dry_run=True))["difference"]
+            assert "no memory for both: it takes up to 0.1 GiB to start, 0.1 are free" in told
+            loading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loading
+
     async def test_a_dry_run_tells_how_long_nobody_would_serve(
         self, tmp_path: Path, free_gib: list[float]
     ) -> None:

@@ -334,7 +334,7 @@ async def _hand_over(
 ) -> None:
     """Let the next gateway begin at once: what is in flight here goes on beside it."""
     state.admission.drain()
-    await state.reloader.close()
+    await state.reloader.stop()
     await release_engines(state)
     for server in servers:
         for listening in server.servers:

@@ -122,12 +122,16 @@ class Reloader:
         task.add_done_callback(partial(self._ended, dry_run))
         return await asyncio.shield(task)
 
-    async def close(self) -> None:
-        """Break off what is under way, and end the engines that belong to no model."""
+    async def stop(self) -> None:
+        """Break off what is under way; engines that belong to no model end what they have."""
         self._closed.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Break off what is under way, and end the engines that belong to no model."""
+        await self.stop()
         await self._fleet.close()
 
     def _ended(self, dry_run: bool, task: asyncio.Task[Report]) -> None:

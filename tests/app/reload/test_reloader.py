@@ -19,6 +19,7 @@ from app.errors import Conflict
 from app.preflight import Found
 from app.reload.report import Report
 from app.routing.affinity import SessionAffinity
+from app.server import _hand_over
 from app.settings import ConfigError, Settings, digest
 from engines.accelerator import HostMemory
 from engines.base import EngineState
@@ -1126,6 +1127,28 @@ class TestTheEndOfTheGateway:
         async with gateway(file) as one:
             assert pids(one) == kept
             assert (await one.chat()).status_code == 200
+        await ended(file, before)
+
+    async def test_what_is_in_flight_on_a_retired_engine_ends_when_others_are_handed_over(
+        self, tmp_path: Path
+    ) -> None:
+        file, before = File(tmp_path, model(), server=KEEP), below()
+        async with gateway(file) as one:
+            body = {"model": "demo", "stream": True, "fake": "tokens:20:20"}
+            async with one.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                lines = answer.aiter_lines()
+                await anext(lines)
+                file.write(model("demo", process(args=LONGER)), server=KEEP)
+                reloading = asyncio.create_task(one.state.reloader.reload())
+                await until(lambda: list(pids(one)) == ["demo-1"])
+                kept = pids(one)
+                await _hand_over(one.state, [], contextlib.ExitStack())
+                told = [line async for line in lines if line]
+            assert told[-1] == "data: [DONE]"
+            with pytest.raises(asyncio.CancelledError):
+                await reloading
+        async with gateway(file) as one:
+            assert pids(one) == kept
         await ended(file, before)
 
     async def test_the_next_gateway_takes_over_the_engine_that_was_starting(

@@ -73,11 +73,11 @@ class Owner(Protocol):
 class Watch(Protocol):
     """What is told of accounts with a budget. It returns at once."""
 
-    def spent(self, account: "Account", batch: int) -> None:
-        """Note that an account spent something, which is in the database with a batch."""
+    def spent(self, account: "Account", batch: int, day: str) -> None:
+        """Note that an account spent something on a day, in the database with a batch."""
 
-    def refused(self, account: "Account", period: Period) -> None:
-        """Note that a request was refused since too little of a budget is left."""
+    def refused(self, account: "Account", period: Period, day: str) -> None:
+        """Note that a request was refused on a day since too little of a budget is left."""
 
 
 class Account:
@@ -205,7 +205,7 @@ class Budgets:
             refused = longer(refused, refusal(so_far, day, now, *budgets, tokens, account.subject))
             if refused is not None and self._watch is not None:
                 for period in too_full(so_far, *budgets, tokens):
-                    self._watch.refused(account, period)
+                    self._watch.refused(account, period, day)
         if refused is not None:
             raise refused
         return Reservation([one.spending for one in accounts], tokens)
@@ -258,7 +258,7 @@ class Budgets:
         account.daily, account.monthly = daily, monthly
         if new and self._watch is not None:
             # A gateway before this one may have ended before its watch looked.
-            self._watch.spent(account, 0)
+            self._watch.spent(account, 0, day_of(now))
         return account
 
     def _note(self, batch: int, at_s: float, record: UsageRecord) -> None:
@@ -270,9 +270,10 @@ class Budgets:
             self._count(owner, batch, at_s, record)
 
     def _count(self, account: Account, batch: int, at_s: float, record: UsageRecord) -> None:
-        account.spending.record(batch, day_of(at_s), tokens_of(record.usage))
+        day = day_of(at_s)
+        account.spending.record(batch, day, tokens_of(record.usage))
         if self._watch is not None:
-            self._watch.spent(account, batch)
+            self._watch.spent(account, batch, day)
 
     def _sweep(self) -> None:
         """Forget the accounts that nobody uses, but not while they could not be read again."""

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,7 +19,6 @@ from app.telemetry.metrics import Metrics
 from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
 from app.usage.alerts.outbox import Outbox, Reached
 from app.usage.budgets import Account
-from app.usage.rows import day_of
 from app.usage.spending import Period, Spent, Subject
 
 if TYPE_CHECKING:  # imported only where alerts are sent: 8 MiB
@@ -47,11 +46,19 @@ MAX_KNOWN = 10_000
 class _Waiting:
     """What is to be looked at of an account."""
 
-    __slots__ = ("batch", "refused")
+    __slots__ = ("batch", "days")
 
     def __init__(self) -> None:
         self.batch = 0  # what it spent is in the database with this batch
-        self.refused: set[Period] = set()
+        # The UTC days on which it spent something, and the periods that refused a request then. A
+        # look may come after midnight, and an outage makes it come days later.
+        self.days: dict[str, set[Period]] = {}
+
+    def note(self, batch: int, days: Mapping[str, Collection[Period]]) -> None:
+        """Add what is to be looked at."""
+        self.batch = max(self.batch, batch)
+        for day, refused in days.items():
+            self.days.setdefault(day, set()).update(refused)
 
 
 class Alerts:
@@ -100,15 +107,15 @@ class Alerts:
 
     # What budgets tell
 
-    def spent(self, account: Account, batch: int) -> None:
-        """Note that an account spent something, which is in the database with a batch."""
+    def spent(self, account: Account, batch: int, day: str) -> None:
+        """Note that an account spent something on a day, in the database with a batch."""
         if (waiting := self._wait(account)) is not None:
-            waiting.batch = max(waiting.batch, batch)
+            waiting.note(batch, {day: ()})
 
-    def refused(self, account: Account, period: Period) -> None:
-        """Note that a request was refused since too little of a budget is left."""
+    def refused(self, account: Account, period: Period, day: str) -> None:
+        """Note that a request was refused on a day since too little of a budget is left."""
         if (waiting := self._wait(account)) is not None:
-            waiting.refused.add(period)
+            waiting.note(0, {day: (period,)})
 
     def _wait(self, account: Account) -> _Waiting | None:
         if account.daily is None and account.monthly is None:
@@ -159,19 +166,17 @@ class Alerts:
 
     async def _look_at(self, accounts: Sequence[Account]) -> None:
         waiting = {account: self._waiting.pop(account) for account in accounts}
-        now = self._clock()
-        day = day_of(now)
         try:
             found: list[Reached] = []
-            for subject in ("key", "owner"):
-                found += await self._reached(subject, waiting, day)
+            for day in sorted({day for was in waiting.values() for day in was.days}):
+                for subject in ("key", "owner"):
+                    found += await self._reached(subject, waiting, day)
             new = [one for one in found if _identity(one) not in self._known]
-            await self._outbox.add(new, int(now * 1000))
+            await self._outbox.add(new, self._now_ms())
         except BaseException:  # a cancellation too: `close` looks once more
             for account, was in waiting.items():
                 if (again := self._wait(account)) is not None:
-                    again.batch = max(again.batch, was.batch)
-                    again.refused |= was.refused
+                    again.note(was.batch, was.days)
             raise
         if len(self._known) + len(new) > MAX_KNOWN:
             self._known.clear()
@@ -182,7 +187,7 @@ class Alerts:
     async def _reached(
         self, subject: Subject, waiting: dict[Account, _Waiting], day: str
     ) -> list[Reached]:
-        accounts = [one for one in waiting if one.subject == subject]
+        accounts = [one for one, at in waiting.items() if one.subject == subject and day in at.days]
         if not accounts:
             return []
         spent = await self._outbox.spent(subject, [one.name for one in accounts], day)
@@ -191,7 +196,7 @@ class Alerts:
             reached
             for one in accounts
             for reached in reached_of(
-                one, spent.get(one.name, nothing), day, self._permilles, waiting[one].refused
+                one, spent.get(one.name, nothing), day, self._permilles, waiting[one].days[day]
             )
         ]
 

@@ -196,6 +196,30 @@ async def test_a_request_that_a_budget_refuses_is_told_of_once(
         assert receiver.messages == [("research", "refused")]
 
 
+async def test_alert_belongs_to_the_day_of_the_request_not_of_the_look(
+    database: Faulty, receiver: Receiver, clock: Clock
+) -> None:
+    clock.set("2026-11-22T23:59:59")
+    async with running(database, receiver, clock, budget_shares=[0.8]) as gateway:
+        await gateway.spend(1)
+        database.down = True
+        await gateway.spend(899)
+        with pytest.raises(QuotaUsedUp):
+            await gateway.budgets.reserve("key-1", 1000, None, 600)
+        clock.set("2026-11-23T00:00:01")
+        database.down = False
+        await receiver.until(2)
+        found = sorted((one["starts_at"][:10], one["used_tokens"]) for one in data(receiver))
+        assert found == [("2026-11-22", 900), ("2026-11-22", 900)]
+        assert sorted(map(str, receiver.messages)) == ["('key-1', 'refused')", "('key-1', 0.8)"]
+        # The next day's own refusal is another alert.
+        await gateway.spend(500)
+        with pytest.raises(QuotaUsedUp):
+            await gateway.budgets.reserve("key-1", 1000, None, 600)
+        await receiver.until(3)
+        assert data(receiver)[-1]["starts_at"][:10] == "2026-11-23"
+
+
 async def test_gateways_and_restarts_share_one_alert(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
@@ -370,8 +394,8 @@ async def test_no_more_accounts_wait_than_may(
     for number in range(MAX_WAITING + 10):
         account = Account("key", str(number))
         account.daily = 1
-        alerts.spent(account, 1)
-        alerts.refused(account, "day")
+        alerts.spent(account, 1, "2026-11-22")
+        alerts.refused(account, "day", "2026-11-22")
     assert len(alerts._waiting) == MAX_WAITING
 
 

@@ -8,6 +8,9 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+# Unknown names of one list that are compared with all models: while they are, no token is relayed.
+MOST_HINTS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedModels:
@@ -15,17 +18,22 @@ class CheckedModels:
 
     models: list[str]  # with models in place of aliases, each once
     aliases: Mapping[str, str]  # those that were given, and the model of each
-    unknown: Mapping[str, str | None]  # names that nothing has, and the nearest that something has
+    # Names that nothing has, and the nearest that something has, of the first MOST_HINTS of them.
+    unknown: Mapping[str, str | None]
     unmatched: Sequence[str]  # prefixes that no model begins with
 
 
 def check_models(given: Sequence[str], names: Mapping[str, str]) -> CheckedModels:
     """Compare a key's models with those of `names`: of each name or alias, the model's own name."""
     known = set(names.values())
+    unknown = dict.fromkeys(name for name in given if not _prefix(name) and name not in names)
     return CheckedModels(
         list(dict.fromkeys(names.get(name, name) for name in given)),
         {name: names[name] for name in given if names.get(name, name) != name},
-        {name: _nearest(name, names) for name in given if not _prefix(name) and name not in names},
+        {
+            name: _nearest(name, names) if number < MOST_HINTS else None
+            for number, name in enumerate(unknown)
+        },
         [
             name
             for name in given

@@ -5,6 +5,7 @@ that whoever has seen a revision has seen every change up to it, and checks made
 transaction (is the name free?) hold until it ends.
 """
 
+import asyncio
 import difflib
 import re
 import time
@@ -12,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, bindparam, insert, or_, select, tuple_, update
+from sqlalchemy import and_, bindparam, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 
-from app.auth.fields import MAX_NAME, KeyChanges, KeyFields
+from app.auth.fields import KeyChanges, KeyFields
 from app.auth.format import NewKey, is_id, make
 from app.auth.principal import Owner, Role
 from app.database.asynchronous import AsyncConnection
@@ -34,7 +35,7 @@ class UnknownKey(LookupError):
 
 
 class NameTaken(ValueError):
-    """Another key has the name."""
+    """Another key has the name, or has it as its ID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,8 @@ _OWNER = [column.label(f"owners_{column.name}") for column in owners.c]
 _CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
 # Ids that are read at once: while rows are made of them, no token is relayed.
 _PAGE = 1000
+# Longest name in a hint: the time of one comparison grows with the square of the length, or faster.
+_LONGEST_HINT = 40
 # IDs of keys of the environment, and of callers while keys are off.
 _OUTSIDE = re.compile(r"key-[0-9a-f]{8}|anonymous")
 _ALIVE = api_keys.c.deleted_ms.is_(None)
@@ -162,9 +165,13 @@ class KeyStore:
                 query = select(*_COLUMNS).where(api_keys.c.name == named, _ALIVE)
                 if (row := (await connection.execute(query)).first()) is not None:
                     return _key(row)
-            query = select(api_keys.c.name).where(_ALIVE).limit(_PAGE)
+            if len(named) > _LONGEST_HINT:
+                raise UnknownKey
+            short = func.length(api_keys.c.name) <= _LONGEST_HINT
+            query = select(api_keys.c.name).where(_ALIVE, short).limit(_PAGE)
             names = list(await connection.scalars(query))
-        near = difflib.get_close_matches(named[:MAX_NAME], names, 1)
+        # In a thread: the loop relays tokens meanwhile.
+        near = await asyncio.to_thread(difflib.get_close_matches, named, names, 1)
         raise UnknownKey(near[0] if near else None)
 
     async def id_for_reports(self, named: str) -> str:
@@ -345,7 +352,17 @@ async def _get(connection: AsyncConnection, key_id: str) -> ApiKey:
 
 
 async def _check_name(connection: AsyncConnection, name: str, key_id: str) -> None:
-    """Raise NameTaken when another key has the name."""
+    """Raise NameTaken when another key has the name, or has, or had, it as its ID.
+
+    A key that is named like the ID of another would be changed in its place once that is deleted,
+    and its usage reported.
+    """
+    if _OUTSIDE.fullmatch(name):
+        raise NameTaken(f"name: {name} is an ID in reports")
+    if is_id(name):
+        other = await connection.scalar(select(api_keys.c.id).where(api_keys.c.id == name))
+        if other is not None and other != key_id:
+            raise NameTaken(f"name: {other} is the ID of another key")
     query = select(api_keys.c.id).where(api_keys.c.name == name, _ALIVE, api_keys.c.id != key_id)
     other = (await connection.execute(query.limit(1))).scalar_one_or_none()
     if other is not None:

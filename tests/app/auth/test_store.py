@@ -1,18 +1,21 @@
 """Keys as rows, on both databases: what changes, what is told, what is left of one."""
 
 import asyncio
+import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from app.auth.fields import KeyChanges, KeyFields
 from app.auth.principal import Role
 from app.auth.store import ApiKey, Change, KeyStore, NameTaken, UnknownKey
 from app.database.database import Database
+from app.database.schema import api_keys
 from app.settings import FieldSettings, LimitSettings
 from tests.app.auth.doors import Clock
 
@@ -100,12 +103,45 @@ class TestNamed:
         key, _ = await store.create(KeyFields(name="team/a b"))
         assert await store.named(key.id) == await store.named("team/a b") == key
 
-    async def test_an_id_wins_over_a_name(self, store: KeyStore) -> None:
+    async def test_an_id_wins_over_a_name(self, store: KeyStore, database: Database) -> None:
         first, _ = await store.create(KeyFields(name="a"))
-        second, _ = await store.create(KeyFields(name=first.id))
+        second, _ = await store.create(KeyFields(name="b"))
+        async with database.write() as connection:  # as a gateway of before took it
+            named = update(api_keys).where(api_keys.c.id == second.id).values(name=first.id)
+            await connection.execute(named)
         assert await store.named(first.id) == first
-        await store.delete(first.id)
-        assert await store.named(first.id) == second
+
+    async def test_no_name_is_the_id_of_another_key_alive_or_deleted(self, store: KeyStore) -> None:
+        first, _ = await store.create(KeyFields(name="a"))
+        second, _ = await store.create(KeyFields(name="production"))  # of the form of an ID
+        for _ in range(2):
+            with pytest.raises(NameTaken, match="is the ID of another key"):
+                await store.create(KeyFields(name=first.id))
+            with pytest.raises(NameTaken, match="is the ID of another key"):
+                await store.change(second.id, KeyChanges(name=first.id))
+            with contextlib.suppress(UnknownKey):
+                await store.delete(first.id)
+        with pytest.raises(UnknownKey):
+            await store.named(first.id)
+        assert await store.id_for_reports(first.id) == first.id
+
+    @pytest.mark.parametrize("name", ["key-0a1b2c3d", "anonymous"])
+    async def test_no_name_is_the_id_of_a_caller_outside_the_store(
+        self, store: KeyStore, name: str
+    ) -> None:
+        with pytest.raises(NameTaken, match="is an ID in reports"):
+            await store.create(KeyFields(name=name))
+
+    async def test_long_names_are_not_compared_for_a_hint(self, store: KeyStore) -> None:
+        """Names of 200 characters took a hundredth of a second each, on the loop."""
+        for number in range(20):
+            await store.create(KeyFields(name="ab" * 98 + f"{number:03d}"))
+        began = time.perf_counter()
+        with pytest.raises(UnknownKey, match=r"^there is no such key$"):
+            await store.named("ba" * 98)
+        with pytest.raises(UnknownKey, match=r"^there is no such key$"):
+            await store.named("ab" * 20)
+        assert time.perf_counter() - began < 5
 
     async def test_a_deleted_key_has_no_name(self, store: KeyStore) -> None:
         key, _ = await store.create(KeyFields(name="a"))

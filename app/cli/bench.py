@@ -96,7 +96,12 @@ def _models(gateway: Gateway) -> "httpx.Response":
     import httpx
 
     with gateway.told():
-        return httpx.get(gateway.url("/v1/models"), headers=gateway.headers, timeout=TIMEOUT_S)
+        return httpx.get(
+            gateway.url("/v1/models"),
+            headers=gateway.headers,
+            timeout=TIMEOUT_S,
+            trust_env=gateway.trust_env,
+        )
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:

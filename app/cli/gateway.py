@@ -9,6 +9,7 @@ does not take a key of its store for its root key. Variables may stand in .env.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -92,6 +93,8 @@ class Gateway:
         self._base = base
         self.shown = f"{base.scheme}://{base.netloc.decode()}"  # without a password
         self.headers = {"authorization": f"Bearer {admin_key}"}
+        # HTTP_PROXY would be sent the key, unencrypted, and reaches a loopback of its own machine.
+        self.trust_env = base.scheme == "https" or not _is_loopback(base.host)
 
     def url(self, path: str) -> "httpx.URL":
         """Return the address of a path, which is quoted where it has to be."""
@@ -122,6 +125,7 @@ class Gateway:
                 json=json,
                 headers=self.headers,
                 timeout=timeout,
+                trust_env=self.trust_env,
             )
         return self.read(answer, kind)
 
@@ -163,6 +167,13 @@ def _configured_url(config: Path | None) -> str | None:
     if not server.port:
         raise ConfigError(["server.port is 0, a free one: name the address with --url"])
     return f"http://{server.local_host}:{server.port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @contextmanager

@@ -42,7 +42,12 @@ def logs(
         refusals(),
         gateway.told(),
         httpx.stream(
-            "GET", where, params=params, headers=gateway.headers, timeout=timeout
+            "GET",
+            where,
+            params=params,
+            headers=gateway.headers,
+            timeout=timeout,
+            trust_env=gateway.trust_env,
         ) as answer,
     ):
         if not answer.is_success:

@@ -47,7 +47,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Gateway:
     monkeypatch.setattr(os, "execve", start)
 
     def answers(status: int = 200, **fields: Any) -> None:
-        def get(url: object, headers: dict[str, str], timeout: float) -> httpx.Response:
+        def get(url: object, headers: dict[str, str], **_: object) -> httpx.Response:
             assert (str(url), headers["authorization"]) == (f"{URL}/v1/models", f"Bearer {KEY}")
             return httpx.Response(status, headers=LIMITS, **fields)
 
@@ -92,7 +92,7 @@ def test_the_address_is_that_of_the_configuration(monkeypatch: pytest.MonkeyPatc
     Path("gateway.yaml").write_text("server: {host: 0.0.0.0, port: 8123}\n")
     asked: list[str] = []
 
-    def get(url: object, headers: dict[str, str], timeout: float) -> httpx.Response:
+    def get(url: object, headers: dict[str, str], **_: object) -> httpx.Response:
         asked.append(str(url))
         return httpx.Response(200, json={"data": [{"id": "demo"}]})
 

@@ -62,6 +62,18 @@ class TestAddress:
         assert len([path for _, path, _ in server.asked if path == "/admin/models"]) == 2
         assert ("POST", "/admin/models/m/load?wait=true", f"Bearer {KEY}") in server.asked
 
+    @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+    def test_on_loopback_is_not_asked_through_a_proxy(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    ) -> None:
+        configure(host="127.0.0.1", port=server.server_port)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        assert run(*words).exit_code == 0
+        assert len(server.asked) == 1
+
     def test_follows_the_environment_above_the_file(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -21,17 +21,24 @@ _SECRETS = frozenset(
 _HARMLESS = re.compile(r"-?\d+(?:\.\d+)?|none|null|true|false", re.IGNORECASE)
 # "KeyError: 'layers.0'" names a class, not a key.
 _CLASS = re.compile(r"(?:Error|Exception|Warning)$")
-# Possessive, and without the slash that the next beginning needs: no character is read twice.
-_USERINFO = re.compile(r"(?<=://)[^\s/@'\":]*+:[^\s/@'\"]*+(?=@)")
+# Passwords that are one word with what stands before them (PGPASSWORD), and short ones, which mean
+# something else in lower case (`pass_config`).
+_ENDINGS = ("password", "passwd")
+_SHORT = re.compile(r"[A-Z][A-Z0-9_]*_(?:PASS|PAT|PWD)")
+# Without the slash that the next beginning needs: what one match has read, no other reads. A
+# password may hold an @: the last one ends it.
+_USERINFO = re.compile(r"(?<=://)[^\s/@'\":]*+:[^\s/'\"]*(?=@)")
 # name=, 'name': and --name before a value.
 _NAME = re.compile(
     r"(?<![\w.-])(?P<name>-{0,2}[A-Za-z][\w.-]{0,63})"
     r"(?P<between>[\"']?\s{0,4}[:=]\s{0,4}|[ ]{1,4})"
 )
 # What is secret by its form, whatever stands before it: keys in the style of OpenAI's and ours,
-# Hugging Face's tokens, credentials of a header (RFC 9110, section 11.6.2).
+# the tokens of Hugging Face, GitHub, GitLab and AWS, secrets of webhooks, credentials of a header
+# (RFC 9110, section 11.6.2).
 _FORM = re.compile(
-    r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{16,})"
+    r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|gh[opsur]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
+    r"|glpat-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|whsec_[A-Za-z0-9+/]{16,}=*)"
     r"|(?:(?<=\bBearer )|(?<=\bBasic ))[\w.~+/-]{8,}=*",
     re.ASCII | re.IGNORECASE,
 )
@@ -44,8 +51,11 @@ def is_secret(name: str, value: str = "") -> bool:
     """Return whether a flag, a variable or a field of that name holds something to hide."""
     if _CLASS.search(name):
         return False
-    words = {word.lower() for word in _WORD.findall(name)} & _SECRETS
-    return bool(words) and not (words == {"token"} and _HARMLESS.fullmatch(value.strip("'\"")))
+    words = {word.lower() for word in _WORD.findall(name)}
+    found = words & _SECRETS
+    if found == {"token"} and _HARMLESS.fullmatch(value.strip("'\"")):
+        return False
+    return bool(found) or name.lower().endswith(_ENDINGS) or _SHORT.fullmatch(name) is not None
 
 
 def hidden_by_form(text: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from app.importing.source import SourceFault, one_line
 from app.settings import LogSettings, ModelSettings, ServerSettings, StateSettings
 from app.settings.fallbacks import fault_of
+from engines.environment import PRIVATE_PREFIX
 
 __all__ = ("Draft", "Imported", "Note", "SourceFault")
 
@@ -65,6 +66,21 @@ class Draft:
     def require(self, variable: str, meaning: str) -> None:
         """Add a variable that must be set before the gateway starts."""
         self._variables.setdefault(variable, meaning)
+
+    def key_variable(self, variable: str, place: str, program: str) -> str | None:
+        """Return a variable of the source that holds the key of a server; None with a note.
+
+        Never a variable of the gateway: its root key would be sent to that server.
+        """
+        if variable.startswith(PRIVATE_PREFIX):
+            self.note(
+                place,
+                f"its key is in {variable}, a variable of the gateway itself: put the key into "
+                "another one and set api_key_env",
+            )
+            return None
+        self.require(variable, f"the key of {place}, in the same variable as for {program}")
+        return variable
 
     def variable(self, secret: str, owner: str, place: str) -> str:
         """Return the variable that is to hold a secret of the source, one for equal secrets."""

@@ -224,8 +224,7 @@ def _key_variable(key: object, owner: str, place: str, draft: Draft) -> str | No
     if text.startswith(_ENVIRONMENT):
         name = text.removeprefix(_ENVIRONMENT)
         if is_variable(name):
-            draft.require(name, f"the key of {place}, in the same variable as for LiteLLM")
-            return name
+            return draft.key_variable(name, place, "LiteLLM")
         draft.note(place, "api_key names no variable; set api_key_env")
         return None
     if text.lower() in _NO_KEY:

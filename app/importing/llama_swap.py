@@ -277,8 +277,8 @@ def _add_peers(macros: Macros, peers: Mapping[str, Any], draft: Draft) -> None:
         proxy = macros.text(text_of(given.get("proxy"), f"{place}.proxy"), place)
         engine: dict[str, Any] = {"kind": "remote", "url": proxy.rstrip("/")}
         if key and (variable := variable_of(key)):
-            draft.require(variable, f"the key of {place}, in the same variable as for llama-swap")
-            engine["api_key_env"] = variable
+            if name := draft.key_variable(variable, place, "llama-swap"):
+                engine["api_key_env"] = name
         elif key:
             engine["api_key_env"] = draft.variable(key, peer, f"{place}.apiKey")
         if timeouts := dict(_timeouts(given.get("timeouts"), place)):

@@ -129,6 +129,14 @@ def test_the_variable_of_a_key_is_kept(check: Check) -> None:
     assert remote(check, api_key="os.environ/GPU_KEY").api_key_env == "GPU_KEY"
 
 
+def test_a_variable_of_the_gateway_is_not_the_key_of_a_server(check: Check) -> None:
+    found = imported(deployment(api_key="os.environ/GATEWAY_ADMIN_KEY"))
+    [engine] = check(found).models[0].engines
+    assert getattr(engine, "api_key_env", "") is None
+    assert found.variables == {}
+    assert "GATEWAY_ADMIN_KEY, a variable of the gateway itself" in notes(found)
+
+
 def test_a_key_in_the_file_becomes_a_variable_and_equal_keys_one(check: Check) -> None:
     found = imported(
         deployment("org/a.b", api_key=SECRET),

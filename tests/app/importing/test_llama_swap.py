@@ -219,6 +219,15 @@ def test_models_of_peers_are_remote_engines_with_both_names(check: Check) -> Non
     assert list(found.variables) == ["FAR_KEY", "NEAR_API_KEY"]
 
 
+def test_a_variable_of_the_gateway_is_not_the_key_of_a_peer(check: Check) -> None:
+    key = "${env.GATEWAY_ADMIN_KEY}"
+    found = imported({}, peers={"p": {"proxy": "http://far:1", "models": ["x"], "apiKey": key}})
+    [engine] = check(found).models[0].engines
+    assert getattr(engine, "api_key_env", "") is None
+    assert found.variables == {}
+    assert "GATEWAY_ADMIN_KEY, a variable of the gateway itself" in notes(found)
+
+
 def test_no_secret_reaches_the_file_or_a_note(check: Check) -> None:
     found = imported(
         {

@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +94,9 @@ async def test_usage_of_the_version_before_goes_to_the_owners_of_its_keys(
     database_url: str,
 ) -> None:
     engine = create_async_engine(database_url)
-
-    def before(connection: Connection) -> None:
-        config = configuration()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0002")
-
+    today = datetime.now(UTC).date()
     async with engine.begin() as connection:
-        await connection.run_sync(before)
+        await connection.run_sync(_upgrade_to_0002)
         for key_id, owner in (("0000000001", "research"), ("0000000002", "")):
             await connection.execute(
                 text(
@@ -110,21 +105,61 @@ async def test_usage_of_the_version_before_goes_to_the_owners_of_its_keys(
                     f" ('{key_id}', 'a', '{owner}', 'client', '[]', 0, 1, false, 1, 2, 1)"
                 )
             )
-            await connection.execute(
-                text(
-                    "INSERT INTO usage_daily VALUES"
-                    f" ('2026-11-20', '{key_id}', 'demo', 2, 1, 100, 10, 50, 5, 7)"
+            for day in (date(2026, 1, 1), today - timedelta(1), today):
+                await connection.execute(
+                    text(
+                        "INSERT INTO usage_daily VALUES"
+                        f" ('{day}', '{key_id}', 'demo', 2, 1, 100, 10, 50, 5, 7)"
+                    )
                 )
-            )
     await engine.dispose()
     database = Database(database_url)
     await database.migrate()
-    rows = await usage_report(database, {"owner", "key"}, date(2026, 11, 1), date(2026, 11, 30))
+    rows = await usage_report(database, {"owner", "key"}, date(2026, 1, 1), today)
     assert [(row.owner, row.key_id, row.requests, row.prompt_tokens) for row in rows] == [
-        ("", "0000000002", 2, 100),
-        ("research", "0000000001", 2, 100),
+        ("", "0000000002", 6, 300),
+        ("research", "0000000001", 6, 300),
     ]
     await database.close()
+
+
+def _upgrade_to_0002(connection: Connection) -> None:
+    config = configuration()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "0002")
+
+
+@pytest.mark.services
+async def test_migration_that_waits_for_a_reader_does_not_block_gateways_that_run(
+    postgres_server: PostgresServer,
+) -> None:
+    """What comes after an ALTER TABLE in PostgreSQL's queue of locks waits for it."""
+    url = postgres_server.emptied()
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        await connection.run_sync(_upgrade_to_0002)
+    newest = text("SELECT id FROM usage_records ORDER BY id DESC LIMIT 1")
+    database = Database(url)
+    async with engine.begin() as dump:
+        await dump.execute(newest)
+        opening = asyncio.create_task(database.open())
+        for _ in range(20):
+            async with asyncio.timeout(PATIENCE_S), engine.begin() as connection:
+                await connection.execute(newest)
+            await asyncio.sleep(0.1)
+        await opening
+        with pytest.raises(DatabaseUnavailable):
+            async with database.read():
+                pass
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(DatabaseUnavailable):
+                async with database.read() as reading:
+                    await reading.execute(text("SELECT owner FROM usage_records"))
+                break
+            await asyncio.sleep(0.1)
+    await database.close()
+    await engine.dispose()
 
 
 async def test_a_gateway_of_the_version_before_goes_on_writing_during_an_upgrade(

@@ -1,5 +1,7 @@
 """Owners with limits and budgets, usage by owner, alerts on budgets."""
 
+from datetime import UTC, datetime, timedelta
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -19,7 +21,15 @@ SUMS = (
 )
 
 
+# Gateways of the version before write while this runs, and give up a statement after 2 s. A lock
+# that a long reader such as pg_dump is in the way of is tried for later, since whoever comes after
+# it in the queue waits too.
+LOCK_TIMEOUT = "1s"
+
+
 def upgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
     op.create_table(
         "owners",
         sa.Column("name", sa.String(length=200), nullable=False),
@@ -31,10 +41,6 @@ def upgrade() -> None:
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_owners"),
     )
-    op.create_index("ix_api_keys_owner", "api_keys", ["owner"])
-
-    owner = sa.Column("owner", sa.String(length=200), server_default="", nullable=False)
-    op.add_column("usage_records", owner)
     op.create_table(
         "usage_by_owner",
         sa.Column("owner", sa.String(length=200), nullable=False),
@@ -45,14 +51,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("owner", "day", "key_id", "model", name="pk_usage_by_owner"),
     )
     op.create_index("ix_usage_by_owner_day", "usage_by_owner", ["day"])
-    # What was used before has no owner of its own: it goes to the one that the key has now.
-    sums = ", ".join(f"usage_daily.{name}" for name in SUMS)
-    op.execute(
-        f"INSERT INTO usage_by_owner (owner, day, key_id, model, {', '.join(SUMS)}) "  # noqa: S608
-        f"SELECT api_keys.owner, usage_daily.day, usage_daily.key_id, usage_daily.model, {sums} "
-        "FROM usage_daily JOIN api_keys ON api_keys.id = usage_daily.key_id "
-        "WHERE api_keys.owner <> ''"
-    )
+    # Days that are over, which is nearly all, before anything is locked that a gateway writes.
+    recent = (datetime.now(UTC) - timedelta(days=2)).date().isoformat()
+    _copy_sums(f"usage_daily.day < '{recent}'")
+    op.create_index("ix_api_keys_owner", "api_keys", ["owner"])
+    owner = sa.Column("owner", sa.String(length=200), server_default="", nullable=False)
+    op.add_column("usage_records", owner)
+    # From here on no gateway writes usage: sums change with records, in one transaction.
+    _copy_sums(f"usage_daily.day >= '{recent}'")
 
     op.create_table(
         "budget_alerts",
@@ -72,3 +78,14 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_budget_alerts_due_ms", "budget_alerts", ["due_ms"])
+
+
+def _copy_sums(days: str) -> None:
+    """Copy sums of usage of before, which has no owner, to the owner that the key has now."""
+    sums = ", ".join(f"usage_daily.{name}" for name in SUMS)
+    op.execute(
+        f"INSERT INTO usage_by_owner (owner, day, key_id, model, {', '.join(SUMS)}) "  # noqa: S608
+        f"SELECT api_keys.owner, usage_daily.day, usage_daily.key_id, usage_daily.model, {sums} "
+        "FROM usage_daily JOIN api_keys ON api_keys.id = usage_daily.key_id "
+        f"WHERE api_keys.owner <> '' AND {days}"
+    )

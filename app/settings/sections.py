@@ -15,6 +15,7 @@ from engines.spec import EngineSpec, SpecModel
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
 # More than there are modules here; each is a logger that stays for good.
 MAX_LEVELS = 100
+_DATABASE_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::[0-9]{1,5})?")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 TRACES_PATH = "/v1/traces"
 # Addresses that stand for every interface, and where each is reached from the same machine.
@@ -153,9 +154,22 @@ class StateSettings(SpecModel):
     @field_validator("database_url")
     @classmethod
     def _known_database(cls, url: SecretStr) -> SecretStr:
-        scheme = url.get_secret_value().partition("://")[0]
+        scheme, _, rest = url.get_secret_value().partition("://")
         if scheme not in DATABASE_SCHEMES:
             raise ValueError(f"must begin with {' or '.join(s + '://' for s in DATABASE_SCHEMES)}")
+        if scheme.startswith("sqlite"):
+            if rest and not rest.startswith("/"):
+                raise ValueError("must be sqlite+aiosqlite:/// and a file")
+            return url
+        # What SQLAlchemy and asyncpg take; their own errors come late, and show parts of the URL.
+        place, _, query = rest.rpartition("@")[2].partition("?")
+        if not _DATABASE_HOST.fullmatch(place.partition("/")[0]):
+            raise ValueError(
+                "must be such as postgresql+asyncpg://USER:PASSWORD@HOST:5432/NAME, with an @ in "
+                "user and password written %40"
+            )
+        if any(one.startswith("sslmode=") for one in query.split("&")):
+            raise ValueError("must say ssl=… instead of sslmode=…: asyncpg calls it so")
         return url
 
     @field_validator("redis_url")

@@ -706,6 +706,36 @@ class TestState:
         (line,) = faults(f"state: {{database_url: '{url}'}}\n{GOOD}")
         assert "sqlite+aiosqlite:// or postgresql+asyncpg://" in line
 
+    @pytest.mark.parametrize(
+        ("url", "said"),
+        [
+            ("postgresql+asyncpg://u:canary@h:port/d", "@HOST:5432/NAME"),
+            ("postgresql+asyncpg://u:canary@[::1/d", "@HOST:5432/NAME"),
+            ("postgresql+asyncpg://u:canary@h/d?sslmode=require", "ssl=…"),
+            ("sqlite+aiosqlite://u:canary@h/d", "sqlite+aiosqlite:/// and a file"),
+        ],
+    )
+    def test_a_database_url_that_the_drivers_do_not_take_is_refused_and_unseen(
+        self, url: str, said: str
+    ) -> None:
+        (line,) = faults(f"state: {{database_url: '{url}'}}\n{GOOD}")
+        assert said in line
+        assert "canary" not in line
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "postgresql+asyncpg://u:a/b:c@h:5432/d?ssl=require",
+            "postgresql+asyncpg://u@[::1]:5432/d",
+            "postgresql+asyncpg:///d?host=/run/postgresql",
+            "sqlite+aiosqlite:////srv/a@b:c.db",
+            "sqlite+aiosqlite://",
+        ],
+    )
+    def test_a_database_url_that_the_drivers_take_is_taken(self, url: str) -> None:
+        settings = load(f"state: {{database_url: '{url}'}}\n{GOOD}")
+        assert settings.state.database_url.get_secret_value() == url
+
     def test_a_redis_url_of_another_kind_is_refused_and_its_password_unseen(self) -> None:
         (line,) = faults(f"state: {{redis_url: 'http://:canary@h'}}\n{GOOD}")
         assert "redis://" in line

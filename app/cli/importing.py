@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from app.importing import (
     from_vllm,
     rendered,
 )
+from app.importing.source import MAX_CHARACTERS
 
 STANDARD_INPUT = "-"
 
@@ -75,11 +77,12 @@ def _write(
 
 
 def _text(config: str) -> str:
-    """Return the text of a file, or of standard input."""
+    """Return the text of a file, or of standard input; of one that is too long, the beginning."""
     try:
         if config == STANDARD_INPUT:
-            return sys.stdin.buffer.read().decode()
-        return Path(config).read_text(encoding="utf-8")
+            return TextIOWrapper(sys.stdin.buffer, encoding="utf-8").read(MAX_CHARACTERS + 1)
+        with Path(config).open(encoding="utf-8") as file:
+            return file.read(MAX_CHARACTERS + 1)
     except UnicodeDecodeError:
         fail(f"{config}: is not UTF-8")
 

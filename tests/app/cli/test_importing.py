@@ -86,6 +86,7 @@ def test_a_configuration_may_come_from_standard_input(program: str, text: str) -
         (("litellm", "swap.yaml"), "swap.yaml: nothing to import: keys: LiteLLM asked for none"),
         (("llama-swap", "broken.yaml"), "broken.yaml: line 1, column 2"),
         (("llama-swap", "latin.yaml"), "latin.yaml: is not UTF-8"),
+        (("litellm", "/dev/zero"), "/dev/zero: is longer than 1048576 characters"),
         (("llama-swap", "swap.yaml", "-o", "no/out.yaml"), "No such file or directory"),
         (("vllm", "rm -rf /"), "the command line: no command of vLLM in it"),
     ],

@@ -51,7 +51,11 @@ def preflight(
         if (fault := spec.missing_model())
     ]
     faults += _long_paths(settings, [name for name, spec in local if spec.kind == "process"])
-    notes: list[str] = []
+    notes = [
+        settings.engine_fault(spec, note, "model")
+        for spec in specs
+        if (note := spec.doubtful_model())
+    ]
     if specs and builder.runs_vllm:
         try:
             faults += _flags(settings, specs, builder, ended)

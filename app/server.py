@@ -297,7 +297,11 @@ async def _serve(
     stop = asyncio.create_task(stopping.wait())
     settled = asyncio.create_task(state.settled.wait())
     port: int = sock.getsockname()[1]
-    log.info("listening on %s:%d, starting engines", state.settings.server.host, port)
+    log.info(
+        "listening on %s:%d, starting engines; `vllm-gateway status` shows how far they are",
+        state.settings.server.host,
+        port,
+    )
     scraping: asyncio.Task[None] | None = None
     if scraped is not None and metrics_sock is not None:
         scraping = asyncio.create_task(scraped.serve([metrics_sock]), name="serve metrics")

@@ -196,6 +196,12 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
         lambda match: f"change {match['flag']} in args",
     ),
     (
+        # vLLM reads most of its variables with int(), and names none of them
+        Cause.BAD_VALUE,
+        re.compile(r"invalid literal for int\(\) with base 10"),
+        "a number is expected: look at the VLLM_ variables in env",
+    ),
+    (
         Cause.BAD_VALUE,
         re.compile(r"(?i)bfloat16 is only supported on GPUs with compute capability"),
         "set args: {dtype: half}",
@@ -229,8 +235,8 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
             r"(?i)couldn't connect to|max retries exceeded|connection (?:error|refused|reset)|"
             r"read timed out|5\d\d Server Error|name resolution"
         ),
-        "download the model beforehand, or see that this machine reaches huggingface.co (env: "
-        "HTTPS_PROXY, HF_ENDPOINT)",
+        "mend model if it is meant to be a directory, download the model beforehand, or see that "
+        "this machine reaches huggingface.co (env: HTTPS_PROXY, HF_ENDPOINT)",
     ),
     (
         Cause.CORRUPT_FILES,

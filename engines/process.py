@@ -50,8 +50,8 @@ def vllm_launcher() -> tuple[str, ...]:
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         raise LauncherMissing(
-            "vLLM is not installed here: run `make setup` in a clone, or `pip install vllm` beside "
-            "the gateway, or use only engines of kind: remote"
+            "vLLM is not installed here: run `make setup` in a clone, or `pip install '.[gpu]'` "
+            "there (README), or use only engines of kind: remote"
         )
     module = "vllm.entrypoints.launchers.api_server.entry"
     if not (Path(spec.origin).parent / "entrypoints/launchers/api_server/entry.py").exists():

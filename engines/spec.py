@@ -246,6 +246,16 @@ class LocalSpec(SpecModel):
                 return f"model directory {self.model} does not exist"
         return None
 
+    def doubtful_model(self) -> str | None:
+        """Return a note where `model` may be a path with a mistake; it may be a repository too."""
+        owner, slash, _ = self.model.partition("/")
+        if slash and owner and Path(owner).is_dir() and not Path(self.model).exists():
+            return (
+                f"there is no directory {self.model} here, so this is a repository of the Hugging "
+                "Face hub"
+            )
+        return None
+
 
 def _shown_name(name: object) -> str:
     """Return a wrong name as a fault shows it, without a value that is written behind it."""
@@ -326,6 +336,8 @@ class RemoteSpec(SpecModel):
             raise PlacedError("must not hold credentials; name a variable in api_key_env", "url")
         if parts.query or parts.fragment:
             raise PlacedError("must not have a query or a fragment", "url")
+        if parts.path.rstrip("/").endswith("/v1"):
+            raise PlacedError("must not end in /v1, which the gateway adds itself", "url")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
             # Somebody may have written the key itself.
             named = re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env)

@@ -71,7 +71,9 @@ class Gateway:
         try:
             set_here = variables()
             if url is None:
-                url = set_here.get("GATEWAY_URL") or _configured_url(config)
+                url = set_here.get("GATEWAY_URL")
+            if url is None and (url := _configured_url(config)) is not None:
+                hint = "; if the gateway has started with another port, give --url"
             if url is None:
                 url = DEFAULT_URL
                 hint = "; there is no gateway.yaml here: --config, --url or GATEWAY_URL says where"
@@ -80,7 +82,10 @@ class Gateway:
         if admin_key is None:
             admin_key = set_here.get("GATEWAY_KEY") or set_here.get("GATEWAY_ADMIN_KEY")
         if not admin_key:
-            fail("the admin key is missing: set GATEWAY_KEY or give --admin-key")
+            fail(
+                "the admin key is missing: set GATEWAY_KEY or give --admin-key; "
+                "`vllm-gateway keys create --name me --role admin` makes one"
+            )
         if not (admin_key.isascii() and admin_key.isprintable()):
             fail("the admin key holds a character that a header cannot carry")
         self._hint = hint

@@ -1,5 +1,6 @@
 """`vllm-gateway generate`: offline inference, without a gateway or a server."""
 
+import importlib.util
 import inspect
 import json
 import os
@@ -190,6 +191,8 @@ def generate(
         fail(str(error))
     if chat is False:
         _check_raw(job)
+    if importlib.util.find_spec("vllm") is None:
+        fail("vLLM, which answers the prompts, is not installed in this environment")
     raise SystemExit(_run(job, as_json=as_json, output=output, verbose=verbose))
 
 

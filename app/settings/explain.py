@@ -126,6 +126,8 @@ def _hint(value: object, known: Collection[str]) -> str:
 
 
 def _unknown_key(name: str, known: Collection[str]) -> str:
+    if name in SECRETS:
+        return f"belongs in the environment or .env: GATEWAY_{name.upper()}"
     near = nearest(name, known)
     return "unknown key; " + (
         f"did you mean {near}?" if near else f"known: {', '.join(sorted(known))}"

@@ -172,3 +172,14 @@ class TestRanksOnGpus:
     def test_ranks_of_ray_may_be_elsewhere(self) -> None:
         args = {"tensor-parallel-size": 8, "distributed-executor-backend": "ray"}
         assert faults({"args": args}, gpus=1) == []
+
+
+def test_a_repository_whose_owner_is_a_directory_here_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "var" / "demo-model").mkdir(parents=True)
+    found = check({"model": "var/demo-modell"}, {"model": "var/demo-model"}, {"model": "org/m"})
+    assert found.faults == ()
+    (note,) = found.notes
+    assert note.endswith(
+        "model demo: engines[0].model: there is no directory var/demo-modell here, so this is a "
+        "repository of the Hugging Face hub"
+    )

@@ -516,6 +516,10 @@ class TestKeys:
             "api_keys: belongs in the environment or .env: GATEWAY_API_KEYS"
         ]
 
+    def test_a_secret_in_a_section_is_refused_with_the_variable_to_use(self) -> None:
+        (line,) = faults(f"server: {{admin_key: {CANARY}}}\n{GOOD}")
+        assert line.endswith("belongs in the environment or .env: GATEWAY_ADMIN_KEY")
+
     def test_settings_never_show_a_key(self) -> None:
         found = load(GOOD)
         told = [repr(found), str(found), repr(found.model_dump()), repr(vars(found))]

@@ -33,7 +33,15 @@ generated requests to every operation and fails on an answer that is not documen
 ## Keys and rights
 
 A key stands in `Authorization: Bearer KEY` or in `x-api-key: KEY`. The data plane takes any key
-that may use the model; `/admin` asks for the right of each operation, which a key has by its role:
+that may use the model; `/admin` asks for the right of each operation, which a key has by its role.
+The root key, `GATEWAY_ADMIN_KEY`, has every right; so has a key that
+`vllm-gateway keys create --name me --role admin` makes. For example:
+
+```console
+$ curl -s http://127.0.0.1:8000/admin/keys -H "Authorization: Bearer $GATEWAY_KEY" \\
+    -H 'Content-Type: application/json' -d '{"name": "bob", "requests_per_minute": 60}'
+{"id":"…
+```
 
 """
 _ERRORS = """
@@ -62,7 +70,7 @@ _HEADERS = """
 """
 # When an error is raised, where its class does not say it.
 _MEANINGS = {
-    "conflict": "Something else is under way, or the name is taken.",
+    "conflict": "Something else is under way; try again when it has ended.",
     "engine_failed": "The engine died or broke the protocol before the first byte, at every try.",
     "engine_overloaded": "The queue is full, or the request waited in it for too long.",
     "engine_timeout": "The engine took too long.",

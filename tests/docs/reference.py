@@ -25,7 +25,8 @@ One YAML file, which `--config` or `GATEWAY_CONFIG` names, else `gateway.yaml`. 
 environment stand above `.env`, and both above the file: `GATEWAY_SERVER__PORT=8001`. Unknown keys
 are refused with the nearest known one. `vllm-gateway check` tells what is wrong before anything
 starts, `vllm-gateway reload --dry-run` what a running gateway would change, and what needs a
-restart.
+restart. Relative paths, `.env` included, start at the working directory: run `serve` and `keys` in
+the same one, or write absolute paths.
 
 ## Secrets
 

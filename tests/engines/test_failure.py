@@ -243,6 +243,13 @@ def test_what_is_advised_passes_the_check_of_the_configuration(
             assert name in NO_FLAGS, advice
 
 
+class TestVariables:
+    def test_a_variable_of_vllm_that_is_no_number_is_a_fault_of_the_configuration(self) -> None:
+        found = classify("invalid literal for int() with base 10: 'one'")
+        assert (found.cause, found.lasting) == (Cause.BAD_VALUE, True)
+        assert found.advice == "a number is expected: look at the VLLM_ variables in env"
+
+
 class TestNumaNodes:
     def test_more_ranks_than_numa_nodes_is_a_fault_of_the_configuration(self) -> None:
         found = classify(NUMA)

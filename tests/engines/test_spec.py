@@ -254,6 +254,8 @@ class TestRemote:
         [
             ("gpu-box:8000", "must look like http://host:port or https://host"),
             ("ftp://gpu-box", "must look like http://host:port or https://host"),
+            ("http://gpu-box:8000/v1", "must not end in /v1"),
+            ("https://gpu-box/prefix/v1/", "must not end in /v1"),
             ("http://", "must look like http://host:port or https://host"),
             ("", "must look like http://host:port or https://host"),
             ("unix:/run/x.sock", "must look like http://host:port or https://host"),

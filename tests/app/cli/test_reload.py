@@ -117,7 +117,7 @@ def test_an_answer_that_is_none(server: Server, body: bytes) -> None:
 
 def test_without_a_key_nothing_is_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GATEWAY_KEY")
-    assert fault() == ["the admin key is missing: set GATEWAY_KEY or give --admin-key"]
+    assert fault()[0].startswith("the admin key is missing: set GATEWAY_KEY or give --admin-key")
     assert server.asked == []
 
 

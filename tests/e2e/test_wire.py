@@ -130,7 +130,6 @@ SAME: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", chat(temperature=9)),
     ("/v1/chat/completions", chat(max_tokens=999_999)),
     ("/v1/chat/completions", {"model": "demo", "messages": "no list"}),
-    ("/v1/embeddings", {"model": "demo", "input": "x"}),
 ]
 
 
@@ -153,6 +152,15 @@ def test_answer_is_the_engines_own_byte_for_byte(
         if bytes_of[0] == bytes_of[1]:
             return
     assert bytes_of[0] == bytes_of[1]
+
+
+def test_an_endpoint_that_the_model_does_not_serve_is_named(gateway: Deployment) -> None:
+    with gateway.client() as client:
+        answer = client.post("/v1/embeddings", json={"model": "demo", "input": "x"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "endpoint_not_served"
+    assert "does not serve /v1/embeddings; it serves /v1/chat/completions" in error["message"]
 
 
 ERRORS: list[tuple[str, str, bytes, int, str]] = [

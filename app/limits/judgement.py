@@ -7,7 +7,7 @@ from app.limits import bucket
 from app.limits.bucket import EPSILON_S
 from app.limits.terms import HEADER_NAMES, BucketTerm, Kind, Reading, SlotTerm, Terms
 
-# Nobody can tell when a request of the same key, owner or model will end.
+# It is unknown when a request of the same key, owner or model will end.
 SLOT_RETRY_S = 1.0
 # Resets below a second, by their milliseconds: what most requests are told.
 _SHORT = [b"0s", *(b"%dms" % milliseconds for milliseconds in range(1, 1000))]

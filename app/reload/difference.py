@@ -78,7 +78,7 @@ class ModelChange:
 
     @property
     def beside(self) -> bool:
-        """Whether all that it does to engines is to replace some, each by one beside it."""
+        """True if every engine change is a replacement by an engine that starts beside it."""
         takeovers = self.takeovers
         return (
             not self.plan.removed

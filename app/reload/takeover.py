@@ -114,7 +114,7 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Whether an engine can start beside another, as far as GPUs do not matter."""
+    """The verdict on an engine that is to start beside another; GPUs are judged apart."""
 
     # Why it cannot; None: it can.
     obstacle: str | None

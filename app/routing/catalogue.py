@@ -67,7 +67,7 @@ class Model:
     def serves(self, endpoint: str) -> bool:
         """Whether any of its engines may serve an endpoint.
 
-        A remote server may: it can become another while nobody looks, and says so itself.
+        A remote server may: it can be replaced unseen, and refuses what it does not serve itself.
         """
         for replica in self.replicas:
             tasks = replica.engine.facts.supported_tasks

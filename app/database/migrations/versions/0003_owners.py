@@ -22,8 +22,8 @@ SUMS = (
 
 
 # Gateways of the version before write while this runs, and give up a statement after 2 s. A lock
-# that a long reader such as pg_dump is in the way of is tried for later, since whoever comes after
-# it in the queue waits too.
+# that a long reader such as pg_dump blocks is retried later, because every statement queued behind
+# the lock request waits as well.
 LOCK_TIMEOUT = "1s"
 
 

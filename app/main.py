@@ -22,65 +22,65 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from app.admission.admission import Admission
-from app.api.access import AdminDoor, Right, guard
+from app.api.admin_auth import AdminAuth, Right, guard
 from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
 from app.api.admin_models import admin_models_router
 from app.api.admin_owners import owners_router
-from app.api.answers import ANSWERS
 from app.api.caller import caller
 from app.api.cors import CorsHeaders
-from app.api.dataplane import DataPlane
+from app.api.data_plane import DataPlane
+from app.api.exception_handlers import ANSWERS
+from app.api.health import metrics_router, ops_router
 from app.api.logs import logs_router
 from app.api.middleware import Counted, HeadAsGet, Preflights, Recorded
 from app.api.models import models_router
-from app.api.ops import metrics_router, ops_router
 from app.api.reload import reload_router
 from app.api.schema import schema_router
 from app.api.usage import usage_router
-from app.auth.keys import Authenticator
-from app.auth.owners import OwnerStore
-from app.auth.store import KeyStore
-from app.building import Builder
+from app.auth.authenticator import Authenticator
+from app.auth.key_store import KeyStore
+from app.auth.owner_store import OwnerStore
 from app.database.database import Database, DatabaseUnavailable
-from app.database.secrets import SharedSecret
+from app.database.shared_secret import SharedSecret
 from app.errors import GatewayError
+from app.fleet.builder import Builder
+from app.fleet.engines_page import EnginesPage
+from app.fleet.fleet import REMOTE_START_S, STOP_GRACE_S, ModelDeployment, stand
+from app.fleet.operations import ModelOperations
+from app.fleet.report import engine_figures
+from app.fleet.slots import initial_slots, mark
 from app.limits.limiter import Limiter
 from app.relay.body_memory import BodyMemory
+from app.relay.cache_salts import CacheSalts
 from app.relay.in_flight import RequestsInFlight
-from app.relay.isolation import CacheSalts
 from app.relay.relay import Relay
-from app.relay.rooms import RelayBounds, Rooms, memory_bounds
-from app.reload.fleet import REMOTE_START_S, STOP_GRACE_S, Standing, stand
+from app.relay.services import RelayBounds, RelayServices, memory_bounds
 from app.reload.reloader import Adjustable, Reloader
-from app.residency.keeper import Keeper
+from app.residency.loader import OnDemandLoader
 from app.routing.catalogue import Catalogue
-from app.routing.orders import Orders
-from app.routing.report import engine_figures
-from app.routing.scrape import EnginesPage
-from app.routing.slots import initial_slots, mark
 from app.settings import Settings
 from app.stored import StoredResponses
-from app.telemetry.access import AccessLog
-from app.telemetry.lag import LoopLag
-from app.telemetry.levels import Levels
-from app.telemetry.logs import is_json
-from app.telemetry.metrics import Metrics
-from app.telemetry.trace import tracer_for
-from app.telemetry.writer import Direct, Output
+from app.telemetry.logs.access import AccessLog
+from app.telemetry.logs.levels import Levels
+from app.telemetry.logs.setup import is_json
+from app.telemetry.logs.writer import Direct, Output
+from app.telemetry.metrics.event_loop_lag import LoopLag
+from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.traces.request_trace import tracer_for
 from app.usage.alerts import Alerts
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
-from engines.inprocess import InProcessEngine
-from engines.launch import Origin, running_engines
-from engines.link import RECORD, end_strangers
-from engines.placement import Placement
-from engines.process import ProcessEngine
+from engines.gpu.placement import Placement
+from engines.guard.link import RECORD, end_strangers
+from engines.inprocess.engine import InProcessEngine
+from engines.process.engine import ProcessEngine
+from engines.process.launch import Origin, running_engines
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
-    from app.telemetry.tracing import Tracer
+    from app.telemetry.traces.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -118,12 +118,12 @@ class State:
     budgets: Budgets
     ledger: Ledger
     admission: Admission
-    keeper: Keeper
+    keeper: OnDemandLoader
     metrics: Metrics
     access: AccessLog
     tracer: "Tracer | None"
     reloader: Reloader
-    orders: Orders
+    orders: ModelOperations
     engines_page: EnginesPage
     salt_secret: SharedSecret
     body_memory: BodyMemory
@@ -195,7 +195,7 @@ def create_app(
     queues = {model.name: model.queue for model in settings.models}
     admission = Admission(metrics, queues, catalogue.ready_engines)
     server = settings.server
-    keeper = Keeper(
+    keeper = OnDemandLoader(
         [model for one in standing if (model := one.on_demand()) is not None],
         metrics,
         budget_gib=server.memory_budget_gib,
@@ -204,7 +204,7 @@ def create_app(
     )
     stored = StoredResponses(database)
     body_memory = BodyMemory(memory_bounds(settings))
-    rooms = Rooms(
+    rooms = RelayServices(
         limiter,
         budgets,
         admission,
@@ -227,7 +227,7 @@ def create_app(
         builder=builder,
         settled=settled,
     )
-    orders = Orders(catalogue, server.run_dir.absolute())
+    orders = ModelOperations(catalogue, server.run_dir.absolute())
     state = State(
         catalogue,
         database,
@@ -295,7 +295,7 @@ def create_app(
         ),
         schema_router(authenticator),
     )
-    app.add_middleware(AdminDoor, authenticator=authenticator, metrics=metrics)
+    app.add_middleware(AdminAuth, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Counted, metrics=metrics)
     # Outside of FastAPI's own layers, the outermost of which answers what nobody caught.
     state.door = HeadAsGet(Recorded(app, access))
@@ -329,7 +329,7 @@ def _serve(app: FastAPI, *routers: APIRouter) -> None:
         app.router.routes.extend(router.routes)
 
 
-def _either(keeper: Keeper, on_demand: Act, eager: Act) -> Act:
+def _either(keeper: OnDemandLoader, on_demand: Act, eager: Act) -> Act:
     """Return what does one thing for models on demand and another for those always loaded."""
 
     async def act(model: str) -> None:
@@ -338,7 +338,9 @@ def _either(keeper: Keeper, on_demand: Act, eager: Act) -> Act:
     return act
 
 
-def stand_up(settings: Settings, builder: Builder, running: Mapping[str, Origin]) -> list[Standing]:
+def stand_up(
+    settings: Settings, builder: Builder, running: Mapping[str, Origin]
+) -> list[ModelDeployment]:
     """Return every model with its engines, none of them started.
 
     `running` has the engines that an earlier gateway has left: those that run what is wanted have
@@ -464,7 +466,7 @@ async def _start_engines(state: State) -> None:
     state.settled.set()
 
 
-async def _take_over(keeper: Keeper, model: str) -> None:
+async def _take_over(keeper: OnDemandLoader, model: str) -> None:
     """Have a model on demand that the gateway before left loaded; else nobody counts its memory."""
     try:
         await keeper.load(model)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import processes
-from engines.link import RECORD
-from engines.processes import MARK
+from engines.guard import process_tree
+from engines.guard.link import RECORD
+from engines.guard.process_tree import MARK
 
 
 class Target(enum.StrEnum):
@@ -76,9 +76,9 @@ def run_of(directory: Path) -> Run | None:
 def members(run: Run) -> dict[Target, list[int]]:
     """Return the processes of an engine that runs, by their job."""
     found: dict[Target, list[int]] = {}
-    if processes.lives(run.guardian, run.guardian_started):
-        for pid in (run.guardian, *processes.descendants(run.guardian)):
-            if (target := job(run, pid, processes.title(pid))) is not None:
+    if process_tree.lives(run.guardian, run.guardian_started):
+        for pid in (run.guardian, *process_tree.descendants(run.guardian)):
+            if (target := job(run, pid, process_tree.title(pid))) is not None:
                 found.setdefault(target, []).append(pid)
     return found
 
@@ -97,7 +97,7 @@ def job(run: Run, pid: int, title: str) -> Target | None:
 
 def family(root: int) -> Family:
     """Return everything below a process."""
-    return {pid: one.started for pid, one in processes.descendants(root).items()}
+    return {pid: one.started for pid, one in process_tree.descendants(root).items()}
 
 
 def family_of(run: Run) -> Family:
@@ -110,20 +110,20 @@ def vital(run: Run) -> list[int]:
     return [
         pid
         for pid in sorted(family_of(run))
-        if job(run, pid, title := processes.title(pid)) is not None or "spawn_main" in title
+        if job(run, pid, title := process_tree.title(pid)) is not None or "spawn_main" in title
     ]
 
 
 def alive(them: Mapping[int, int]) -> list[int]:
     """Return those of some processes that still live."""
-    return [pid for pid, started in them.items() if processes.lives(pid, started)]
+    return [pid for pid, started in them.items() if process_tree.lives(pid, started)]
 
 
 def marked(run_dir: Path) -> Family:
     """Return every process on this machine that was started for an engine of a run directory."""
     sign = f"{MARK}={run_dir}{os.sep}".encode()
     found: Family = {}
-    for pid, one in processes.all_stats().items():
+    for pid, one in process_tree.all_stats().items():
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:

@@ -18,7 +18,7 @@ from bench.chaos_load import SLOTS
 from bench.children import ROOT, Child, child, environment, free_port
 from bench.peers import configuration
 from bench.real import DEMO
-from engines.link import RECORD
+from engines.guard.link import RECORD
 
 ADMIN_KEY = "sk-chaos-admin-0123456789abcdef"
 # Different, so that no engine can pass for the other.

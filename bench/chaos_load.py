@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PATH = "/v1/chat/completions"
-# An engine that was stopped is found after FROZEN_S and a look (engines/watch.py), its remains are
-# swept in 10 s, the gateway itself stands still for 5 s; the rest is for a busy machine.
+# An engine that was stopped is found after FROZEN_S and a look (engines/process/watchdog.py), its
+# remains are swept in 10 s, the gateway itself stands still for 5 s; the rest is for a busy
+# machine.
 PATIENCE_S = 90.0
 # Slots of one key; each client has one request at a time, so that what leaks is soon missing.
 SLOTS = 8

@@ -9,9 +9,9 @@ from itertools import repeat
 
 from app.auth.principal import Principal, Role
 from app.relay.body import parse
-from app.relay.fields import FieldRules
-from app.relay.isolation import CacheSalts
-from app.relay.request import EngineIds
+from app.relay.cache_salts import CacheSalts
+from app.relay.engine_request import EngineIds
+from app.relay.field_rules import FieldRules
 from app.settings import NO_LIMITS, FieldSettings
 from bench.costs import ROUNDS, Cost, cost_table, cpu_us
 from bench.report import Table

@@ -15,8 +15,8 @@ from bench.load import Load
 from bench.peers import BEFORE, DIRECT, GATEWAY, KEY, MODEL, ROUTER, Peer, answers
 from bench.rounds import Say, send, turns
 from bench.samples import Sample
-from engines.process import vllm_launcher
-from engines.processes import MARK
+from engines.guard.process_tree import MARK
+from engines.process.engine import vllm_launcher
 from engines.spec import ProcessSpec
 
 DEMO = ROOT / "var" / "demo-model"

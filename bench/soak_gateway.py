@@ -16,10 +16,10 @@ import uvicorn
 import uvloop
 
 from app.main import State, create_app
-from app.server import listen, uvicorn_server
+from app.server.run import listen, uvicorn_server
 from app.settings import Settings, load_settings
-from app.telemetry.logs import configured
-from app.telemetry.writer import Output
+from app.telemetry.logs.setup import configured
+from app.telemetry.logs.writer import Output
 from engines.remote import RemoteEngine
 
 # What is only on its way out is given this long before it counts as left.

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.api.dataplane import ENDPOINTS
+from app.api.data_plane import ENDPOINTS
 from app.main import State, create_app
-from app.server import uvicorn_server
+from app.server.run import uvicorn_server
 from app.settings import Settings
-from app.telemetry.access import AccessLog, RequestRecord
-from app.telemetry.metrics import Metrics
-from app.telemetry.writer import Output, Writer
-from app.usage.reading import Usage
+from app.telemetry.logs.access import AccessLog, RequestRecord
+from app.telemetry.logs.writer import Output, Writer
+from app.telemetry.metrics.gateway import Metrics
+from app.usage.token_usage import Usage
 from bench.costs import ROUNDS, Cost, cost_table, cpu_us
 from bench.report import Table
 

@@ -16,10 +16,10 @@ from engines.base import (
     EngineUnavailable,
     Progress,
 )
-from engines.http1 import Address, Http1Client, Http1Response
+from engines.http.client import Address, Http1Client, Http1Response
+from engines.http.probe import Probe
+from engines.http.scrape import scrape
 from engines.lifecycle import Event, after
-from engines.probe import Probe
-from engines.scrape import scrape
 from engines.spec import RemoteSpec
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from engines import environment, media, redact
+from engines import environment, media
+from engines.output import redact
 
 FlagValue = str | int | float | bool | list[str | int | float] | dict[str, object] | None
 

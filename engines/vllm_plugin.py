@@ -14,7 +14,7 @@ import logging
 import os
 import time
 
-from engines.processes import MARK
+from engines.guard.process_tree import MARK
 
 # A step of the smallest model takes 2 ms, and the kernel adds 50 us of its own. At 10 us the
 # waiting itself took the cores; 300 us cost 15 % of the tokens at 8 streams.

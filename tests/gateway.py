@@ -18,12 +18,12 @@ from uvicorn.server import ServerState
 
 from app.database.database import Database
 from app.main import State, create_app
-from app.server import listen, metrics_server, uvicorn_server
+from app.server.run import listen, metrics_server, uvicorn_server
 from app.settings import Settings, digest
 from tests.fakes.vllm import PATIENCE_S
 
 if TYPE_CHECKING:
-    from app.telemetry.tracing import Tracer
+    from app.telemetry.traces.tracer import Tracer
 
 KEY = "sk-test-0123456789abcdef"
 AUTH = {"authorization": f"Bearer {KEY}"}

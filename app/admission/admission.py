@@ -11,17 +11,17 @@ from typing import Self
 
 import msgspec
 
-from app.admission.lane import Lane
+from app.admission.model_queue import ModelQueue
 from app.errors import EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
-from app.telemetry.access import UNKNOWN_MODEL
-from app.telemetry.metrics import Metrics
+from app.telemetry.logs.access import UNKNOWN_MODEL
+from app.telemetry.metrics.gateway import Metrics
 
 
 class Permit(msgspec.Struct, gc=False, eq=False):
     """The right of one request to be under way, held until its context is left."""
 
-    lane: Lane
+    lane: ModelQueue
     waited_s: float | None  # None: it did not have to wait
 
     def __enter__(self) -> Self:
@@ -46,13 +46,13 @@ class Admission:
         self._ready = ready
         self._metrics = metrics
         self._draining = False
-        self._lanes: dict[str | None, Lane] = {}
+        self._lanes: dict[str | None, ModelQueue] = {}
         # Those of models that are gone, in which requests are under way.
-        self._leaving: list[Lane] = []
+        self._leaving: list[ModelQueue] = []
         for model, settings in queues.items():
             self.open(model, settings)
         no_queue = QueueSettings()
-        self._lanes[None] = Lane(UNKNOWN_MODEL, no_queue, lambda: 1, metrics)
+        self._lanes[None] = ModelQueue(UNKNOWN_MODEL, no_queue, lambda: 1, metrics)
 
     @property
     def draining(self) -> bool:
@@ -73,7 +73,7 @@ class Admission:
         lane = self._lanes.get(model)
         if lane is None:
             ready = partial(self._ready, model)
-            self._lanes[model] = Lane(model, settings, ready, self._metrics)
+            self._lanes[model] = ModelQueue(model, settings, ready, self._metrics)
         else:
             lane.rebound(settings)
 
@@ -134,7 +134,7 @@ class Admission:
         lane = self._lane(model)
         return Permit(lane, None) if lane.enter() else None
 
-    def _lane(self, model: str | None) -> Lane:
+    def _lane(self, model: str | None) -> ModelQueue:
         if self._draining:
             raise EngineUnavailable("the gateway is shutting down; try again")
         try:
@@ -151,5 +151,5 @@ class Admission:
         while (lane := next((lane for lane in self._all() if lane.in_flight), None)) is not None:
             await lane.quiet()
 
-    def _all(self) -> tuple[Lane, ...]:
+    def _all(self) -> tuple[ModelQueue, ...]:
         return *self._lanes.values(), *self._leaving

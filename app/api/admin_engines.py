@@ -9,15 +9,15 @@ from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
-from app.api.access import Right, guard
+from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, error_responses
-from app.api.follow import Follow, Followers, readable, text_of
+from app.api.log_stream import Follow, Followers, readable, text_of
 from app.api.middleware import record_of
-from app.auth.keys import Authenticator
+from app.auth.authenticator import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
+from app.fleet.operations import ModelOperations, without_secrets
+from app.fleet.report import EngineRow, engine_rows
 from app.routing.catalogue import Catalogue
-from app.routing.orders import Orders, without_secrets
-from app.routing.report import EngineRow, engine_rows
 
 LINES = 200
 MAX_LINES = 10_000
@@ -32,7 +32,7 @@ class Engines(BaseModel):
 
 def engines_router(
     catalogue: Catalogue,
-    orders: Orders,
+    orders: ModelOperations,
     authenticator: Authenticator,
     ending: Callable[[], bool],
 ) -> APIRouter:

@@ -8,15 +8,15 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 from fastapi.security import HTTPBearer
 
-from app.api.access import Right, check_handles, guard
+from app.api.admin_auth import Right, check_handles, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth.fields import KeyChanges, KeyFields, Rotation
-from app.auth.format import NewKey
-from app.auth.keys import Authenticator
-from app.auth.models import check_models
+from app.auth.authenticator import Authenticator
+from app.auth.key_format import NewKey
+from app.auth.key_store import ApiKey, KeyStore
+from app.auth.model_checks import check_models
 from app.auth.principal import Principal
-from app.auth.shown import ShownKey, ShownNewKey, ShownPage
-from app.auth.store import ApiKey, KeyStore
+from app.auth.validation import KeyChanges, KeyFields, Rotation
+from app.auth.views import ShownKey, ShownNewKey, ShownPage
 from app.errors import BadRequest, RouteNotFound
 from app.routing.catalogue import Catalogue
 

@@ -9,17 +9,17 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
-from app.api.access import Right, guard
+from app.api.admin_auth import Right, guard
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
 from app.api.middleware import record_of
-from app.auth.keys import Authenticator
+from app.auth.authenticator import Authenticator
 from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
-from app.relay.rooms import Rooms
+from app.fleet.operations import ModelOperations
+from app.fleet.report import Activity, ModelRow
+from app.relay.services import RelayServices
 from app.residency.policy import Residency
 from app.routing.catalogue import Model
-from app.routing.orders import Orders
-from app.routing.report import Activity, ModelRow
 
 Act = Callable[[str], Awaitable[None]]
 
@@ -33,7 +33,7 @@ class Models(BaseModel):
 _BY_ITSELF = {Residency.LOADING: "load", Residency.UNLOADING: "unload"}
 
 
-def activity(model: Model, rooms: Rooms, orders: Orders) -> Activity:
+def activity(model: Model, rooms: RelayServices, orders: ModelOperations) -> Activity:
     """Return what goes on at a model: its requests, its load, and what is being done to it."""
     name, keeper = model.name, rooms.keeper
     in_flight, waiting = rooms.admission.standing(name)
@@ -54,8 +54,8 @@ def activity(model: Model, rooms: Rooms, orders: Orders) -> Activity:
 
 
 def admin_models_router(
-    rooms: Rooms,
-    orders: Orders,
+    rooms: RelayServices,
+    orders: ModelOperations,
     authenticator: Authenticator,
     load: Act,
     unload: Act,

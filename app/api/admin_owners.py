@@ -6,12 +6,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 from fastapi.security import HTTPBearer
 
-from app.api.access import Right, guard
+from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth.fields import Name, OwnerFields
-from app.auth.keys import Authenticator
-from app.auth.owners import OwnerStore, ShownOwner, ShownOwners
+from app.auth.authenticator import Authenticator
+from app.auth.owner_store import OwnerStore, ShownOwner, ShownOwners
 from app.auth.principal import Principal
+from app.auth.validation import Name, OwnerFields
 from app.errors import RouteNotFound
 
 log = logging.getLogger(__name__)

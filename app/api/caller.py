@@ -4,17 +4,17 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 
-from app.api.access import CALLER_LIMITS
+from app.api.admin_auth import CALLER_LIMITS
 from app.api.middleware import record_of
-from app.auth.keys import Authenticator
+from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import InvalidApiKey
 from app.limits.limiter import Limiter
-from app.limits.reads import ReadBounds
-from app.limits.terms import Ask
+from app.limits.read_limits import ReadBounds
+from app.limits.terms import LimitRequest
 from app.settings import NO_LIMITS
-from app.telemetry.access import UNKNOWN_MODEL
-from app.telemetry.metrics import Metrics
+from app.telemetry.logs.access import UNKNOWN_MODEL
+from app.telemetry.metrics.gateway import Metrics
 
 Caller = Callable[[Request, Response], Awaitable[Principal]]
 
@@ -35,7 +35,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
             metrics.auth_failure(error.reason)
             raise
         record_of(request.scope).principal = principal.id
-        ask = Ask(
+        ask = LimitRequest(
             principal.id,
             principal.limits,
             UNKNOWN_MODEL,

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 
-from app.connection import Exchange, Headers, Serve
+from app.server.connection import ClientExchange, Headers, Serve
 
 # Caches keep apart what differs by origin (Fetch standard, section 3.2.5).
 _VARY = (b"vary", b"Origin")
@@ -21,7 +21,7 @@ class CorsHeaders:
     def around(self, serve: Serve) -> Serve:
         """Return what serves a request with these headers in its response."""
 
-        def with_headers(exchange: Exchange) -> Coroutine[Any, Any, None]:
+        def with_headers(exchange: ClientExchange) -> Coroutine[Any, Any, None]:
             exchange.extra_headers = self._of(exchange.header(b"origin"))
             return serve(exchange)
 

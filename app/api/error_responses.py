@@ -31,7 +31,7 @@ JsonObject = dict[str, Any]
 # The type of FastAPI's parameter `responses`.
 Responses = dict[int | str, JsonObject]
 
-# Raised below the application (`app.connection`), in OpenAI's dialect on every path.
+# Raised below the application (`app.server.connection`), in OpenAI's dialect on every path.
 CONNECTION: tuple[ErrorClass, ...] = (
     BadRequest, RequestTimeout, HeadTooLarge, TooManyConnections,
 )  # fmt: skip

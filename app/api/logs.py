@@ -7,13 +7,13 @@ from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.access import Right, guard
+from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth.keys import Authenticator
+from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import BadRequest
 from app.settings.sections import MAX_LEVELS, LoggerName, LogLevel
-from app.telemetry.levels import Levels, TooManyLevels
+from app.telemetry.logs.levels import Levels, TooManyLevels
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class LevelFields(BaseModel):
         dict[LoggerName, LogLevel | None],
         Field(
             max_length=MAX_LEVELS,
-            examples=[{"relay": "debug", "engines.supervisor": None}],
+            examples=[{"relay": "debug", "engines.process.supervisor": None}],
             json_schema_extra={"additionalProperties": False},  # names match patternProperties
         ),
     ]

@@ -6,10 +6,10 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.connection import REFUSED, Headers
 from app.relay.relay import CLIENT_CLOSED_REQUEST
-from app.telemetry.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
-from app.telemetry.metrics import NO_ENDPOINT, Metrics
+from app.server.connection import REFUSED, Headers
+from app.telemetry.logs.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
+from app.telemetry.metrics.gateway import NO_ENDPOINT, Metrics
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict
 
-from app.api.access import Right, guard
+from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth.keys import Authenticator
+from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import Conflict, InvalidConfiguration
 from app.reload.reloader import Reloader

@@ -10,8 +10,8 @@ from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-from app.api.access import Guard, Right, guard
-from app.api.dataplane_schema import dataplane_paths
+from app.api.admin_auth import Guard, Right, guard
+from app.api.data_plane_schema import dataplane_paths
 from app.api.error_responses import (
     ADMIN,
     REQUEST_ID,
@@ -20,7 +20,7 @@ from app.api.error_responses import (
     error_schemas,
     header_components,
 )
-from app.auth.keys import Authenticator
+from app.auth.authenticator import Authenticator
 
 # An extension of OpenAPI: the right that the caller's role must have.
 RIGHT = "x-right"

@@ -13,7 +13,7 @@ from app.cli.bench import PASSED_ON, bench
 from app.cli.check import check
 from app.cli.faults import ConfigOption, fail, faults
 from app.cli.generate import PlainHelp, generate
-from app.cli.importing import importing
+from app.cli.import_config import importing
 from app.cli.keys import keys
 from app.cli.log_level import log_level
 from app.cli.logs import logs
@@ -70,9 +70,9 @@ def serve(
     ] = None,
 ) -> None:
     """Run the gateway."""
-    from app.keyfile import read_or_make
-    from app.server import serve as run
-    from app.telemetry.logs import configured
+    from app.server.demo_key import read_or_make
+    from app.server.run import serve as run
+    from app.telemetry.logs.setup import configured
 
     with faults():
         key = read_or_make(key_file) if key_file else None
@@ -88,7 +88,7 @@ def demo_model(directory: Annotated[Path, typer.Argument(help="Where to put it."
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from engines.demo import DemoModelError, build_demo_model
+    from engines.demo.model import DemoModelError, build_demo_model
 
     columns = (
         TextColumn("training the demo model"),

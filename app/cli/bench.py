@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from app.cli.faults import ConfigOption, fail
-from app.cli.gateway import TIMEOUT_S, Gateway, UrlOption, refusals, shown
+from app.cli.gateway_client import TIMEOUT_S, Gateway, UrlOption, refusals, shown
 from app.settings import ConfigError, load_settings
 from engines.environment import PRIVATE_PREFIX
 from engines.spec import LocalSpec

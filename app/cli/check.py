@@ -8,8 +8,8 @@ from app.cli.faults import ConfigOption, faults
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
 
 if TYPE_CHECKING:  # slow to import, and other commands need not wait
+    from app.fleet.slots import Slot
     from app.routing.catalogue import Catalogue, Model
-    from app.routing.slots import Slot
 
 HIDDEN = "***"
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -17,15 +17,15 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 def check(config: ConfigOption = None) -> None:
     """Validate the configuration and print what would run."""
-    from app.building import Builder
+    from app.fleet.builder import Builder
+    from app.fleet.preflight import preflight
+    from app.fleet.slots import initial_slots
     from app.main import catalogue_of
-    from app.preflight import preflight
-    from app.routing.slots import initial_slots
-    from app.telemetry import logs
+    from app.telemetry.logs import setup
 
     with faults():
         settings = load_settings(config)
-        logs.check(settings.logs)
+        setup.check(settings.logs)
         builder = Builder(settings)
         slots = initial_slots(settings)
         found = preflight(settings, [one for each in slots.values() for one in each], builder)
@@ -67,7 +67,7 @@ def _plan(
 
 
 def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> Iterator[str]:
-    from engines import redact
+    from engines.output import redact
     from engines.spec import LocalSpec
 
     yield f"model {', '.join(settings.names)}"

@@ -21,7 +21,7 @@ ConfigOption = Annotated[
 @contextmanager
 def faults() -> Iterator[None]:
     """Turn what the user can mend into one line each and exit code 2."""
-    from engines.process import LauncherMissing
+    from engines.process.engine import LauncherMissing
 
     try:
         yield

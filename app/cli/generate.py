@@ -273,7 +273,7 @@ def _run(job: Job, *, as_json: bool, output: Path | None, verbose: bool) -> int:
     """Do the job; return the exit code."""
     from rich.console import Console
 
-    from app.cli.answers import Form, InOrder, JsonLines, Meter, Pages
+    from app.cli.generate_output import Form, InOrder, JsonLines, Meter, Pages
 
     errors = Console(stderr=True, highlight=False)
     order = InOrder()

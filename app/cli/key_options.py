@@ -21,7 +21,7 @@ def number(name: str, text: str, unset: str) -> int | None:
 
 def expiry(text: str) -> str:
     """Return when a key expires, as RFC 3339, from a duration or as it stands."""
-    from app.auth.fields import duration, milliseconds, moment, written
+    from app.auth.validation import duration, milliseconds, moment, written
 
     try:
         return written(milliseconds(datetime.now(UTC) + duration(text))) or text
@@ -47,7 +47,7 @@ def checked_models(given: Sequence[str], models: Iterable[ModelSettings]) -> lis
 
     Only warn: other gateways on the same database may have other models.
     """
-    from app.auth.models import check_models
+    from app.auth.model_checks import check_models
 
     checked = check_models(given, {name: model.name for model in models for name in model.names})
     for alias, model in checked.aliases.items():

@@ -18,8 +18,8 @@ from app.cli.key_tables import print_key, print_keys
 from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import, and other commands need not wait
-    from app.auth.format import NewKey
-    from app.auth.store import ApiKey, KeyStore
+    from app.auth.key_format import NewKey
+    from app.auth.key_store import ApiKey, KeyStore
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def create(
 ) -> None:
     """Make a key and print its secret, this once."""
     with _faults():
-        from app.auth.fields import KeyFields
+        from app.auth.validation import KeyFields
 
         settings = load_settings(config)
         new = KeyFields.model_validate(
@@ -120,7 +120,7 @@ def list_keys(
 ) -> None:
     """List the keys, the newest first."""
     with _faults():
-        from app.auth.shown import ShownPage
+        from app.auth.views import ShownPage
 
         settings = load_settings(config)
         found = _with_store(settings, lambda s: s.page(limit, after))
@@ -177,7 +177,7 @@ def update(
     budgets = {"daily_tokens": daily_tokens, "monthly_tokens": monthly_tokens}
     plain = {"name": name, "owner": owner, "priority": priority, "weight": weight}
     with _faults():
-        from app.auth.fields import KeyChanges
+        from app.auth.validation import KeyChanges
 
         given: dict[str, object] = {n: v for n, v in plain.items() if v is not None}
         given |= {n: number(n, v, "default") for n, v in limits.items() if v is not None}
@@ -222,7 +222,7 @@ def rotate(
 ) -> None:
     """Make a new secret for a key and print it, this once."""
     with _faults():
-        from app.auth.fields import Rotation, duration
+        from app.auth.validation import Rotation, duration
 
         try:
             grace_s = int(duration(grace).total_seconds())
@@ -248,7 +248,7 @@ def delete(key: Key, now: Now = False, config: ConfigOption = None) -> None:
 
 def _with_store(settings: Settings, work: "Callable[[KeyStore], Awaitable[T]]") -> T:
     """Return what some work on the key store of a configuration returns."""
-    from app.auth.store import KeyStore
+    from app.auth.key_store import KeyStore
     from app.database.database import Database
 
     async def run() -> T:
@@ -278,7 +278,7 @@ def _act(
     work: "Callable[[KeyStore, str], Awaitable[ApiKey]]",
 ) -> None:
     """Have some work done on a key and print the key after it."""
-    from app.auth.shown import ShownKey
+    from app.auth.views import ShownKey
 
     settings = load_settings(config)
     key = ShownKey.of(_with_key(settings, named, work), settings.limits.default)
@@ -291,8 +291,8 @@ def _act(
 @contextmanager
 def _faults() -> Iterator[None]:
     """Turn what may be wrong with a key into one line each and exit code 2."""
-    from app.auth import fields
-    from app.auth.store import NameTaken, UnknownKey
+    from app.auth import validation as fields
+    from app.auth.key_store import NameTaken, UnknownKey
     from app.database.database import DatabaseUnavailable
 
     with faults():
@@ -309,7 +309,7 @@ def _print_json(shown: BaseModel) -> None:
 
 
 def _print_new(new: "tuple[ApiKey, NewKey]", settings: Settings, json: bool) -> None:
-    from app.auth.shown import ShownNewKey
+    from app.auth.views import ShownNewKey
 
     key = ShownNewKey.made(*new, settings.limits.default)
     if json:

@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from app.cli.faults import ConfigOption
-from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.gateway_client import AdminKeyOption, Gateway, UrlOption, refusals, shown
 
 
 class Level(StrEnum):
@@ -27,7 +27,9 @@ class _Levels(msgspec.Struct):
 def log_level(
     name: Annotated[
         str | None,
-        typer.Argument(help="relay, engines.supervisor, access, httpx, root…; none: show all."),
+        typer.Argument(
+            help="relay, engines.process.supervisor, access, httpx, root…; none: show all."
+        ),
     ] = None,
     level: Annotated[Level | None, typer.Argument(help="Its level; none: show it.")] = None,
     url: UrlOption = None,

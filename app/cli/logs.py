@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from app.cli.faults import ConfigOption
-from app.cli.gateway import (
+from app.cli.gateway_client import (
     TIMEOUT_S,
     AdminKeyOption,
     Gateway,

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from app.cli.faults import ConfigOption, fail
-from app.cli.gateway import (
+from app.cli.gateway_client import (
     AdminKeyOption,
     Gateway,
     Refused,

@@ -16,7 +16,7 @@ from app.cli.faults import ConfigOption, fail, faults
 from app.settings import load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import, and other commands need not wait
-    from app.auth.owners import OwnerStore, ShownOwner
+    from app.auth.owner_store import OwnerStore, ShownOwner
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ def set_owner(
         "monthly_tokens": monthly_tokens,
     }
     with _faults():
-        from app.auth.fields import OwnerFields
+        from app.auth.validation import OwnerFields
 
         values = {field: _number(field, text) for field, text in given.items() if text is not None}
         fields = OwnerFields.model_validate(values)
@@ -103,7 +103,7 @@ def _number(field: str, text: str) -> int | None:
 
 def _with_store(config: Path | None, work: "Callable[[OwnerStore], Awaitable[T]]") -> T:
     """Return what some work on the owners of a configuration returns."""
-    from app.auth.owners import OwnerStore
+    from app.auth.owner_store import OwnerStore
     from app.database.database import Database
 
     url = load_settings(config).state.database_url.get_secret_value()
@@ -122,8 +122,8 @@ def _with_store(config: Path | None, work: "Callable[[OwnerStore], Awaitable[T]]
 @contextmanager
 def _faults() -> Iterator[None]:
     """Turn what may be wrong with an owner into one line each and exit code 2."""
-    from app.auth import fields
-    from app.auth.owners import UnknownOwner
+    from app.auth import validation as fields
+    from app.auth.owner_store import UnknownOwner
     from app.database.database import DatabaseUnavailable
 
     with faults():

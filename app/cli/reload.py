@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from app.cli.faults import ConfigOption, fail
-from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.gateway_client import AdminKeyOption, Gateway, UrlOption, refusals, shown
 
 CONNECT_S = 10.0
 # What ended otherwise than asked for, though nothing of the call was wrong.

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from app.cli.faults import ConfigOption
-from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.gateway_client import AdminKeyOption, Gateway, UrlOption, refusals, shown
 from app.cli.tables import Column, plain, print_table
 
 if TYPE_CHECKING:  # slow to import, and other commands need not wait

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from app.cli.faults import ConfigOption, fail
-from app.cli.gateway import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.gateway_client import AdminKeyOption, Gateway, UrlOption, refusals, shown
 from app.cli.tables import Column, print_table
 
 GROUPS: tuple[str, ...] = ("day", "owner", "key", "model")

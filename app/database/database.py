@@ -19,9 +19,9 @@ from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
-from app.database.asynchronous import AsyncConnection, AsyncEngine, create_async_engine
-from app.database.file import make_private
+from app.database.async_engine import AsyncConnection, AsyncEngine, create_async_engine
 from app.database.migrate import NewerTables, is_current, upgrade
+from app.database.sqlite_file import make_private
 from app.deadline import deadline
 
 log = logging.getLogger(__name__)

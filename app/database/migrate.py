@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, text
 
-from app.database.asynchronous import AsyncEngine
+from app.database.async_engine import AsyncEngine
 
 if TYPE_CHECKING:
     from alembic.config import Config

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.redact import hidden, is_secret
+from engines.output.redact import hidden, is_secret
 from engines.spec import RESERVED_FLAGS, FlagValue
 
 # vLLM's parser has these beside the long names.

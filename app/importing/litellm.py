@@ -19,7 +19,7 @@ from app.importing.source import (
     read_mapping,
     text_of,
 )
-from engines.redact import is_secret
+from engines.output.redact import is_secret
 from engines.spec import RemoteSpec
 
 _ENVIRONMENT = "os.environ/"

@@ -23,7 +23,7 @@ from app.importing.source import (
 )
 from app.importing.vllm import served_model
 from app.settings import FieldSettings
-from engines.redact import hidden
+from engines.output.redact import hidden
 from engines.spec import RemoteSpec
 
 _LEVELS = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}

@@ -12,7 +12,7 @@ from app.importing.flags import Flags, read_flags
 from app.importing.shell import Command, base_name, commands, variable_in
 from app.settings import MediaSettings
 from engines.environment import API_KEY, inherited, never_inherited
-from engines.redact import hidden, is_secret
+from engines.output.redact import hidden, is_secret
 from engines.spec import ProcessSpec
 
 _MODULES = frozenset({"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main", "vllm"})

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from engines.redact import hidden_by_form
+from engines.output.redact import hidden_by_form
 
 # LiteLLM's largest example has 25 kB; YAML takes about a second per megabyte.
 MAX_CHARACTERS = 1_048_576

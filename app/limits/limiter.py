@@ -14,15 +14,23 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from app.errors import Headers, RateLimited, ServiceUnavailable
-from app.limits import judgement
+from app.limits import rate_headers
 from app.limits.breaker import RedisUnavailable
-from app.limits.memory import MemoryStore
-from app.limits.terms import NO_TERMS, NOTHING_TAKEN, Ask, Reading, Scopes, Terms, settlement
+from app.limits.memory_store import MemoryStore
+from app.limits.terms import (
+    NO_TERMS,
+    NOTHING_TAKEN,
+    LimitRequest,
+    Reading,
+    Scopes,
+    Terms,
+    settlement,
+)
 from app.settings import LimitsSettings, StateSettings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics.gateway import Metrics
 
 if TYPE_CHECKING:  # redis-py is imported only where limits are counted there: 9 MiB
-    from app.limits.redis import Grant, RedisStore
+    from app.limits.redis_store import Grant, RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +61,17 @@ class Decision(msgspec.Struct, gc=False, eq=False):
     @property
     def refusal(self) -> RateLimited | None:
         """Why the request may not begin; None: it may."""
-        return judgement.refusal(self.terms, self.reading, self.burst_s)
+        return rate_headers.refusal(self.terms, self.reading, self.burst_s)
 
     @property
     def headers(self) -> Headers:
         """What a response says of the caller's limits."""
-        return judgement.headers(self.terms, self.reading, self.burst_s)
+        return rate_headers.headers(self.terms, self.reading, self.burst_s)
 
     @property
     def header_lines(self) -> bytes:
         """The same as the lines of a response."""
-        return judgement.header_lines(self.terms, self.reading, self.burst_s)
+        return rate_headers.header_lines(self.terms, self.reading, self.burst_s)
 
     def settle(self, tokens: float) -> None:
         """Say how many tokens the request really used; without this it used none."""
@@ -111,9 +119,12 @@ class Limiter:
         self._release = self._release_here  # made once
         self._redis: RedisStore | None = None
         if state.redis_url is not None:
-            from app.limits import link, redis
+            from app.limits import redis_connection
+            from app.limits import redis_store as redis
 
-            self._link = link.Link(state.redis_url.get_secret_value(), state.redis_timeout_s)
+            self._link = redis_connection.Link(
+                state.redis_url.get_secret_value(), state.redis_timeout_s
+            )
             self._redis = redis.RedisStore(
                 self._link,
                 state.redis_prefix,
@@ -125,7 +136,7 @@ class Limiter:
             )
             metrics.redis_available(True)
 
-    def decide_at_once(self, ask: Ask) -> Decision | None:
+    def decide_at_once(self, ask: LimitRequest) -> Decision | None:
         """Take all that a request asks for, or nothing; None: Redis must be asked, `decide` it."""
         if self._redis is not None:
             return None
@@ -133,7 +144,7 @@ class Limiter:
         reading = self._memory.decide(terms, monotonic())
         return Decision(terms, reading, self._burst_s, self._release)
 
-    async def decide(self, ask: Ask) -> Decision:
+    async def decide(self, ask: LimitRequest) -> Decision:
         """Take all that a request asks for, or nothing.
 
         Raises ServiceUnavailable while Redis does not answer, where the policy is `closed`.

@@ -41,7 +41,7 @@ class Owner(Protocol):
     def limits(self) -> LimitSettings: ...
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class LimitRequest(msgspec.Struct, frozen=True, gc=False):
     """What one request wants, of up to three subjects."""
 
     key_id: str
@@ -134,7 +134,7 @@ class Scopes:
     def __len__(self) -> int:
         return len(self._known)
 
-    def terms(self, ask: Ask) -> Terms:
+    def terms(self, ask: LimitRequest) -> Terms:
         """Return the limits that a request meets; none at all where nothing is limited."""
         at = ask.key_id, ask.model, ask.concurrent, ask.entered
         scope = self._known.get(at)
@@ -156,12 +156,12 @@ class Scopes:
         return Terms(scope, costs, tokens)
 
 
-def terms_of(ask: Ask, burst_s: float = inf) -> Terms:
+def terms_of(ask: LimitRequest, burst_s: float = inf) -> Terms:
     """Return what a request takes of limits that were not met before."""
     return Scopes(burst_s).terms(ask)
 
 
-def scope_of(ask: Ask, burst_s: float) -> Scope:
+def scope_of(ask: LimitRequest, burst_s: float) -> Scope:
     """Return the limits of all requests that differ from this one in their tokens alone."""
     buckets: list[BucketTerm] = []
     slots: list[SlotTerm] = []
@@ -189,7 +189,7 @@ def _add(
     subject: Subject,
     name: str,
     limits: LimitSettings,
-    ask: Ask,
+    ask: LimitRequest,
     buckets: list[BucketTerm],
     slots: list[SlotTerm],
 ) -> None:

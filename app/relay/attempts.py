@@ -6,10 +6,10 @@ from math import ceil
 from app import errors
 from app.residency.forecast import remaining_s
 from app.routing.catalogue import Model
-from app.routing.policy import Clues
+from app.routing.policies import RoutingHints
 from app.routing.replica import Replica
-from app.telemetry.access import RequestRecord
-from app.telemetry.metrics import Metrics
+from app.telemetry.logs.access import RequestRecord
+from app.telemetry.metrics.gateway import Metrics
 from engines.base import EngineError, EngineTimeout, EngineUnavailable
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Attempts:
     def __init__(
         self,
         model: Model,
-        clues: Clues,
+        clues: RoutingHints,
         only: str | None,
         record: RequestRecord,
         metrics: Metrics,

@@ -21,7 +21,7 @@ from app.errors import BadRequest, InvalidJson, MediaNotAllowed, MissingModel
 from app.relay.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
 from app.relay.json_faults import JsonFault
 from app.relay.json_scan import JsonBounds, JsonScanner, Kind, Member
-from app.relay.media import (
+from app.relay.media_rules import (
     NameEnds,
     Spans,
     check_addresses,

@@ -6,7 +6,7 @@ the response.
 
 import msgspec
 
-from app.usage.reading import Usage
+from app.usage.token_usage import Usage
 from engines.base import EngineRequest
 
 
@@ -16,7 +16,7 @@ class Grant(msgspec.Struct, frozen=True):
     request: EngineRequest
     # The estimate of the prompt's tokens, for a response that does not tell.
     prompt: int = 0
-    # See `app.usage.meter.StreamMeter`.
+    # See `app.usage.stream_meter.StreamMeter`.
     withhold_usage: bool = False
     one_choice: bool = True
     wide: bool = False

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from app.auth.keys import Authenticator
-from app.connection import ClientDisconnected, ClientStalled, Exchange
+from app.auth.authenticator import Authenticator
 from app.errors import (
     EngineUnavailable,
     GatewayError,
@@ -20,14 +19,15 @@ from app.errors import (
     MethodNotAllowed,
     RateLimited,
 )
-from app.relay.answer import Truncated, send_error
-from app.relay.rooms import Endpoint, Rooms
-from app.relay.serving import Serving
-from app.telemetry.access import AccessLog, RequestRecord
+from app.relay.request_handler import RequestHandler
+from app.relay.response import Truncated, send_error
+from app.relay.services import Endpoint, RelayServices
+from app.server.connection import ClientDisconnected, ClientExchange, ClientStalled
+from app.telemetry.logs.access import AccessLog, RequestRecord
 from app.usage.ledger import Ledger, UsageRecord
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
-    from app.telemetry.tracing import Tracer
+    from app.telemetry.traces.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,12 @@ class Relay:
     """Answers requests; what all of them share."""
 
     authenticator: Authenticator
-    rooms: Rooms
+    rooms: RelayServices
     ledger: Ledger
     access: AccessLog
     tracer: "Tracer | None" = None
 
-    async def serve(self, endpoint: Endpoint, exchange: Exchange) -> None:
+    async def serve(self, endpoint: Endpoint, exchange: ClientExchange) -> None:
         """Answer one request, whatever becomes of it. Raises nothing."""
         record = exchange.record
         record.endpoint = endpoint.label
@@ -64,7 +64,7 @@ class Relay:
             record.owner = principal.owner
             if record.trace is not None:
                 record.trace.end()
-            await Serving(self.rooms, endpoint, principal, exchange).run()
+            await RequestHandler(self.rooms, endpoint, principal, exchange).run()
         except asyncio.CancelledError:
             await self._interrupted(exchange)
         except (Truncated, ClientStalled) as fault:
@@ -82,7 +82,7 @@ class Relay:
         finally:
             self._note(endpoint, record)
 
-    async def _interrupted(self, exchange: Exchange) -> None:
+    async def _interrupted(self, exchange: ClientExchange) -> None:
         """End a request that was cancelled: its client left, its key was cut off, or we stop."""
         record = exchange.record
         fault = exchange.take_fault()
@@ -98,7 +98,7 @@ class Relay:
             record.error = "shutdown"
             await self._tell(EngineUnavailable(SHUTTING_DOWN), exchange)
 
-    def _note_disconnect(self, exchange: Exchange) -> None:
+    def _note_disconnect(self, exchange: ClientExchange) -> None:
         record = exchange.record
         record.status = exchange.refused_status or CLIENT_CLOSED_REQUEST
         record.error = str(record.status)
@@ -107,7 +107,7 @@ class Relay:
             record.client_gone = True
             self.rooms.metrics.disconnect()
 
-    async def _refuse(self, error: GatewayError, exchange: Exchange) -> None:
+    async def _refuse(self, error: GatewayError, exchange: ClientExchange) -> None:
         """Note an error and tell the client of it."""
         record, metrics = exchange.record, self.rooms.metrics
         if isinstance(error, InvalidApiKey):
@@ -118,7 +118,7 @@ class Relay:
         record.error = error.code
         await self._tell(error, exchange)
 
-    async def _tell_methods(self, endpoint: Endpoint, exchange: Exchange) -> None:
+    async def _tell_methods(self, endpoint: Endpoint, exchange: ClientExchange) -> None:
         """Answer OPTIONS, from anybody. Raises MethodNotAllowed for every other method."""
         allowed = ", ".join(endpoint.methods)
         if exchange.method != "OPTIONS":
@@ -126,7 +126,7 @@ class Relay:
         await exchange.start(204, [(b"allow", f"{allowed}, OPTIONS".encode())])
         await exchange.body(b"", more=False)
 
-    async def _tell(self, error: GatewayError, exchange: Exchange) -> None:
+    async def _tell(self, error: GatewayError, exchange: ClientExchange) -> None:
         """Tell the client of a fault, unless it does not even read that."""
         try:
             await send_error(exchange, error)

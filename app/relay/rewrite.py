@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from app.relay.body import Members, ParsedBody
-from app.relay.fields import FieldRules, is_over, number_of
+from app.relay.field_rules import FieldRules, is_over, number_of
 from app.routing.catalogue import Bounds
 
 CHAT = "/v1/chat/completions"

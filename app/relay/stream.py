@@ -8,12 +8,12 @@ and then in the engine.
 import asyncio
 from time import perf_counter
 
-from app.connection import ClientStalled, Exchange, Headers
 from app.relay.sse import COMMENT, whole_events
-from app.telemetry.series import Buckets
-from app.usage.meter import StreamMeter
+from app.server.connection import ClientExchange, ClientStalled, Headers
+from app.telemetry.metrics.series import Buckets
+from app.usage.stream_meter import StreamMeter
 from engines.base import EngineDied, EngineError, EngineResponse
-from engines.last_words import ERROR_EVENT, TOLD, death_in
+from engines.output.fatal_error import ERROR_EVENT, TOLD, death_in
 
 SSE_HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,7 +25,7 @@ class EventStream:
     """One stream on its way to the client."""
 
     def __init__(
-        self, answer: EngineResponse, exchange: Exchange, meter: StreamMeter, gaps: Buckets
+        self, answer: EngineResponse, exchange: ClientExchange, meter: StreamMeter, gaps: Buckets
     ) -> None:
         self._answer = answer
         self._exchange = exchange
@@ -97,7 +97,7 @@ class KeepAlive:
     The price: the status 200 leaves before the engine was heard, so a refusal becomes an event.
     """
 
-    def __init__(self, exchange: Exchange, seconds: float) -> None:
+    def __init__(self, exchange: ClientExchange, seconds: float) -> None:
         self._exchange = exchange
         self._seconds = seconds
         self._task = asyncio.create_task(self._watch())

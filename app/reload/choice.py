@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from app.building import Slots
+from app.fleet.builder import Slots
+from app.fleet.slots import Slot, free_names, with_names
 from app.reload.difference import Difference, ModelChange
 from app.reload.takeover import Machine, Present, Takeover, prospect, room
-from app.routing.slots import Slot, free_names, with_names
 from app.settings import ModelSettings
-from engines.placement import Placement, PlacementError, Wish
+from engines.gpu.placement import Placement, PlacementError, PlacementRequest
 from engines.spec import LocalSpec
 
 UNLOADED = "all engines of the model are unloaded for the change"
@@ -41,7 +41,7 @@ class Seats:
         models = {name: (model, list(slots)) for name, (model, slots) in self.models.items()}
         return Seats(models, dict(self.placements), set(self.taken))
 
-    def wishes(self) -> list[Wish]:
+    def wishes(self) -> list[PlacementRequest]:
         """Return what every engine of this machine asks for."""
         return [
             wish_of(model, slot)
@@ -59,10 +59,10 @@ class Seats:
             self.placements[new.name] = placement
 
 
-def wish_of(model: ModelSettings, slot: Slot) -> Wish:
+def wish_of(model: ModelSettings, slot: Slot) -> PlacementRequest:
     """Return what an engine of this machine asks for."""
     assert isinstance(slot.spec, LocalSpec)
-    return Wish(slot.name, model.name, slot.spec, on_demand=model.load == "on_demand")
+    return PlacementRequest(slot.name, model.name, slot.spec, on_demand=model.load == "on_demand")
 
 
 def choose(

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from app.fleet.slots import Plan, Slot, initial_slots, made_of, plan, slots_of
 from app.reload.shown import flat, shown, value
 from app.reload.takeover import Takeover
-from app.routing.slots import Plan, Slot, initial_slots, made_of, plan, slots_of
 from app.settings import SECRETS, ModelSettings, Settings
 from engines.spec import LocalSpec
 

@@ -14,24 +14,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from app.auth.keys import Authenticator
-from app.building import Builder, Placed, Slots
+from app.auth.authenticator import Authenticator
 from app.errors import Conflict, GatewayError, InvalidConfiguration
-from app.preflight import preflight
-from app.relay.rooms import RelayBounds, Rooms, memory_bounds
+from app.fleet.builder import Builder, Placed, Slots
+from app.fleet.fleet import IDLE, Ask, Fleet, ModelDeployment, NotStarted, Running, memory_gib
+from app.fleet.preflight import preflight
+from app.fleet.slots import Plan, Slot, plan
+from app.relay.services import RelayBounds, RelayServices, memory_bounds
 from app.reload.choice import Seats, choose
 from app.reload.difference import Addition, Difference, ModelChange, applied, difference
-from app.reload.fleet import IDLE, Ask, Fleet, NotStarted, Running, Standing, memory_gib
 from app.reload.report import ModelReport, Outcome, Report
 from app.reload.takeover import Machine, Present, Prospect, prospect
-from app.routing.slots import Plan, Slot, plan
 from app.settings import ConfigError, ModelSettings, Settings
-from app.telemetry.levels import Levels
+from app.telemetry.logs.levels import Levels
 from app.usage.ledger import Ledger
-from engines.accelerator import AcceleratorError, Device
 from engines.base import EngineState
-from engines.host_memory import available_gib
-from engines.process import LauncherMissing, ProcessEngine, vllm_runs_on_cpu
+from engines.gpu.accelerator import AcceleratorError, Device
+from engines.gpu.host_memory import available_gib
+from engines.process.engine import LauncherMissing, ProcessEngine, vllm_runs_on_cpu
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 class Adjustable:
     """What goes by settings and can be given others."""
 
-    rooms: Rooms
+    rooms: RelayServices
     authenticator: Authenticator
     ledger: Ledger
     levels: Levels
@@ -68,7 +68,7 @@ class Reloader:
     def __init__(
         self,
         settings: Settings,
-        standing: Sequence[Standing],
+        standing: Sequence[ModelDeployment],
         adjustable: Adjustable,
         *,
         source: Callable[[], Settings],
@@ -322,7 +322,7 @@ class Reloader:
         days = self._settings.usage.retention_days
         self._adjustable.ledger.reprice({model.name: model.price}, days)
 
-    def _names_of_others(self, standing: Standing | None) -> dict[str, str]:
+    def _names_of_others(self, standing: ModelDeployment | None) -> dict[str, str]:
         """Return the names that clients may send for other models, each with its model."""
         others = (one for one in self._standing.values() if one is not standing)
         return {name: one.name for one in others for name in one.settings.names}
@@ -364,7 +364,7 @@ class Reloader:
         return None
 
     async def _prospects(
-        self, change: ModelChange, standing: Standing
+        self, change: ModelChange, standing: ModelDeployment
     ) -> dict[str, Prospect] | None:
         """Return the prospects of a model on demand that can change while it is loaded.
 
@@ -379,7 +379,7 @@ class Reloader:
                 return None
         return prospects or None
 
-    async def _rebuild(self, change: ModelChange, standing: Standing) -> str | None:
+    async def _rebuild(self, change: ModelChange, standing: ModelDeployment) -> str | None:
         """Change the engines of a model that is loaded on demand; one that was loaded is again."""
         keeper, name = self._rooms.keeper, change.new.name
         was_loaded = any(one.engine.state not in IDLE for one in standing.engines)
@@ -395,7 +395,9 @@ class Reloader:
             return error.message
         return None
 
-    async def _swap(self, standing: Standing, plan: Plan, model: ModelSettings) -> str | None:
+    async def _swap(
+        self, standing: ModelDeployment, plan: Plan, model: ModelSettings
+    ) -> str | None:
         """Put other engines in the place of those that are unloaded; return what failed."""
         self._rebuilt.add(standing.name)
         self._publish()
@@ -417,7 +419,7 @@ class Reloader:
         model = addition.model
         if (fault := self._withheld(model)) is not None:
             return fault
-        standing = Standing(model, self._fleet.build(model.name, addition.slots))
+        standing = ModelDeployment(model, self._fleet.build(model.name, addition.slots))
         self._open(model)
         self._standing[model.name] = standing
         self._publish()
@@ -432,7 +434,7 @@ class Reloader:
                 return str(error)
         return None
 
-    async def _end(self, standing: Standing) -> None:
+    async def _end(self, standing: ModelDeployment) -> None:
         """End a model that takes no new requests, when those that it has are through."""
         drain_s = self._settings.server.drain_timeout_s
         admission = self._rooms.admission

@@ -19,7 +19,7 @@ is STARTING. The old one refuses requests only when none has it any more.
 If the new engine does not start, it is taken off the list and ended, and nothing else has happened.
 If the old engine dies meanwhile, its supervisor starts it again, and the takeover goes on. If the
 gateway ends, both engines do; with `keep_engines` both go on, and the next gateway takes over the
-one that runs what its configuration says (`app.routing.slots.initial_slots`) and ends the other.
+one that runs what its configuration says (`app.fleet.slots.initial_slots`) and ends the other.
 
 In place, the old engine is drained and ended, and the new one started under its name: nobody serves
 for as long as that takes unless the model has another engine. That is the way where both cannot
@@ -30,10 +30,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from app.fleet.slots import Slot
 from app.reload.shown import flat
-from app.routing.slots import Slot
-from engines.accelerator import Device
-from engines.placement import Placement, PlacementError, Wish, place_beside
+from engines.gpu.accelerator import Device
+from engines.gpu.placement import Placement, PlacementError, PlacementRequest, place_beside
 from engines.spec import LocalSpec, ProcessSpec
 
 # What a start may take at its height, in parts of what it takes when it is up: weights are read
@@ -181,7 +181,10 @@ def _over_host(need_gib: float | None, machine: Machine) -> str | None:
 
 
 def room(
-    new: Wish, others: Sequence[Wish], machine: Machine, keep: Mapping[str, Placement]
+    new: PlacementRequest,
+    others: Sequence[PlacementRequest],
+    machine: Machine,
+    keep: Mapping[str, Placement],
 ) -> Placement | None:
     """Return the GPUs for an engine beside those of all others, None where it gets none.
 

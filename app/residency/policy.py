@@ -50,7 +50,7 @@ class Reason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LoadTerms:
     """How patient those who wait are, and how long a model may stay, in seconds."""
 
     # As long as a person looks at a page that does nothing; a tenth of most loads on a GPU.
@@ -112,7 +112,7 @@ class Decision:
 
 
 def decide(
-    residents: Sequence[Resident], room_gib: float, slots: int, now: float, terms: Terms
+    residents: Sequence[Resident], room_gib: float, slots: int, now: float, terms: LoadTerms
 ) -> Decision:
     """Return what to do, in `room_gib` (inf: no bound), with `slots` loads at once at most."""
     return _Round(residents, room_gib, slots, now, terms).decision()
@@ -122,7 +122,12 @@ class _Round:
     """One decision while it is made."""
 
     def __init__(
-        self, residents: Sequence[Resident], room_gib: float, slots: int, now: float, terms: Terms
+        self,
+        residents: Sequence[Resident],
+        room_gib: float,
+        slots: int,
+        now: float,
+        terms: LoadTerms,
     ) -> None:
         self._residents = residents
         self._room = room_gib

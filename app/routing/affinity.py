@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from zlib import crc32
 
-from app.routing.policy import Clues, LeastLoaded, able
+from app.routing.policies import LeastLoaded, RoutingHints, able
 from app.routing.replica import Replica
 
 # How many times the mean a replica may have in flight; that paper's and Vimeo's 1.25.
@@ -31,7 +31,7 @@ MOST_KNOWN = 65536
 class SessionAffinity:
     """A session's replica by rendezvous hashing: when one comes or goes, 1/n of sessions move."""
 
-    def choose(self, candidates: Sequence[Replica], clues: Clues) -> Replica | None:
+    def choose(self, candidates: Sequence[Replica], clues: RoutingHints) -> Replica | None:
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         return by_rendezvous(with_room(candidates), clues.session())
@@ -58,7 +58,7 @@ class PrefixAffinity:
         """How many blocks are known."""
         return len(self._known)
 
-    def choose(self, candidates: Sequence[Replica], clues: Clues) -> Replica | None:
+    def choose(self, candidates: Sequence[Replica], clues: RoutingHints) -> Replica | None:
         if len(candidates) < 2:
             return candidates[0] if candidates else None
         blocks = checksums(clues.prompt(MOST_BLOCKS * BLOCK_BYTES))

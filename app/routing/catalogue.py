@@ -7,9 +7,9 @@ from typing import Literal
 from urllib.parse import quote
 
 from app.errors import EndpointNotServed, ModelNotFound, RouteNotFound
-from app.routing.policy import LeastLoaded, SelectionPolicy
+from app.routing.endpoints import endpoints_of, named
+from app.routing.policies import LeastLoaded, SelectionPolicy
 from app.routing.replica import Replica
-from app.routing.tasks import endpoints_of, named
 from app.settings import NO_LIMITS, FieldSettings, LimitSettings
 from engines.base import Engine, EngineState
 

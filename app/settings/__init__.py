@@ -32,7 +32,7 @@ from pydantic_settings import (
 
 from app.settings.explain import SECRETS, SECTION_SECRETS, explain, nearest
 from app.settings.fallbacks import fault_of
-from app.settings.fields import FieldSettings
+from app.settings.field_rules import FieldSettings
 from app.settings.sections import (
     NO_LIMITS,
     AlertsSettings,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.settings.source import Place, Source, shown
-from engines.redact import is_secret
+from engines.output.redact import is_secret
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
 
 SPECS: Mapping[int | str, type[BaseModel]] = {

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from app.settings.fields import FieldSettings
+from app.settings.field_rules import FieldSettings
 from engines.spec import EngineSpec, SpecModel
 
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
@@ -446,7 +446,7 @@ class LogSettings(SpecModel):
         {},
         max_length=MAX_LEVELS,
         description="Levels of their own for parts of the gateway and for libraries: relay, "
-        "engines.supervisor, access, httpx…",
+        "engines.process.supervisor, access, httpx…",
     )
     file: Path | None = Field(
         None,

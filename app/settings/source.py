@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from engines.redact import hidden
+from engines.output.redact import hidden
 from engines.spec import flag_name
 
 # The way to a setting: keys of mappings and numbers of list members.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import delete, select
 
-from app.database.asynchronous import AsyncConnection
+from app.database.async_engine import AsyncConnection
 from app.database.database import Database, DatabaseUnavailable, Refused
 from app.database.schema import stored_responses
 from app.database.upsert import insert

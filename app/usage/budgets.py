@@ -24,7 +24,7 @@ from app.database.database import Database, DatabaseUnavailable
 from app.database.schema import usage_by_owner, usage_daily
 from app.errors import ServiceUnavailable
 from app.usage.ledger import Ledger
-from app.usage.rows import UsageRecord, batch_of, day_of, kept, tokens_of
+from app.usage.records import UsageRecord, batch_of, day_of, kept, tokens_of
 from app.usage.spending import (
     Period,
     Reading,
@@ -98,7 +98,7 @@ class Account:
         self.reading: asyncio.Future[None] | None = None  # done when it was read, or could not be
 
 
-class Reservation:
+class BudgetReservation:
     """What a request may take, held by each of its accounts until the context is left.
 
     The ledger counts from its record on. So leave the context and add the record to the ledger in
@@ -168,7 +168,7 @@ class Budgets:
         tokens: int,
         elastic: tuple[int, int] | None = None,
         owner: Owner | None = None,
-    ) -> Reservation:
+    ) -> BudgetReservation:
         """Hold tokens of the budgets of a key and its owner; leave the reservation's context.
 
         None is no budget. `elastic` is for a request that does not say how much it takes: the least
@@ -208,7 +208,7 @@ class Budgets:
                     self._watch.refused(account, period, day)
         if refused is not None:
             raise refused
-        return Reservation([one.spending for one in accounts], tokens)
+        return BudgetReservation([one.spending for one in accounts], tokens)
 
     def used_up(self) -> Iterator[tuple[str, int, int]]:
         """Return, for day and month, how many accounts have used NEARLY of a budget, and how many

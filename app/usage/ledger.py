@@ -25,12 +25,12 @@ from typing import Any
 from sqlalchemy import ScalarSelect, delete, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.database.asynchronous import AsyncConnection
+from app.database.async_engine import AsyncConnection
 from app.database.database import Database, DatabaseUnavailable, Refused, refuses
 from app.database.schema import usage_records
 from app.settings import PriceSettings
-from app.telemetry.metrics import Metrics
-from app.usage.rows import DailySums, Price, Stamped, UsageRecord, row_id, rows_of
+from app.telemetry.metrics.gateway import Metrics
+from app.usage.records import DailySums, Price, Stamped, UsageRecord, row_id, rows_of
 from app.usage.statements import add_sums, insert_records
 
 __all__ = ("Ledger", "UsageRecord")

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Literal
 
 from app.errors import QuotaUsedUp
-from app.usage.rows import start_of
+from app.usage.records import start_of
 
 Subject = Literal["key", "owner"]
 Period = Literal["day", "month"]

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import JSON, Insert, String, Table, bindparam, case, cast, column, func, select
 
-from app.database.asynchronous import AsyncConnection
+from app.database.async_engine import AsyncConnection
 from app.database.schema import usage_by_owner, usage_daily, usage_records
 from app.database.upsert import insert
-from app.usage.rows import MOST, DailySums, Row
+from app.usage.records import MOST, DailySums, Row
 
 _json = msgspec.json.Encoder()
 _COLUMNS = Row.__struct_fields__

@@ -1,8 +1,8 @@
 """A batch of prompts through vLLM's `LLM`, which runs in processes of its own.
 
-They stand below a guardian (`engines/guardian.py`), as served engines do: when this process ends,
-however it ends, the kernel closes its socket to the guardian, and that kills whatever vLLM has
-started. What vLLM logs goes to a file, and this process imports nothing slow.
+They stand below a guardian (`engines/guard/guardian.py`), as served engines do: when this process
+ends, however it ends, the kernel closes its socket to the guardian, and that kills whatever vLLM
+has started. What vLLM logs goes to a file, and this process imports nothing slow.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from engines import processes, scratch
 from engines.base import Progress
 from engines.environment import PRIVATE_PREFIX
+from engines.guard import process_tree, scratch
 from engines.offline.prompts import Prompt
-from engines.startup import PHASES, StartupLog
+from engines.output.startup import PHASES, StartupLog
 
-GUARDIAN = Path(__file__).parents[1] / "guardian.py"
+GUARDIAN = Path(__file__).parents[1] / "guard" / "guardian.py"
 # For the guardian: the engine ends with us.
 NOT_KEPT = "0"
 LOG_POLL_S = 0.2
@@ -186,7 +186,7 @@ class Session:
             raise OfflineError(str(error), users=True) from None
         compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
         environment.setdefault(scratch.INDUCTOR, str(compiled))
-        environment[processes.MARK] = directory
+        environment[process_tree.MARK] = directory
         return subprocess.Popen(  # noqa: S603 - our own interpreter and files
             [sys.executable, "-I", "-S", str(GUARDIAN), directory, NOT_KEPT, "", *worker],
             stdin=door.fileno(),

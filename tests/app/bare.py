@@ -10,7 +10,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from app.connection import (
+from app.errors import GatewayError
+from app.server.connection import (
     ClientConnection,
     ConnectionBounds,
     DataPlane,
@@ -18,8 +19,7 @@ from app.connection import (
     PeerConnections,
     Serve,
 )
-from app.errors import GatewayError
-from app.server import listen
+from app.server.run import listen
 from tests.app.raw import PATIENCE_S, Client
 from tests.gateway import until_tasks_end
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import app.cli
 from app.main import create_app
-from app.server import check_database, metrics_server, uvicorn_server
+from app.server.run import check_database, metrics_server, uvicorn_server
 from app.settings import load_settings
 
 settings = load_settings(Path("gateway.yaml"))

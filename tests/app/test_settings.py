@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.auth.format import make
+from app.auth.key_format import make
 from app.settings import ConfigError, digest, load_settings
 from app.settings.fallbacks import fault_of
 from tests.app.configuration import (

@@ -20,8 +20,8 @@ from bench.chaos_acts import Act, Run, Target, deck, job
 from bench.chaos_gateway import Gateway, gauges
 from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, judge, slots
 from bench.chaos_report import ACTS, CHECKS, REQUESTS, Chaos, Done, tables
-from engines import processes
-from engines.processes import MARK
+from engines.guard import process_tree
+from engines.guard.process_tree import MARK
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 CHUNK = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -192,7 +192,7 @@ def test_a_process_of_an_engine_is_found_by_its_mark_until_it_is_gone(tmp_path: 
         assert child.pid in chaos_acts.family(os.getpid())
         child.communicate(b"\n", timeout=30)
     assert not chaos_acts.alive(found)
-    assert not processes.lives(child.pid, found[child.pid])
+    assert not process_tree.lives(child.pid, found[child.pid])
 
 
 def test_a_socket_file_that_nobody_listens_on_is_no_live_socket(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from itertools import count
 import pytest
 
 from app.relay.body import parse
-from app.relay.fields import FieldRules
+from app.relay.field_rules import FieldRules
 from app.relay.rewrite import rewrite
 from app.routing.catalogue import Bounds
 from app.settings import FieldSettings

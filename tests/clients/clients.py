@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from engines.demo_dialogues import DIALOGUES
+from engines.demo.dialogues import DIALOGUES
 from tests.clients.environments import programs
 from tests.docs.page import ROOT, Block, Page
 from tests.e2e.deployment import KEY, MODEL, until

@@ -14,12 +14,12 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from engines.base import Engine, EngineRequest, EngineResponse, EngineState, EngineUnavailable
-from engines.http1 import Address, Http1Client
-from engines.inprocess import InProcessEngine
-from engines.process import ProcessEngine, vllm_launcher
+from engines.guard.sweep import marked
+from engines.http.client import Address, Http1Client
+from engines.inprocess.engine import InProcessEngine
+from engines.process.engine import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
-from engines.sweep import marked
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.fakes.vllm import Fake
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import yaml
 
-from app.reload.fleet import STOP_GRACE_S
-from app.server import CLOSING_S
+from app.fleet.fleet import STOP_GRACE_S
+from app.server.run import CLOSING_S
 from app.settings import ServerSettings
 from tests.deploy.image import STATE, Image
 from tests.deploy.systemd import SYSTEMD, UNITS, booted

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from app.api.access import RIGHTS
+from app.api.admin_auth import RIGHTS
 from app.api.error_responses import EVERY_ROUTE
 from app.api.schema import RIGHT
 from app.api.schema import document as document_of

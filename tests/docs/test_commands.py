@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.settings import load_settings
-from engines import flag_check
+from engines.flags import check
 from engines.spec import LocalSpec
 from tests.docs.conftest import Demo
 from tests.docs.console import PROMPT, needs
@@ -114,4 +114,4 @@ def accept_flags(page: Page, patch: pytest.MonkeyPatch, directory: Path) -> None
             file.write_text(block.text, encoding="utf-8")
             specs = [one for model in load_settings(file).models for one in model.engines]
             local = [one for one in specs if isinstance(one, LocalSpec)]
-            flag_check.check(local, directory / "var" / "run")
+            check.check(local, directory / "var" / "run")

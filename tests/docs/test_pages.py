@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from app.settings import Settings, load_settings
-from engines.failure import Cause, classify
+from engines.output.failure import Cause, classify
 from tests.app.configuration import isolate
 from tests.docs import cli
 from tests.docs.console import commands, needs
@@ -114,7 +114,8 @@ def test_every_page_is_in_the_index() -> None:
 
 
 class TestStarts:
-    """The table of docs/engine-will-not-start.md beside the messages of engines/failure.py."""
+    """The table of docs/engine-will-not-start.md beside the messages of
+    engines/output/failure.py."""
 
     ROW = re.compile(r"^\| `(.+)`(, while its weights load)? \| (.+) \| (yes|no) \|$")
 

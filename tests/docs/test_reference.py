@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from app.api.access import Right
+from app.api.admin_auth import Right
 from app.errors import GatewayError
 from app.settings import SECRETS, schema
 from tests.app.test_errors import EVERY

@@ -8,7 +8,7 @@ import sys
 from unittest import mock
 
 from app.cli import main
-from engines.process import vllm_launcher
+from engines.process.engine import vllm_launcher
 
 FAKE = (sys.executable, "-m", "tests.fakes.vllm")
 
@@ -21,5 +21,5 @@ def launcher() -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    with mock.patch("app.building.vllm_launcher", launcher):
+    with mock.patch("app.fleet.builder.vllm_launcher", launcher):
         main()

@@ -6,7 +6,7 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 
-from engines.demo_dialogues import DIALOGUES
+from engines.demo.dialogues import DIALOGUES
 from tests.e2e.deployment import KEY, Deployment
 
 BY_NAME = {dialogue.name: dialogue for dialogue in DIALOGUES}

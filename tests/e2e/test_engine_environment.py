@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engines.sweep import marked
+from engines.guard.sweep import marked
 from tests.e2e.deployment import ADMIN_KEY, ENGINE, Deployment, demo_model, deployed, until_ready
 from tests.e2e.test_usage import counted
 

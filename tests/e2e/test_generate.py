@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from engines.demo_dialogues import COMPLETIONS, DIALOGUES, Dialogue
+from engines.demo.dialogues import COMPLETIONS, DIALOGUES, Dialogue
 from engines.offline.prompts import Prompt
 from engines.offline.session import Job, Loaded, Loading, Session
-from engines.startup import PHASES
+from engines.output.startup import PHASES
 from tests.e2e.deployment import (
     COMMAND,
     ENGINE,

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from engines.sweep import marked
+from engines.guard.sweep import marked
 from tests.e2e.deployment import (
     ENGINE,
     START_S,

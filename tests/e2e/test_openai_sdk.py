@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion
 
-from engines.demo_dialogues import COMPLETIONS, DIALOGUES, STORY, WEATHER_TOOL, Dialogue
+from engines.demo.dialogues import COMPLETIONS, DIALOGUES, STORY, WEATHER_TOOL, Dialogue
 from tests.e2e.deployment import KEY, Deployment
 
 BY_NAME = {dialogue.name: dialogue for dialogue in DIALOGUES}

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from app.auth.principal import Principal, Role
-from app.relay.isolation import CacheSalts, Isolation
+from app.relay.cache_salts import CacheSalts, Isolation
 from app.settings import NO_LIMITS
 from tests.e2e.deployment import (
     ADMIN_KEY,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engines.demo_dialogues import STORY
+from engines.demo.dialogues import STORY
 from tests.e2e.deployment import ADMIN_KEY, KEY, Deployment
 
 VOLATILE = re.compile(rb'"(id|created|created_at|request_id)":\s*("[^"]*"|\d+)')

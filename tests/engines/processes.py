@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from engines.base import EngineRequest, EngineResponse
-from engines.process import ProcessEngine
+from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from engines import vllm_plugin
-from engines.processes import MARK
+from engines.guard.process_tree import MARK
 from tests.e2e.deployment import Deployment
 
 SHOWS_WHO_WAITS = """

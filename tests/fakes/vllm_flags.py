@@ -1,7 +1,7 @@
 """vLLM's argument parser without vLLM: its table of flags, and no refusal of its own.
 
-`vllm_flags.json` beside this file is what engines/flag_dump.py prints for the pinned vLLM on a CPU;
-tests/engines/test_flag_check.py compares the two.
+`vllm_flags.json` beside this file is what engines/flags/dump.py prints for the pinned vLLM on a
+CPU; tests/engines/flags/test_check.py compares the two.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from engines import flag_check
-from engines.flags import FlagTable
+from engines.flags import check
+from engines.flags.table import FlagTable
 
 FILE = Path(__file__).with_suffix(".json")
 TABLE: Mapping[str, Any] = json.loads(FILE.read_text())
@@ -45,5 +45,5 @@ class FakeParser:
 def install(patch: pytest.MonkeyPatch, **changes: Any) -> FakeParser:
     """Have a fake answer in vLLM's place."""
     parser = FakeParser(**changes)
-    patch.setattr(flag_check, "ask", parser)
+    patch.setattr(check, "ask", parser)
     return parser

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from app.database.database import Database, DatabaseUnavailable
 from app.settings import AlertsSettings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics.gateway import Metrics
 from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
 from app.usage.alerts.outbox import Outbox, Reached
 from app.usage.budgets import Account

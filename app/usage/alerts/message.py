@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from app.usage.rows import start_of
+from app.usage.records import start_of
 from app.usage.spending import Period, Subject
 
 SHARE_REACHED = "budget.share_reached"

@@ -11,7 +11,7 @@ from app.database.database import Database
 from app.database.schema import api_keys, budget_alerts, usage_by_owner, usage_daily
 from app.database.upsert import insert
 from app.usage.alerts.message import Alert
-from app.usage.rows import kept
+from app.usage.records import kept
 from app.usage.spending import Period, Spent, Subject
 
 # How long one gateway has for one attempt before another may send the same.

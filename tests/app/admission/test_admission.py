@@ -15,12 +15,12 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.admission import lane as lane_module
+from app.admission import model_queue as lane_module
 from app.admission.admission import Admission, Permit
-from app.admission.fair import Place
+from app.admission.fair_queue import Place
 from app.errors import EngineOverloaded, EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics.gateway import Metrics
 
 PATIENCE_S = 20.0
 # More turns of the loop than anything here takes to come to rest.

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.follow import MAX_FOLLOWERS
+from app.api.log_stream import MAX_FOLLOWERS
 from engines.base import EngineFacts, EngineState, EngineUnavailable, Progress
 from tests.app.raw import connected, request
 from tests.app.routing.fakes import FakeEngine

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from app.auth.fields import KeyFields
-from app.auth.format import make
+from app.auth.key_format import make
+from app.auth.validation import KeyFields
 from app.settings import digest
 from tests.app.raw import PATIENCE_S, asking, connected, request
 from tests.fakes.vllm import Fake

@@ -11,7 +11,7 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from jsonschema import Draft202012Validator
 
-from app.api.dataplane import CANCEL_RESPONSE, ENDPOINTS, STORED_RESPONSE
+from app.api.data_plane import CANCEL_RESPONSE, ENDPOINTS, STORED_RESPONSE
 from app.api.error_responses import RATE_HEADERS, error_responses, error_schema
 from app.api.schema import document as document_of
 from app.errors import Dialect, GatewayError, dialect_of

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from app.api.dataplane import ENDPOINTS
-from app.auth.fields import KeyFields
+from app.api.data_plane import ENDPOINTS
+from app.auth.validation import KeyFields
 from tests.app.api.openapi import Document
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, ROOT, ROOT_KEY, Gateway, remote, running, settings_for

@@ -13,8 +13,8 @@ from app.api.usage import MAX_DAYS, MAX_ROWS, usage_router
 from app.auth.principal import Owner
 from app.errors import Dialect, GatewayError, InvalidApiKey, PermissionDenied
 from app.settings import NO_LIMITS
-from app.usage.reading import Usage
 from app.usage.report import UsageRow, usage_report
+from app.usage.token_usage import Usage
 from tests.app.usage.records import Clock, Faulty, ledger_for, record
 
 

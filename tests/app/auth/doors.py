@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from app.auth.keys import Authenticator
-from app.auth.store import KeyStore
+from app.auth.authenticator import Authenticator
+from app.auth.key_store import KeyStore
 from app.database.database import Database
 from app.settings import LimitSettings
 

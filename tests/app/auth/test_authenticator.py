@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from app.auth import keys
-from app.auth.fields import KeyChanges, KeyFields
-from app.auth.format import make
-from app.auth.keys import Authenticator
+from app.auth import authenticator
+from app.auth.authenticator import Authenticator
+from app.auth.key_format import make
+from app.auth.key_store import Change, Credential, KeyStore
 from app.auth.principal import Allowed, Principal, Role
-from app.auth.store import Change, Credential, KeyStore
+from app.auth.validation import KeyChanges, KeyFields
 from app.database.database import Database, DatabaseUnavailable
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import FieldSettings, digest
@@ -195,7 +195,7 @@ async def test_a_key_nobody_made_is_looked_up_once_in_a_while(
     for _ in range(5):
         await refused(auth, key)
     assert store.finds == 1
-    clock.advance(keys.UNKNOWN_TTL_S)
+    clock.advance(authenticator.UNKNOWN_TTL_S)
     await refused(auth, key)
     assert store.finds == 2
 
@@ -349,7 +349,7 @@ async def test_what_was_refused_is_forgotten_when_it_changes(
 ) -> None:
     new = make()
     await refused(auth, new.text)
-    monkeypatch.setattr("app.auth.store.make", lambda: new)  # the id that somebody guessed
+    monkeypatch.setattr("app.auth.key_store.make", lambda: new)  # the id that somebody guessed
     await made(store)
     await auth.poll()
     assert (await auth.authenticate(bearer(new.text))).id == new.id
@@ -508,7 +508,9 @@ async def test_each_change_of_that_is_one_line_of_the_log(
     for down in (True, True, True, False, False, True):
         store.down = down
         await auth.poll()
-    said = [record.levelname for record in caplog.records if record.name == "app.auth.keys"]
+    said = [
+        record.levelname for record in caplog.records if record.name == "app.auth.authenticator"
+    ]
     assert said == ["ERROR", "INFO", "ERROR"]
 
 
@@ -555,11 +557,11 @@ async def test_a_refused_use_is_no_use(auth: Authenticator, store: Watched, cloc
 async def test_the_task_polls_and_flushes_until_it_is_cancelled(
     auth: Authenticator, store: Watched, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "POLL_S", 0.001)
+    monkeypatch.setattr(authenticator, "POLL_S", 0.001)
     running = asyncio.create_task(auth.run())
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
-    clock.advance(keys.FLUSH_S)
+    clock.advance(authenticator.FLUSH_S)
     async with asyncio.timeout(20):
         while (await store.get(key_id)).last_used_ms is None:
             await asyncio.sleep(0.001)
@@ -577,7 +579,7 @@ async def test_a_fault_nobody_thought_of_is_a_store_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(keys, "POLL_S", 0)
+    monkeypatch.setattr(authenticator, "POLL_S", 0)
     _, key = await made(store)
     store.broken = True
     running = asyncio.create_task(auth.run())

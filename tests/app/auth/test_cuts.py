@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from app.auth import keys
-from app.auth.fields import KeyChanges, KeyFields
-from app.auth.format import make
-from app.auth.keys import Authenticator
-from app.auth.store import KeyStore
+from app.auth import authenticator
+from app.auth.authenticator import Authenticator
+from app.auth.key_format import make
+from app.auth.key_store import KeyStore
+from app.auth.validation import KeyChanges, KeyFields
 from app.database.database import Database
 from tests.app.auth.doors import LIMITS, Clock, bearer, door
 
@@ -178,7 +178,7 @@ async def test_a_database_that_went_back_in_time_cuts_nothing(sites: list[Site])
 
 @pytest.mark.slow
 async def test_the_task_hears_of_a_cut(sites: list[Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "POLL_S", 0.001)
+    monkeypatch.setattr(authenticator, "POLL_S", 0.001)
     tasks = [asyncio.create_task(one.auth.run()) for one in sites]
     key_id, _ = await made(sites[0].store)
     await sites[0].store.disable(key_id, now=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.auth.fields import KeyFields
-from app.auth.format import make
+from app.auth.key_format import make
+from app.auth.validation import KeyFields
 from tests.app.raw import PATIENCE_S
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for

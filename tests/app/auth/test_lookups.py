@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from app.auth import keys, lookups
-from app.auth.fields import KeyFields
-from app.auth.format import make
-from app.auth.keys import Authenticator
+from app.auth import authenticator, lookups
+from app.auth.authenticator import Authenticator
+from app.auth.key_format import make
+from app.auth.key_store import Credential, KeyStore
 from app.auth.principal import Principal
-from app.auth.store import Credential, KeyStore
+from app.auth.validation import KeyFields
 from app.database.database import Database
 from app.errors import InvalidApiKey, ServiceUnavailable
 from app.settings import digest
@@ -182,7 +182,7 @@ async def test_look_ups_that_wait_are_bounded_in_each_lane(
 async def test_one_lane_where_there_are_too_many_keys(
     auth: Authenticator, store: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "MAX_IDS", 2)
+    monkeypatch.setattr(authenticator, "MAX_IDS", 2)
     for _ in range(2):
         await made(store)
     await auth.poll()
@@ -203,7 +203,7 @@ async def test_one_lane_where_there_are_too_many_keys(
 async def test_the_ids_of_all_keys_are_known_and_kept(
     auth: Authenticator, store: Slow, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.auth.store._PAGE", 2)
+    monkeypatch.setattr("app.auth.key_store._PAGE", 2)
     ids = {(await made(store))[0] for _ in range(5)}
     await store.disable(min(ids))
     gone, _ = await made(store)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from app.cli import app
 from app.cli.check import without_password
-from engines import flag_check
-from engines.flag_check import CannotAsk
+from engines.flags import check as flag_check
+from engines.flags.check import CannotAsk
 from tests.app.configuration import isolate
 from tests.e2e.deployment import COMMAND, environment
 

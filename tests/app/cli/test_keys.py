@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from app.auth.format import id_of
+from app.auth.key_format import id_of
 from app.cli import app
 from tests.app.configuration import isolate
 from tests.e2e.deployment import COMMAND, deployed, environment, until

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from app import preflight
 from app.cli import app
+from app.fleet import preflight
 from tests.app.cli.wrong import GOOD, WRONG, Wrong
 from tests.app.configuration import isolate
 from tests.fakes import vllm_flags
@@ -19,7 +19,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(preflight, "memory_nodes", lambda: 1)
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     parser = vllm_flags.install(monkeypatch)
-    # In vLLM's words; tests/engines/test_flag_check.py has them from vLLM.
+    # In vLLM's words; tests/engines/flags/test_check.py has them from vLLM.
     words = "Error: --enable-auto-tool-choice requires --tool-call-parser"
     parser.refuses["--enable-auto-tool-choice"] = words
 

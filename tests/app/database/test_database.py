@@ -19,12 +19,12 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from app.auth.store import KeyStore
-from app.database.asynchronous import create_async_engine
+from app.auth.key_store import KeyStore
+from app.database.async_engine import create_async_engine
 from app.database.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata
-from app.server import check_database
+from app.server.run import check_database
 from app.settings import ConfigError
 from app.usage.report import usage_report
 from tests.gateway import free_port, remote, settings_for

@@ -12,7 +12,7 @@ import pytest
 from app.database.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migrate import HEAD
 from app.database.migration_process import migrate_in_child
-from app.server import check_database
+from app.server.run import check_database
 from app.settings import ConfigError, Settings
 from tests.gateway import free_port, remote, settings_for
 

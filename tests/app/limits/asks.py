@@ -1,7 +1,7 @@
 """Requests for the tests of limits."""
 
 from app.auth.principal import Owner
-from app.limits.terms import Ask
+from app.limits.terms import LimitRequest
 from app.settings import LimitSettings
 
 NONE = LimitSettings()
@@ -25,8 +25,8 @@ def ask(
     concurrent: bool = True,
     entered: bool = False,
     owner: Owner | None = None,
-) -> Ask:
-    return Ask(key_id, key, model_name, model, tokens, concurrent, entered, owner)
+) -> LimitRequest:
+    return LimitRequest(key_id, key, model_name, model, tokens, concurrent, entered, owner)
 
 
 def owned(

@@ -7,9 +7,9 @@ from typing import Any
 
 from app.errors import GatewayError
 from app.limits.limiter import LEASE_S, Decision, Limiter
-from app.limits.terms import Ask
+from app.limits.terms import LimitRequest
 from app.settings import LimitsSettings, StateSettings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics.gateway import Metrics
 
 # Far above what a call takes here, however busy the machine is.
 PATIENT_S = 10.0
@@ -40,12 +40,12 @@ async def limiter_on(
         await limiter.close()
 
 
-async def passes(limiter: Limiter, wanted: Ask) -> bool:
+async def passes(limiter: Limiter, wanted: LimitRequest) -> bool:
     """Return whether a request may begin; it goes on for ever."""
     return (await limiter.decide(wanted)).refusal is None
 
 
-async def outcome(limiter: Limiter, wanted: Ask) -> str:
+async def outcome(limiter: Limiter, wanted: LimitRequest) -> str:
     """Return `passed` or the code of the error of a request that ends at once."""
     try:
         with await limiter.decide(wanted):
@@ -54,7 +54,7 @@ async def outcome(limiter: Limiter, wanted: Ask) -> str:
         return error.code
 
 
-def at_once(limiter: Limiter, wanted: Ask) -> Decision:
+def at_once(limiter: Limiter, wanted: LimitRequest) -> Decision:
     """Return a decision that waits for nothing at all."""
     deciding = limiter.decide(wanted)
     try:

@@ -17,11 +17,11 @@ import redis
 from app.auth.principal import Owner
 from app.errors import RateLimited
 from app.limits.limiter import LEASE_S, Decision, Limiter
-from app.limits.link import Link
-from app.limits.redis import Grant, RedisStore
-from app.limits.terms import Ask, terms_of
+from app.limits.redis_connection import Link
+from app.limits.redis_store import Grant, RedisStore
+from app.limits.terms import LimitRequest, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics.gateway import Metrics
 from tests.app.limits.asks import NONE, ask, limits, owned
 from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes, turns
 from tests.services import RedisServer
@@ -233,7 +233,7 @@ async def test_charges_of_key_owner_and_model_balance_however_requests_end(
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def left(wanted: Ask) -> int:
+    async def left(wanted: LimitRequest) -> int:
         headers = dict((await limiter.decide(wanted)).headers)
         return int(headers[b"x-ratelimit-remaining-tokens"])
 
@@ -436,7 +436,7 @@ async def test_a_request_that_is_cancelled_as_its_answer_comes_leaves_nothing(
 
 @pytest.mark.slow
 def test_redis_is_not_loaded_where_limits_are_counted_in_memory() -> None:
-    code = "import sys, app.cli, app.server; print({'redis', 'hiredis'} & set(sys.modules))"
+    code = "import sys, app.cli, app.server.run; print({'redis', 'hiredis'} & set(sys.modules))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "set()\n"
 
@@ -455,7 +455,7 @@ def calls(client: redis.Redis) -> int:
     return number
 
 
-async def when_free(limiter: Limiter, wanted: Ask) -> Decision:
+async def when_free(limiter: Limiter, wanted: LimitRequest) -> Decision:
     """Return the first decision that is not a refusal."""
     async with asyncio.timeout(20):
         while (decision := await limiter.decide(wanted)).refusal is not None:

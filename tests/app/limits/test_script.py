@@ -9,9 +9,9 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.limits.batch import Release, Renewal, Request, pack, readings
-from app.limits.link import SCRIPT
-from app.limits.memory import MemoryStore
+from app.limits.memory_store import MemoryStore
+from app.limits.redis_connection import SCRIPT
+from app.limits.script_calls import Release, Renewal, Request, pack, readings
 from app.limits.terms import Reading, Terms, settlement, terms_of, undoing
 from app.settings import LimitSettings
 from tests.app.limits.asks import ask, limits

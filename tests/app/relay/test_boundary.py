@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.relay.request import EngineIds
+from app.relay.engine_request import EngineIds
 from tests.app.raw import asking, connected, request
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake

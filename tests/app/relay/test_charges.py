@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from app.relay.fields import DROPPED
+from app.relay.field_rules import DROPPED
 from tests.app.tenants import tokens
 from tests.fakes.vllm import PATIENCE_S, Fake, Seen
 from tests.fakes.writing import Writing, writes

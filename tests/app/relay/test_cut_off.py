@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from app.connection import ClientConnection
 from app.relay.in_flight import CUT_OFF
+from app.server.connection import ClientConnection
 from tests.app.raw import PATIENCE_S, Client, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for

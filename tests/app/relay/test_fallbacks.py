@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auth.keys import Authenticator
+from app.auth.authenticator import Authenticator
 from app.auth.principal import Allowed, Principal
 from app.relay.sse import COMMENT
 from app.settings import LimitSettings

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from app.api.dataplane import ENDPOINTS
-from app.connection import ClientConnection
+from app.api.data_plane import ENDPOINTS
+from app.server.connection import ClientConnection
 from engines.remote import RemoteEngine
 from tests.app.tenants import make_key
 from tests.fakes.vllm import PATIENCE_S, Fake

@@ -12,7 +12,7 @@ import pytest
 from app.errors import OPERATOR_S
 from app.relay.sse import COMMENT
 from app.residency.policy import Residency
-from app.server import banner
+from app.server.run import banner
 from engines.base import EngineState
 from tests.app.raw import PATIENCE_S, answers, asking, connected, request
 from tests.gateway import ROOT, Gateway, running, settings_for

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from app.relay.body import READ_NAMES, ParsedBody, parse
-from app.relay.fields import FieldRules
+from app.relay.field_rules import FieldRules
 from app.relay.rewrite import CHAT, COMPLETIONS, Rewrite, rewrite, truth
 from app.routing.catalogue import Bounds
 

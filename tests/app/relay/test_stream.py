@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from app.connection import Exchange
 from app.errors import EngineFailed
-from app.relay.answer import send_error
+from app.relay.response import send_error
 from app.relay.sse import COMMENT
 from app.relay.stream import SSE_HEADERS, KeepAlive
+from app.server.connection import ClientExchange
 from app.settings import ServerSettings
-from tests.app.connection.exchanges import exchanging
 from tests.app.raw import PATIENCE_S, Client, answers, asking, connected, request
+from tests.app.server.connection.exchanges import exchanging
 from tests.fakes.vllm import Fake, chunk
 from tests.gateway import Gateway, remote, running, settings_for
 
@@ -332,10 +332,10 @@ async def test_engine_that_is_too_slow_is_told_after_comments(fake: Fake, tmp_pa
 @pytest.mark.parametrize("kind", ["stream", "whole", "error"])
 async def test_comment_waits_until_the_response_before_is_read(kind: str) -> None:
     size = 8_000_000
-    begun: list[Exchange] = []
+    begun: list[ClientExchange] = []
     silent = asyncio.Event()
 
-    async def handler(exchange: Exchange) -> None:
+    async def handler(exchange: ClientExchange) -> None:
         begun.append(exchange)
         if len(begun) == 1:
             await exchange.whole(200, [], b"x" * size)

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
-from app.telemetry.tracing import Tracer
+from app.telemetry.traces.tracer import Tracer
 from tests.app.raw import PATIENCE_S, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, KEY_ID, Gateway, free_port, remote, running, settings_for

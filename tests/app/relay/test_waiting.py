@@ -12,7 +12,7 @@ import pytest
 
 from app.relay.sse import COMMENT
 from engines.base import EngineFacts, EngineState
-from engines.launch import FACTS
+from engines.process.launch import FACTS
 from tests.app.raw import PATIENCE_S, answers, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for

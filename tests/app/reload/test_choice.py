@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import event, given, reject
 from hypothesis import strategies as st
 
+from app.fleet.slots import initial_slots
 from app.reload.choice import Seats, choose, wish_of
 from app.reload.difference import Difference, difference
 from app.reload.takeover import Machine, Present
-from app.routing.slots import initial_slots
 from app.settings import Settings
-from engines.accelerator import Device
-from engines.placement import Placement, PlacementError, place
+from engines.gpu.accelerator import Device
+from engines.gpu.placement import Placement, PlacementError, place
 
 CPU = Machine((), on_cpu=True, free_gib=100.0)
 READY = Present(serves=True, memory_gib=1.0, start_s=57.0)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from app.fleet.slots import initial_slots, slots_of
 from app.reload.difference import APPLIED, applied, difference
-from app.routing.slots import initial_slots, slots_of
 from app.settings import ModelSettings, Settings, digest
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
 

@@ -16,14 +16,14 @@ import psutil
 import pytest
 
 from app.errors import Conflict
-from app.preflight import Found
+from app.fleet.preflight import Found
 from app.reload.report import Report
 from app.routing.affinity import SessionAffinity
-from app.server import _hand_over
+from app.server.run import _hand_over
 from app.settings import ConfigError, Settings, digest
-from engines.accelerator import HostMemory
 from engines.base import EngineState
-from engines.process import ProcessEngine
+from engines.gpu.accelerator import HostMemory
+from engines.process.engine import ProcessEngine
 from tests.fakes import vllm_flags
 from tests.fakes.vllm import Fake
 from tests.gateway import (
@@ -67,7 +67,7 @@ PORT_TAKEN = "both would use the same port (env.SIDE_CHANNEL_PORT)"
 def free_gib(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A machine without GPUs, and how much memory it has left."""
     free = [100.0]
-    monkeypatch.setattr("app.building.find_accelerator", HostMemory)
+    monkeypatch.setattr("app.fleet.builder.find_accelerator", HostMemory)
     monkeypatch.setattr("app.reload.reloader.vllm_runs_on_cpu", lambda: True)
     monkeypatch.setattr("app.reload.reloader.available_gib", lambda: free[0])
     return free

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from app.fleet.slots import Slot
 from app.reload.takeover import PEAK, Machine, Present, Takeover, need, prospect
-from app.routing.slots import Slot
-from engines.accelerator import Device
+from engines.gpu.accelerator import Device
 from engines.spec import EngineSpec
 
 SPEC: TypeAdapter[EngineSpec] = TypeAdapter(EngineSpec)

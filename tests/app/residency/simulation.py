@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from app.residency.policy import Decision, Reason, Residency, Resident, Terms, decide
+from app.residency.policy import Decision, LoadTerms, Reason, Residency, Resident, decide
 
 UNLOAD_S = 1.0
 
@@ -52,7 +52,7 @@ class World:
     sorts: dict[str, Sort]
     room_gib: float
     slots: int = 1
-    terms: Terms = field(default_factory=Terms)
+    terms: LoadTerms = field(default_factory=LoadTerms)
     now: float = 0.0
     loads: list[Loaded] = field(default_factory=list)
     # What each request waited, in the order in which they were served.

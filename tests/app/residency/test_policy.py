@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.residency.policy import Decision, Reason, Residency, Resident, Terms, decide
+from app.residency.policy import Decision, LoadTerms, Reason, Residency, Resident, decide
 
 NOW = 1000.0
-TERMS = Terms(patience_s=15, keep_s=10, keep_loads=2, settle_s=1, settle_loads=0.1)
+TERMS = LoadTerms(patience_s=15, keep_s=10, keep_loads=2, settle_s=1, settle_loads=0.1)
 
 
 def wanted(name: str, need: float | None = 1.0, since: float = NOW, **fields: Any) -> Resident:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.residency.policy import Reason, Terms
+from app.residency.policy import LoadTerms, Reason
 from tests.app.residency.simulation import UNLOAD_S, Arrival, Loaded, Sort, World
 
-QUICK = Terms(patience_s=5, keep_s=4, keep_loads=2, settle_s=0.5, settle_loads=0.1)
+QUICK = LoadTerms(patience_s=5, keep_s=4, keep_loads=2, settle_s=0.5, settle_loads=0.1)
 NAMES = "abcdef"
 
 

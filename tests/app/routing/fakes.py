@@ -40,7 +40,7 @@ class FakeEngine:
 
 @dataclass
 class FakeClues:
-    """See `app.routing.policy.Clues`."""
+    """See `app.routing.policies.Clues`."""
 
     asker: bytes = b""
     text: bytes = b""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
-from app.routing.policy import SelectionPolicy
+from app.routing.policies import SelectionPolicy
 from app.routing.replica import Replica
 from tests.app.routing.fakes import FakeClues, FakeEngine
 

@@ -18,7 +18,7 @@ from app.routing.affinity import (
     checksums,
     with_room,
 )
-from app.routing.policy import SelectionPolicy
+from app.routing.policies import SelectionPolicy
 from app.routing.replica import Replica
 from engines.base import EngineState
 from tests.app.routing.fakes import FakeClues, FakeEngine

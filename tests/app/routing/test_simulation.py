@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from app.routing.affinity import PrefixAffinity, SessionAffinity
-from app.routing.policy import LeastLoaded, RoundRobin, SelectionPolicy
+from app.routing.policies import LeastLoaded, RoundRobin, SelectionPolicy
 from tests.app.routing.simulation import Outcome, Traffic, simulate
 
 pytestmark = pytest.mark.slow

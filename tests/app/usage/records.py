@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from app.database.asynchronous import AsyncConnection
+from app.database.async_engine import AsyncConnection
 from app.database.database import Database, DatabaseUnavailable
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics.gateway import Metrics
 from app.usage.ledger import Ledger, UsageRecord
-from app.usage.reading import Usage
+from app.usage.token_usage import Usage
 
 PRICES = {"demo": PriceSettings(prompt=2.0, cached=0.5, completion=8.0)}
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "cost_nano")

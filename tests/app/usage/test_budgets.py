@@ -13,7 +13,7 @@ from app.errors import QuotaUsedUp, ServiceUnavailable
 from app.settings import NO_LIMITS
 from app.usage.budgets import FORGET_S, REFRESH_S, STALE_S, Budgets
 from app.usage.ledger import Ledger
-from app.usage.reading import Usage
+from app.usage.token_usage import Usage
 from tests.app.usage.records import Clock, Faulty, ledger_for, record
 
 

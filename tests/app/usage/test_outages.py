@@ -11,11 +11,11 @@ import pytest
 from app.database.database import Database
 from app.database.schema import usage_records
 from app.errors import ServiceUnavailable
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics.gateway import Metrics
 from app.usage import ledger as ledger_module
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
-from app.usage.reading import Usage
+from app.usage.token_usage import Usage
 from tests.app.usage.records import ledger_for, opened, record, rows, totals
 from tests.services import PostgresServer
 

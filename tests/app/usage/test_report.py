@@ -9,9 +9,9 @@ from sqlalchemy import insert
 
 from app.database.database import Database
 from app.database.schema import api_keys
-from app.usage.reading import Usage
+from app.usage.records import MAX_TOKENS
 from app.usage.report import GROUPS, usage_report
-from app.usage.rows import MAX_TOKENS
+from app.usage.token_usage import Usage
 from tests.app.usage.records import Clock, ledger_for, opened, record
 
 FIRST, LAST = date(2026, 11, 20), date(2026, 11, 21)

@@ -1,0 +1,91 @@
+"""What operators and load balancers ask: is the process alive, does it serve, how much."""
+
+import hmac
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from app.admission.admission import Admission
+from app.api.error_responses import JsonObject, error_responses, reference
+from app.auth.authenticator import presented_key
+from app.errors import InvalidApiKey, TooManyConnections
+from app.fleet.engines_page import EnginesPage
+from app.relay.fallbacks import Forecasts
+from app.settings import digest
+from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics.merge import TEXT_FORMAT
+
+_STATUS: JsonObject = {
+    "type": "object",
+    "required": ["status"],
+    "properties": {"status": {"type": "string"}},
+}
+_NOT_READY: JsonObject = {
+    "description": "Draining, no engine up, or `too_many_connections`.",
+    "content": {
+        "application/json": {"schema": {"anyOf": [_STATUS, reference(TooManyConnections)]}}
+    },
+}
+
+
+def ops_router(forecasts: Forecasts, admission: Admission) -> APIRouter:
+    """Return /health and /ready, which ask for no key."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/health", responses=error_responses())
+    async def health() -> dict[str, str]:
+        """The process lives. Says nothing of engines: a restart would not mend them."""
+        return {"status": "ok"}
+
+    @router.get(
+        "/ready",
+        responses={
+            **error_responses(),
+            200: {"content": {"application/json": {"schema": _STATUS}}},
+            503: _NOT_READY,
+        },
+    )
+    async def ready() -> Response:
+        """Whether requests can be served: 503 while draining, or if no model is up or can load."""
+        if admission.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        if not forecasts.any_serves():
+            return JSONResponse({"status": "no engine is up"}, 503)
+        return JSONResponse({"status": "ready"})
+
+    return router
+
+
+def metrics_router(metrics: Metrics, engines: EnginesPage, key: bytes | None) -> APIRouter:
+    """Return what Prometheus scrapes; with `key`, a digest, it asks for that key."""
+
+    async def let_in(request: Request) -> None:
+        if key is None:
+            return
+        try:
+            if not hmac.compare_digest(digest(presented_key(request.scope["headers"])), key):
+                raise InvalidApiKey("this is not the key to the metrics")  # noqa: TRY301
+        except InvalidApiKey as error:
+            metrics.auth_failure(error.reason)
+            raise
+
+    router = APIRouter(
+        tags=["operations"],
+        dependencies=[Depends(let_in)],
+        default_response_class=PlainTextResponse,
+        responses=error_responses(InvalidApiKey),
+    )
+
+    @router.get("/metrics")
+    async def exposition() -> Response:
+        """Prometheus series of this process."""
+        body, content_type = metrics.exposition()
+        return Response(body, headers={"content-type": content_type})
+
+    @router.get("/metrics/engines")
+    async def engines_page() -> Response:
+        """Prometheus series of the engines, each with the label gateway_engine."""
+        body = await engines.exposition()
+        return Response(body, headers={"content-type": TEXT_FORMAT})
+
+    return router

@@ -1,0 +1,126 @@
+"""A log as an answer that goes on for as long as somebody reads it.
+
+A generator's `finally` is not reliable under StreamingResponse, which may never start it: this
+response owns the open file and its place among the followers itself.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.admin_auth import error_response
+from app.errors import ServiceUnavailable
+
+# As often as a person sees a difference.
+POLL_S = 0.25
+MAX_FOLLOWERS = 8
+_HEADERS = [
+    (b"content-type", b"text/plain; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+]
+
+
+class Reader(Protocol):
+    """A log file; every call may block."""
+
+    def last(self, count: int) -> list[str]: ...
+    def more(self) -> list[str]: ...
+    def close(self) -> None: ...
+
+
+class Followers:
+    """How many follow a log; each costs a thread's time four times a second."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Hold a place. Raises ServiceUnavailable when all are taken."""
+        if self.count >= MAX_FOLLOWERS:
+            raise ServiceUnavailable(f"{self.count} clients follow logs already; try again later")
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+
+
+class Follow(Response):
+    """The last lines of a log, then each new one, until the client leaves or the gateway ends."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        lines: int,
+        show: Callable[[str], str],
+        followers: Followers,
+        ending: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self._reader = reader
+        self._count = lines
+        self._show = show
+        self._followers = followers
+        self._ending = ending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._reader.close)
+            try:
+                stack.enter_context(self._followers.one())
+                first = await asyncio.to_thread(self._first)
+            except ServiceUnavailable as error:
+                await error_response(error, scope)(scope, receive, send)
+                return
+            # uvicorn's send is silent about a client that left; receive tells.
+            left = asyncio.create_task(_left(receive))
+            stack.callback(left.cancel)
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await self._follow(first, left, send)
+            if not left.done():
+                await send({"type": "http.response.body", "body": b""})
+
+    async def _follow(self, lines: bytes, left: asyncio.Task[None], send: Send) -> None:
+        while not left.done():
+            if lines:
+                await send({"type": "http.response.body", "body": lines, "more_body": True})
+            else:
+                await asyncio.wait({left}, timeout=POLL_S)
+            if self._ending():
+                return
+            lines = await asyncio.to_thread(self._more)
+
+    def _first(self) -> bytes:
+        with readable():
+            return text_of(map(self._show, self._reader.last(self._count)))
+
+    def _more(self) -> bytes:
+        try:
+            return text_of(map(self._show, self._reader.more()))
+        except OSError:
+            return b""  # it may come back, as a log that is not there yet may come
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """Raise ServiceUnavailable where a log cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise ServiceUnavailable(f"the log cannot be read: {error.strerror}") from None
+
+
+def text_of(lines: Iterable[str]) -> bytes:
+    """Return lines as a body."""
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

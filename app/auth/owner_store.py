@@ -1,0 +1,171 @@
+"""Owners as records: limits and budgets that all keys of one owner share.
+
+An owner's name is the label that keys carry in `owner`; a label without a record limits nothing. A
+change of an owner is written as a change of its keys: it raises their revision in the same
+transaction. So every gateway forgets what it remembers of them, as after a change of the key itself
+(`app/auth/authenticator.py`), and there is nothing else to poll.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.engine import Row
+
+from app.auth.key_store import raise_revision, wall_ms
+from app.auth.validation import Name, OwnerFields, written
+from app.database.async_engine import AsyncConnection
+from app.database.database import Database
+from app.database.schema import api_keys, owners
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+
+
+class UnknownOwner(LookupError):
+    """There is no record of such an owner."""
+
+    def __init__(self) -> None:
+        super().__init__("there is no such owner")
+
+
+class ShownOwner(BaseModel):
+    """An owner as the admin API and the command line show it."""
+
+    name: str
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_requests: int | None
+    daily_tokens: int | None
+    monthly_tokens: int | None
+    keys: int = Field(description="Keys that carry its name in `owner`.")
+    created: str
+
+    @classmethod
+    def of(cls, row: Row[Any]) -> Self:
+        """Return an owner's row as it is shown."""
+        values = dict(row._mapping)
+        return cls.model_validate({**values, "created": written(values.pop("created_ms"))})
+
+
+class ShownOwners(BaseModel):
+    data: list[ShownOwner]
+    has_more: bool = Field(description="Ask for those `after` the last one's name.")
+
+
+_KEYS = (
+    select(func.count())
+    .where(api_keys.c.owner == owners.c.name, api_keys.c.deleted_ms.is_(None))
+    .scalar_subquery()
+    .label("keys")
+)
+
+
+def checked_name(name: str) -> str:
+    """Return a name that an owner may have. Raises ValueError, with the reason."""
+    try:
+        return _NAME.validate_python(name)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ValueError(f"name: {message}") from None
+
+
+class OwnerStore:
+    """Owners in a database. Every method raises DatabaseUnavailable."""
+
+    def __init__(self, database: Database, *, now_ms: Callable[[], int] = wall_ms) -> None:
+        self._database = database
+        self._now_ms = now_ms
+
+    async def page(self, limit: int, after: str = "") -> ShownOwners:
+        """Return up to `limit` owners whose names follow `after`, in the order of their names."""
+        query = select(*owners.c, _KEYS).order_by(owners.c.name).limit(limit + 1)
+        if after:
+            query = query.where(owners.c.name > _known_form(after))
+        async with self._database.read() as connection:
+            found = [ShownOwner.of(row) for row in await connection.execute(query)]
+        return ShownOwners(data=found[:limit], has_more=len(found) > limit)
+
+    async def get(self, name: str) -> ShownOwner:
+        """Return an owner. Raises UnknownOwner."""
+        async with self._database.read() as connection:
+            return await _get(connection, _known_form(name))
+
+    async def replace(self, name: str, fields: OwnerFields) -> tuple[ShownOwner, bool]:
+        """Give an owner these limits and budgets and no others; return whether it is new.
+
+        Raises ValueError for what cannot be a name.
+        """
+        return await self._put(checked_name(name), fields.model_dump())
+
+    async def assign(self, name: str, fields: OwnerFields) -> tuple[ShownOwner, bool]:
+        """Give an owner what is given of limits and budgets; return whether it is new.
+
+        Raises ValueError for what cannot be a name.
+        """
+        return await self._put(checked_name(name), _given(fields))
+
+    async def change(self, name: str, fields: OwnerFields) -> ShownOwner:
+        """Change what is given of an owner. Raises UnknownOwner."""
+        name = _known_form(name)
+        async with self._database.write() as connection:
+            await _change_keys(connection, name)
+            await _get(connection, name)
+            await _update(connection, name, _given(fields))
+            return await _get(connection, name)
+
+    async def delete(self, name: str) -> None:
+        """Delete an owner's limits and budgets; keys and usage keep its name.
+
+        Raises UnknownOwner.
+        """
+        name = _known_form(name)
+        async with self._database.write() as connection:
+            await _change_keys(connection, name)
+            deleted = await connection.execute(delete(owners).where(owners.c.name == name))
+            if deleted.rowcount != 1:
+                raise UnknownOwner
+
+    async def _put(self, name: str, values: Mapping[str, Any]) -> tuple[ShownOwner, bool]:
+        async with self._database.write() as connection:
+            # First: it puts transactions in a row, so that no two make the same owner.
+            await _change_keys(connection, name)
+            known = select(owners.c.name).where(owners.c.name == name)
+            new = await connection.scalar(known) is None
+            if new:
+                made = {"name": name, "created_ms": self._now_ms(), **values}
+                await connection.execute(insert(owners).values(made))
+            else:
+                await _update(connection, name, values)
+            return await _get(connection, name), new
+
+
+def _given(fields: OwnerFields) -> dict[str, Any]:
+    return fields.model_dump(include=fields.model_fields_set)
+
+
+def _known_form(name: str) -> str:
+    """Return a name; raise UnknownOwner for what cannot be one, and a database may choke on."""
+    try:
+        return checked_name(name)
+    except ValueError:
+        raise UnknownOwner from None
+
+
+async def _change_keys(connection: AsyncConnection, name: str) -> None:
+    """Have every gateway read the keys of an owner again once the transaction is committed."""
+    number = await raise_revision(connection)
+    keys = update(api_keys).where(api_keys.c.owner == name, api_keys.c.deleted_ms.is_(None))
+    await connection.execute(keys.values(revision=number))
+
+
+async def _update(connection: AsyncConnection, name: str, values: Mapping[str, Any]) -> None:
+    if values:
+        await connection.execute(update(owners).where(owners.c.name == name).values(**values))
+
+
+async def _get(connection: AsyncConnection, name: str) -> ShownOwner:
+    row = (await connection.execute(select(*owners.c, _KEYS).where(owners.c.name == name))).first()
+    if row is None:
+        raise UnknownOwner
+    return ShownOwner.of(row)

@@ -1,0 +1,82 @@
+"""How keys are shown, over HTTP and by the command line: never with a secret or a digest.
+
+Times are RFC 3339.
+"""
+
+from dataclasses import asdict
+from typing import Self
+
+from pydantic import BaseModel, Field
+
+from app.auth.key_format import NewKey
+from app.auth.key_store import ApiKey, Page, wall_ms
+from app.auth.principal import Role
+from app.auth.validation import written
+from app.settings import FieldSettings, LimitSettings
+
+
+class ShownKey(BaseModel):
+    id: str
+    name: str
+    owner: str
+    role: Role
+    models: list[str]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_requests: int | None
+    daily_tokens: int | None
+    monthly_tokens: int | None
+    priority: int
+    weight: int
+    fields: FieldSettings | None
+    disabled: bool
+    created: str
+    expires: str | None
+    last_used: str | None = Field(description="Up to a minute late.")
+    limits_in_force: LimitSettings | None = Field(
+        description="The key's own limits, and those of the configuration where it has none; null "
+        "for keys that are not for models."
+    )
+    previous_secret_until: str | None = Field(
+        description="Until when the secret before the last rotation works; null: it does not."
+    )
+
+    @classmethod
+    def of(cls, key: ApiKey, default: LimitSettings) -> Self:
+        """Return a key as it is shown; `default` are the limits of a key without its own."""
+        return cls.model_validate(_fields(key, default))
+
+
+class ShownNewKey(ShownKey):
+    """A key whose secret was just made: the only time that it is shown."""
+
+    key: str = Field(repr=False, description="The secret; it cannot be shown again.")
+
+    @classmethod
+    def made(cls, key: ApiKey, made: NewKey, default: LimitSettings) -> Self:
+        """Return a key with the secret that was just made for it."""
+        return cls.model_validate({**_fields(key, default), "key": made.text})
+
+
+class ShownPage(BaseModel):
+    data: list[ShownKey]
+    has_more: bool = Field(description="Ask for those `after` the last one's id.")
+
+    @classmethod
+    def of(cls, page: Page, default: LimitSettings) -> Self:
+        """Return a page of keys as it is shown."""
+        return cls(data=[ShownKey.of(key, default) for key in page.keys], has_more=page.more)
+
+
+def _fields(key: ApiKey, default: LimitSettings) -> dict[str, object]:
+    previous_ms = key.previous_until_ms
+    shown = {
+        "created": written(key.created_ms),
+        "expires": written(key.expires_ms),
+        "last_used": written(key.last_used_ms),
+        "limits_in_force": key.limits(default) if key.role is Role.CLIENT else None,
+        "previous_secret_until": (
+            written(previous_ms) if previous_ms is not None and previous_ms > wall_ms() else None
+        ),
+    }
+    return {**asdict(key), **shown}

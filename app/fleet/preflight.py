@@ -1,0 +1,155 @@
+"""What plainly cannot start, found before anything is touched: for `check` and for a reload.
+
+Paths of models, the length of sockets' paths, vLLM's flags, its parsers' names, sleep mode and
+parallel sizes that this machine cannot have. GPUs that a spec asks for are `Builder.place`'s.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from app.fleet.builder import Builder
+from app.fleet.slots import Slot
+from app.settings import Settings
+from engines.flags import check
+from engines.flags.table import FlagTable
+from engines.gpu.accelerator import AcceleratorError
+from engines.gpu.numa import memory_nodes
+from engines.gpu.placement import VISIBLE, gpus_needed, memory_share, visible
+from engines.guard import scratch
+from engines.process.launch import SOCKET
+from engines.spec import LocalSpec, ProcessSpec
+
+# Executors whose ranks run on other machines, too.
+REMOTE_EXECUTORS = ("ray", "external_launcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found: a line for each fault, and one for what could not be checked."""
+
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def preflight(
+    settings: Settings,
+    slots: Sequence[Slot],
+    builder: Builder,
+    ended: threading.Event | None = None,
+) -> Found:
+    """Return what is wrong with engines of `settings` that are to be started. Blocks.
+
+    vLLM is not asked where another program stands in its place, and not waited for any longer once
+    `ended` is set.
+    """
+    local = [(slot.name, slot.spec) for slot in slots if isinstance(slot.spec, LocalSpec)]
+    specs = list({id(spec): spec for _, spec in local}.values())
+    faults = [
+        settings.engine_fault(spec, fault, "model")
+        for spec in specs
+        if (fault := spec.missing_model())
+    ]
+    faults += _long_paths(settings, [name for name, spec in local if spec.kind == "process"])
+    notes = [
+        settings.engine_fault(spec, note, "model")
+        for spec in specs
+        if (note := spec.doubtful_model())
+    ]
+    if specs and builder.runs_vllm:
+        try:
+            faults += _flags(settings, specs, builder, ended)
+        except check.CannotAsk as error:
+            notes.append(f"flags of engines were not checked: {error}")
+    return Found(tuple(faults), tuple(notes))
+
+
+def _long_paths(settings: Settings, engines: Sequence[str]) -> Iterator[str]:
+    """Yield a fault if the longest path of a socket does not fit into its address (unix(7))."""
+    if not engines:
+        return
+    run_dir = settings.server.run_dir.absolute()
+    path = run_dir / max(engines, key=len) / SOCKET
+    if (length := len(os.fsencode(path))) > scratch.LONGEST_SOCKET_PATH:
+        yield settings.source.fault(
+            ("server", "run_dir"),
+            f"the path of a socket, {path}, has {length} bytes, at most "
+            f"{scratch.LONGEST_SOCKET_PATH} are possible: choose a shorter directory",
+        )
+
+
+def _flags(
+    settings: Settings,
+    specs: Sequence[LocalSpec],
+    builder: Builder,
+    ended: threading.Event | None,
+) -> list[str]:
+    """Return what is wrong with the flags of engines. Raises CannotAsk."""
+    verdict = check.check(specs, settings.server.run_dir, ended)
+    found: list[str] = []
+    for spec, faults in zip(specs, verdict.faults, strict=True):
+        for fault in faults:
+            flag = () if fault.flag is None else (fault.flag,)
+            found.append(settings.engine_fault(spec, fault.message, "args", *flag))
+        if not faults:
+            for place, message in _impossible(spec, verdict.table, builder):
+                found.append(settings.engine_fault(spec, message, *place))
+    return found
+
+
+def _impossible(
+    spec: LocalSpec, table: FlagTable, builder: Builder
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what an engine asks for and this machine cannot give, each with its place."""
+    if not table.sleep:
+        message = f"vLLM has no sleep mode on this platform ({table.device}): leave it out"
+        if isinstance(spec, ProcessSpec) and spec.sleep_level is not None:
+            yield ("sleep_level",), message
+        if spec.args.get("enable-sleep-mode"):
+            yield ("args", "enable-sleep-mode"), message
+    try:
+        memory_share(spec.args)
+    except ValueError as error:
+        name, _, said = str(error).partition(" ")
+        yield ("args", name), said
+    elsewhere = spec.args.get("distributed-executor-backend") in REMOTE_EXECUTORS
+    if spec.gpus is not None or elsewhere:
+        return
+    if table.device == "cpu":
+        yield from _ranks_on_cpu(spec)
+    elif table.device == "cuda":
+        yield from _ranks_on_gpus(spec, builder)
+
+
+def _ranks_on_cpu(spec: LocalSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a fault where vLLM would bind more ranks to NUMA nodes than there are."""
+    variables = {**os.environ, **spec.env}
+    if variables.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto":
+        return
+    if variables.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0":
+        return
+    # Each replica of a data-parallel engine binds its own ranks.
+    one = {name: value for name, value in spec.args.items() if not name.startswith("data-parallel")}
+    ranks, said = gpus_needed(one)
+    nodes = memory_nodes()
+    if nodes is not None and ranks > max(nodes, 1):
+        yield (
+            ("args",),
+            f"needs {ranks} NUMA nodes ({said}), this machine has {nodes}: on a CPU each rank is "
+            "bound to a node of its own",
+        )
+
+
+def _ranks_on_gpus(spec: LocalSpec, builder: Builder) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a fault where an engine that takes the first GPUs it sees needs more of them."""
+    ranks, said = gpus_needed(spec.args)
+    if ranks == 1:
+        return
+    variables: Mapping[str, str] = {**os.environ, **spec.env}
+    try:
+        there = visible(builder.accelerator.devices(), variables.get(VISIBLE))
+    except AcceleratorError:
+        return  # vLLM may know more
+    if ranks > len(there):
+        yield ("args",), f"needs {ranks} GPUs ({said}), it sees {len(there)}"

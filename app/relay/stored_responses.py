@@ -1,0 +1,168 @@
+"""Responses that vLLM stores: off unless a model turns them on, and then each has an owner.
+
+vLLM keeps a stored response in the memory of one engine, under an id that the request may choose,
+for whoever asks. So the gateway chooses the id and remembers who made it, and where; for everybody
+else the response does not exist.
+"""
+
+import secrets
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+
+from app.auth.principal import Principal
+from app.database.database import DatabaseUnavailable
+from app.errors import (
+    EngineFailed,
+    EngineTooSlow,
+    EngineUnavailable,
+    FieldNotAllowed,
+    RouteNotFound,
+    ServiceUnavailable,
+)
+from app.relay.body import ParsedBody
+from app.relay.engine_request import engine_request
+from app.relay.forward import carry
+from app.relay.grant import Delivery, Grant
+from app.relay.response import NotRouted
+from app.relay.rewrite import ABSENT, Rewrite, truth
+from app.relay.services import RelayServices
+from app.routing.catalogue import Model
+from app.routing.replica import Replica
+from app.server.connection import ClientExchange
+from app.stored import StoredResponse, StoredResponses
+from app.telemetry.logs.access import RequestRecord
+from engines.base import EngineError, EngineTimeout
+from engines.base import EngineUnavailable as EngineUnreached
+
+NO_SUCH = "there is no such response"
+_FALSE = b"false"
+_text = msgspec.json.Decoder(str)
+
+
+def checked_storage(plan: Rewrite, body: ParsedBody, *, stores: bool) -> Rewrite:
+    """Return a plan under which nothing is stored that may not be. Raises FieldNotAllowed."""
+    if stores:
+        return plan
+    if truth(plan.value(body, "background")):
+        raise _off("background")
+    if plan.value(body, "previous_response_id") not in ABSENT:
+        raise _off("previous_response_id")
+    if truth(plan.value(body, "store")) is False:
+        return plan
+    return plan.changed({"store": _FALSE})  # vLLM's default is to store
+
+
+def stored_id(plan: Rewrite, body: ParsedBody) -> str | None:
+    """Return an id for what the engine will store of a request; None: it stores nothing."""
+    store = plan.value(body, "store")
+    if store == b"null" or truth(store) is False:
+        return None
+    return f"resp_{secrets.token_hex(16)}"
+
+
+def with_id(changes: Mapping[str, bytes], response_id: str) -> Mapping[str, bytes]:
+    """Return changes to a body under which its response has an id."""
+    return {**changes, "request_id": msgspec.json.encode(response_id)}
+
+
+async def keeper_of(
+    stored: StoredResponses, previous: bytes, model: Model, principal: Principal
+) -> str:
+    """Return the name of the engine that keeps a response which a body names, encoded.
+
+    Raises RouteNotFound where this caller has no such response of this model, or its engine is
+    gone, and the response with it.
+    """
+    try:
+        response_id = _text.decode(previous)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise RouteNotFound(NO_SUCH) from None
+    found = await _find(stored, response_id, principal)
+    if found is None or found.model != model.name:
+        raise RouteNotFound(NO_SUCH)
+    if all(replica.engine.name != found.engine for replica in model.replicas):
+        raise RouteNotFound(NO_SUCH)
+    return found.engine
+
+
+async def claim(
+    stored: StoredResponses, response_id: str, principal: Principal, model: Model, replica: Replica
+) -> None:
+    """Note whose a response is, before the client can know its id. Raises ServiceUnavailable."""
+    try:
+        await stored.claim(response_id, principal.id, model.name, replica.engine.name)
+    except DatabaseUnavailable:
+        raise _unavailable() from None
+
+
+async def relay_stored(
+    rooms: RelayServices, principal: Principal, exchange: ClientExchange
+) -> None:
+    """Relay a request for a stored response to the engine that keeps it. Raises GatewayError.
+
+    Nothing of its body goes there: what there is to say stands in its path.
+    """
+    record = exchange.record
+    with await rooms.admission.permit(None, principal.id):
+        model, replica = await _keeping(rooms, principal, exchange.path)
+        record.model, record.engine = model.name, replica.engine.name
+        if record.trace is not None:
+            record.trace.ask(replica.engine.name, None)
+        engine_id = rooms.engine_ids.next(record.request_id)
+        grant = Grant(engine_request(exchange, b"", engine_id), model_line=model.header_line)
+        gaps = rooms.metrics.gaps(model.name)
+        replica.in_flight += 1
+        try:
+            await carry(
+                replica.engine, grant, exchange, gaps, Delivery(), partial(_on_head, record)
+            )
+        except EngineUnreached as error:
+            record.engine = None
+            raise EngineUnavailable("the engine that keeps this is not up") from error
+        except EngineTimeout as error:
+            raise EngineTooSlow("no answer from the engine in time") from error
+        except EngineError as error:
+            raise EngineFailed("the engine failed; try again") from error
+        except NotRouted:
+            raise RouteNotFound(NO_SUCH) from None
+        finally:
+            replica.in_flight -= 1
+
+
+async def _on_head(record: RequestRecord, status: int) -> None:
+    if record.trace is not None:
+        record.trace.answered(status)
+
+
+async def _keeping(rooms: RelayServices, principal: Principal, path: str) -> tuple[Model, Replica]:
+    """Return the model and the engine of the stored response in a path.
+
+    Raises RouteNotFound where this caller has none of that id, or its engine is gone.
+    """
+    found = await _find(rooms.stored, path.split("/")[3], principal)
+    if found is None or not principal.allows(found.model):
+        raise RouteNotFound(NO_SUCH)
+    for model in rooms.catalogue.models:
+        for replica in model.replicas:
+            if model.name == found.model and replica.engine.name == found.engine:
+                return model, replica
+    raise RouteNotFound(NO_SUCH)  # its engine is gone, and it was in that engine's memory
+
+
+async def _find(
+    stored: StoredResponses, response_id: str, principal: Principal
+) -> StoredResponse | None:
+    try:
+        return await stored.find(response_id, principal.id)
+    except DatabaseUnavailable:
+        raise _unavailable() from None
+
+
+def _unavailable() -> ServiceUnavailable:
+    return ServiceUnavailable("the owners of stored responses cannot be asked; try again")
+
+
+def _off(name: str) -> FieldNotAllowed:
+    return FieldNotAllowed(f"{name}: this model stores no responses", name)

@@ -1,0 +1,26 @@
+"""The right of a request to use a model that is loaded on demand."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+
+class ModelLease:
+    """Keeps a model loaded for one request until the context is left."""
+
+    __slots__ = ("_leave", "waited_s")
+
+    def __init__(self, leave: Callable[[], None], waited_s: float | None) -> None:
+        self._leave = leave
+        self.waited_s = waited_s  # None: it did not have to wait
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave()

@@ -1,0 +1,184 @@
+"""The spans of a request that has ended, made of its record and of what was noted for its trace.
+
+Pure, and with `tracing.py` the home of OpenTelemetry: imported only where traces are on. Names and
+attributes are those of its semantic conventions for HTTP servers and for generative AI (status:
+development, opentelemetry-semantic-conventions 0.66b2), and `gateway.` where those have none. No
+span holds anything of a prompt, an answer or a key.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+from app.telemetry.logs.access import UNKNOWN_MODEL, RequestRecord
+from app.telemetry.traces.request_trace import Attempt, Phase, RequestTrace
+
+# gen_ai.operation.name of the endpoints that have one.
+OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+# The conventions' list of providers has no vLLM, and lets such a one say its own name.
+PROVIDER = "vllm"
+_UNSET = Status(StatusCode.UNSET)
+_ERROR = Status(StatusCode.ERROR)
+_NO_STATE = TraceState()
+
+Attributes = dict[str, str | int | float | bool]
+
+
+class SpanMaker:
+    """Makes the spans of one request after the other; all come from one resource and scope."""
+
+    def __init__(self, resource: Resource, scope: InstrumentationScope) -> None:
+        self._resource = resource
+        self._scope = scope
+
+    def spans(
+        self, record: RequestRecord, trace: RequestTrace, seconds: float
+    ) -> Iterator[ReadableSpan]:
+        """Return the spans of a request that took `seconds`, its own the last."""
+        over = trace.started + seconds
+        flags = TraceFlags(trace.flags)
+        state = TraceState.from_header([trace.state]) if trace.state else _NO_STATE
+
+        def context(span_id: int) -> SpanContext:
+            return SpanContext(trace.trace_id, span_id, False, flags, state)
+
+        def span(
+            name: str,
+            context: SpanContext,
+            parent: SpanContext | None,
+            start: float,
+            end: float | None,
+            kind: SpanKind,
+            attributes: Attributes,
+            status: Status,
+            events: Sequence[Event] = (),
+        ) -> ReadableSpan:
+            return ReadableSpan(
+                name,
+                context,
+                parent,
+                self._resource,
+                attributes,
+                events,
+                kind=kind,
+                status=status,
+                start_time=trace.at_ns(start),
+                end_time=trace.at_ns(over if end is None else end),
+                instrumentation_scope=self._scope,
+            )
+
+        root = context(trace.span_id)
+        for phase in trace.phases:
+            own, status = _phase(phase, record)
+            start, end = phase.start, phase.end
+            place = context(trace.new_id())
+            yield span(phase.name, place, root, start, end, SpanKind.INTERNAL, own, status)
+        for number, attempt in enumerate(trace.attempts):
+            own, status = _attempt(attempt, number, trace, record)
+            events = []
+            if attempt is trace.attempts[-1] and record.ttft_s is not None:
+                first = trace.started + record.ttft_s
+                own["gen_ai.response.time_to_first_chunk"] = first - attempt.start
+                events.append(Event("first_token", timestamp=trace.at_ns(first)))
+            start, end = attempt.start, attempt.end
+            name, place = f"engine {own['gateway.engine']}", context(attempt.span_id)
+            yield span(name, place, root, start, end, SpanKind.CLIENT, own, status, events)
+        if record.ttft_s is not None:
+            first = trace.started + record.ttft_s
+            place = context(trace.new_id())
+            yield span("stream", place, root, first, over, SpanKind.INTERNAL, {}, _UNSET)
+        parent = None
+        if trace.parent_id is not None:
+            parent = SpanContext(trace.trace_id, trace.parent_id, True, flags, state)
+        status = Status(StatusCode.ERROR, record.fault) if _failed(record) else _UNSET
+        own = _request(trace, record)
+        start = trace.started
+        yield span(name_of(record, trace), root, parent, start, over, SpanKind.SERVER, own, status)
+
+
+def name_of(record: RequestRecord, trace: RequestTrace) -> str:
+    """Return the name of a request's span: its operation and model, or its endpoint."""
+    operation = OPERATIONS.get(record.endpoint)
+    if operation is None:
+        return record.endpoint
+    model = trace.asked or record.model
+    return operation if model == UNKNOWN_MODEL else f"{operation} {model}"
+
+
+def _failed(record: RequestRecord) -> bool:
+    """Whether a request failed; one that was refused with 4xx, or whose client left, did not."""
+    return record.status >= 500 or (record.error is not None and record.status < 400)
+
+
+def _request(trace: RequestTrace, record: RequestRecord) -> Attributes:
+    """Return the attributes of a request's own span."""
+    own: Attributes = {
+        "http.request.method": trace.method,
+        "http.route": record.endpoint,
+        "url.path": record.endpoint,  # of a bounded number, as a client's own would not be
+        "http.response.status_code": record.status,
+        "gen_ai.provider.name": PROVIDER,
+        "gateway.request_id": record.request_id,
+        "gateway.key_id": record.principal,
+    }
+    if (operation := OPERATIONS.get(record.endpoint)) is not None:
+        own["gen_ai.operation.name"] = operation
+    if record.model != UNKNOWN_MODEL:
+        own["gen_ai.request.model"] = trace.asked or record.model
+        if trace.asked not in (None, record.model):
+            own["gen_ai.response.model"] = record.model
+    if record.engine is not None:
+        own["gateway.engine"] = record.engine
+    if record.ttft_s is not None:
+        own["gen_ai.response.time_to_first_chunk"] = record.ttft_s
+    if (usage := record.usage) is not None:
+        own["gen_ai.usage.input_tokens"] = usage.prompt
+        own["gen_ai.usage.output_tokens"] = usage.completion
+        own["gen_ai.usage.cache_read.input_tokens"] = usage.cached
+        if usage.estimated:
+            own["gateway.usage_estimated"] = True
+    if record.error is not None:
+        own["error.type"] = record.error
+    return own
+
+
+def _phase(phase: Phase, record: RequestRecord) -> tuple[Attributes, Status]:
+    """Return attributes and status of a phase; in the one that did not end, something happened."""
+    if phase.fault is not None:
+        return {"error.type": phase.fault}, _ERROR
+    if phase.end is not None or record.error is None:
+        return {}, _UNSET
+    return {"error.type": record.error}, _ERROR if _failed(record) else _UNSET
+
+
+def _attempt(
+    attempt: Attempt, number: int, trace: RequestTrace, record: RequestRecord
+) -> tuple[Attributes, Status]:
+    """Return attributes and status of the span for one engine that was asked, the `number`th."""
+    own: Attributes = {
+        "gateway.engine": attempt.engine or record.engine or "-",
+        "http.request.method": trace.method,
+    }
+    if number:
+        own["http.request.resend_count"] = number
+    if attempt.status is not None:
+        own["http.response.status_code"] = attempt.status
+    if attempt.fault is not None:
+        own["error.type"] = attempt.fault
+    elif attempt.status is not None and attempt.status >= 400:
+        own["error.type"] = str(attempt.status)
+    elif attempt is trace.attempts[-1] and record.error is not None:
+        own["error.type"] = record.error
+        return own, _ERROR if _failed(record) else _UNSET
+    else:
+        return own, _UNSET
+    return own, _ERROR

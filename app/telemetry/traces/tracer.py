@@ -1,0 +1,255 @@
+"""OpenTelemetry: which requests are traced, and the way of their spans to a collector.
+
+This module is imported only where traces are on. The spans of a request are made when it has ended
+(`spans.py`) and leave in the thread of the SDK's BatchSpanProcessor: a whole trace, or nothing of
+it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from app.telemetry.logs.access import RequestRecord
+from app.telemetry.traces.request_trace import SAMPLED, RequestTrace
+from app.telemetry.traces.spans import SpanMaker
+
+log = logging.getLogger(__name__)
+
+SERVICE = "vllm-gateway"
+# About 1 kB each: what a collector that restarts misses of 500 requests a second in three seconds.
+MOST_WAITING = 8192
+BATCH = 512  # the SDK's own default
+EXPORT_EVERY_S = 1.0
+LONGEST_REASON = 300
+FLUSH_S = 2.0
+# A traceparent of version 00 has 55; the propagator says so aloud above 512.
+LONGEST_HEADER = 512
+# The random flag of W3C's trace context, level 2, is passed on as it came.
+_RANDOM_ID = 2
+_PARENT, _STATE = b"traceparent", b"tracestate"
+
+
+class Tracer:
+    """Makes the spans of requests. `start` and `close` belong to the lifespan."""
+
+    def __init__(self, exporter: SpanExporter, sample_ratio: float, where: str) -> None:
+        """`where` is how the collector is called in the log."""
+        self._exporter = _Exporter(exporter, where)
+        self._sampler = TraceIdRatioBased(sample_ratio)
+        self._propagator = TraceContextTextMapPropagator()
+        self._random = random.Random()  # noqa: S311 - ids must differ and need not be secret
+        self._maker = SpanMaker(_resource(), InstrumentationScope(SERVICE, version(SERVICE)))
+        self._processor: BatchSpanProcessor | None = None
+        self._accepted = 0
+        self._refused = 0
+
+    def start(self) -> None:
+        """Begin to send spans, in a thread of their own."""
+        self._exporter.listen()
+        self._processor = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=MOST_WAITING,
+            schedule_delay_millis=EXPORT_EVERY_S * 1000,
+            max_export_batch_size=BATCH,
+        )
+
+    async def close(self) -> None:
+        """Send what waits, for up to FLUSH_S."""
+        processor, self._processor = self._processor, None
+        if processor is None:
+            return
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+        def flush() -> None:
+            processor.shutdown()  # type: ignore[no-untyped-call]
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(sent.set)
+
+        threading.Thread(target=flush, name="flush spans", daemon=True).start()
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await sent.wait()
+        except TimeoutError:
+            self._exporter.shutdown()
+            lost = self._accepted - self._exporter.exported - self._exporter.failed
+            log.warning("traces: %d spans were not sent before the end", lost)
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many spans were exported and how many were dropped."""
+        return self._exporter.exported, self._exporter.failed + self._refused
+
+    def flush(self) -> None:
+        """Send what waits; returns when that is done."""
+        if self._processor is not None:
+            self._processor.force_flush()
+
+    def begin(
+        self, record: RequestRecord, method: str, headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        """Give a request that begins its trace.
+
+        It continues the client's, whose decision whether to sample holds; a traceparent that is not
+        one is as good as none.
+        """
+        parents, states = [], []
+        for name, value in headers:
+            if name == _PARENT:
+                parents.append(value)
+            elif name == _STATE:
+                states.append(value)
+        parent = None
+        if len(parents) == 1 and len(parents[0]) <= LONGEST_HEADER:
+            parent = self._extract(parents[0], states)
+        if parent is None:
+            trace_id, parent_id, state = self._id(128), None, ""
+            flags = SAMPLED * self._sample(trace_id)
+        else:
+            trace_id, parent_id, state = (
+                parent.trace_id, parent.span_id, parent.trace_state.to_header(),
+            )  # fmt: skip
+            flags = parent.trace_flags & (SAMPLED | _RANDOM_ID)
+        record.trace = RequestTrace(
+            trace_id, parent_id, flags, state, self._span_id, method, record.started
+        )
+        if record.trace.sampled:
+            record.trace_id = f"{trace_id:032x}"
+
+    def end(self, record: RequestRecord, trace: RequestTrace, seconds: float) -> None:
+        """Make the spans of a request that took `seconds`, if it is sampled."""
+        if not trace.sampled or (processor := self._processor) is None:
+            return
+        spans = list(self._maker.spans(record, trace, seconds))
+        # The SDK's queue would drop the oldest spans of any trace when it is full, and say so each
+        # time; it never is.
+        if self._waiting + len(spans) > MOST_WAITING:
+            self._refused += len(spans)
+            return
+        self._accepted += len(spans)
+        for span in spans:
+            processor.on_end(span)
+
+    @property
+    def _waiting(self) -> int:
+        """How many spans have not gone to the exporter."""
+        return self._accepted - self._exporter.taken
+
+    def _sample(self, trace_id: int) -> bool:
+        decision = self._sampler.should_sample(Context(), trace_id, "").decision
+        return decision is Decision.RECORD_AND_SAMPLE
+
+    def _extract(self, parent: bytes, states: list[bytes]) -> SpanContext | None:
+        carrier: dict[str, str | list[str]] = {"traceparent": parent.decode("latin-1")}
+        if sum(map(len, states)) + len(states) <= LONGEST_HEADER:
+            carrier["tracestate"] = [state.decode("latin-1") for state in states]
+        context = get_current_span(self._propagator.extract(carrier, Context())).get_span_context()
+        return context if context.is_valid else None
+
+    def _id(self, bits: int) -> int:
+        return self._random.getrandbits(bits) or 1  # 0 means none
+
+    def _span_id(self) -> int:
+        return self._id(64)
+
+
+class _Exporter(SpanExporter):
+    """Counts what is exported, and says once when the collector fails and once when it is back.
+
+    `export` runs in the processor's thread, which alone writes the counts.
+    """
+
+    def __init__(self, inner: SpanExporter, where: str) -> None:
+        self._inner = inner
+        self._where = where
+        self._failing = False
+        self._over = False
+        self._complaints = _Complaints(self._fault)
+        self.taken = 0
+        self.exported = 0
+        self.failed = 0
+
+    def listen(self) -> None:
+        """Take what the SDK says of its exporter, with a line for each batch, for ourselves."""
+        said = logging.getLogger(trace_exporter.__name__)
+        said.propagate = False
+        said.setLevel(logging.WARNING)
+        said.addHandler(self._complaints)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.taken += len(spans)
+        try:
+            result = self._inner.export(spans)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the thread must go on
+            self._fault(repr(error))
+            result = SpanExportResult.FAILURE
+        if result is SpanExportResult.SUCCESS:
+            self.exported += len(spans)
+            if self._failing:
+                self._failing = False
+                log.info("traces: %s takes spans again", self._where)
+        else:
+            self.failed += len(spans)
+            self._fault("it refused them")
+        return result
+
+    def shutdown(self) -> None:
+        if not self._over:
+            self._over = True
+            self._inner.shutdown()
+            said = logging.getLogger(trace_exporter.__name__)
+            said.removeHandler(self._complaints)
+            said.setLevel(logging.CRITICAL)  # the thread may be in its last try
+
+    def _fault(self, reason: str) -> None:
+        if not self._failing and not self._over:
+            self._failing = True
+            log.warning(
+                "traces: %s takes no spans; they are dropped and counted until it does: %s",
+                self._where,
+                reason[:LONGEST_REASON],
+            )
+
+
+class _Complaints(logging.Handler):
+    """Hands on what is said at the level of a warning or above."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._hear = hear
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._hear(record.getMessage())
+
+
+def otlp_tracer(endpoint: str, sample_ratio: float) -> Tracer:
+    """Return a tracer that sends OTLP over HTTP."""
+    # It would show a client's tracestate and, where they are malformed, the headers with our key.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    url = urlsplit(endpoint)
+    exporter = trace_exporter.OTLPSpanExporter(endpoint)
+    return Tracer(exporter, sample_ratio, f"{url.scheme}://{url.netloc}")
+
+
+def _resource() -> Resource:
+    """Return who we are: what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, else our name."""
+    told = Resource.create()
+    ours: dict[str, str] = {}
+    if str(told.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        ours[SERVICE_NAME] = SERVICE
+    if SERVICE_VERSION not in told.attributes:
+        ours[SERVICE_VERSION] = version(SERVICE)
+    return told.merge(Resource(ours))

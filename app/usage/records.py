@@ -1,0 +1,260 @@
+"""What the database keeps of requests: a row each, and sums by day, owner, key and model. Pure.
+
+A batch is what is written in one transaction. Its number and the gateway's own random name make the
+ids of its rows, so every row has the same id however often the batch is tried:
+
+    gateway, 16 hex digits │ batch, 12 │ place in the batch, 4
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from app.settings import PriceSettings
+from app.telemetry.logs.access import Tokens
+from app.usage.token_usage import Usage
+
+# A record and the moment it ended, in seconds since 1970.
+Stamped = tuple[float, "UsageRecord"]
+
+# The columns hold 64 bits. A sum that gets here is an engine's nonsense; it stays here.
+MAX_TOKENS = 2**53 - 1
+MAX_COST = 2**60
+MOST = {
+    "requests": MAX_TOKENS,
+    "estimated_requests": MAX_TOKENS,
+    "prompt_tokens": MAX_TOKENS,
+    "cached_tokens": MAX_TOKENS,
+    "completion_tokens": MAX_TOKENS,
+    "reasoning_tokens": MAX_TOKENS,
+    "cost_nano": MAX_COST,
+}
+_NO_SUMS = (0,) * len(MOST)
+_DAY_MS = 86_400_000
+_EPOCH = date(1970, 1, 1).toordinal()
+_NOTHING = Usage(0, 0)
+_NULL = math.nan
+
+
+class UsageRecord(msgspec.Struct, frozen=True, gc=False):
+    """One request that reached an engine. A struct, since it is made for every request."""
+
+    request_id: str
+    key_id: str
+    model: str
+    engine: str
+    endpoint: str
+    status: int
+    outcome: str  # completed, refused, failed or disconnected
+    usage: Tokens | None  # None: the engine told nothing, which counts as no tokens
+    queue_s: float | None
+    ttft_s: float | None
+    total_s: float
+    owner: str = ""  # the key's, when the request ended; empty: it has none
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One row of `usage_records`: its columns, in their order.
+
+    Numbers only where a boolean or NULL is meant, for which SQLite's driver takes ten times as
+    long: both databases are given NULL for NaN.
+    """
+
+    id: str
+    at_ms: int
+    request_id: str
+    key_id: str
+    model: str
+    engine: str
+    endpoint: str
+    status: int
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    estimated: int
+    queue_ms: float
+    ttft_ms: float
+    total_ms: float
+    cost_nano: int
+    owner: str
+
+
+class Price(msgspec.Struct, frozen=True):
+    """What one token costs, in 1/1,000,000,000 of the currency."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+    @classmethod
+    def of(cls, settings: PriceSettings) -> "Price":
+        """Return a model's price; the settings are for a million tokens."""
+        each = (settings.prompt, settings.cached, settings.completion)
+        return cls(*(round(million * 1000) for million in each))
+
+    def cost(self, usage: Tokens) -> int:
+        """Return what a request costs."""
+        fresh = usage.prompt - usage.cached
+        cost = fresh * self.prompt + usage.cached * self.cached + usage.completion * self.completion
+        return cost if 0 <= cost <= MAX_COST else min(max(cost, 0), MAX_COST)
+
+
+def day_of(at_s: float) -> str:
+    """Return the UTC day of a moment, as the database keeps days."""
+    return _day(int(at_s * 1000) // _DAY_MS)
+
+
+def tokens_of(usage: Tokens | None) -> int:
+    """Return what a request takes of budgets: prompt, cached part included, and completion."""
+    return 0 if usage is None else _count(usage.prompt) + _count(usage.completion)
+
+
+def row_id(gateway: str, batch: int, place: int = 0) -> str:
+    """Return the id of a row of `usage_records`."""
+    return f"{gateway}{batch:012x}{_place(place)}"
+
+
+def batch_of(row: str) -> int:
+    """Return the batch that a row of this gateway came in."""
+    return int(row[16:28], 16)
+
+
+def rows_of(
+    gateway: str,
+    batch: int,
+    records: Sequence[Stamped],
+    prices: Mapping[str, Price],
+    place: int = 0,
+) -> list[Row]:
+    """Return the rows of `usage_records`; `place` is that of the first record in its batch."""
+    rows: list[Row] = []
+    first = f"{gateway}{batch:012x}"
+    for at_s, record in records:
+        used = record.usage or _NOTHING
+        prompt, cached, completion = used.prompt, used.cached, used.completion
+        if not (0 <= prompt <= MAX_TOKENS and 0 <= cached <= MAX_TOKENS >= completion >= 0):
+            prompt, cached, completion = _count(prompt), _count(cached), _count(completion)
+        key_id, model, engine, endpoint = _names(
+            record.key_id, record.model, record.engine, record.endpoint
+        )
+        price = prices.get(record.model)
+        rows.append(
+            Row(
+                first + _place(place),
+                int(at_s * 1000),
+                kept(record.request_id, 128),
+                key_id,
+                model,
+                engine,
+                endpoint,
+                record.status,
+                record.outcome,
+                prompt,
+                cached,
+                completion,
+                _count(used.reasoning),
+                1 if used.estimated else 0,
+                _NULL if record.queue_s is None else _ms(record.queue_s),
+                _NULL if record.ttft_s is None else _ms(record.ttft_s),
+                _ms(record.total_s, 0.0),
+                0 if price is None else price.cost(used),
+                kept(record.owner, 200),
+            )
+        )
+        place += 1
+    return rows
+
+
+class DailySums:
+    """What rows of `usage_records` add to `usage_daily` and `usage_by_owner`."""
+
+    def __init__(self) -> None:
+        # By owner, day, key and model; the sums in the order of MOST.
+        self._days: dict[tuple[str, str, str, str], tuple[int, ...]] = {}
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows up."""
+        for row in rows:
+            place = (row.owner, _day(row.at_ms // _DAY_MS), row.key_id, row.model)
+            count, estimated, prompt, cached, completion, reasoning, cost = self._days.get(
+                place, _NO_SUMS
+            )
+            self._days[place] = (
+                count + 1,
+                estimated + row.estimated,
+                prompt + row.prompt_tokens,
+                cached + row.cached_tokens,
+                completion + row.completion_tokens,
+                reasoning + row.reasoning_tokens,
+                cost + row.cost_nano,
+            )
+
+    # Rows are in order of their key, so that the batches of two gateways cannot wait for each other
+    # in a circle.
+
+    def by_key(self) -> list[dict[str, Any]]:
+        """Return what `usage_daily` gets."""
+        days: dict[tuple[str, ...], tuple[int, ...]] = {}
+        for (_, *place), sums in self._days.items():
+            # Seldom several: a key's owner changed within a quarter of a second.
+            known = days.get(tuple(place), _NO_SUMS)
+            days[tuple(place)] = tuple(map(int.__add__, known, sums))
+        return _rows(("day", "key_id", "model"), days)
+
+    def by_owner(self) -> list[dict[str, Any]]:
+        """Return what `usage_by_owner` gets; nothing of keys without an owner."""
+        owned = {place: sums for place, sums in self._days.items() if place[0]}
+        return _rows(("owner", "day", "key_id", "model"), owned)
+
+
+def _rows(names: Sequence[str], days: Mapping[Any, tuple[int, ...]]) -> list[dict[str, Any]]:
+    return [
+        {
+            **dict(zip(names, place, strict=True)),
+            **{name: min(n, most) for (name, most), n in zip(MOST.items(), sums, strict=True)},
+        }
+        for place, sums in sorted(days.items())
+    ]
+
+
+@lru_cache(maxsize=16)
+def _day(number: int) -> str:
+    return date.fromordinal(_EPOCH + number).isoformat()
+
+
+def start_of(day: str) -> datetime:
+    """Return the first moment of a UTC day."""
+    return datetime.fromisoformat(day).replace(tzinfo=UTC)
+
+
+def _count(tokens: int) -> int:
+    return tokens if 0 <= tokens <= MAX_TOKENS else min(max(tokens, 0), MAX_TOKENS)
+
+
+def kept(value: str, longest: int) -> str:
+    """Return what both databases take of a text: no NUL, no lone surrogate, not too long."""
+    if value.isascii() and "\0" not in value:
+        return value[:longest]
+    return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:longest]
+
+
+@lru_cache(maxsize=1024)  # as many as a batch has
+def _place(number: int) -> str:
+    return f"{number:04x}"
+
+
+@lru_cache(maxsize=1024)  # of keys, models, engines and endpoints there are few
+def _names(key_id: str, model: str, engine: str, endpoint: str) -> tuple[str, str, str, str]:
+    return kept(key_id, 64), kept(model, 256), kept(engine, 64), kept(endpoint, 64)
+
+
+def _ms(seconds: float, otherwise: float = _NULL) -> float:
+    """Return milliseconds in whole microseconds; `otherwise` for what is no time."""
+    # `round` to three places goes by way of text, for ten times as long.
+    return round(seconds * 1_000_000) / 1000 if math.isfinite(seconds) else otherwise

@@ -1,0 +1,116 @@
+"""Asks vLLM's own argument parser, in a process of its own. Never imported.
+
+A script: a list of command lines comes in as JSON, a list of words each. Out comes one JSON object:
+`table`, what the parser knows (engines.flags.table.FlagTable), and `refused`, for each command line
+what the parser and vLLM's own checks after it say against it, or null. Importing vLLM takes seconds
+and hundreds of MiB, so this must not happen in the gateway. No model is read, no device is opened.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+# Below the gateway's requests and the engines.
+NICENESS = 10
+PR_SET_PDEATHSIG = 1
+
+
+class Refused(Exception):
+    """The parser refuses a command line; the text is its own."""
+
+
+def main() -> None:
+    """Answer on what was standard output; what vLLM prints goes to standard error."""
+    # A gateway that is killed leaves nothing that imports vLLM, or hangs in it (prctl(2)).
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.nice(NICENESS)
+    lines: list[list[str]] = json.load(sys.stdin)
+
+    import vllm
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:  # since 0.32
+        from vllm.entrypoints.launchers import cli_args
+    except ImportError:
+        from vllm.entrypoints.openai import cli_args
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM's types are not read
+        def error(self, message: str) -> Any:
+            raise Refused(message)
+
+    parser = cli_args.make_arg_parser(Parser())
+
+    def refusal(line: list[str]) -> str | None:
+        try:
+            cli_args.validate_parsed_serve_args(parser.parse_args(line))
+        except Refused as refused:
+            return str(refused)
+        # What a type or a check of vLLM's raises is a refusal, too, whatever it is.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            return str(error) or type(error).__name__
+        return None
+
+    table = {
+        "version": vllm.__version__,
+        "device": current_platform.device_type,
+        "sleep": current_platform.is_sleep_mode_available(),
+        "flags": {
+            name.removeprefix("--"): described
+            for action in parser._actions
+            if (described := describe(action)) is not None
+            for name in action.option_strings
+            if name.startswith("--")
+        },
+        **parsers(),
+    }
+    json.dump({"table": table, "refused": [refusal(line) for line in lines]}, answer)
+    answer.flush()
+
+
+def describe(action: argparse.Action) -> dict[str, object] | None:
+    """Return what a flag takes, None for those that end the parser."""
+    if isinstance(action, argparse._HelpAction | argparse._VersionAction):
+        return None
+    kind = "other"
+    if action.nargs == 0:
+        kind = "switch"
+    elif action.nargs is None:
+        name = getattr(action.type, "__name__", "")
+        kind = {"int": "integer", "float": "number", "str": "text"}.get(name, kind)
+        if name.startswith("human_readable_int"):
+            kind = "count"
+        elif action.type is None:
+            kind = "text"
+    choices = [str(choice) for choice in action.choices or ()] if kind != "other" else []
+    return {"kind": kind, "choices": choices}
+
+
+def parsers() -> dict[str, list[str]]:
+    """Return the names of the parsers of tool calls and of reasoning."""
+    try:  # since 0.12
+        from vllm.tool_parsers import ToolParserManager
+    except ImportError:
+        from vllm.entrypoints.openai.tool_parsers import ToolParserManager
+    from vllm.reasoning import ReasoningParserManager
+
+    def names(manager: Any) -> list[str]:
+        registered = getattr(manager, "list_registered", None)
+        return sorted(registered()) if registered else []
+
+    return {
+        "tool_parsers": names(ToolParserManager),
+        "reasoning_parsers": names(ReasoningParserManager),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""The flags of `vllm serve` as its own parser knows them, and what is wrong with those given. Pure.
+
+A table of names, kinds and choices finds nearly every mistake at once, and names the nearest flag.
+It never refuses what the parser accepts: where it cannot know (JSON, lists, types of vLLM's own) it
+says nothing, and vLLM's parser is asked (engines.flags.check).
+"""
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engines.output.redact import hidden, is_secret
+from engines.spec import FlagValue, flag_name
+
+LONGEST = 60
+LONGEST_REFUSAL = 200
+# Flags whose values are names of a list that the parser does not know, and what adds to that list.
+PARSERS = {
+    "tool-call-parser": ("tool_parsers", "tool-parser-plugin"),
+    "reasoning-parser": ("reasoning_parsers", "reasoning-parser-plugin"),
+}
+_ARGUMENT = re.compile(r"^argument (?:-\w+[ ,/]+)*--(?P<flag>[\w.-]{1,60})[^:]{0,60}: (?P<text>.*)")
+# What else of a refusal names a flag: "--x requires …", "… (parameter=x)".
+_NAMED = re.compile(r"(?:--|parameter=)([a-z][a-z0-9_-]{1,60})")
+# pydantic's report of a configuration class; argparse may have put the flag before it.
+_VALIDATION = re.compile(
+    r"(?:argument (?:-\w+[ ,/]+)*--(?P<flag>[\w.-]{1,60})[^:\n]{0,60}: )?"
+    r"\d+ validation errors? for \w+\n(?P<place>(?:\S[^\n]*\n)?)\s+(?P<words>.*?) \[type=",
+    re.DOTALL,
+)
+_INVALID = re.compile(r"invalid \w+ value: ")
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
+_NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,18})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: a switch, or what its value is; `other` is known to vLLM alone."""
+
+    kind: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FlagTable:
+    """What vLLM's parser knows. `sleep`: whether its platform has a sleep mode."""
+
+    version: str
+    device: str
+    sleep: bool
+    flags: Mapping[str, Flag]
+    parsers: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "FlagTable":
+        """Return the table of what dump.py printed. Raises LookupError, TypeError."""
+        flags = {
+            str(name): Flag(str(one["kind"]), tuple(map(str, one["choices"])))
+            for name, one in data["flags"].items()
+        }
+        parsers = {flag: tuple(map(str, data[key])) for flag, (key, _) in PARSERS.items()}
+        return cls(str(data["version"]), str(data["device"]), bool(data["sleep"]), flags, parsers)
+
+
+@dataclass(frozen=True, slots=True)
+class FlagFault:
+    """What is wrong with one flag; `flag` is as it is given, None where none is to blame."""
+
+    flag: str | None
+    message: str
+
+
+def faults(table: FlagTable, args: Mapping[str, FlagValue]) -> list[FlagFault]:
+    """Return what is certainly wrong with an engine's flags."""
+    return [
+        FlagFault(name, message)
+        for name, value in args.items()
+        if value is not None and (message := _fault(table, args, name, value)) is not None
+    ]
+
+
+def fault_of_refusal(text: str, args: Mapping[str, FlagValue]) -> FlagFault:
+    """Return the fault that a refusal in vLLM's own words tells."""
+    words = _plain(text)
+    if match := _ARGUMENT.match(words):
+        named, words = match["flag"], match["text"]
+    else:
+        found = _NAMED.search(words)
+        named = found[1] if found else ""
+    stem = flag_name(named).removeprefix("no-")
+    flag = next((name for name in args if name.partition(".")[0] == stem), None)
+    if flag is not None and is_secret(flag):
+        return FlagFault(flag, "vLLM refuses its value")
+    return FlagFault(flag, f"vLLM refuses it: {_cut(hidden(words), LONGEST_REFUSAL)}")
+
+
+def _plain(text: str) -> str:
+    """Return a refusal in one line, without what pydantic and argparse say of their own insides."""
+    if match := _VALIDATION.match(text):
+        place, words = match["place"].replace("\n", ": "), " ".join(match["words"].split())
+        return f"argument --{match['flag']}: {place}{words}" if match["flag"] else place + words
+    words = " ".join(text.split()).removeprefix("Error: ")
+    return _INVALID.sub("it does not take ", words)
+
+
+def digest(table: FlagTable, words: Sequence[str]) -> str:
+    """Return the same text for command lines that the parser takes for the same.
+
+    Whole numbers of flags that take any are left out: vLLM's parser makes no difference.
+    """
+    plain: list[str] = []
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        flag = table.flags.get(name)
+        count = flag is not None and flag.kind in ("integer", "count") and not flag.choices
+        plain.append(f"--{name}=1" if equals and count and value.isdecimal() else word)
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+
+
+def _fault(
+    table: FlagTable, args: Mapping[str, FlagValue], name: str, value: FlagValue
+) -> str | None:
+    stem, dot, _ = name.partition(".")
+    flag = table.flags.get(stem)
+    if value is False:
+        return _no(table, stem)
+    if flag is None:
+        return _unknown(table, stem)
+    if dot:
+        return None
+    if value is True:
+        # vLLM has values that may be left out; it says so itself.
+        certain = flag.kind not in ("switch", "other")
+        return f"takes {_taken(flag)}, not true" if certain else None
+    if flag.kind == "switch":
+        return f"is true or false, not {_shown(name, value)}"
+    if isinstance(value, list | dict):
+        return f"takes {_taken(flag)}, not a list" if flag.kind in ("integer", "number") else None
+    if name in PARSERS:
+        return _parser(table, args, name, str(value))
+    return _value(flag, name, str(value))
+
+
+def _no(table: FlagTable, stem: str) -> str | None:
+    """Return what is wrong with `false`, which is given as --no-x."""
+    if f"no-{stem}" in table.flags:
+        return None
+    flag = table.flags.get(stem)
+    if flag is None:
+        return _unknown(table, stem)
+    if flag.kind == "switch":
+        return "is off unless it is true: leave it out"
+    return f"takes {_taken(flag)}, not false"
+
+
+def _unknown(table: FlagTable, name: str) -> str | None:
+    """Return that a flag is unknown; argparse takes an abbreviation of one flag for that flag."""
+    meant = [flag for flag in table.flags if flag.startswith(name)]
+    if len(meant) == 1:
+        return None
+    if meant:
+        return (
+            f"stands for {len(meant)} flags of vLLM, {', '.join(sorted(meant)[:3])}…: write it out"
+        )
+    near = _nearest(name, table.flags)
+    hint = f"; did you mean {near}?" if near else ""
+    return f"vLLM {table.version} has no such flag{hint}"
+
+
+def _parser(table: FlagTable, args: Mapping[str, FlagValue], name: str, value: str) -> str | None:
+    known, plugin = table.parsers[name], PARSERS[name][1]
+    if not known or value in known or not value or args.get(plugin):
+        return None
+    near = _nearest(value, known)
+    hint = f"; did you mean {near}?" if near else f"; there are {', '.join(known)}"
+    return f"vLLM {table.version} has no parser {_shown(name, value)}{hint}"
+
+
+def _value(flag: Flag, name: str, value: str) -> str | None:
+    if flag.choices:
+        if value in flag.choices:
+            return None
+        near = _nearest(value, flag.choices)
+        hint = f"; did you mean {near}?" if near else ""
+        return f"must be {_either(flag.choices)}, not {_shown(name, value)}{hint}"
+    wrong = (flag.kind == "integer" and not _is_whole(value)) or (
+        flag.kind == "number" and not _is_number(value)
+    )
+    return f"takes {_taken(flag)}, not {_shown(name, value)}" if wrong else None
+
+
+def _is_whole(value: str) -> bool:
+    if _WHOLE.fullmatch(value):
+        return True
+    try:
+        int(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_number(value: str) -> bool:
+    if _NUMBER.fullmatch(value):
+        return True
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _taken(flag: Flag) -> str:
+    if flag.choices:
+        return _either(flag.choices)
+    return {"integer": "a whole number", "count": "a whole number", "number": "a number"}.get(
+        flag.kind, "a value"
+    )
+
+
+def _either(choices: Sequence[str]) -> str:
+    if len(choices) == 1:
+        return choices[0]
+    *first, last = choices
+    return f"{', '.join(first)} or {last}"
+
+
+def _nearest(name: str, known: Collection[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.6)), None)
+
+
+def _shown(name: str, value: object) -> str:
+    if is_secret(name, str(value)):
+        return "that"
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "a mapping"
+    return _cut(hidden(repr(value)), LONGEST)
+
+
+def _cut(text: str, longest: int) -> str:
+    clean = "".join(c if c.isprintable() else " " for c in text)
+    return clean if len(clean) <= longest else clean[: longest - 1].rstrip() + "…"

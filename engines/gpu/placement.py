@@ -1,0 +1,412 @@
+"""Which GPUs each engine gets, decided before anything starts: pure, no I/O, no clock.
+
+An engine needs as many GPUs as it has ranks on this machine, and a share of each: vLLM takes
+`gpu-memory-utilization` of the whole GPU, whatever else runs there. Engines that are loaded from
+the start must fit on a GPU together. One that is loaded on demand must fit beside those, with the
+other engines of its model; models that are loaded on demand make room for each other.
+
+`auto` and a number are served after the lists, larger engines first, each on the GPUs that leave
+the least over: small ones share a GPU, parallel ones find whole ones, replicas keep apart. It does
+not search: where it finds no room and a person does, the person writes a list.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Self
+
+from engines.gpu.accelerator import Device
+from engines.spec import FlagValue, LocalSpec
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Without it CUDA counts the fastest GPU first, NVML and nvidia-smi in the order of the bus.
+ORDER = "CUDA_DEVICE_ORDER"
+# vLLM 0.32's; it was 0.9 before, which leaves more room than we count.
+DEFAULT_SHARE = Fraction("0.92")
+SHARE_FLAGS = ("gpu-memory-utilization", "device-memory-utilization")
+# Ranks of one replica: ParallelConfig.world_size of vLLM 0.32.
+WORLD_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size")
+
+
+class PlacementError(Exception):
+    """Something does not fit; `faults` has one line each."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """What one engine asks for; `model` is what it is loaded and unloaded with."""
+
+    engine: str
+    model: str
+    spec: LocalSpec
+    on_demand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The GPUs of one engine, and the environment that gives it these and no others."""
+
+    devices: tuple[int, ...]
+    env: Mapping[str, str]
+
+    @classmethod
+    def on(cls, gpus: Sequence[int]) -> Self:
+        """Return the placement on these GPUs."""
+        return cls(tuple(gpus), {ORDER: "PCI_BUS_ID", VISIBLE: ",".join(map(str, gpus))})
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """A wish in numbers; `text` says which flags made `gpus`."""
+
+    wish: PlacementRequest
+    gpus: int
+    text: str
+    share: Fraction
+
+    @property
+    def size(self) -> tuple[int, Fraction, str]:
+        """What sorts larger engines first, and equal ones always the same way."""
+        return (-self.gpus, -self.share, self.wish.engine)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Who is where; shares are of whole GPUs."""
+
+    devices: Sequence[Device]
+    on: dict[int, list[_Need]] = field(default_factory=dict)
+
+    def put(self, need: _Need, gpus: Collection[int]) -> None:
+        for gpu in gpus:
+            self.on.setdefault(gpu, []).append(need)
+
+    def always(self, gpu: int) -> list[_Need]:
+        """Return those that never leave this GPU."""
+        return [n for n in self.on.get(gpu, ()) if not n.wish.on_demand]
+
+    def together(self, gpu: int, model: str) -> list[_Need]:
+        """Return those that are on this GPU while a model that is loaded on demand is."""
+        others = [n for n in self.on.get(gpu, ()) if n.wish.on_demand and n.wish.model == model]
+        return self.always(gpu) + others
+
+    def crowds(self, gpu: int) -> list[list[_Need]]:
+        """Return every set of engines that is on this GPU at once."""
+        models = {n.wish.model for n in self.on.get(gpu, ()) if n.wish.on_demand}
+        return [self.together(gpu, m) for m in sorted(models)] or [self.always(gpu)]
+
+    def fits(self, need: _Need, gpu: int) -> bool:
+        mine = need.wish.model
+        models = {n.wish.model for n in self.on.get(gpu, ()) if n.wish.on_demand}
+        # Whoever stays must leave room for each model that comes and goes.
+        beside = {mine} if need.wish.on_demand else models | {mine}
+        return all(_sum(self.together(gpu, model)) + need.share <= 1 for model in beside)
+
+    def used(self, gpu: int) -> Fraction:
+        return _sum(self.on.get(gpu, ()))
+
+
+def place(
+    wishes: Sequence[PlacementRequest],
+    devices: Sequence[Device],
+    keep: Mapping[str, Placement] | None = None,
+) -> dict[str, Placement]:
+    """Return the GPUs of every engine whose spec has `gpus`, by the engine's name.
+
+    `devices` are the GPUs that the gateway may use. Wishes without `gpus` get no placement, and
+    count where CUDA_VISIBLE_DEVICES of their `env`, or its absence, puts them. The order of the
+    wishes does not matter. An engine in `keep` stays where it is while that still is what it asks
+    for, unless everything fits only if it moves. Raises PlacementError with every fault, sorted.
+    """
+    if keep:
+        with contextlib.suppress(PlacementError):
+            return _place(wishes, devices, keep)
+    return _place(wishes, devices, {})
+
+
+def _place(
+    wishes: Sequence[PlacementRequest], devices: Sequence[Device], keep: Mapping[str, Placement]
+) -> dict[str, Placement]:
+    faults: list[str] = []
+    needs: list[_Need] = []
+    for wish in wishes:
+        try:
+            needs.append(_need(wish))
+        except ValueError as error:
+            if wish.spec.gpus is not None:
+                faults.append(f"{wish.engine}: {error}")
+    plan = _Plan(devices)
+    placed: dict[str, tuple[int, ...]] = {}
+    free: list[_Need] = []
+    for need in sorted(needs, key=lambda need: need.size):
+        if need.wish.spec.gpus is None:
+            plan.put(need, _left_alone(need, devices))
+        elif wrong := _fault(need, devices):
+            faults.append(f"{need.wish.engine}: {wrong}")
+        elif isinstance(gpus := need.wish.spec.gpus, list):
+            plan.put(need, gpus)
+            placed[need.wish.engine] = tuple(gpus)
+        else:
+            free.append(need)
+    faults += [fault for gpu in sorted(plan.on) if (fault := _overcommitted(plan, gpu))]
+    # Who stays where it is comes first; then who stays loaded, being in everybody's way.
+    free.sort(key=lambda need: (need.wish.engine not in keep, need.wish.on_demand))
+    for need in free:
+        kept = keep.get(need.wish.engine)
+        if (found := _stay(need, plan, kept) or _choose(need, plan)) is None:
+            faults.append(f"{need.wish.engine}: {_no_room(need, plan)}")
+            continue
+        plan.put(need, found)
+        placed[need.wish.engine] = found
+    if faults:
+        raise PlacementError(sorted(faults))
+    return {engine: Placement.on(gpus) for engine, gpus in placed.items()}
+
+
+def place_beside(
+    wish: PlacementRequest,
+    others: Sequence[PlacementRequest],
+    devices: Sequence[Device],
+    keep: Mapping[str, Placement],
+) -> Placement | None:
+    """Return the GPUs for an engine that starts while all others stay exactly where they are.
+
+    It must leave room for every model that is loaded on demand, as one that stays does: what is
+    loaded while it starts is not known. None: its spec leaves GPUs alone, and there is room where
+    it goes by itself. Raises PlacementError with one line.
+    """
+    try:
+        need = _need(wish)
+    except ValueError as error:
+        raise PlacementError([f"{wish.engine}: {error}"]) from None
+    if wish.spec.gpus is None and len(_left_alone(need, devices)) < need.gpus:
+        raise PlacementError([f"{wish.engine}: which GPUs it uses is not known, set gpus"])
+    found = _place([*others, replace(wish, on_demand=False)], devices, keep)
+    for engine, placement in keep.items():
+        if engine in found and found[engine].devices != placement.devices:
+            raise PlacementError([f"{wish.engine}: there is room only if {engine} moves"])
+    return found.get(wish.engine)
+
+
+def visible(devices: Sequence[Device], value: str | None) -> tuple[Device, ...]:
+    """Return what CUDA_VISIBLE_DEVICES leaves of the devices, in the order that it names them.
+
+    None leaves all. As CUDA reads it, the first entry that names no GPU ends the list, and a UUID
+    may be cut short as long as it is clear. Numbers are nvidia-smi's.
+    """
+    if value is None:
+        return tuple(devices)
+    found: list[Device] = []
+    for entry in (part.strip() for part in value.split(",")):
+        if entry.isdigit():
+            named = [d for d in devices if d.index == int(entry)]
+        else:
+            named = [d for d in devices if entry.startswith("GPU-") and d.uuid.startswith(entry)]
+        if len(named) != 1 or named[0] in found:
+            break
+        found += named
+    return tuple(found)
+
+
+def gpus_needed(args: Mapping[str, FlagValue]) -> tuple[int, str]:
+    """Return how many GPUs an engine with these flags uses here, and the flags that say so.
+
+    Raises ValueError for a size that is no whole number above 0.
+    """
+    sizes = {name: _whole(args, name) for name in (*WORLD_FLAGS, "data-parallel-size", "nnodes")}
+    world = 1
+    for name in WORLD_FLAGS:
+        world *= sizes[name]
+    local = -(-world // sizes["nnodes"])
+    if args.get("data-parallel-size-local") is not None:
+        sizes["data-parallel-size-local"] = _whole(args, "data-parallel-size-local")
+        ranks = sizes["data-parallel-size-local"]
+    elif args.get("data-parallel-rank") is not None or args.get("data-parallel-external-lb"):
+        ranks = 1
+    else:
+        ranks = sizes["data-parallel-size"]
+    said = [f"{name} {size}" for name, size in sizes.items() if size != 1]
+    return local * ranks, ", ".join(said) or "no parallel size in args"
+
+
+def memory_share(args: Mapping[str, FlagValue]) -> Fraction:
+    """Return the share of a GPU that vLLM takes. Raises ValueError outside of 0 to 1."""
+    for name in SHARE_FLAGS:
+        if (value := args.get(name)) is None:
+            continue
+        try:
+            # By way of float, which ends a million digits quickly; as text, so that 0.1 is a tenth.
+            share = None if isinstance(value, bool) else Fraction(str(float(str(value))))
+        except ValueError:
+            share = None
+        if share is None or not 0 < share <= 1:
+            raise ValueError(f"{name} must be above 0 and at most 1, not {value}")
+        return share
+    return DEFAULT_SHARE
+
+
+def _whole(args: Mapping[str, FlagValue], name: str) -> int:
+    value = args.get(name)
+    if value is None:
+        return 1
+    text = "" if isinstance(value, bool) else str(value)
+    if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text)):
+        raise ValueError(f"{name} must be a whole number above 0, not {value}")
+    return int(text)
+
+
+def _need(wish: PlacementRequest) -> _Need:
+    gpus, text = gpus_needed(wish.spec.args)
+    return _Need(wish, gpus, text, memory_share(wish.spec.args))
+
+
+def _left_alone(need: _Need, devices: Sequence[Device]) -> list[int]:
+    """Return where an engine runs that no placement moves: on the first GPUs that it sees."""
+    spec = need.wish.spec
+    ids = spec.args.get("device-ids")
+    seen = visible(devices, spec.env.get(VISIBLE) if ids is None else str(ids))
+    return [device.index for device in seen[: need.gpus] if not device.mig]
+
+
+def _fault(need: _Need, devices: Sequence[Device]) -> str | None:
+    """Return what is wrong with a wish whoever else is there."""
+    return _contradiction(need) or _unknown(need, devices) or _number(need, devices)
+
+
+def _contradiction(need: _Need) -> str | None:
+    spec = need.wish.spec
+    for name in (VISIBLE, ORDER):
+        if name in spec.env:
+            return f"gpus sets {name}, and so does env: remove one of them"
+    if spec.args.get("device-ids") is not None:
+        return "gpus and device-ids in args both choose GPUs: remove one of them"
+    return None
+
+
+def _unknown(need: _Need, devices: Sequence[Device]) -> str | None:
+    asked = need.wish.spec.gpus
+    if not isinstance(asked, list) or not devices:
+        return None
+    if twice := {gpu for gpu in asked if asked.count(gpu) > 1}:
+        return f"gpus names GPU {_listed(sorted(twice))} more than once"
+    there = {device.index: device for device in devices}
+    if unknown := set(asked) - there.keys():
+        return f"asks for GPU {_listed(sorted(unknown))}, there is only {_listed(sorted(there))}"
+    if split := [gpu for gpu in asked if there[gpu].mig]:
+        return (
+            f"GPU {_listed(split)} is split into MIG instances: instead of gpus, set "
+            f"{VISIBLE} in env to the UUID of one"
+        )
+    return None
+
+
+def _number(need: _Need, devices: Sequence[Device]) -> str | None:
+    asked, memory = need.wish.spec.gpus, need.wish.spec.memory_gib
+    given = len(asked) if isinstance(asked, list) else asked
+    if not isinstance(given, int):  # auto
+        given = need.gpus
+    whole = [d for d in devices if not d.mig]
+    if given > len(whole):
+        split = ", not counting those that are split into MIG instances"
+        return (
+            f"asks for {_gpus(given)}, there {_are(len(whole))}"
+            f"{split if len(whole) < len(devices) else ''}"
+        )
+    if given != need.gpus:
+        return (
+            f"gpus gives it {_gpus(given)}, it uses {need.gpus} ({need.text}): "
+            "set gpus: auto, or change its parallel sizes in args"
+        )
+    wanted = [d for d in whole if not isinstance(asked, list) or d.index in asked]
+    large = [d for d in wanted if _holds(d, need)]
+    if memory is not None and len(large) < need.gpus:
+        most = max(d.total_gib for d in wanted if d not in large and d.total_gib is not None)
+        return (
+            f"memory_gib is {memory:g}, {memory / need.gpus:g} on each of {_gpus(need.gpus)}; "
+            f"GPU {_listed(d.index for d in wanted if d not in large)} has at most {most:.1f} GiB"
+        )
+    return None
+
+
+def _room(need: _Need, plan: _Plan) -> list[Device]:
+    return [d for d in plan.devices if not d.mig and _holds(d, need) and plan.fits(need, d.index)]
+
+
+def _stay(need: _Need, plan: _Plan, kept: Placement | None) -> tuple[int, ...] | None:
+    """Return the GPUs that an engine has already, None where it cannot stay on them."""
+    if kept is None or len(kept.devices) != need.gpus:
+        return None
+    room = {device.index for device in _room(need, plan)}
+    return kept.devices if room.issuperset(kept.devices) else None
+
+
+def _choose(need: _Need, plan: _Plan) -> tuple[int, ...] | None:
+    """Return the GPUs for an engine that leaves the choice to us, None where there is no room."""
+    room = _room(need, plan)
+    if len(room) < need.gpus:
+        return None
+
+    def emptiest(device: Device) -> tuple[Fraction, int]:
+        return plan.used(device.index), device.index
+
+    def snuggest(device: Device) -> tuple[bool, Fraction, int]:
+        used = plan.used(device.index)
+        replica = any(n.wish.model == need.wish.model for n in plan.on.get(device.index, ()))
+        # Who shares with a model that is loaded on demand waits for the other one to go.
+        return replica, used if need.wish.on_demand else -used, device.index
+
+    if need.gpus == 1:
+        return (min(room, key=snuggest).index,)
+    # Ranks wait for the slowest of them, so they go on GPUs of one kind where that is possible.
+    kinds = [[d for d in room if d.name == name] for name in sorted({d.name for d in room})]
+    alike = [kind for kind in kinds if len(kind) >= need.gpus] or [room]
+    best = [sorted(kind, key=emptiest)[: need.gpus] for kind in alike]
+    chosen = min(best, key=lambda kind: [emptiest(device) for device in kind])
+    return tuple(sorted(device.index for device in chosen))
+
+
+def _overcommitted(plan: _Plan, gpu: int) -> str | None:
+    for crowd in plan.crowds(gpu):
+        if (total := _sum(crowd)) > 1:
+            who = sorted(f"{n.wish.engine} ({float(n.share):g})" for n in crowd)
+            return (
+                f"GPU {gpu}: gpu-memory-utilization of {_listed(who)} is {float(total):g} "
+                "together, above 1"
+            )
+    return None
+
+
+def _no_room(need: _Need, plan: _Plan) -> str:
+    there = _gpus(len(plan.devices))
+    few = f"none of {there} has" if need.gpus == 1 else f"fewer than {need.gpus} of {there} have"
+    others = sorted({n.wish.engine for needs in plan.on.values() for n in needs})
+    beside = f" beside {_listed(others)}" if others else ""
+    return f"no room for it: {few} gpu-memory-utilization {float(need.share):g} left{beside}"
+
+
+def _holds(device: Device, need: _Need) -> bool:
+    """Return whether a GPU has the memory that the engine is said to take, or does not tell."""
+    memory = need.wish.spec.memory_gib
+    return memory is None or device.total_gib is None or memory / need.gpus <= device.total_gib
+
+
+def _sum(needs: Iterable[_Need]) -> Fraction:
+    return sum((need.share for need in needs), Fraction())
+
+
+def _gpus(number: int) -> str:
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+
+
+def _are(number: int) -> str:
+    return {0: "are none", 1: "is 1"}.get(number, f"are {number}")
+
+
+def _listed(members: Iterable[object]) -> str:
+    *first, last = map(str, members)
+    return f"{', '.join(first)} and {last}" if first else last

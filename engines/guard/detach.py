@@ -1,0 +1,36 @@
+"""Runs a command apart from the gateway that starts it. Standard library only.
+
+A script, never imported: `python -I -S detach.py PARENT MARK LOGFILE DROPPED ARGV...`. The command
+gets a session of its own, so that Ctrl-C in the gateway's terminal is the gateway's alone to
+answer; the mark that `sweep.py` finds it by; a log file for its output; and the environment without
+the variables in DROPPED, a list of names in JSON. The kernel kills it when the thread that started
+it ends (its parent death signal, prctl(2)).
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(parent: int, mark: str, log_file: str, dropped: list[str], argv: list[str]) -> None:
+    """Become the command. `mark` is an environment variable with its value."""
+    with contextlib.suppress(PermissionError):  # it leads a session already
+        os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        sys.exit(1)
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    environment = {k: v for k, v in os.environ.items() if k not in dropped}
+    name, _, value = mark.partition("=")
+    os.execve(argv[0], argv, environment | {name: value})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4]), sys.argv[5:])

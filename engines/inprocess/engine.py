@@ -1,0 +1,400 @@
+"""A vLLM engine inside the gateway's own process: `AsyncLLM`, and vLLM's own ASGI application.
+
+EngineCore and its workers are processes below ours. `AsyncLLM` is built in a thread, which vLLM
+0.32 allows (its sockets take the event loop that first uses them), so the gateway goes on serving
+other models meanwhile. What vLLM changes of its host process is undone: see
+`engines.inprocess.hosted`.
+
+One task, `_life`, builds the engine, watches it and writes the state; everybody else asks for an
+outcome. The processes carry a mark; a sentinel kills what carries it when the gateway is gone, and
+before every start and after every end nothing may carry it (see `engines.guard.sweep`).
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import shlex
+import sys
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from pathlib import Path
+
+from engines import environment, media
+from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress, Start
+from engines.guard import directories, scratch
+from engines.guard.sweep import sweep
+from engines.http.probe import Probe
+from engines.http.response import ResponseBody
+from engines.http.scrape import scrape
+from engines.inprocess.bridge import Bridge
+from engines.inprocess.hosted import BuildFailed, Construction, end_tracker
+from engines.lifecycle import Event, after
+from engines.output import redact
+from engines.output.log import EngineLog
+from engines.output.startup import StartupLog
+from engines.restarts import GIVEN_UP, RestartBudget
+from engines.spec import InProcessSpec
+
+log = logging.getLogger(__name__)
+
+SENTINEL = Path(__file__).parents[1] / "guard" / "sweep.py"
+# How often a start that is given up is looked after, until vLLM has let go of it.
+ABANDON_S = 0.2
+
+
+class InProcessEngine:
+    """One vLLM engine in this process; see `engines.base.Engine`.
+
+    An engine that has served is started again when it dies, as `spec.restart` says. One that never
+    came up is not: what it lacks is in the configuration as a rule, and its start costs the host.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: InProcessSpec,
+        *,
+        served_name: str,
+        run_dir: Path,
+        env: Mapping[str, str] | None = None,
+        turn: asyncio.Semaphore | None = None,
+        media_domains: Sequence[str] = (),
+        withheld: Collection[str] = (),
+    ) -> None:
+        """`env` stands below the spec's own; `turn` is held while the engine loads.
+
+        Media are fetched from `media_domains` only. The processes of the engine do not inherit the
+        variables in `withheld`.
+        """
+        self._name = name
+        self._env = {**media.ENV, **(env or {}), **spec.env}
+        self._media_domains = media_domains
+        self._withheld = withheld
+        self._turn = turn or asyncio.Semaphore()
+        self._spec = spec
+        self._served_name = served_name
+        self._dir = run_dir / name
+        self._mark = str(self._dir)
+        self._log = EngineLog(self._dir / "engine.log")
+        self._state = EngineState.STOPPED
+        self._facts = EngineFacts()
+        self._last_error: str | None = None
+        self._restarts = 0
+        self._load_s: float | None = None
+        self._began: float | None = None  # in the loop's time, while it is STARTING
+        self._construction: Construction | None = None  # there from START to its end
+        # Both are there while it is READY or DRAINING.
+        self._bridge: Bridge | None = None
+        self._control: Bridge | None = None  # questions of ours are not requests in flight
+        self._life_task: asyncio.Task[None] | None = None
+        # Replaced at every change of state, so that each waiter sees each change.
+        self._changed = asyncio.Event()
+        self._drain_asked = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+        self._grace = 0.0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
+    def progress(self) -> Progress | None:
+        construction = self._construction
+        starting = self._state is EngineState.STARTING
+        return construction.progress if starting and construction is not None else None
+
+    @property
+    def last_error(self) -> str | None:
+        return self._last_error
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts
+
+    @property
+    def load_s(self) -> float | None:
+        return self._load_s
+
+    @property
+    def starting(self) -> Start | None:
+        if not self._coming_up or self._stop_asked.is_set() or self._drain_asked.is_set():
+            return None
+        began = self._began
+        if self._state is EngineState.STARTING and began is not None:
+            return Start(asyncio.get_running_loop().time() - began, self._load_s)
+        return Start(0.0, self._load_s)
+
+    @property
+    def blocked_by(self) -> str | None:
+        return GIVEN_UP if self.given_up else None
+
+    def argv(self) -> list[str]:
+        """Return the engine's arguments, as `vllm serve` reads them."""
+        names = [f"--model={self._spec.model}", f"--served-model-name={self._served_name}"]
+        return [*names, *self._spec.added_flags(self._media_domains), *self._spec.argv()]
+
+    def _dropped(self) -> list[str]:
+        """Return the names of the gateway's variables that the engine's processes do not get."""
+        more = (*self._spec.inherit_env, *self._env)
+        withheld = [name for name in self._withheld if name not in self._env]
+        kept = environment.inherited(os.environ, more, withheld)
+        return sorted(os.environ.keys() - kept.keys())
+
+    def describe(self) -> str:
+        return f"in this process: {redact.command(shlex.join(self.argv()))}"
+
+    def recent_log(self) -> list[str]:
+        """Return the newest lines of the engine's output."""
+        self._log.read()
+        return self._log.lines()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it failed and will not be started again by itself."""
+        return self._state is EngineState.FAILED and not self._coming_up
+
+    async def ensure_ready(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._state is EngineState.STOPPED and self._life_task is None:
+            self._life_task = loop.create_task(self._life(), name=f"engine {self._name}")
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._coming_up:
+                    await self._changed.wait()
+        except TimeoutError:
+            raise EngineUnavailable(f"engine {self._name} is still {self._state}") from None
+        if self._state is not EngineState.READY:
+            raise EngineUnavailable(self._last_error or f"engine {self._name} is {self._state}")
+
+    async def send(self, request: EngineRequest) -> ResponseBody:
+        if self._state is not EngineState.READY or self._bridge is None:
+            raise EngineUnavailable(f"engine {self._name} is {self._state}")
+        return await self._bridge.send(request)
+
+    async def exposition(self) -> bytes:
+        if self._control is None:
+            raise EngineUnavailable(f"engine {self._name} is {self._state}")
+        return await scrape(self._control)
+
+    async def drain(self) -> None:
+        self._drain_asked.set()
+        while self._state is EngineState.READY:
+            await self._changed.wait()
+        while self._state is EngineState.DRAINING and self._bridge and self._bridge.in_flight:
+            await self._bridge.quiet()
+
+    async def stop(self, grace: float) -> None:
+        self._grace = grace
+        self._stop_asked.set()
+        if self._life_task is not None:
+            await asyncio.shield(self._life_task)
+            self._life_task = None
+        if self._state is EngineState.FAILED:
+            self._fire(Event.STOP)
+        self._stop_asked.clear()
+        self._drain_asked.clear()
+
+    # The owner of the state
+
+    @property
+    def _coming_up(self) -> bool:
+        """Whether it may become READY without being asked."""
+        alive = self._life_task is not None and not self._life_task.done()
+        return alive and self._state in (
+            EngineState.STOPPED,
+            EngineState.STARTING,
+            EngineState.FAILED,
+        )
+
+    def _fire(self, event: Event) -> None:
+        self._state = after(self._state, event)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _life(self) -> None:
+        self._fire(Event.START)
+        try:
+            async with _sentinel(self._mark):
+                await self._lives()
+        except Exception:
+            log.exception("engine %s: a fault of the gateway's own", self._name)
+            if self._state is not EngineState.FAILED:
+                self._failed("a fault of the gateway's own; its log has the trace")
+        finally:
+            # Who waits for READY looks again when this task is done.
+            asyncio.get_running_loop().call_soon(self._changed.set)
+
+    async def _lives(self) -> None:
+        """Build the engine again and again, until it is told to stop or given up."""
+        budget = RestartBudget(self._spec.restart)
+        served_s = 0.0
+        while True:
+            served_s += await self._one_life()
+            if served_s:
+                # What is left of vLLM here holds itself in cycles; it need not meet its successor.
+                await asyncio.to_thread(gc.collect)
+            if self._state is not EngineState.FAILED or self._drain_asked.is_set():
+                return
+            pause = budget.next(served_s) if served_s else None
+            if pause is None:
+                return
+            log.info("engine %s is started again in %g s", self._name, pause)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stop_asked.wait()
+                return
+            self._restarts += 1
+            self._fire(Event.START)
+
+    async def _one_life(self) -> float:
+        """Run it from STARTING to STOPPED or FAILED, nothing of it left.
+
+        Return for how many seconds it served; 0: it never came up.
+        """
+        loop = asyncio.get_running_loop()
+        self._began = started = loop.time()
+        patience = self._spec.start_timeout_s
+        self._construction = Construction(self.argv(), self._env, self._dir, self._dropped())
+        starting = asyncio.create_task(self._start(self._construction))
+        stop = asyncio.create_task(self._stop_asked.wait())
+        try:
+            await asyncio.wait(
+                {starting, stop}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if stop.done():
+                self._fire(Event.STOP)
+                return 0.0
+            if not starting.done():
+                self._failed(f"not ready after {patience:g} s (start_timeout_s)")
+                return 0.0
+            self._bridge = clients = starting.result()
+            self._control = Bridge(clients.address, clients.app, clients.timeouts, clients.dead)
+            ready = loop.time()
+            self._load_s = ready - started
+            self._last_error = None
+            self._fire(Event.LOADED)
+            if self._restarts:
+                log.info("engine %s is ready again", self._name)
+            await self._serve(self._construction, stop)
+            return loop.time() - ready
+        except BuildFailed as error:
+            self._failed(str(error))
+            return 0.0
+        finally:
+            stop.cancel()
+            await self._clear(self._construction, starting)
+            self._construction = None
+            if self._state is EngineState.STOPPING:
+                self._fire(Event.EXIT)
+
+    async def _start(self, construction: Construction) -> Bridge:
+        """Return the way to the engine's application. Raises BuildFailed."""
+        if missing := self._spec.missing_model():
+            raise BuildFailed(missing)
+        try:
+            directories.claim(self._dir)
+            self._dir.chmod(0o700)
+            if self._log.path.exists():
+                self._log.path.replace(self._log.path.with_suffix(".log.previous"))
+        except directories.ForeignDirectory as error:
+            raise BuildFailed(str(error)) from None
+        except OSError as error:
+            raise BuildFailed(f"{self._dir}: {error.strerror}") from None
+        await self._sweep()
+        if scratch.TMPDIR not in self._env:
+            try:
+                construction.temporary = scratch.fresh(self._dir)
+            except scratch.TooDeep as error:
+                raise BuildFailed(str(error)) from None
+            except OSError as error:
+                raise BuildFailed(f"{self._dir}: {error.strerror}") from None
+        async with self._turn:
+            hosted = await asyncio.to_thread(construction.run)
+        try:
+            app = await hosted.application()
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises
+            raise BuildFailed(construction.reason(error)) from None
+        bridge = Bridge(f"engine {self._name}", app, self._spec.timeouts, hosted.dead)
+        startup = StartupLog()
+        for line in self._log.read():
+            startup.feed(line)
+        self._facts = startup.facts.updated(await Probe(bridge).facts())
+        return bridge
+
+    async def _serve(self, construction: Construction, stop: asyncio.Task[bool]) -> None:
+        """Watch a READY engine until it is told to stop or has died."""
+        assert construction.hosted is not None
+        died = asyncio.create_task(construction.hosted.end(self._spec.progress_timeout_s))
+        drain = asyncio.create_task(self._drain_asked.wait())
+        try:
+            await asyncio.wait({stop, drain, died}, return_when=asyncio.FIRST_COMPLETED)
+            if drain.done() and not stop.done() and not died.done():
+                self._fire(Event.DRAIN)
+                await asyncio.wait({stop, died}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                self._fire(Event.STOP)
+            else:
+                self._failed(f"it died while serving: {died.result()}")
+        finally:
+            drain.cancel()
+            died.cancel()
+
+    async def _clear(self, construction: Construction, starting: asyncio.Task[Bridge]) -> None:
+        """Return when nothing of an engine is left, whatever became of it."""
+        construction.give_up()
+        while construction.running:
+            # EngineCore's end is what makes vLLM's constructor return.
+            await self._sweep()
+            await asyncio.sleep(ABANDON_S)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        bridges, self._bridge, self._control = (self._control, self._bridge), None, None
+        for bridge in bridges:
+            if bridge is not None:
+                await bridge.close()
+        if construction.hosted is not None:
+            grace = self._grace if self._state is EngineState.STOPPING else 0.0
+            await asyncio.to_thread(construction.hosted.shutdown, grace)
+            construction.hosted = None
+        if await self._sweep():
+            await asyncio.to_thread(end_tracker)
+        await asyncio.to_thread(scratch.remove, self._dir)
+
+    async def _sweep(self) -> bool:
+        """Kill what is left of its processes; return whether nothing is."""
+        left = await asyncio.to_thread(sweep, self._mark)
+        if left:
+            log.error("engine %s: processes %s do not end", self._name, left)
+        return not left
+
+    def _failed(self, reason: str) -> None:
+        self._last_error = redact.hidden(reason)
+        self._fire(Event.FAIL)
+        log.error("engine %s failed: %s", self._name, self._last_error)
+
+
+@contextlib.asynccontextmanager
+async def _sentinel(mark: str) -> AsyncIterator[None]:
+    """Run the process that kills what carries the mark should this one end before the body does."""
+    sentinel = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-S", str(SENTINEL), mark),
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        env={},
+    )
+    try:
+        yield
+    finally:
+        assert sentinel.stdin is not None
+        sentinel.stdin.close()
+        await sentinel.wait()

@@ -1,0 +1,130 @@
+"""How one engine is run: its command, its environment, its directory and what is kept there."""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines import environment, media
+from engines.base import EngineFacts
+from engines.gpu.engine_memory import EngineMemory
+from engines.guard import directories, scratch
+from engines.guard import link as links
+from engines.guard.link import CannotRun
+from engines.process.sleep_mode import SLEEP_ENV
+from engines.spec import ProcessSpec
+
+FACTS = "facts.json"
+ORIGIN = "origin.json"
+SOCKET = "http.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an engine was made from, for a gateway that finds it running.
+
+    Its name does not tell: an engine that took over from another in a reload has a name of its own.
+    """
+
+    # The same for engines that run the same; it says nothing else.
+    mark: str
+    # Those that the gateway gave it; None: it left them alone.
+    gpus: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How an engine is run."""
+
+    name: str
+    spec: ProcessSpec
+    served_name: str
+    directory: Path
+    command: tuple[str, ...]
+    # Set by the gateway; the GPUs, for one.
+    env: Mapping[str, str]
+    # Whether it goes on when the gateway ends.
+    keep: bool
+    memory: EngineMemory
+    # Variables that it does not inherit; a reload may add some.
+    withheld: Collection[str] = ()
+    origin: Origin | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / SOCKET
+
+    @property
+    def fingerprint(self) -> str:
+        """What an engine must have been started with to be taken over."""
+        return links.fingerprint(self.command, self.own_env, self.spec.inherit_env)
+
+    @property
+    def own_env(self) -> dict[str, str]:
+        """The variables that are set for this engine, whatever the gateway has."""
+        asleep = SLEEP_ENV if self.spec.sleep_level else {}
+        return {**media.ENV, **asleep, **self.env, **self.spec.env}
+
+    def prepare(self) -> dict[str, str]:
+        """Make the directory; return the whole environment of the engine.
+
+        Raises OSError, and CannotRun where the directory or the model plainly will not do.
+        """
+        try:
+            directories.claim(self.directory)
+        except directories.ForeignDirectory as error:
+            raise CannotRun(str(error)) from None
+        self.directory.chmod(0o700)
+        if len(os.fsencode(str(self.socket))) > scratch.LONGEST_SOCKET_PATH:
+            raise CannotRun(f"the path {self.socket} is too long for a socket: set server.run_dir")
+        if missing := self.spec.missing_model():
+            raise CannotRun(missing)
+        if self.origin is not None:
+            written = json.dumps(dataclasses.asdict(self.origin))
+            (self.directory / ORIGIN).write_text(written)
+        ours = environment.inherited(os.environ, self.spec.inherit_env, self.withheld)
+        return {**ours, **self._temporary(), **self.own_env}
+
+    def _temporary(self) -> dict[str, str]:
+        if scratch.TMPDIR in self.own_env:
+            return {}
+        try:
+            return scratch.variables(self.directory, scratch.fresh(self.directory))
+        except scratch.TooDeep as error:
+            raise CannotRun(str(error)) from None
+
+    def note(self, facts: EngineFacts, load_s: float | None) -> None:
+        """Put down what is known of the engine, for a gateway that takes it over."""
+        with contextlib.suppress(OSError):
+            written = {"facts": dataclasses.asdict(facts), "load_s": load_s}
+            (self.directory / FACTS).write_text(json.dumps(written))
+
+    def recall(self) -> tuple[EngineFacts, float | None]:
+        """Return the facts and the load time that an earlier gateway put down, as far as it did."""
+        try:
+            data = json.loads((self.directory / FACTS).read_text())
+            facts = data["facts"]
+            if facts["supported_tasks"] is not None:
+                facts["supported_tasks"] = tuple(facts["supported_tasks"])
+            return EngineFacts(**facts), data["load_s"]
+        except (OSError, ValueError, TypeError, LookupError):
+            return EngineFacts(), None
+
+
+def running_engines(run_dir: Path) -> dict[str, Origin]:
+    """Return the engines that run in a run directory, by name, with what they were made from.
+
+    Those are left out of which nothing is known, or whose directory another user controls.
+    """
+    found: dict[str, Origin] = {}
+    for file in sorted(run_dir.glob(f"*/{ORIGIN}")):
+        directory = file.parent
+        if links.runs(directory):
+            with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+                data = json.loads(file.read_text())
+                gpus = None if data["gpus"] is None else tuple(map(int, data["gpus"]))
+                found[directory.name] = Origin(str(data["mark"]), gpus)
+    return found

@@ -1,0 +1,112 @@
+"""What `vllm-gateway generate` shows of its answers."""
+
+import io
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from app.cli.generate_output import InOrder, JsonLines, Meter, Pages, harmless
+from engines.base import Progress
+from engines.offline.session import Advance
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    plain = {"index": 0, "prompt": "q", "choice": 0, "reasoning": None, "content": "a"}
+    return {**plain, **fields}
+
+
+def page(*records: dict[str, Any], titles: bool = False) -> str:
+    out = io.StringIO()
+    form = Pages(out, titles=titles)
+    for one in records:
+        form.write(one)
+    return out.getvalue()
+
+
+def test_a_lone_answer_is_its_text_and_nothing_else() -> None:
+    assert page(record(content="Two\nlines, [red]as they are[/red].")) == (
+        "Two\nlines, [red]as they are[/red].\n"
+    )
+
+
+def test_thought_and_answer_are_apart() -> None:
+    shown = page(record(reasoning="hm", content="so"))
+    assert shown == "Thought:\nhm\n\nAnswer:\nso\n"
+    assert page(record(reasoning="hm", content=None)) == "Thought:\nhm\n\nAnswer:\n\n"
+
+
+def test_several_answers_have_titles() -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "x " * 80}]
+    second = {k: v for k, v in record(index=1, choice=1).items() if k != "prompt"}
+    shown = page(record(), {**second, "messages": messages}, titles=True).splitlines()
+    assert shown[:3] == ["[1] q", "a", ""]
+    assert shown[3].startswith("[2.2] x x x")
+    assert shown[3].endswith("…")
+
+
+def test_an_error_is_a_line_of_json_and_no_page() -> None:
+    failed = {"index": 0, "prompt": "q", "error": {"message": "m"}}
+    assert page(failed) == ""
+    out = io.StringIO()
+    JsonLines(out).write(failed)
+    assert json.loads(out.getvalue()) == failed
+
+
+def test_a_terminal_is_not_steered() -> None:
+    assert harmless("a\x1b[2Jb\rc\x9bd\te\nf…") == "a\ufffd[2Jb\ufffdc\ufffdd\te\nf…"
+
+
+@given(st.permutations(range(6)), st.integers(0, 6))
+def test_answers_come_in_the_order_of_their_prompts(places: list[int], done: int) -> None:
+    order = InOrder()
+    shown = [
+        one["index"] for place in places[:done] for one in order.add(place, [{"choice": place}])
+    ]
+    assert shown == list(range(len(shown)))
+    late = [one["index"] for one in order.rest()]
+    assert late == sorted(late)
+    assert sorted(shown + late) == sorted(places[:done])
+
+
+def test_the_last_line_says_what_was_done() -> None:
+    meter = Meter(Console(file=io.StringIO()), 3, live=True)
+    assert meter.summary(0) == "0 of 3 prompts: the model was not loaded"
+    with meter:
+        meter.loaded()
+        meter.advance(Advance(3, 1200, 34))
+    told = meter.summary(1)
+    assert told.startswith("3 of 3 prompts in ")
+    assert "1,200 prompt tokens (" in told
+    assert "34 generated (" in told
+    assert told.endswith("; 1 failed")
+
+
+def test_the_bar_shows_the_phases_of_a_start_and_then_the_prompts() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120)
+
+    def shown() -> str:
+        """What is on the terminal now."""
+        out.seek(0)
+        out.truncate()
+        meter.refresh()
+        return out.getvalue()
+
+    with Meter(console, 1200, live=True) as meter:
+        first = shown()
+        assert "starting" in first
+        assert "1,200 prompts to answer" in first
+        assert "?" not in first
+        meter.loading(Progress("loading weights", 1, 3))
+        loading = shown()
+        assert "loading weights" in loading
+        assert "1/3" in loading
+        meter.loading(Progress("making the KV cache"))
+        assert "1/3" not in shown()
+        meter.loaded()
+        generating = shown()
+        assert "generating" in generating
+        assert "0/1200" in generating

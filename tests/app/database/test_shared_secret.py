@@ -1,0 +1,120 @@
+"""Secrets that gateways share: the same in all of them, and never without a value."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from app.database.database import Database, DatabaseUnavailable
+from app.database.shared_secret import LENGTH, SharedSecret
+from app.main import SALT_SECRET
+from tests.gateway import remote, running, settings_for
+
+
+@pytest.fixture
+async def databases(database_url: str) -> AsyncIterator[list[Database]]:
+    """Four gateways' connections to one database."""
+    several = [Database(database_url) for _ in range(4)]
+    await several[0].migrate()
+    for one in several[1:]:
+        await one.migrate()
+    yield several
+    for one in several:
+        await one.close()
+
+
+async def test_gateways_that_start_together_share_one_secret(databases: list[Database]) -> None:
+    secrets = [SharedSecret(one, "salt") for one in databases]
+    own = {one.value for one in secrets}
+    assert len(own) == 4
+    await asyncio.gather(*(one.load() for one in secrets))
+    [shared] = {one.value for one in secrets}
+    assert len(shared) == LENGTH
+    assert shared in own
+    later = SharedSecret(databases[0], "salt")
+    await later.load()
+    assert later.value == shared
+
+
+async def test_another_name_is_another_secret(databases: list[Database]) -> None:
+    first, second = (SharedSecret(databases[0], name) for name in ("salt", "other"))
+    await first.load()
+    await second.load()
+    assert first.value != second.value
+
+
+async def test_what_is_loaded_is_not_read_again(databases: list[Database]) -> None:
+    secret = SharedSecret(databases[0], "salt")
+    await secret.load()
+    value = secret.value
+    async with databases[1].write() as connection:
+        await connection.execute(text("DELETE FROM secrets"))
+    await secret.load()
+    await secret.run()
+    assert secret.value == value
+
+
+async def test_no_value_is_shown(
+    databases: list[Database], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = SharedSecret(databases[0], "salt")
+    shown = [repr(secret), f"{secret}"]
+    await secret.load()
+    shown += [repr(secret), caplog.text]
+    for form in (repr(secret.value), secret.value.hex()):
+        assert form not in "".join(shown)
+
+
+async def test_a_secret_is_the_process_own_until_the_database_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "app.database.shared_secret")
+    url = f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
+    database, other = Database(url), Database(url)  # the first is not open yet
+    await other.migrate()
+    before = SharedSecret(other, "salt")
+    await before.load()
+
+    secret = SharedSecret(database, "salt", retry_s=0.001)
+    own = secret.value
+    with pytest.raises(DatabaseUnavailable):
+        await secret.load()
+    assert (secret.value, secret.shared) == (own, False)
+    running = asyncio.create_task(secret.run())
+    async with asyncio.timeout(20):
+        while not caplog.records:
+            await asyncio.sleep(0.001)
+        assert secret.value == own
+        await database.migrate()
+        await running
+    assert secret.value == before.value
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    await database.close()
+    await other.close()
+
+
+async def test_waiting_for_the_database_ends_with_the_gateway(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")  # never opened
+    waiting = asyncio.create_task(SharedSecret(database, "salt").run())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    assert waiting.cancelled()
+    await database.close()
+
+
+async def test_a_gateway_serves_with_the_shared_secret(tmp_path: Path) -> None:
+    model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
+    settings = settings_for(model, run_dir=tmp_path)
+    async with running(settings, settle=False) as gateway:
+        secret = gateway.state.salt_secret
+        assert repr(secret.value) not in repr(gateway.state)
+        async with gateway.state.database.read() as connection:
+            rows = (await connection.execute(text("SELECT name, value FROM secrets"))).all()
+    assert rows == [(SALT_SECRET, secret.value)]

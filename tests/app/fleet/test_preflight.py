@@ -1,0 +1,185 @@
+"""What plainly cannot start, found before anything is touched."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.fleet import preflight as module
+from app.fleet.builder import Builder
+from app.fleet.preflight import preflight
+from app.fleet.slots import initial_slots
+from app.settings import load_settings
+from engines.flags import check as flag_check
+from engines.flags.check import CannotAsk
+from engines.gpu.accelerator import Device
+from tests.app.configuration import isolate
+from tests.fakes import vllm_flags
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    isolate(monkeypatch, tmp_path)
+    monkeypatch.setattr(module, "memory_nodes", lambda: 1)
+    for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_SIM_MULTI_NUMA", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Gpus:
+    """An accelerator with so many GPUs."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def devices(self) -> list[Device]:
+        return [Device(index, f"GPU-{index}", "H100", 80.0, 80.0) for index in range(self.number)]
+
+
+def builder(gpus: int = 0, launcher: tuple[str, ...] | None = None) -> Builder:
+    found = Builder(load_settings(), launcher)
+    found._accelerator = Gpus(gpus)  # type: ignore[assignment]
+    return found
+
+
+def check(
+    *engines: dict[str, Any],
+    run_dir: str = "run",
+    gpus: int = 0,
+    launcher: tuple[str, ...] | None = None,
+) -> module.Found:
+    """Return what is found of a model with these engines."""
+    specs = [{"kind": "process", "model": "m", **engine} for engine in engines]
+    data = {"server": {"run_dir": run_dir}, "models": [{"name": "demo", "engines": specs}]}
+    Path("gateway.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    settings = load_settings()
+    slots = [slot for each in initial_slots(settings).values() for slot in each]
+    return preflight(settings, slots, builder(gpus, launcher))
+
+
+def faults(*engines: dict[str, Any], **options: Any) -> list[str]:
+    return [line.partition(": model demo: ")[2] for line in check(*engines, **options).faults]
+
+
+def test_nothing_is_wrong_with_an_engine_that_can_start() -> None:
+    assert check({}) == module.Found((), ())
+
+
+def test_faults_of_every_engine_are_told_at_once_each_once() -> None:
+    assert faults(
+        {"model": "./nowhere", "replicas": 3}, {"args": {"max-modellen": 1}, "replicas": 2}
+    ) == [
+        "engines[0].model: model directory ./nowhere does not exist",
+        f"engines[1].args.max-modellen: vLLM {vllm_flags.table().version} has no such flag; "
+        "did you mean max-model-len?",
+    ]
+
+
+def test_the_path_of_a_socket_must_fit_into_its_address() -> None:
+    longest = 107 - len("/demo-0/http.sock")
+    assert check({}, run_dir="/" + "x" * (longest - 1)).faults == ()
+    [line] = check({}, run_dir="/" + "x" * longest).faults
+    assert line.startswith("gateway.yaml:2: server.run_dir: the path of a socket, /xxx")
+    assert line.endswith("has 108 bytes, at most 107 are possible: choose a shorter directory")
+
+
+def test_another_program_in_vllms_place_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = vllm_flags.install(monkeypatch)
+    found = check({"args": {"fake-start": "x"}}, launcher=(sys.executable,))
+    assert found == module.Found((), ())
+    assert parser.asked == []
+
+
+def test_where_vllm_gives_no_answer_that_is_told_and_nothing_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(_lines: object, _ended: object) -> None:
+        raise CannotAsk("vLLM gave no answer in 120 s")
+
+    monkeypatch.setattr(flag_check, "ask", silent)
+    assert check({"args": {"max-modellen": 1}}) == module.Found(
+        (), ("flags of engines were not checked: vLLM gave no answer in 120 s",)
+    )
+
+
+class TestSleep:
+    @pytest.mark.parametrize(
+        ("engine", "place"),
+        [
+            ({"sleep_level": 1}, "sleep_level"),
+            ({"args": {"enable-sleep-mode": True}}, "args.enable-sleep-mode"),
+        ],
+    )
+    def test_on_a_platform_without_it_it_is_refused(
+        self, engine: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert faults(engine) == [
+            f"engines[0].{place}: vLLM has no sleep mode on this platform (cpu): leave it out"
+        ]
+        vllm_flags.install(monkeypatch, sleep=True, device="cuda")
+        Path("run/vllm-flags.json").unlink()
+        assert faults(engine) == []
+
+
+def test_a_share_of_a_gpus_memory_is_a_share() -> None:
+    assert faults({"args": {"gpu-memory-utilization": 90}}) == [
+        "engines[0].args.gpu-memory-utilization: must be above 0 and at most 1, not 90"
+    ]
+
+
+class TestRanksOnACpu:
+    PARALLEL = {"tensor-parallel-size": 2}  # noqa: RUF012
+
+    def test_each_needs_a_numa_node(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert faults({"args": {**self.PARALLEL, "pipeline-parallel-size": 2}}) == [
+            "engines[0].args: needs 4 NUMA nodes (tensor-parallel-size 2, pipeline-parallel-size "
+            "2), this machine has 1: on a CPU each rank is bound to a node of its own"
+        ]
+        monkeypatch.setattr(module, "memory_nodes", lambda: 2)
+        assert faults({"args": self.PARALLEL}) == []
+
+    @pytest.mark.parametrize(
+        "env", [{"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, {"VLLM_CPU_SIM_MULTI_NUMA": "1"}]
+    )
+    def test_unless_it_is_bound_otherwise(self, env: dict[str, str]) -> None:
+        assert faults({"args": self.PARALLEL, "env": env}) == []
+
+    def test_nothing_is_said_where_linux_does_not_tell(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "memory_nodes", lambda: None)
+        assert faults({"args": self.PARALLEL}) == []
+
+
+class TestRanksOnGpus:
+    @pytest.fixture(autouse=True)
+    def _cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        vllm_flags.install(monkeypatch, device="cuda", sleep=True)
+
+    def test_an_engine_that_takes_what_it_sees_must_see_enough(self) -> None:
+        args = {"tensor-parallel-size": 2, "data-parallel-size": 2}
+        assert faults({"args": args}, gpus=2) == [
+            "engines[0].args: needs 4 GPUs (tensor-parallel-size 2, data-parallel-size 2), "
+            "it sees 2"
+        ]
+        assert faults({"args": args}, gpus=4) == []
+
+    def test_what_it_sees_is_what_its_environment_leaves(self) -> None:
+        engine = {"args": {"tensor-parallel-size": 2}, "env": {"CUDA_VISIBLE_DEVICES": 0}}
+        assert faults(engine, gpus=4)[0].endswith("it sees 1")
+
+    def test_ranks_of_ray_may_be_elsewhere(self) -> None:
+        args = {"tensor-parallel-size": 8, "distributed-executor-backend": "ray"}
+        assert faults({"args": args}, gpus=1) == []
+
+
+def test_a_repository_whose_owner_is_a_directory_here_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "var" / "demo-model").mkdir(parents=True)
+    found = check({"model": "var/demo-modell"}, {"model": "var/demo-model"}, {"model": "org/m"})
+    assert found.faults == ()
+    (note,) = found.notes
+    assert note.endswith(
+        "model demo: engines[0].model: there is no directory var/demo-modell here, so this is a "
+        "repository of the Hugging Face hub"
+    )

@@ -1,0 +1,186 @@
+"""Which engine runs what under which name, from one configuration to another."""
+
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.fleet.slots import (
+    Slot,
+    identity,
+    initial_slots,
+    mark,
+    plan,
+    slots_of,
+    with_names,
+)
+from app.settings import ModelSettings, Settings
+from engines.spec import ProcessSpec
+
+
+def model(*engines: dict[str, Any], name: str = "demo") -> ModelSettings:
+    return ModelSettings.model_validate({"name": name, "engines": engines})
+
+
+def process(replicas: int = 1, **args: Any) -> dict[str, Any]:
+    return {"kind": "process", "model": "m", "replicas": replicas, "args": args}
+
+
+REMOTE = {"kind": "remote", "url": "http://127.0.0.1:1"}
+
+engines = st.lists(
+    st.one_of(
+        st.just(REMOTE),
+        st.builds(process, st.integers(1, 3), a=st.integers(0, 2)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def names(slots: tuple[Slot, ...]) -> list[str]:
+    return [slot.name for slot in slots]
+
+
+def test_engines_are_numbered_through_a_model() -> None:
+    assert names(slots_of(model(process(2), REMOTE))) == ["demo-0", "demo-1", "demo-2"]
+
+
+def test_a_name_is_fit_for_a_directory() -> None:
+    assert names(slots_of(model(REMOTE, name="../org/a b"))) == ["-org-a-b-0"]
+    assert len(slots_of(model(REMOTE, name="x" * 200))[0].name) < 64
+
+
+def test_no_two_engines_share_a_directory() -> None:
+    """org/a and org-a make the same directory name."""
+    engine = process()
+    both = [{"name": name, "engines": [engine]} for name in ("org/a", "org-a")]
+    slots = initial_slots(Settings(models=both))
+    assert [names(one) for one in slots.values()] == [["org-a-0"], ["org-a-1"]]
+
+
+class TestEnginesThatRun:
+    def test_one_that_runs_what_is_wanted_keeps_its_name(self) -> None:
+        """As after a reload, in which it took over from demo-0."""
+        settings = Settings(models=[{"name": "demo", "engines": [process(2, a=1), process(a=2)]}])
+        one, _, other = slots_of(settings.models[0])
+        running = {"demo-1": mark("demo", other), "demo-7": mark("demo", one)}
+        found = initial_slots(settings, running)["demo"]
+        assert names(found) == ["demo-7", "demo-0", "demo-1"]
+        assert [identity(slot) for slot in found] == [identity(slot) for slot in (one, one, other)]
+
+    def test_one_that_runs_something_else_is_not_counted_in(self) -> None:
+        settings = Settings(models=[{"name": "demo", "engines": [process()]}])
+        [slot] = slots_of(settings.models[0])
+        running = {"demo-1": mark("other", slot), "demo-2": "?"}
+        assert names(initial_slots(settings, running)["demo"]) == ["demo-0"]
+
+    def test_a_name_that_one_keeps_is_given_to_no_other_model(self) -> None:
+        settings = Settings(
+            models=[{"name": name, "engines": [process()]} for name in ("org/a", "org-a")]
+        )
+        running = {"org-a-0": mark("org-a", slots_of(settings.models[1])[0])}
+        found = initial_slots(settings, running)
+        assert [names(one) for one in found.values()] == [["org-a-1"], ["org-a-0"]]
+
+    def test_a_mark_tells_no_secret(self) -> None:
+        spec = ProcessSpec(kind="process", model="m", env={"HF_TOKEN": "hf_canary"})
+        assert re.fullmatch("[0-9a-f]{64}", mark("demo", Slot("demo-0", spec)))
+
+
+class TestPlan:
+    def test_equal_settings_touch_nothing(self) -> None:
+        before = slots_of(model(process(2), REMOTE))
+        found = plan(before, model(process(2), REMOTE))
+        assert not found
+        assert found.after == found.kept == before
+
+    def test_more_of_the_same_are_added(self) -> None:
+        found = plan(slots_of(model(process())), model(process(3)))
+        assert (names(found.kept), names(found.added)) == (["demo-0"], ["demo-1", "demo-2"])
+
+    def test_fewer_of_the_same_leave_the_first(self) -> None:
+        found = plan(slots_of(model(process(3))), model(process()))
+        assert (names(found.kept), names(found.removed)) == (["demo-0"], ["demo-1", "demo-2"])
+
+    def test_others_take_over_the_names(self) -> None:
+        found = plan(slots_of(model(process(2), REMOTE)), model(process(2, a=1), REMOTE))
+        assert [(old.name, new.name) for old, new in found.replaced] == [
+            ("demo-0", "demo-0"),
+            ("demo-1", "demo-1"),
+        ]
+        assert names(found.kept) == ["demo-2"]
+
+    def test_a_successor_may_have_a_name_of_its_own(self) -> None:
+        found = plan(slots_of(model(process(2), REMOTE)), model(process(2, a=1), REMOTE))
+        renamed = with_names(found, {"demo-1": "demo-9", "demo-2": "demo-8"})
+        assert [(old.name, new.name) for old, new in renamed.replaced] == [
+            ("demo-0", "demo-0"),
+            ("demo-1", "demo-9"),
+        ]
+        assert names(renamed.after) == ["demo-0", "demo-9", "demo-2"]
+        assert renamed.kept == found.kept
+
+    def test_another_order_touches_nothing(self) -> None:
+        before = slots_of(model(process(a=1), process(a=2)))
+        found = plan(before, model(process(a=2), process(a=1)))
+        assert not found
+        assert names(found.after) == ["demo-1", "demo-0"]
+
+    def test_new_names_are_free_ones(self) -> None:
+        before = (slots_of(model(process(3)))[2],)
+        found = plan(before, model(process(3)), {"demo-1"})
+        assert names(found.after) == ["demo-2", "demo-0", "demo-3"]
+
+    @given(engines, engines, st.sets(st.sampled_from(["demo-0", "demo-1", "demo-2"])))
+    def test_it_is_whole_and_touches_no_more_than_it_must(
+        self, old: list[dict[str, Any]], new: list[dict[str, Any]], taken: set[str]
+    ) -> None:
+        before = slots_of(model(*old), taken)
+        found = plan(before, model(*new), taken)
+        gone = [*found.removed, *(one for one, _ in found.replaced)]
+        come = [*found.added, *(one for _, one in found.replaced)]
+        assert sorted(names((*found.kept, *gone))) == sorted(names(before))
+        assert sorted(names((*found.kept, *come))) == sorted(names(found.after))
+        assert [identity(slot) for slot in found.after] == [
+            identity(slot) for slot in slots_of(model(*new))
+        ]
+        assert len(set(names(found.after))) == len(found.after)
+        assert not set(names(found.after)) & taken
+        assert not (found.removed and found.added)
+        # What goes is nothing that could have been kept.
+        assert not {identity(slot) for slot in gone} & {identity(slot) for slot in come}
+
+    @given(engines, engines)
+    def test_carried_out_it_leaves_nothing_to_do(
+        self, old: list[dict[str, Any]], new: list[dict[str, Any]]
+    ) -> None:
+        after = plan(slots_of(model(*old)), model(*new)).after
+        assert not plan(after, model(*new))
+
+
+def test_flags_that_python_calls_equal_are_different() -> None:
+    values: list[object] = [1, 1.0, True, "1"]
+    specs = [ProcessSpec(kind="process", model="m", args={"x": value}) for value in values]
+    assert len({identity(Slot("a", spec)) for spec in specs}) == 4
+
+
+def test_how_a_spec_is_written_and_how_many_there_are_does_not_matter() -> None:
+    one = ProcessSpec(kind="process", model="m", args={"a": 1, "b": 2})
+    other = ProcessSpec(kind="process", model="m", args={"b": 2, "a": 1}, env={}, replicas=3)
+    assert identity(Slot("a", one)) == identity(Slot("b", other))
+
+
+def test_engines_here_take_the_media_domains_of_their_model_and_remote_ones_do_not() -> None:
+    both = [process(), {"kind": "remote", "url": "http://h"}]
+    old, new = (
+        ModelSettings.model_validate({"name": "demo", "engines": both, "media": {"domains": [one]}})
+        for one in ("a.org", "B.org")
+    )
+    slots = slots_of(old)
+    assert [slot.media_domains for slot in slots] == [("a.org",), ()]
+    found = plan(slots, new)
+    assert names(found.kept) == ["demo-1"]
+    [(_, after)] = found.replaced
+    assert (after.name, after.media_domains) == ("demo-0", ("b.org",))

@@ -1,0 +1,28 @@
+"""Reads, which are counted apart from requests."""
+
+from app.limits.read_limits import ReadBounds
+from app.settings import NO_LIMITS, LimitSettings
+
+TWO = LimitSettings(requests_per_minute=2, tokens_per_minute=0, concurrent_requests=0)
+
+
+def test_a_key_may_read_as_often_as_it_may_ask() -> None:
+    now = 0.0
+    bounds = ReadBounds(lambda: now)
+    assert [bounds.refusal("a", TWO) is None for _ in range(3)] == [True, True, False]
+    assert bounds.refusal("b", TWO) is None, "another key has its own reads"
+    now = 30.0
+    assert [bounds.refusal("a", TWO) is None for _ in range(2)] == [True, False]
+
+
+def test_a_refusal_says_when_to_try_again() -> None:
+    bounds = ReadBounds(lambda: 0.0)
+    bounds.refusal("a", LimitSettings(requests_per_minute=1))
+    refusal = bounds.refusal("a", LimitSettings(requests_per_minute=1))
+    assert refusal is not None
+    assert (refusal.limit, refusal.retry_after_s) == ("requests", 60)
+
+
+def test_without_a_limit_of_requests_reads_have_none() -> None:
+    bounds = ReadBounds(lambda: 0.0)
+    assert all(bounds.refusal("a", NO_LIMITS) is None for _ in range(1000))

@@ -1,0 +1,110 @@
+"""Who shares a prefix cache: the salts that engines see."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.auth.principal import Principal, Role
+from app.relay.cache_salts import CacheSalts
+from app.relay.rewrite import SALTED
+from app.settings import NO_LIMITS
+from tests.app.tenants import make_key
+from tests.fakes.vllm import Fake
+from tests.gateway import Gateway, remote, running, settings_for
+
+
+def principal(key_id: str, owner: str = "") -> Principal:
+    return Principal(key_id, Role.CLIENT, NO_LIMITS, owner=owner)
+
+
+class TestSalts:
+    def test_each_key_has_its_own_that_only_the_secret_gives(self) -> None:
+        one, other = CacheSalts(lambda: b"s" * 32), CacheSalts(lambda: b"t" * 32)
+        a, b = principal("a"), principal("b")
+        assert one.salt("key", a) == one.salt("key", a) != one.salt("key", b)
+        assert one.salt("key", a) != other.salt("key", a)
+        assert one.salt("key", a) == CacheSalts(lambda: b"s" * 32).salt("key", a)
+
+    def test_a_salt_is_one_that_vllm_takes(self) -> None:
+        salt = CacheSalts(lambda: b"s" * 32).salt("key", principal("a"))
+        assert salt is not None
+        text = json.loads(salt)
+        assert 0 < len(text) <= 128
+        assert text.isalnum()
+
+    def test_keys_of_an_owner_share_one(self) -> None:
+        salts = CacheSalts(lambda: b"s" * 32)
+        team = salts.salt("owner", principal("a", "team"))
+        assert team == salts.salt("owner", principal("b", "team"))
+        assert team != salts.salt("owner", principal("c", "others"))
+        assert salts.salt("owner", principal("a")) != salts.salt("owner", principal("b"))
+        # An owner who is called like a key is somebody else.
+        assert salts.salt("owner", principal("x", "a")) != salts.salt("key", principal("a"))
+
+    def test_none_sets_none(self) -> None:
+        assert CacheSalts(lambda: b"s").salt("none", principal("a")) is None
+
+    def test_what_is_remembered_is_bounded_and_goes_with_its_secret(self) -> None:
+        secrets = [b"1" * 32]
+        salts = CacheSalts(lambda: secrets[0], most=10)
+        before = salts.salt("key", principal("0"))
+        for number in range(100):
+            salts.salt("key", principal(str(number)))
+        assert salts.salt("key", principal("0")) == before
+        secrets[0] = b"2" * 32
+        assert salts.salt("key", principal("0")) != before
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, fake: Fake, **model: Any) -> AsyncIterator[Gateway]:
+    settings = settings_for(
+        {"name": "demo", "engines": [remote(fake.url)], **model}, run_dir=tmp_path
+    )
+    async with running(settings) as gateway:
+        yield gateway
+
+
+async def salt_of(
+    gateway: Gateway, fake: Fake, headers: dict[str, str], path: str = "/v1/chat/completions"
+) -> Any:
+    body = {"model": "demo", "messages": [], "input": "x", "cache_salt": "the victim's"}
+    assert (await gateway.client.post(path, json=body, headers=headers)).status_code == 200
+    return fake.seen[-1].json["cache_salt"]
+
+
+@pytest.mark.parametrize("path", sorted(SALTED))
+async def test_tenants_have_salts_of_their_own_whatever_they_send(
+    tmp_path: Path, path: str
+) -> None:
+    async with Fake() as fake, serving(tmp_path, fake) as gateway:
+        a, b = await make_key(gateway, "a"), await make_key(gateway, "b")
+        salts = [await salt_of(gateway, fake, headers, path) for headers in (a, b, a)]
+        assert salts[0] == salts[2] != salts[1]
+        assert "the victim's" not in salts
+
+
+async def test_keys_of_one_owner_share_where_the_model_says_so(tmp_path: Path) -> None:
+    async with Fake() as fake, serving(tmp_path, fake, isolation="owner") as gateway:
+        a = await make_key(gateway, "a", owner="team")
+        b = await make_key(gateway, "b", owner="team")
+        c = await make_key(gateway, "c", owner="others")
+        salts = [await salt_of(gateway, fake, headers) for headers in (a, b, c)]
+        assert salts[0] == salts[1] != salts[2]
+
+
+async def test_without_isolation_a_clients_own_salt_stays(tmp_path: Path) -> None:
+    async with Fake() as fake, serving(tmp_path, fake, isolation="none") as gateway:
+        assert await salt_of(gateway, fake, {}) == "the victim's"
+
+
+async def test_salts_outlast_a_restart(tmp_path: Path) -> None:
+    async with Fake() as fake:
+        found = []
+        for _ in range(2):
+            async with serving(tmp_path, fake) as gateway:
+                found.append(await salt_of(gateway, fake, {}))
+        assert found[0] == found[1]

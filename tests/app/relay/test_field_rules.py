@@ -1,0 +1,168 @@
+"""Rules on the fields of a request: what is dropped, denied, forced and bounded."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import FieldNotAllowed
+from app.relay.body import parse
+from app.relay.field_rules import DROPPED, MAX_RULED, FieldRules
+from app.settings import FieldSettings
+from tests.app.tenants import make_key
+from tests.fakes.vllm import Fake
+from tests.gateway import remote, running, settings_for
+
+
+def applied(rules: FieldRules, fields: Mapping[str, Any]) -> Any:
+    """Return what an engine reads of a body of these fields."""
+    body = parse(b"", json.dumps({"model": "demo", **fields}).encode())
+    changes, dropped = rules.apply(body)
+    found = json.loads(body.for_engine("demo", changes, dropped))
+    del found["model"]
+    return found
+
+
+def rules(**settings: Any) -> FieldRules:
+    return FieldRules(FieldSettings(**settings))
+
+
+@pytest.mark.parametrize("name", sorted(DROPPED))
+def test_what_steers_the_engine_is_dropped_unless_it_is_allowed(name: str) -> None:
+    assert applied(FieldRules(), {name: 1, "top_k": 2}) == {"top_k": 2}
+    assert applied(rules(allow=[name]), {name: 1}) == {name: 1}
+
+
+class TestDeny:
+    @pytest.mark.parametrize(
+        ("path", "fields"),
+        [
+            ("logprobs", {"logprobs": True}),
+            ("logprobs", {"logprobs": 0}),
+            ("structured_outputs.regex", {"structured_outputs": {"regex": "a+"}}),
+            ("a.b.c", {"a": {"b": {"c": [], "d": 1}}}),
+        ],
+    )
+    def test_a_field_is_refused_and_named(self, path: str, fields: dict[str, Any]) -> None:
+        with pytest.raises(FieldNotAllowed) as refused:
+            applied(rules(deny=[path]), fields)
+        assert refused.value.param == path
+        assert refused.value.status == 400
+
+    @pytest.mark.parametrize(
+        "fields", [{}, {"logprobs": None}, {"x": {"logprobs": 1}}, {"structured_outputs": "regex"}]
+    )
+    def test_what_is_not_there_is_not_refused(self, fields: dict[str, Any]) -> None:
+        assert applied(rules(deny=["logprobs", "structured_outputs.regex"]), fields) == fields
+
+    def test_a_name_in_another_case_is_refused_as_well(self) -> None:
+        with pytest.raises(FieldNotAllowed):
+            applied(rules(deny=["chat_template"]), {"Chat_Template": "x"})
+
+    def test_a_form_with_the_field_is_refused(self) -> None:
+        form = b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n1\r\n'
+        raw = form % b"model" + form % b"prompt" + b"--X--\r\n"
+        body = parse(b"multipart/form-data; boundary=X", raw)
+        assert FieldRules().apply(body) == ({}, ())
+        for settings in ({"deny": ["prompt"]}, {"force": {"prompt": 1}}, {"max": {"prompt": 1}}):
+            with pytest.raises(FieldNotAllowed):
+                rules(**settings).apply(body)
+
+
+class TestForce:
+    def test_a_field_is_set_whatever_the_client_sent(self) -> None:
+        forced = rules(force={"top_k": 5, "chat_template_kwargs.enable_thinking": False})
+        kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
+        assert applied(forced, {}) == {"top_k": 5, **kwargs}
+        assert applied(forced, {"top_k": 9, "chat_template_kwargs": None}) == {"top_k": 5, **kwargs}
+        sent = {"chat_template_kwargs": {"enable_thinking": True, "x": [1.50]}}
+        wanted = {"enable_thinking": False, "x": [1.50]}
+        assert applied(forced, sent) == {"chat_template_kwargs": wanted, "top_k": 5}
+
+
+class TestMax:
+    @pytest.mark.parametrize(
+        ("sent", "wanted"),
+        [(5, 5), (6, 5), (6.5, 5), ("7", 5), (-1, 5), (0, 0), (None, None), ("x", "x"), ([], [])],
+    )
+    def test_a_number_is_lowered_to_its_bound(self, sent: object, wanted: object) -> None:
+        assert applied(rules(max={"logprobs": 5}), {"logprobs": sent}) == {"logprobs": wanted}
+        inner = {"a": {"logprobs": sent, "z": 1}}
+        found = applied(rules(max={"a.logprobs": 5}), inner)
+        assert found == {"a": {"logprobs": wanted, "z": 1}}
+
+    def test_a_number_that_is_not_there_stays_away(self) -> None:
+        assert applied(rules(max={"logprobs": 5}), {"n": 1}) == {"n": 1}
+
+
+def test_rules_of_a_key_stand_beside_those_of_its_model() -> None:
+    model = FieldSettings(allow=("priority",), deny=("a",), force={"f": 1}, max={"m": 5})
+    key = FieldSettings(allow=("vllm_xargs",), deny=("b",), force={"f": 2}, max={"m": 9})
+    both = FieldRules(model, key)
+    fields = {"priority": 1, "vllm_xargs": {}, "request_id": "x", "m": 7}
+    assert applied(both, fields) == {"priority": 1, "vllm_xargs": {}, "m": 5, "f": 2}
+    for name in "ab":
+        with pytest.raises(FieldNotAllowed):
+            applied(both, {name: 1})
+
+
+NAMES = st.sampled_from([*sorted(DROPPED), "cache_salt", "logprobs", "top_k", "x", "messages"])
+VALUES = st.sampled_from([None, True, -1, 0, 3, 10**20, "7", "x", [], [1, "a"], {"a": {"b": 2}}])
+
+
+@given(st.dictionaries(NAMES, VALUES), st.booleans())
+def test_no_field_that_is_dropped_reaches_the_engine(fields: dict[str, Any], spaced: bool) -> None:
+    separators = (", ", ": ") if spaced else (",", ":")
+    raw = json.dumps({"model": "demo", **fields}, separators=separators).encode()
+    body = parse(b"", raw)
+    changes, dropped = FieldRules().apply(body)
+    found = json.loads(body.for_engine("served", {**changes, "cache_salt": b'"s"'}, dropped))
+    assert DROPPED.isdisjoint(found)
+    assert found.pop("cache_salt") == "s"
+    kept = {name: value for name, value in fields.items() if name not in DROPPED}
+    kept.pop("cache_salt", None)
+    assert found == {"model": "served", **kept}
+
+
+async def test_rules_of_a_model_and_of_a_key_hold_on_the_way(tmp_path: Path) -> None:
+    async with Fake() as fake:
+        rules_of_model = {"deny": ["prompt_logprobs"], "max": {"logprobs": 3}}
+        model = {"name": "demo", "fields": rules_of_model, "engines": [remote(fake.url)]}
+        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+            headers = await make_key(gateway, "k", fields={"force": {"temperature": 0}})
+
+            async def ask(**fields: Any) -> int:
+                body = {"model": "demo", "messages": [], **fields}
+                path = "/v1/chat/completions"
+                answer = await gateway.client.post(path, json=body, headers=headers)
+                return answer.status_code
+
+            assert await ask(prompt_logprobs=1) == 400
+            assert await ask(logprobs=20, temperature=1.5, kv_transfer_params={}) == 200
+            seen = fake.seen[-1].json
+            assert (seen["logprobs"], seen["temperature"]) == (3, 0)
+            assert "kv_transfer_params" not in seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        FieldSettings(max={"top_k": 5}),
+        FieldSettings(deny=["top_k.a"]),
+        FieldSettings(force={"top_k.a": 1}),
+    ],
+)
+def test_what_a_rule_reads_is_bounded(settings: FieldSettings) -> None:
+    """A string of 30 MiB, read as a number, would keep the event loop for half a second."""
+    of_model = FieldRules(settings)
+    for size, fits in ((MAX_RULED - 2, True), (MAX_RULED, False)):
+        read = parse(b"", b'{"model":"m","top_k":"%s"}' % (b"1" * size))
+        if fits:
+            of_model.apply(read)
+            continue
+        with pytest.raises(FieldNotAllowed, match="top_k has over"):
+            of_model.apply(read)

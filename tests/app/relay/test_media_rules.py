@@ -1,0 +1,244 @@
+"""Addresses of media that engines would fetch: only those of hosts that are named pass."""
+
+import json
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import MediaNotAllowed
+from app.relay import media_rules
+from app.relay.body import BodyScan, ParsedBody, check_media, parse
+from app.relay.media_rules import LONGEST_GAP, MOST_NAMES
+
+JSON = b"application/json"
+ESCAPES = {
+    "u": (r"\u0075", r"\u0055"),
+    "r": (r"\u0072", r"\u0052"),
+    "l": (r"\u006c", r"\u006C", r"\u004c", r"\u004C"),
+}
+INNER = "http://169.254.169.254/latest/meta-data"
+
+
+def body_of(fields: dict[str, Any], **dumps: Any) -> ParsedBody:
+    return parse(JSON, json.dumps({"model": "m", **fields}, **dumps).encode())
+
+
+def image(address: object, name: str = "image_url") -> dict[str, Any]:
+    part = {"type": name, name: {"url": address}}
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
+@pytest.mark.parametrize("name", ["image_url", "audio_url", "video_url"])
+def test_an_address_of_a_host_that_is_not_named_is_refused(name: str) -> None:
+    with pytest.raises(MediaNotAllowed, match=r"169\.254\.169\.254"):
+        check_media(body_of(image(INNER, name)), ())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": [{"type": "input_image", "image_url": INNER}]},
+        {"input": [{"type": "input_file", "file_url": INNER}]},
+        {"messages": [{"content": [{"type": "image", "source": {"type": "url", "url": INNER}}]}]},
+        {"messages": [{"content": [{"image_url": [INNER]}]}]},
+        {"data_1": {"content": [{"type": "image_url", "image_url": {"url": INNER}}]}},
+    ],
+)
+def test_every_place_of_an_address_is_looked_at(fields: dict[str, Any]) -> None:
+    with pytest.raises(MediaNotAllowed):
+        check_media(body_of(fields), ())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://good.example@evil.example/x",
+        "http://evil.example\\@good.example/",
+        "http://good.example.evil.example/",
+        "//good.example/x",
+        " data:image/png;base64,x",
+        "file:///etc/passwd",
+        "ftp://good.example/",
+        "http://[::1]/",
+        "http://good.example:80:80/",
+        "https://good.example" + "/" * 9000,
+        "",
+    ],
+)
+def test_what_two_parsers_may_read_in_two_ways_is_refused(address: str) -> None:
+    with pytest.raises(MediaNotAllowed):
+        check_media(body_of(image(address)), {"good.example"})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://good.example/a.png",
+        "http://GOOD.example:8080?x",
+        "HTTPS://good.example.",
+        "data:image/png;base64,AAAA",
+        "DATA:,x",
+    ],
+)
+def test_hosts_that_are_named_and_data_pass(address: str) -> None:
+    check_media(body_of(image(address)), {"good.example"})
+
+
+@pytest.mark.parametrize(
+    "spelling", [r"image_\u0075rl", r"image_ur\u006C", r"image_\u0055\u0052\u004c", "image_URL"]
+)
+def test_a_name_in_another_spelling_is_the_same_name(spelling: str) -> None:
+    raw = b'{"model":"m","input":[{"%s"  :\n"%s"}]}' % (spelling.encode(), INNER.encode())
+    with pytest.raises(MediaNotAllowed):
+        check_media(parse(JSON, raw), ())
+
+
+@pytest.mark.parametrize("letters", list(product(*((c, c.upper(), *ESCAPES[c]) for c in "url"))))
+def test_an_address_is_found_however_the_letters_of_its_name_are_written(
+    letters: tuple[str, ...],
+) -> None:
+    raw = b'{"model":"m","input":[{"%s":"%s"}]}' % ("".join(letters).encode(), INNER.encode())
+    with pytest.raises(MediaNotAllowed):
+        check_media(parse(JSON, raw), ())
+
+
+def test_an_escaped_address_is_read_as_the_engine_reads_it() -> None:
+    raw = b'{"model":"m","input":[{"image_url":"http:\\/\\/good.example\\/x"}]}'
+    check_media(parse(JSON, raw), {"good.example"})
+    raw = b'{"model":"m","input":[{"image_url":"\\u0064ata:,x"}]}'
+    check_media(parse(JSON, raw), ())
+
+
+def test_text_that_speaks_of_addresses_passes() -> None:
+    text = f'look at "image_url": "{INNER}" and "url": url"'
+    check_media(body_of({"messages": [{"role": "user", "content": text}]}), ())
+    check_media(body_of({"messages": [{"role": "user", "content": [{"text": "my url"}]}]}), ())
+
+
+def test_schemas_of_tools_may_speak_of_addresses() -> None:
+    check_media(body_of({"tools": [{"default": {"url": INNER}}], "messages": []}), ())
+    with pytest.raises(MediaNotAllowed):
+        check_media(body_of({"tools": [{"url": INNER}], **image(INNER)}), ())
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from(["", "  ", "\n" * 50]),
+    st.sampled_from(["url", "image_url", r"ur\u006c", "URL", "text", "curls"]),
+    st.booleans(),
+)
+def test_a_scan_in_pieces_finds_what_a_look_at_the_whole_finds(
+    size: int, blanks: str, name: str, nested: bool
+) -> None:
+    value = f'"{INNER}"' if not nested else f'{{"detail":"high","url"{blanks}:{blanks}"{INNER}"}}'
+    raw = f'{{"model":"m","input":[{{"a":1,"{name}"{blanks}:{blanks}{value}}}]}}'.encode()
+    scan = BodyScan(JSON)
+    for start in range(0, len(raw), size):
+        scan.feed(raw[start : start + size])
+
+    def refused(body: ParsedBody) -> bool:
+        try:
+            check_media(body, ())
+        except MediaNotAllowed:
+            return True
+        return False
+
+    is_address = nested or name.lower().replace("\\u006c", "l").endswith("url")
+    assert refused(scan.finish(raw)) is refused(parse(JSON, raw)) is is_address
+
+
+def test_addresses_in_schemas_are_not_read() -> None:
+    """Thousands of them, of thousands of bytes each, would keep the loop for seconds."""
+    urls = ",".join(f'{{"url":"http://{"a" * 9000}"}}' for _ in range(100))
+    raw = f'{{"model":"m","tools":[{urls}],"messages":[]}}'.encode()
+    scan = BodyScan(JSON)
+    scan.feed(raw)
+    body = scan.finish(raw)
+    with patch.object(media_rules, "_STRING", None):
+        check_media(body, ())
+
+
+@pytest.mark.parametrize("blanks", ['{} "', '{}: "', ':{} "', ':{}"'])
+def test_an_address_far_behind_its_name_is_refused(blanks: str) -> None:
+    gap = blanks.format(" " * LONGEST_GAP)
+    if ":" not in gap:
+        gap = gap.replace('"', ': "')
+    raw = f'{{"model":"m","input":[{{"url"{gap}data:,x"}}]}}'.encode()
+    with pytest.raises(MediaNotAllowed):
+        check_media(parse(JSON, raw), ())
+    near = raw.replace(b" " * LONGEST_GAP, b" " * 100)
+    check_media(parse(JSON, near), ())
+
+
+def test_more_names_than_a_request_has_images_are_refused() -> None:
+    few = [{"url": None}] * MOST_NAMES
+    check_media(body_of({"input": few}), ())
+    with pytest.raises(MediaNotAllowed):
+        check_media(body_of({"input": [*few, {"url": None}]}), ())
+
+
+PART = {"type": "image_url", "image_url": None}
+
+
+@pytest.mark.parametrize(
+    "letters", list(product(("u", r"\u0075"), ("u", r"\u0075"), ("i", r"\u0069"), ("d", r"\u0064")))
+)
+def test_a_medium_has_no_name_that_tenants_share(letters: tuple[str, ...]) -> None:
+    """vLLM caches it under that name, and gives it to whoever sends the name alone."""
+    name = "".join(letters).encode()
+    raw = b'{"model":"m","messages":[{"content":[{"%s" : "a","type":"text"}]}]}' % name
+    with pytest.raises(MediaNotAllowed, match="uuid"):
+        check_media(parse(JSON, raw), ())
+    check_media(parse(JSON, raw), (), uuids=True)
+    for size in (1, 7, len(raw)):
+        scan = BodyScan(JSON)
+        for start in range(0, len(raw), size):
+            scan.feed(raw[start : start + size])
+        with pytest.raises(MediaNotAllowed, match="uuid"):
+            check_media(scan.finish(raw), ())
+
+
+@pytest.mark.parametrize("value", [7, ["a"], {"a": 1}, "https://good.example"])
+def test_a_name_of_a_medium_is_refused_whatever_it_is(value: object) -> None:
+    with pytest.raises(MediaNotAllowed, match="uuid"):
+        check_media(body_of({"messages": [{"content": [{**PART, "uuid": value}]}]}), ())
+
+
+def test_what_is_no_name_of_a_medium_passes() -> None:
+    for content in ([{**PART, "uuid": None}], 'a "uuid": "x"', [{"guid": "x", "my_uuid": "x"}]):
+        check_media(body_of({"messages": [{"content": content}]}), ())
+    check_media(body_of({"tools": [{"properties": {"uuid": {"type": "string"}}}]}), ())
+
+
+class TestAnthropicsMessages:
+    def check(self, part: dict[str, Any]) -> None:
+        body = body_of({"messages": [{"role": "user", "content": [part]}]})
+        check_media(body, {"good.example"}, anthropic=True)
+
+    def test_the_source_of_an_image_is_looked_at(self) -> None:
+        image = {"type": "image", "source": {"type": "url", "url": INNER}}
+        for part in (image, {"type": "tool_result", "content": [image]}):
+            with pytest.raises(MediaNotAllowed):
+                self.check(part)
+        self.check({"type": "image", "source": {"type": "url", "url": "https://good.example/x"}})
+        self.check({"type": "image", "source": {"type": "base64", "data": "AAAA"}})
+
+    def test_arguments_of_a_tool_are_nothing_that_is_fetched(self) -> None:
+        fetch = {"url": INNER, "source": {"url": INNER}, "uuid": "x"}
+        self.check({"type": "tool_use", "id": "1", "name": "fetch", "input": fetch})
+
+    @pytest.mark.parametrize("messages", [None, "x", [1], [{"content": "url"}], [{"content": [1]}]])
+    def test_what_is_no_message_is_the_engines_to_refuse(self, messages: object) -> None:
+        body = body_of({"messages": messages, "x": {"url": INNER}})
+        check_media(body, (), anthropic=True)
+
+
+@pytest.mark.parametrize("name", ["url", "base_url", "api_url", "uuid"])
+def test_a_member_of_the_body_itself_is_no_medium(name: str) -> None:
+    check_media(body_of({"messages": [], name: INNER}), ())
+    with pytest.raises(MediaNotAllowed):
+        check_media(body_of({name: INNER, **image(INNER)}), ())

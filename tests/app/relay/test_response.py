@@ -1,0 +1,31 @@
+"""What a client is told of an engine that failed while it answered."""
+
+import pytest
+
+from app.errors import EngineFailed, EngineTooSlow
+from app.relay.response import as_gateway_error
+from engines.base import (
+    EngineDied,
+    EngineError,
+    EngineProtocolError,
+    FirstByteTimeout,
+    StallTimeout,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FirstByteTimeout("secret detail"), EngineTooSlow),
+        (StallTimeout("secret detail"), EngineTooSlow),
+        (EngineDied("secret detail"), EngineFailed),
+        (EngineProtocolError("secret detail"), EngineFailed),
+        (EngineError("secret detail"), EngineFailed),
+    ],
+)
+def test_a_client_is_told_what_failed_without_the_operators_detail(
+    error: EngineError, kind: type[Exception]
+) -> None:
+    told = as_gateway_error(error)
+    assert type(told) is kind
+    assert "secret" not in told.message

@@ -1,0 +1,129 @@
+"""What of a request tells a routing policy where it belongs."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.relay.body import parse
+from app.relay.routing_hints import LONGEST_SESSION, RequestHints
+from app.server.connection import ClientExchange
+
+MOST = 65536
+
+
+async def unserved(_exchange: ClientExchange) -> None:
+    raise AssertionError("nothing is served")
+
+
+def clues(
+    body: bytes | dict[str, Any],
+    *headers: tuple[bytes, bytes],
+    key: str = "key-1",
+    path: str = "/v1/chat/completions",
+    content_type: bytes = b"application/json",
+) -> RequestHints:
+    raw = body if isinstance(body, bytes) else json.dumps({"model": "demo", **body}).encode()
+    no_connection: Any = None
+    exchange = ClientExchange(no_connection, unserved, "POST", path, b"", list(headers))
+    exchange.record.principal = key
+    return RequestHints(exchange, parse(content_type, raw))
+
+
+HEADER = (b"x-session-id", b"h")
+
+
+class TestSession:
+    def test_the_header_comes_first_then_the_newer_member(self) -> None:
+        both = {"prompt_cache_key": "p", "user": "u"}
+        header = clues(both, HEADER).session()
+        assert header == clues({}, HEADER).session()
+        assert clues(both).session() == clues({"prompt_cache_key": "p"}).session()
+        names = {header, clues(both).session(), clues({"user": "u"}).session(), clues({}).session()}
+        assert len(names) == 4
+
+    def test_null_names_no_session(self) -> None:
+        assert clues({"prompt_cache_key": None, "user": "u"}).session() == (
+            clues({"user": "u"}).session()
+        )
+        assert clues({"user": None}).session() == clues({}).session()
+
+    def test_a_long_name_is_read_to_a_bound(self) -> None:
+        assert len(clues({"user": "x" * 100_000}).session()) < 2 * LONGEST_SESSION
+
+    def test_without_a_name_all_of_a_key_is_one_session(self) -> None:
+        assert clues({"messages": [1]}).session() == clues({"messages": [2]}).session()
+        assert clues({}).session() != clues({}, key="key-2").session()
+
+    @pytest.mark.parametrize("headers", [(), (HEADER,)])
+    def test_two_keys_share_no_session(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        one, two = (clues({"user": "default"}, *headers, key=key) for key in ("key-1", "key-2"))
+        assert one.session() != two.session()
+
+    def test_anthropics_clients_name_it_in_metadata(self) -> None:
+        def at(path: str, user: str) -> bytes:
+            return clues({"metadata": {"user_id": user}}, path=path).session()
+
+        assert at("/v1/messages", "a") != at("/v1/messages", "b")
+        assert at("/v1/messages", "a") == at("/v1/messages", "a")
+        # OpenAI's metadata are tags for whoever keeps the answers.
+        assert at("/v1/responses", "a") == at("/v1/responses", "b")
+
+    def test_a_form_has_the_session_of_its_header_or_key(self) -> None:
+        form = b'--X\r\nContent-Disposition: form-data; name="model"\r\n\r\ndemo\r\n--X--\r\n'
+        kind = b"multipart/form-data; boundary=X"
+        assert clues(form, HEADER, content_type=kind).session() == clues({}, HEADER).session()
+        assert clues(form, content_type=kind).session() == clues({}).session()
+        assert clues(form, content_type=kind).prompt(MOST) == b""
+
+    @pytest.mark.parametrize("value", [1, [], {}, "", "\x00", "ü" * 1000, True])
+    def test_any_value_names_some_session(self, value: object) -> None:
+        assert clues({"user": value}).session()
+
+
+class TestPrompt:
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]},
+            {"messages": [], "system": "be kind"},
+            {"input": "hi", "instructions": "be kind"},
+            {"prompt": "once upon a time"},
+            {"messages": [], "cache_salt": "mine"},
+        ],
+    )
+    def test_what_comes_before_the_rest_in_the_prompt_comes_first(
+        self, body: dict[str, Any]
+    ) -> None:
+        *last, first = body
+        wanted = "".join(json.dumps(body[name]) for name in (first, *last)).encode()
+        assert clues(body).prompt(MOST) == wanted
+        assert clues(dict(reversed(body.items()))).prompt(MOST) == wanted
+
+    def test_what_is_no_prompt_does_not_count(self) -> None:
+        body = {"messages": ["x"]}
+        more = {"temperature": 0.5, "stream": True, "user": "u", "max_tokens": 3}
+        assert clues(body).prompt(MOST) == clues({**more, **body}).prompt(MOST)
+
+    @given(
+        st.lists(st.text(max_size=30), min_size=1, max_size=6),
+        st.lists(st.text(max_size=30), min_size=1, max_size=4),
+    )
+    @settings(max_examples=100, deadline=None)
+    def test_a_conversation_that_goes_on_begins_with_the_same_bytes(
+        self, said: list[str], then: list[str]
+    ) -> None:
+        system = {"system": "be kind", "tools": [{"type": "function"}]}
+        before, after = (
+            clues({"messages": [{"role": "user", "content": one} for one in turns], **system})
+            for turns in (said, said + then)
+        )
+        assert after.prompt(MOST).startswith(before.prompt(MOST)[:-1])
+
+    def test_no_more_is_read_than_is_wanted(self) -> None:
+        body = {"tools": "t" * 100, "messages": ["m" * 100], "prompt": "p"}
+        whole = clues(body).prompt(MOST)
+        for most in (0, 1, 50, 102, 103, 150, 1000):
+            assert clues(body).prompt(most) == whole[:most]

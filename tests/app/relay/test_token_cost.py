@@ -1,0 +1,147 @@
+"""What is reserved for a request before anybody knows what it takes."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.relay.body import parse
+from app.relay.field_rules import FieldRules
+from app.relay.rewrite import CHAT, COMPLETIONS, COMPLETIONS_OUTPUT, Rewrite, rewrite
+from app.relay.token_cost import MAX_COUNT, cost_of
+from app.routing.catalogue import Bounds
+from app.usage.token_usage import Usage
+
+UNSTATED = 4096
+
+
+def reserved(
+    endpoint: str,
+    body: dict[str, Any],
+    *,
+    bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    size: int = 400,
+    longest: int | None = 100_000,
+) -> int:
+    read = parse(b"", msgspec.json.encode({"model": "demo", **body}))
+    read = msgspec.structs.replace(read, raw=b" " * size)
+    plan = rewrite(endpoint, read, bounds, FieldRules(), None)
+    return cost_of(endpoint, read, plan, longest, UNSTATED).tokens
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "answers"),
+    [
+        (CHAT, {"max_tokens": 50}, 50),
+        (CHAT, {"max_completion_tokens": 60}, 60),
+        (CHAT, {"max_tokens": 50, "max_completion_tokens": 60}, 60),
+        (CHAT, {"max_tokens": None}, UNSTATED),
+        (CHAT, {}, UNSTATED),
+        (CHAT, {"max_tokens": 50, "n": 3}, 150),
+        (CHAT, {"max_tokens": 50, "n": None}, 50),
+        (CHAT, {"max_tokens": "50", "n": "3"}, 150),
+        (CHAT, {"max_tokens": 0}, 0),
+        (CHAT, {"max_tokens": -5, "n": -1}, 0),
+        (CHAT, {"max_tokens": 50, "stream": True}, 50),
+        (COMPLETIONS, {"prompt": "a"}, COMPLETIONS_OUTPUT),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 7}, 7),
+        (COMPLETIONS, {"prompt": ["a", "b", "c"], "max_tokens": 7}, 21),
+        (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 7, "n": 2}, 28),
+        (COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 7}, 7),
+        (COMPLETIONS, {"prompt": [[1, 2], [3]], "max_tokens": 7}, 14),
+        (COMPLETIONS, {"prompt": [], "max_tokens": 7}, 7),
+        (COMPLETIONS, {"prompt_embeds": ["a", "b"], "max_tokens": 7}, 14),
+        (COMPLETIONS, {"prompt": "a", "prompt_embeds": ["a", "b"], "max_tokens": 7}, 21),
+        (COMPLETIONS, {"prompt": None, "prompt_embeds": "a", "max_tokens": 7}, 7),
+        ("/v1/responses", {"max_output_tokens": 9}, 9),
+        ("/v1/responses", {}, UNSTATED),
+        ("/v1/messages", {"max_tokens": 9}, 9),
+        ("/v1/embeddings", {"input": "a", "max_tokens": 9}, 0),
+        ("/v1/rerank", {"query": "a"}, 0),
+    ],
+)
+def test_the_answers_are_bounded_as_the_request_says(
+    endpoint: str, body: dict[str, Any], answers: int
+) -> None:
+    assert reserved(endpoint, body) == 100 + answers
+
+
+def test_the_operators_clamps_count_not_what_was_asked_for() -> None:
+    bounds = Bounds(choices=2, output_tokens=10)
+    assert reserved(CHAT, {"max_tokens": 500, "n": 9}, bounds=bounds) == 100 + 20
+    assert reserved(CHAT, {}, bounds=bounds) == 100 + 10
+
+
+def test_an_answer_is_no_longer_than_the_model_leaves_room_for() -> None:
+    assert reserved(CHAT, {"max_tokens": 5000}, longest=1000) == 1000
+    assert reserved(CHAT, {}, longest=1000) == 1000
+    # The prompt's size is only an estimate, so a long one still has room for a token.
+    assert reserved(CHAT, {}, size=1_000_000, longest=1000) == 1001
+
+
+def test_without_a_known_length_the_request_alone_decides() -> None:
+    assert reserved(CHAT, {"max_tokens": 10**6}, longest=None) == 100 + 10**6
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    endpoint=st.sampled_from([CHAT, COMPLETIONS, "/v1/responses", "/v1/messages", "/pooling"]),
+    body=st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("max_tokens", "n", "prompt", "max_output_tokens"), JSON)
+    ),
+    longest=st.none() | st.integers(1, 10**7),
+)
+def test_whatever_a_request_says_the_reservation_is_a_bounded_count(
+    endpoint: str, body: dict[str, Any], longest: int | None
+) -> None:
+    found = reserved(endpoint, body, longest=longest)
+    assert 0 < found <= 100 + MAX_COUNT * MAX_COUNT * 4
+
+
+@given(
+    name=st.sampled_from(["max_tokens", "max_completion_tokens", "n", "best_of"]),
+    number=st.integers(-(2**70), 2**70) | st.integers(-3, 10) | st.just(MAX_COUNT),
+    longest=st.none() | st.integers(1, 10**7),
+)
+def test_a_number_counts_the_same_however_it_is_written(
+    name: str, number: int, longest: int | None
+) -> None:
+    found = {
+        reserved(CHAT, {"messages": [], name: value}, longest=longest)
+        for value in (number, str(number), float(number))
+    }
+    assert len(found) == 1
+
+
+def test_long_audio_costs_more_than_the_model_takes_at_once() -> None:
+    """vLLM cuts it into pieces of 30 s; Whisper takes 448 tokens of each."""
+    form = (
+        b'--X\r\nContent-Disposition: form-data; name="model"\r\n\r\ndemo\r\n--X\r\n'
+        b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--X--\r\n'
+    ) % (b"\0" * 4_000_000)
+    read = parse(b"multipart/form-data; boundary=X", form)
+    cost = cost_of("/v1/audio/transcriptions", read, Rewrite(), 448, UNSTATED)
+    assert cost.tokens >= 10_000
+    assert cost.plausible(Usage(36_000, 0)).prompt == 36_000  # an hour of it
+
+
+def test_bytes_that_are_no_prompt_take_nothing_off_several_answers() -> None:
+    """Else a field that no model reads would lower what each of many answers reserves."""
+    plain = reserved(CHAT, {"max_tokens": 900, "n": 16}, size=400, longest=1000)
+    padded = reserved(CHAT, {"max_tokens": 900, "n": 16}, size=4000, longest=1000)
+    assert plain == 100 + 16 * 900
+    assert padded == 1000 + 16 * 900
+
+
+def test_a_response_that_goes_on_may_have_a_prompt_as_long_as_the_model() -> None:
+    body = {"previous_response_id": "resp_1", "max_output_tokens": 9}
+    assert reserved("/v1/responses", body, longest=1000) == 1000 + 9
+    assert reserved("/v1/responses", {**body, "previous_response_id": None}, longest=1000) == 109

@@ -1,0 +1,77 @@
+"""Requests that wait for a start: counted, bounded, and gone without a trace when canceled."""
+
+import asyncio
+
+import pytest
+
+from app.errors import EngineOverloaded
+from app.residency.start_waits import StartWaits
+from app.telemetry.metrics.gateway import Metrics
+
+
+class Waits:
+    """A queue for starts, and its metrics; a wait is over when `up` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("app.residency.start_waits.LOOK_S", 0.001)
+        self.metrics = Metrics()
+        self.starts = StartWaits(self.metrics)
+        self.up = False
+        self.order: list[int] = []
+
+    def metric(self, name: str) -> float:
+        return self.metrics.registry.get_sample_value(name, {"model": "demo"}) or 0.0
+
+    async def wait(self, number: int = 0, most: int = 8) -> float:
+        waited = await self.starts.wait("demo", most, lambda: self.up)
+        self.order.append(number)
+        return waited.waited_s
+
+    async def waiting(self, count: int) -> list[asyncio.Task[float]]:
+        tasks = [asyncio.create_task(self.wait(number)) for number in range(count)]
+        await asyncio.sleep(0)
+        assert self.starts.waiting("demo") == count
+        return tasks
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
+    return Waits(monkeypatch)
+
+
+async def test_all_go_on_in_their_order_and_are_counted_as_a_queue(waits: Waits) -> None:
+    tasks = await waits.waiting(5)
+    assert waits.metric("gateway_queue_depth") == 5
+    waits.up = True
+    assert all(waited_s > 0 for waited_s in await asyncio.gather(*tasks))
+    assert waits.order == [0, 1, 2, 3, 4]
+    assert waits.metric("gateway_queue_depth") == 0
+    assert waits.metric("gateway_queue_wait_seconds_count") == 5
+    assert waits.starts.waiting("demo") == 0
+
+
+async def test_what_is_over_at_once_waits_for_no_look(waits: Waits) -> None:
+    waits.up = True
+    with pytest.raises(StopIteration):
+        waits.wait().send(None)
+
+
+async def test_no_more_wait_than_may(waits: Waits) -> None:
+    tasks = await waits.waiting(2)
+    with pytest.raises(EngineOverloaded, match="'demo' is starting and has as many"):
+        await waits.wait(most=2)
+    assert waits.starts.waiting("demo") == 2
+    waits.up = True
+    await asyncio.gather(*tasks)
+
+
+async def test_canceled_wait_leaves_nothing(waits: Waits) -> None:
+    tasks = await waits.waiting(3)
+    tasks[1].cancel()
+    await asyncio.gather(tasks[1], return_exceptions=True)
+    assert waits.starts.waiting("demo") == 2
+    assert waits.metric("gateway_queue_depth") == 2
+    waits.up = True
+    await asyncio.gather(tasks[0], tasks[2])
+    assert waits.order == [0, 2]
+    assert waits.metric("gateway_queue_depth") == 0

@@ -1,0 +1,367 @@
+"""One page of several: nothing is lost, changed or mixed up, and a bad page spoils no other."""
+
+import contextlib
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+    UntypedMetricFamily,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.telemetry.metrics import merge as merge_module
+from app.telemetry.metrics.merge import MOST_FAMILIES, MOST_SAMPLES, SLICE, Malformed, Merged
+
+UP = (
+    "# HELP gateway_engine_up 1 for an engine whose series are on this page, 0 for the others.\n"
+    "# TYPE gateway_engine_up gauge\n"
+)
+Series = tuple[str, frozenset[tuple[str, str]], str, object]
+
+
+def add(merged: Merged, engine: str, page: bytes) -> list[str]:
+    """Add a page; return the families that were left out."""
+    work = merged.add(engine, page)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            left_out: list[str] = end.value
+            return left_out
+
+
+def merge(**pages: str) -> str:
+    """Return the page that others make, less the family of the gateway's own."""
+    merged = Merged()
+    for engine, page in pages.items():
+        add(merged, engine, page.encode())
+    text = merged.text({}).decode()
+    assert text.endswith(UP)
+    return text.removesuffix(UP)
+
+
+def read(page: str) -> Counter[Series]:
+    """Return what prometheus-client reads, without its grouping: name, labels, value, moment."""
+    return Counter(
+        (sample.name, frozenset(sample.labels.items()), repr(float(sample.value)), sample.timestamp)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    )
+
+
+class TestHeaders:
+    def test_a_family_of_two_engines_has_one_header(self) -> None:
+        page = '# HELP x Some "text".\n# TYPE x counter\nx{k="v"} 1\n# TYPE y gauge\ny 2\n'
+        assert merge(a=page, b=page) == (
+            '# HELP x Some "text".\n# TYPE x counter\n'
+            'x{gateway_engine="a",k="v"} 1\nx{gateway_engine="b",k="v"} 1\n'
+            "# TYPE y gauge\n"
+            'y{gateway_engine="a"} 2\ny{gateway_engine="b"} 2\n'
+        )
+
+    def test_the_first_text_of_help_stays(self) -> None:
+        pages = {"a": "# HELP x one\nx 1\n", "b": "# HELP x two\nx 1\n"}
+        assert merge(**pages).startswith("# HELP x one\nx{")
+
+    def test_samples_that_stand_apart_come_together(self) -> None:
+        page = "# TYPE x gauge\n# TYPE y gauge\ny 1\nx 1\n\n# a remark\ny 2\n"
+        assert merge(a=page) == (
+            '# TYPE x gauge\nx{gateway_engine="a"} 1\n'
+            '# TYPE y gauge\ny{gateway_engine="a"} 1\ny{gateway_engine="a"} 2\n'
+        )
+
+    def test_a_histogram_holds_its_samples(self) -> None:
+        page = '# TYPE x histogram\nx_bucket{le="+Inf"} 1\nx_sum 2\nx_count 1\n'
+        created = "# TYPE x_created gauge\nx_created 1.7e+09\n"
+        text = merge(a=page + created, b=page + created)
+        assert text.count("# TYPE") == 2
+        assert text.index("# TYPE x_created") > text.index('x_count{gateway_engine="b"}')
+
+    def test_samples_without_a_header_stay_without(self) -> None:
+        assert merge(a="x 1\n", b="x 2\n") == 'x{gateway_engine="a"} 1\nx{gateway_engine="b"} 2\n'
+
+
+class TestClash:
+    @pytest.mark.parametrize(
+        ("first", "second", "left_out"),
+        [
+            ("# TYPE x gauge\nx 1\n", "# TYPE x counter\nx 2\n", ["x"]),
+            ("# TYPE x gauge\nx 1\n", "x 2\n", ["x"]),
+            ("x 1\n", "# TYPE x gauge\nx 2\n", ["x"]),
+            # A sample's name that belongs to another's histogram, and the other way round.
+            ("# TYPE x histogram\nx_sum 1\n", "# TYPE x_sum gauge\nx_sum 2\n", ["x_sum"]),
+            ("x_sum 1\n", "# TYPE x histogram\nx_sum 2\n", ["x"]),
+            ("# TYPE x summary\nx_sum 1\n", "# TYPE x_sum summary\nx_sum 2\n", ["x_sum"]),
+            ("", "# TYPE gateway_engine_up counter\ngateway_engine_up 2\n", ["gateway_engine_up"]),
+        ],
+    )
+    def test_the_first_declaration_stays_and_the_other_is_told_of(
+        self, first: str, second: str, left_out: list[str]
+    ) -> None:
+        merged = Merged()
+        assert add(merged, "a", first.encode()) == []
+        assert add(merged, "b", second.encode() + b"other 1\n") == left_out
+        text = merged.text({}).decode()
+        assert text == merge(a=first) + 'other{gateway_engine="b"} 1\n' + UP
+
+    def test_an_untyped_family_may_be_called_so(self) -> None:
+        assert merge(a="x 1\n", b="# TYPE x untyped\nx 2\n").count("x{") == 2
+
+
+class TestLabel:
+    @pytest.mark.parametrize(
+        ("line", "wanted"),
+        [
+            ("x 1", 'x{gateway_engine="a"} 1'),
+            ("x{} 1", 'x{gateway_engine="a"} 1'),
+            ("x{}1", 'x{gateway_engine="a"} 1'),
+            ("x {k='v'}".replace("'", '"') + "1", 'x{gateway_engine="a",k="v"}1'),
+            (' \tx\t{ k = "v" , }\t1', 'x{gateway_engine="a", k = "v" , }\t1'),
+            ('x{k="a\\"b,}\\\\{\\n"} 1', 'x{gateway_engine="a",k="a\\"b,}\\\\{\\n"} 1'),
+            ('x{k="1..e999 1e999"} 1', 'x{gateway_engine="a",k="1..e999 1e999"} 1'),
+            ('x{k=""} NaN', 'x{gateway_engine="a",k=""} NaN'),
+            ("x -Inf 1795227950000", 'x{gateway_engine="a"} -Inf 1795227950000'),
+            ("x 1.5e+011", 'x{gateway_engine="a"} 1.5e+011'),
+            ("x 1e-999", 'x{gateway_engine="a"} 1e-999'),
+            ("x +.5e-7 -1", 'x{gateway_engine="a"} +.5e-7 -1'),
+            ('x{k="模型"} 1', 'x{gateway_engine="a",k="模型"} 1'),
+        ],
+    )
+    def test_however_a_sample_is_written(self, line: str, wanted: str) -> None:
+        assert merge(a=f"{line}\n") == f"{wanted}\n"
+
+    @pytest.mark.parametrize(
+        ("line", "wanted"),
+        [
+            ('x{gateway_engine="b"} 1', 'exported_gateway_engine="b"} 1'),
+            ('x{ k="v" , gateway_engine = "b", } 1', 'k="v",exported_gateway_engine= "b" } 1'),
+            (
+                'x{exported_gateway_engine="c",gateway_engine="b"} 1',
+                'exported_gateway_engine="c",exported_exported_gateway_engine="b"} 1',
+            ),
+            ('x{gateway_engine="\r\v\u2028"} 1', 'exported_gateway_engine="\r\v\u2028"} 1'),
+            ('x{k="gateway_engine=1"} 1', 'k="gateway_engine=1"} 1'),
+        ],
+    )
+    def test_an_engine_that_has_the_label_keeps_it_under_another_name(
+        self, line: str, wanted: str
+    ) -> None:
+        assert merge(a=f"{line}\n") == f'x{{gateway_engine="a",{wanted}\n'
+
+    def test_a_name_that_holds_the_labels_name(self) -> None:
+        page = 'gateway_engine_state{k="v"} 1\ngateway_engine_x 1\n'
+        assert merge(a=page) == (
+            'gateway_engine_state{gateway_engine="a",k="v"} 1\n'
+            'gateway_engine_x{gateway_engine="a"} 1\n'
+        )
+
+    def test_an_engine_may_have_any_name(self) -> None:
+        name = 'a\\1"b\n\\g<0>'
+        [(_, labels, *_)] = read(merge(**{name: "x 1\n"}))
+        assert labels == {("gateway_engine", name)}
+
+    def test_whether_an_engine_is_there_stands_at_the_end(self) -> None:
+        merged = Merged()
+        add(merged, "a", b"x 1\n")
+        text = merged.text({"a": True, 'b"': False}).decode()
+        ends = (
+            'gateway_engine_up{gateway_engine="a"} 1\ngateway_engine_up{gateway_engine="b\\""} 0\n'
+        )
+        assert text == 'x{gateway_engine="a"} 1\n' + UP + ends
+
+
+class TestMalformed:
+    @pytest.mark.parametrize(
+        "page",
+        [
+            b"<!doctype html>\n",
+            b"\x00\x01\x02\n",
+            b"x 1",
+            b"x\n",
+            b"x one\n",
+            b"x 1 2 3\n",
+            b"x 1 1.5\n",
+            b"x 0x10\n",
+            b"x 1e999\n",
+            b"x -1" + b"0" * 400 + b"\n",
+            b"x{} .1E+0999 5\n",
+            b"x 1 9999999999999999999\n",
+            b"x 1\r\n",
+            b"x 1 \n",
+            b"x 1 5 \n",
+            b'# HELP x \\"\n',
+            b"1x 1\n",
+            b'x{k="v" 1\n',
+            b'x{k="v} 1\n',
+            b"x{k=v} 1\n",
+            b'x{k="v"k="w"} 1\n',
+            b'x{,k="v"} 1\n',
+            b"x{,} 1\n",
+            b'x{k="\\t"} 1\n',
+            b'x{k="\xff"} 1\n',
+            b'x{"quoted name"} 1\n',
+            b'x{k="1",l="2",k="3"} 1\n',
+            b'x{__name__="y"} 1\n',
+            b'x{k="v"} 1 # {trace_id="1"} 1\n',
+            b"# TYPE x\n",
+            b"# TYPE x stateset\n",
+            b"# TYPE 1x gauge\n",
+            b"# TYPE x gauge\n# TYPE x gauge\n",
+            b"# HELP x a\n# HELP x b\n",
+            b"x 1\n# TYPE x gauge\n",
+            b"# TYPE x histogram\n# TYPE x_sum gauge\n",
+            b"# TYPE x_sum gauge\n# TYPE x summary\n",
+        ],
+    )
+    def test_nothing_is_taken_of_a_page_that_is_wrong(self, page: bytes) -> None:
+        merged = Merged()
+        with pytest.raises(Malformed) as caught:
+            add(merged, "bad", b"good 1\n" * SLICE + page)
+        assert "\n" not in str(caught.value)
+        assert merged.text({}).decode() == UP
+
+    @pytest.mark.parametrize(
+        ("page", "told"),
+        [
+            (b'x{k="%s"} 1\n' % (b"y" * 100_000), "a line is longer than 65536 bytes"),
+            (b"".join(b"x%d 1\n" % n for n in range(MOST_FAMILIES + 1)), "2000 families"),
+            (b"x 1\n" * (MOST_SAMPLES + 1), "more than 100000 samples"),
+            pytest.param(
+                b"x 1\ny 1\n" * MOST_SAMPLES, "more than 100000 samples", marks=pytest.mark.slow
+            ),
+        ],
+    )
+    def test_nothing_is_taken_of_a_page_that_is_too_large(self, page: bytes, told: str) -> None:
+        with pytest.raises(Malformed, match=told):
+            add(Merged(), "bad", page)
+
+    def test_all_pages_together_have_a_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(merge_module, "MOST_BYTES_OF_ALL", 100)
+        merged = Merged()
+        for engine in "abcd":
+            add(merged, engine, b"x 1\n")
+        with pytest.raises(Malformed, match="no room"):
+            add(merged, "e", b"x 1\n")
+
+    def test_an_empty_page_says_nothing(self) -> None:
+        assert merge(a="", b="\n# a remark\n") == ""
+
+
+NAMES = st.sampled_from(["vllm:x", "vllm:y", "z", "process_z"])
+LABELS = st.dictionaries(
+    st.sampled_from(["model_name", "le_", "gateway_engine", "exported_gateway_engine"]),
+    st.text(st.characters(codec="utf-8"), max_size=4)
+    | st.sampled_from(['"', "\\n", "{a,b}", "\n"]),
+    max_size=3,
+)
+VALUE = (
+    st.floats(-1e200, 1e200, exclude_min=True, exclude_max=True)
+    | st.sampled_from([float("nan"), float("inf"), -float("inf")])
+    | st.integers(-(2**60), 2**60).map(float)
+)
+COUNT = st.floats(0, 1e9)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> list[Metric]:
+    """What an engine tells: families of every type, as prometheus-client has them."""
+    found: list[Metric] = []
+    for name in draw(st.lists(NAMES, unique=True, max_size=4)):
+        kind = draw(st.sampled_from(range(5)))
+        each = draw(st.lists(LABELS, max_size=3))
+        text = draw(st.text(max_size=5))
+        labels = sorted({key for one in each for key in one})
+        values = [[one.get(key, "") for key in labels] for one in each]
+        family: Metric
+        if kind == 0:
+            family = CounterMetricFamily(name, text, labels=labels)
+            for one in values:
+                family.add_metric(one, draw(COUNT), created=draw(st.none() | COUNT))
+        elif kind == 1:
+            family = HistogramMetricFamily(name, text, labels=labels)
+            for one in values:
+                buckets = [("1.0", draw(COUNT)), ("+Inf", draw(COUNT))]
+                family.add_metric(one, buckets, draw(COUNT))
+        elif kind == 2:
+            family = SummaryMetricFamily(name, text, labels=labels)
+            for one in values:
+                family.add_metric(one, draw(st.integers(0, 9)), draw(COUNT))
+        else:
+            make = GaugeMetricFamily if kind == 3 else UntypedMetricFamily
+            family = make(name, text, labels=labels)
+            for one in values:
+                family.add_metric(one, draw(VALUE), draw(st.none() | st.integers(0, 2**40)))
+        found.append(family)
+    return found
+
+
+def exposed(found: list[Metric]) -> bytes:
+    """Return the page that prometheus-client writes."""
+
+    class Told:
+        def collect(self) -> list[Metric]:
+            return found
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Told())
+    return generate_latest(registry)
+
+
+def with_engine(series: Series, engine: str) -> Series:
+    name, labels, value, moment = series
+    renamed = dict(labels)
+    if (own := renamed.pop("gateway_engine", None)) is not None:
+        other = "exported_gateway_engine"
+        while other in renamed:
+            other = f"exported_{other}"
+        renamed[other] = own
+    return name, frozenset({**renamed, "gateway_engine": engine}.items()), value, moment
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(pages=st.lists(families().map(exposed), max_size=3), piece=st.sampled_from([1, 64, SLICE]))
+def test_what_is_read_from_the_page_is_what_is_read_from_each(
+    pages: list[bytes], piece: int
+) -> None:
+    merged, wanted = Merged(), Counter[Series]()
+    left_out: dict[str, list[str]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merge_module, "SLICE", piece)
+        for number, page in enumerate(pages):
+            engine = f"demo-{number}"
+            left_out[engine] = add(merged, engine, page)
+            for series, times in read(page.decode()).items():
+                wanted[with_engine(series, engine)] += times
+    found = read(merged.text({}).decode())
+    missing = wanted - found
+    assert found - wanted == Counter()
+    for name, labels, *_ in missing:
+        families = left_out[dict(labels)["gateway_engine"]]
+        assert any(name.startswith(family) for family in families)
+    text = merged.text({}).decode()
+    headers = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(headers) == len(set(headers))
+
+
+@given(
+    page=st.binary(max_size=60)
+    | st.text(st.sampled_from('x_: {}=",\\n\n#1.e+NaIf\t-TYPEHLgauge'), max_size=60).map(str.encode)
+)
+def test_whatever_an_engine_says_the_page_can_be_read(page: bytes) -> None:
+    merged = Merged()
+    add(merged, "good", b'# TYPE x gauge\nx{k="v"} 1\n')
+    with contextlib.suppress(Malformed):
+        add(merged, "wild", page)
+    found = read(merged.text({"good": True}).decode())
+    assert ("x", frozenset({("gateway_engine", "good"), ("k", "v")}), "1.0", None) in found
+    assert all("gateway_engine" in dict(labels) for _, labels, *_ in found)

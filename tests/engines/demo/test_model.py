@@ -1,0 +1,71 @@
+"""The demo model: what it knows is well formed, and a directory holds a whole one or none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engines.demo import model
+from engines.demo.dialogues import COMPLETIONS, DIALOGUES, STORY
+from engines.demo.model import DemoModelError, build_demo_model
+
+
+def test_dialogues_have_names_of_their_own_and_known_prompts() -> None:
+    assert len({d.name for d in DIALOGUES}) == len(DIALOGUES)
+    prompts = [json.dumps([d.messages, d.tools]) for d in DIALOGUES]
+    assert len(set(prompts)) == len(prompts)
+    assert len({c.prompt for c in COMPLETIONS}) == len(COMPLETIONS)
+
+
+def test_dialogues_cover_what_tests_and_users_try() -> None:
+    assert len(DIALOGUES) >= 24
+    assert any(d.thought and not d.call for d in DIALOGUES)
+    assert any(d.call and d.tools for d in DIALOGUES)
+    assert any(d.messages[0]["role"] == "system" for d in DIALOGUES)
+    assert any(len(d.messages) > 2 for d in DIALOGUES)
+    assert sum(not d.question.isascii() for d in DIALOGUES) >= 5
+    assert 100 < len(STORY.split()) < 200
+
+
+def test_every_dialogue_ends_with_what_the_model_is_to_answer() -> None:
+    for dialogue in DIALOGUES:
+        assert dialogue.messages[-1]["role"] in ("user", "tool")
+        assert bool(dialogue.answer) != bool(dialogue.call)
+
+
+def test_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(DemoModelError, match="choose another directory"):
+        build_demo_model(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("mine")
+    with pytest.raises(DemoModelError):
+        build_demo_model(tmp_path / "model")
+    assert (tmp_path / "model").read_text() == "mine"
+
+
+def test_finished_model_of_this_recipe_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / model.MARKER).write_text(json.dumps({"recipe": model._recipe()}))
+    assert build_demo_model(tmp_path) is False
+    assert [p.name for p in tmp_path.iterdir()] == [model.MARKER]
+
+
+@pytest.mark.slow
+def test_model_that_did_not_learn_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    with pytest.raises(DemoModelError, match="did not learn"):
+        model._build(tmp_path / "model", lambda step, total: steps.append((step, total)), 2)
+    assert steps == [(1, 2), (2, 2)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_weights_are_the_same_each_time(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        model._make(tmp_path / name, lambda step, total: None, 2)
+    one, two = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("one", "two"))
+    assert one == two

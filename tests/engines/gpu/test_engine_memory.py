@@ -1,0 +1,118 @@
+"""What an engine takes is learned while it runs, and free again before it is started anew."""
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from engines.gpu import engine_memory
+from engines.gpu.accelerator import GpuMemory, HostMemory
+from engines.process import supervisor
+from engines.process.engine import ProcessEngine
+from engines.spec import ProcessSpec
+from tests.engines.processes import LAUNCHER, build, family, ready, until
+from tests.fakes import nvml
+from tests.fakes.nvml import Driver
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Two GPUs of which 0.5 GiB are in use."""
+    nvml.load(nvml.library(tmp_path))
+    driver = Driver(tmp_path / "nvml")
+    monkeypatch.setenv("FAKE_NVML", str(driver.file))
+    driver.write()
+    return driver
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, driver: Driver) -> AsyncIterator[ProcessEngine]:
+    """An engine on the first GPU."""
+    pynvml.nvmlInit()
+    one = ProcessEngine(
+        "demo-0",
+        ProcessSpec(kind="process", model="m"),
+        served_name="demo",
+        run_dir=tmp_path,
+        launcher=LAUNCHER,
+        gpus=(0,),
+        accelerator=lambda: GpuMemory(pynvml, host_pids=True),
+    )
+    yield one
+    await one.stop(0.0)
+
+
+async def test_host_memory_of_an_engine_is_learned(tmp_path: Path) -> None:
+    engine = build(tmp_path, sleep_level=1)  # the fake holds 256 MiB then
+    await ready(engine)
+    await until(lambda: (engine.memory_gib or 0.0) > 0.25)
+    await engine.stop(0.0)
+    assert engine.memory_gib is not None  # what it took when it last ran
+
+
+async def test_memory_of_an_engine_that_is_taken_over_is_that_of_all_its_processes(
+    tmp_path: Path,
+) -> None:
+    old = build(tmp_path, keep=True, args={"fake-children": True})
+    await ready(old)
+    await until(lambda: old.memory_gib is not None)
+    pids = [process.pid for process in family(old)]
+    await old.release()
+    new = build(tmp_path, keep=True, args={"fake-children": True})
+    try:
+        await ready(new)
+        await until(lambda: new.memory_gib is not None)
+        only_server = HostMemory().held_gib([pids[1]])
+        assert (new.memory_gib or 0.0) > 1.1 * only_server
+    finally:
+        await new.stop(0.0)
+
+
+async def test_declared_memory_is_believed(tmp_path: Path) -> None:
+    engine = build(tmp_path, memory_gib=40.0)
+    assert engine.memory_gib == 40.0
+    await ready(engine)
+    await engine.stop(0.0)
+    assert engine.memory_gib == 40.0
+
+
+async def test_gpu_memory_of_its_processes_is_learned(
+    engine: ProcessEngine, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "WEIGH_LOOKS", 1)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
+    await ready(engine)
+    driver.used[0] = 40.5
+    driver.processes = [(0, family(engine)[1].pid, 40.0)]
+    driver.write()
+    await until(lambda: engine.memory_gib == 40.0)
+    driver.used[0], driver.processes = 0.5, []
+    driver.write()
+
+
+async def test_gpu_memory_that_stays_after_the_end_is_told(
+    engine: ProcessEngine,
+    driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(engine_memory, "RELEASE_S", 0.2)
+    await ready(engine)
+    driver.used[0] = 30.5  # and no process that has it
+    driver.write()
+    with caplog.at_level(logging.ERROR):
+        await engine.stop(0.0)
+    assert "30.0 GiB are still held after 0.2 s" in caplog.text
+
+
+async def test_gpu_memory_that_is_free_in_time_is_not(
+    engine: ProcessEngine, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ready(engine)
+    with caplog.at_level(logging.WARNING):
+        await engine.stop(0.0)
+    assert caplog.text == ""

@@ -1,0 +1,54 @@
+"""How much memory is free, as the machine and the container tell it."""
+
+from pathlib import Path
+
+import pytest
+
+from engines.gpu.host_memory import GIB, available_gib
+
+MEMINFO = "MemTotal: 32 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n"
+
+
+def machine(directory: Path, text: str = MEMINFO) -> Path:
+    file = directory / "meminfo"
+    file.write_text(text)
+    return file
+
+
+def group(directory: Path, limit: str, used: int, pages: int) -> Path:
+    found = directory / "cgroup"
+    found.mkdir()
+    (found / "memory.max").write_text(f"{limit}\n")
+    (found / "memory.current").write_text(f"{used * GIB}\n")
+    (found / "memory.stat").write_text(f"anon 5\nactive_file 7\ninactive_file {pages * GIB}\n")
+    return found
+
+
+def test_is_that_of_the_machine_without_a_container(tmp_path: Path) -> None:
+    assert available_gib(machine(tmp_path), tmp_path / "none") == 8.0
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "pages", "free"),
+    [
+        ("max", 1, 0, 8.0),
+        (str(6 * GIB), 4, 1, 3.0),  # file pages can be had
+        (str(64 * GIB), 4, 0, 8.0),  # more than the machine has
+        (str(6 * GIB), 7, 0, 0.0),
+    ],
+)
+def test_is_what_a_limit_leaves_where_that_is_less(
+    tmp_path: Path, limit: str, used: int, pages: int, free: float
+) -> None:
+    assert available_gib(machine(tmp_path), group(tmp_path, limit, used, pages)) == free
+
+
+def test_is_not_known_where_linux_does_not_say(tmp_path: Path) -> None:
+    assert available_gib(tmp_path / "none", tmp_path / "none") is None
+    assert available_gib(machine(tmp_path, "MemFree: 1 kB\n"), tmp_path / "none") is None
+
+
+def test_this_machine_has_some() -> None:
+    free = available_gib()
+    assert free is not None
+    assert free > 0

@@ -1,0 +1,461 @@
+"""Requests to an application in this process: a real one, on Starlette, streams and all."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from engines.base import (
+    EngineDied,
+    EngineProtocolError,
+    EngineRequest,
+    EngineResponse,
+    EngineUnavailable,
+    FirstByteTimeout,
+    StallTimeout,
+)
+from engines.http.response import HIGH_WATER
+from engines.inprocess import bridge as bridge_module
+from engines.inprocess.bridge import App, Bridge, Message, Receive, Send
+from engines.spec import Timeouts
+
+
+class Server:
+    """An application whose streams the test feeds, and what it saw."""
+
+    def __init__(self) -> None:
+        self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.sent = 0
+        self.entered = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.dead = False
+        routes = [
+            Route("/echo", self.echo, methods=["GET", "POST"]),
+            Route("/stream", self.stream, methods=["POST"]),
+            Route("/flood", self.flood, methods=["POST"]),
+            Route("/hang", self.hang, methods=["POST"]),
+            Route("/raise", self.fault, methods=["POST"]),
+            Route("/raise-later", self.fault_later, methods=["POST"]),
+        ]
+        self.app = Starlette(routes=routes)
+
+    async def echo(self, request: Request) -> Response:
+        body = await request.body()
+        return JSONResponse(
+            {
+                "method": request.method,
+                "path": request.url.path,
+                "query": request.url.query,
+                "headers": dict(request.headers),
+                "body": body.decode(),
+            },
+            headers={"X-Seen": "yes"},
+        )
+
+    async def stream(self, _: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            try:
+                while (chunk := await self.chunks.get()) is not None:
+                    yield chunk
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    async def flood(self, _: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(64):
+                self.sent += 1
+                yield b"x" * 16384
+
+        return StreamingResponse(chunks())
+
+    async def hang(self, _: Request) -> Response:
+        self.entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return PlainTextResponse("never")
+
+    async def fault(self, _: Request) -> Response:
+        raise LookupError("a fault of the application")
+
+    async def fault_later(self, _: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"one"
+            raise LookupError("a fault of the application")
+
+        return StreamingResponse(chunks())
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a whole second for an application that does not listen."""
+    monkeypatch.setattr(bridge_module, "DISCONNECT_S", 0.01)
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@asynccontextmanager
+async def bridged(
+    app: App, dead: Callable[[], bool] = lambda: False, **timeouts: float
+) -> AsyncIterator[Bridge]:
+    """A way to an application; no task of it is left at the end."""
+    bridge = Bridge("engine e", app, Timeouts(**timeouts), dead)
+    try:
+        yield bridge
+    finally:
+        await bridge.close()
+        assert "engine request" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+@pytest.fixture
+async def bridge(server: Server) -> AsyncIterator[Bridge]:
+    async with bridged(server.app, lambda: server.dead) as one:
+        yield one
+
+
+def post(target: str, body: bytes = b"{}") -> EngineRequest:
+    return EngineRequest("POST", target, ((b"content-type", b"application/json"),), body)
+
+
+async def whole(response: EngineResponse) -> bytes:
+    body = b""
+    while data := await response.read():
+        body += data
+    return body
+
+
+async def test_request_arrives_whole_and_answer_comes_back(bridge: Bridge) -> None:
+    response = await bridge.send(post("/echo?a=1&b=%2F", b'{"x":"\xc3\xa9"}'))
+    assert response.status == 200
+    assert dict(response.headers)[b"x-seen"] == b"yes"
+    seen = json.loads(await whole(response))
+    assert (seen["method"], seen["path"], seen["query"]) == ("POST", "/echo", "a=1&b=%2F")
+    assert seen["headers"]["content-length"] == "10"
+    assert seen["headers"]["content-type"] == "application/json"
+    assert seen["headers"]["host"] == "engine"
+    assert seen["body"] == '{"x":"é"}'
+    assert response.ended
+    assert await response.read() == b""
+    assert bridge.in_flight == 0
+
+
+async def test_get_has_no_body_and_unknown_paths_are_answers(bridge: Bridge) -> None:
+    seen = json.loads(await whole(await bridge.send(EngineRequest("GET", "/echo", (), b""))))
+    assert seen["body"] == ""
+    assert "content-length" not in seen["headers"]
+    assert (await bridge.send(EngineRequest("GET", "/nowhere", (), b""))).status == 404
+
+
+async def test_stream_is_read_as_it_comes(bridge: Bridge, server: Server) -> None:
+    response = await bridge.send(post("/stream"))
+    assert dict(response.headers)[b"content-type"] == b"text/event-stream; charset=utf-8"
+    for chunk in (b"one", b"two"):
+        server.chunks.put_nowait(chunk)
+        assert await response.read() == chunk
+        assert not response.ended
+    server.chunks.put_nowait(None)
+    assert await response.read() == b""
+    assert response.ended
+
+
+async def test_read_coalesces_what_has_come(bridge: Bridge, server: Server) -> None:
+    for chunk in (b"one", b"two", None):
+        server.chunks.put_nowait(chunk)
+    response = await bridge.send(post("/stream"))
+    await bridge.quiet()
+    assert await response.read() == b"onetwo"
+    assert response.ended
+
+
+async def test_pump_hands_on_from_inside_the_application() -> None:
+    """The task that sends is the task that the sink runs in."""
+    tasks: list[asyncio.Task[object] | None] = []
+    taken: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        tasks.append(asyncio.current_task())
+        taken.append(data)
+        return True
+
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        tasks.append(asyncio.current_task())
+        await send({"type": "http.response.start", "status": 200})
+        await asyncio.sleep(0)
+        for chunk in (b"a", b"b"):
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"c"})
+
+    async with bridged(app) as bridge:
+        response = await bridge.send(post("/"))
+        assert await response.pump(sink)
+    assert taken == [b"a", b"b", b"c"]
+    assert len(set(tasks)) == 1
+
+
+async def test_end_with_the_last_bytes_shows_while_they_are_handed_over() -> None:
+    ended: list[bool] = []
+
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+
+    async with bridged(app) as bridge:
+        response = await bridge.send(post("/"))
+
+        def sink(_: bytes) -> bool:
+            ended.append(response.ended)
+            return True
+
+        assert await response.pump(sink)
+    assert ended == [False, True]
+
+
+async def test_end_in_a_message_of_its_own_ends_the_pump(bridge: Bridge, server: Server) -> None:
+    response = await bridge.send(post("/stream"))
+    taken: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        taken.append(data)
+        server.chunks.put_nowait(None)
+        return True
+
+    server.chunks.put_nowait(b"one")
+    assert await response.pump(sink)
+    assert taken == [b"one"]
+    assert response.ended
+
+
+async def test_sink_that_has_had_enough_leaves_the_rest(bridge: Bridge, server: Server) -> None:
+    response = await bridge.send(post("/stream"))
+    server.chunks.put_nowait(b"one")
+    assert not await response.pump(lambda _: False)
+    for chunk in (b"two", None):
+        server.chunks.put_nowait(chunk)
+    assert await whole(response) == b"two"
+
+
+async def test_fault_of_the_sink_is_its_own(bridge: Bridge, server: Server) -> None:
+    response = await bridge.send(post("/stream"))
+
+    def sink(_: bytes) -> bool:
+        raise ZeroDivisionError
+
+    server.chunks.put_nowait(b"one")
+    with pytest.raises(ZeroDivisionError):
+        await response.pump(sink)
+    response.close()
+    await server.cancelled.wait()
+
+
+async def test_close_ends_a_stream_in_the_application(bridge: Bridge, server: Server) -> None:
+    response = await bridge.send(post("/stream"))
+    server.chunks.put_nowait(b"one")
+    assert await response.read() == b"one"
+    response.close()
+    assert bridge.in_flight == 0
+    await server.cancelled.wait()
+    response.close()  # a second time: nothing to do
+
+
+async def test_cancelled_send_ends_the_work(bridge: Bridge, server: Server) -> None:
+    sending = asyncio.create_task(bridge.send(post("/hang")))
+    await server.entered.wait()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert bridge.in_flight == 0
+
+
+async def test_application_that_listens_hears_of_a_disconnect_before_it_is_cancelled() -> None:
+    heard: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    async def app(_scope: Message, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.request"
+        await send({"type": "http.response.start", "status": 200})
+        heard.set_result(await receive())
+        # What is said to nobody is no fault, as with a server.
+        await send({"type": "http.response.body", "body": b"late"})
+
+    async with bridged(app) as bridge:
+        (await bridge.send(post("/"))).close()
+        assert await heard == {"type": "http.disconnect"}
+
+
+async def test_application_that_does_not_listen_is_cancelled(server: Server) -> None:
+    async with bridged(server.app) as bridge:
+        sending = asyncio.create_task(bridge.send(post("/hang")))
+        await server.entered.wait()
+        sending.cancel()
+        await server.cancelled.wait()
+
+
+async def test_application_waits_for_a_reader_that_is_behind(
+    bridge: Bridge, server: Server
+) -> None:
+    response = await bridge.send(post("/flood"))
+    before = -1
+    while server.sent != before:
+        before = server.sent
+        await asyncio.sleep(0.01)
+    bound = HIGH_WATER // 16384 + 2
+    assert server.sent <= bound
+    assert len(await whole(response)) == 64 * 16384
+
+
+async def test_close_frees_an_application_that_waits_for_its_reader(
+    bridge: Bridge, server: Server
+) -> None:
+    response = await bridge.send(post("/flood"))
+    while server.sent * 16384 <= HIGH_WATER:
+        await asyncio.sleep(0)
+    response.close()
+    await bridge.quiet()
+    assert bridge.in_flight == 0
+
+
+async def test_fault_before_the_head_is_a_refusal_of_the_application(bridge: Bridge) -> None:
+    """Starlette answers with a 500 and raises; uvicorn's client sees the answer alone."""
+    response = await bridge.send(post("/raise"))
+    assert response.status == 500
+    assert await whole(response) == b"Internal Server Error"
+
+
+async def test_fault_before_anything_was_said_is_a_death() -> None:
+    async def app(_scope: Message, _receive: Receive, _send: Send) -> None:
+        raise LookupError("a fault of the application")
+
+    async with bridged(app) as bridge:
+        with pytest.raises(EngineDied, match="engine e broke off: LookupError"):
+            await bridge.send(post("/"))
+        assert bridge.in_flight == 0
+
+
+async def test_fault_after_the_head_is_a_death_after_what_came_before(bridge: Bridge) -> None:
+    response = await bridge.send(post("/raise-later"))
+    assert await response.read() == b"one"
+    with pytest.raises(EngineDied):
+        await response.read()
+    assert not response.ended
+
+
+@pytest.mark.parametrize("head", [False, True])
+async def test_application_that_just_ends_is_a_death(head: bool) -> None:
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        if head:
+            await send({"type": "http.response.start", "status": 200})
+
+    async with bridged(app) as bridge:
+        with pytest.raises(EngineDied, match="ended in the middle of an answer"):
+            await whole(await bridge.send(post("/")))
+
+
+@pytest.mark.parametrize("kind", ["http.response.body", "http.response.trailers"])
+async def test_message_out_of_turn_breaks_protocol(kind: str) -> None:
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        await send({"type": kind, "body": b"x"})
+
+    async with bridged(app) as bridge:
+        with pytest.raises(EngineProtocolError, match=f"sent {kind} out of turn"):
+            await bridge.send(post("/"))
+
+
+@pytest.mark.parametrize("status", [0, 99, 103, 199, 600, 999])
+async def test_status_outside_of_http_breaks_protocol(status: int) -> None:
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status})
+
+    async with bridged(app) as bridge:
+        with pytest.raises(EngineProtocolError, match=f"sent the status {status}"):
+            await bridge.send(post("/"))
+        assert bridge.in_flight == 0
+
+
+async def test_what_a_dead_engine_says_is_its_death_and_no_answer(
+    bridge: Bridge, server: Server
+) -> None:
+    response = await bridge.send(post("/stream"))
+    server.chunks.put_nowait(b"one")
+    assert await response.read() == b"one"
+    server.dead = True
+    server.chunks.put_nowait(b'data: {"error": "EngineCore encountered an issue"}\n\n')
+    with pytest.raises(EngineDied, match="engine e died"):
+        await response.read()
+    with pytest.raises(EngineUnavailable):
+        await bridge.send(post("/echo"))
+
+
+async def test_silence_before_the_head_is_a_first_byte_timeout(server: Server) -> None:
+    async with bridged(server.app, first_byte_s=0.01) as bridge:
+        with pytest.raises(FirstByteTimeout, match=r"engine e gave no answer in 0\.01 s"):
+            await bridge.send(post("/hang"))
+        assert bridge.in_flight == 0
+
+
+async def test_silence_in_a_stream_is_a_stall(server: Server) -> None:
+    async with bridged(server.app, stall_s=0.01) as bridge:
+        response = await bridge.send(post("/stream"))
+        server.chunks.put_nowait(b"one")
+        assert await response.read() == b"one"
+        with pytest.raises(StallTimeout, match=r"engine e sent nothing for 0\.01 s"):
+            await response.read()
+        await server.cancelled.wait()
+
+
+async def test_close_of_the_bridge_ends_every_request_and_refuses_more(server: Server) -> None:
+    async with bridged(server.app) as bridge:
+        streams = [await bridge.send(post("/stream")) for _ in range(3)]
+        hanging = asyncio.create_task(bridge.send(post("/hang")))
+        await server.entered.wait()
+        assert bridge.in_flight == 4
+        quiet = asyncio.create_task(bridge.quiet())
+        await bridge.close()
+        await quiet
+        for response in streams:
+            with pytest.raises(EngineDied, match="engine e has ended"):
+                await response.read()
+        with pytest.raises(EngineDied):
+            await hanging
+        with pytest.raises(EngineUnavailable):
+            await bridge.send(post("/echo"))
+
+
+async def test_close_cancels_what_goes_on_after_its_answer() -> None:
+    cancelled = asyncio.Event()
+
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"whole"})
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with bridged(app) as bridge:
+        assert await whole(await bridge.send(post("/"))) == b"whole"
+        assert bridge.in_flight == 0
+    assert cancelled.is_set()
+
+
+async def test_answers_of_many_at_once_do_not_mix(bridge: Bridge) -> None:
+    async def one(number: int) -> int:
+        response = await bridge.send(post("/echo", b"%d" % number))
+        return int(json.loads(await whole(response))["body"])
+
+    assert await asyncio.gather(*map(one, range(50))) == list(range(50))

@@ -1,0 +1,66 @@
+"""An engine in this process, as far as it goes without vLLM; the contract suite has the rest."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engines.base import EngineRequest, EngineState, EngineUnavailable
+from engines.inprocess.engine import InProcessEngine
+from engines.spec import InProcessSpec
+
+
+def engine(run_dir: Path, model: str = "/nonexistent/model", **fields: object) -> InProcessEngine:
+    spec = InProcessSpec.model_validate({"kind": "in_process", "model": model, **fields})
+    return InProcessEngine("m-0", spec, served_name="m", run_dir=run_dir)
+
+
+def test_description_is_the_command_line_without_vllm(tmp_path: Path) -> None:
+    one = engine(tmp_path, args={"max-model-len": 64, "enforce-eager": True})
+    assert one.describe() == (
+        "in this process: --model=/nonexistent/model --served-model-name=m "
+        "--allowed-media-domains media.invalid --enable-prompt-tokens-details "
+        "--max-model-len=64 --enforce-eager"
+    )
+    assert not (tmp_path / "m-0").exists()
+
+
+async def test_engine_that_was_not_started_refuses(tmp_path: Path) -> None:
+    one = engine(tmp_path)
+    assert one.state is EngineState.STOPPED
+    with pytest.raises(EngineUnavailable, match="engine m-0 is stopped"):
+        await one.send(EngineRequest("GET", "/health", (), b""))
+    await one.stop(0.0)
+    await one.drain()
+    assert one.state is EngineState.STOPPED
+
+
+async def test_missing_model_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    one = engine(tmp_path)
+    words = "model directory /nonexistent/model does not exist"
+    with pytest.raises(EngineUnavailable, match=words):
+        await one.ensure_ready(asyncio.get_running_loop().time() + 60)
+    assert one.state is EngineState.FAILED
+    assert one.last_error == words
+    assert (one.restarts, one.load_s, one.progress) == (0, None, None)
+    with pytest.raises(EngineUnavailable, match=words):  # and it is not tried again unasked
+        await one.ensure_ready(asyncio.get_running_loop().time() + 60)
+    await one.stop(0.0)
+    assert str(one.state) == "stopped"
+
+
+async def test_stopped_engine_can_be_started_again(tmp_path: Path) -> None:
+    one = engine(tmp_path)
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable, match="does not exist"):
+            await one.ensure_ready(asyncio.get_running_loop().time() + 60)
+        await one.stop(0.0)
+        assert one.state is EngineState.STOPPED
+
+
+async def test_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    one = engine(tmp_path / "file", model=str(tmp_path))
+    with pytest.raises(EngineUnavailable, match="Not a directory"):
+        await one.ensure_ready(asyncio.get_running_loop().time() + 60)
+    await one.stop(0.0)

@@ -1,0 +1,413 @@
+"""The supervisor and its guardian, with a fake in vLLM's place and real processes."""
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.base import EngineState, EngineUnavailable
+from engines.process.engine import ProcessEngine
+from engines.spec import ProcessSpec
+from tests.engines.processes import (
+    LAUNCHER,
+    Make,
+    ask,
+    build,
+    chat,
+    family,
+    gone,
+    ready,
+    until,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    made: list[ProcessEngine] = []
+
+    def one(**fields: Any) -> ProcessEngine:
+        made.append(build(tmp_path, **fields))
+        return made[-1]
+
+    yield one
+    for engine in made:
+        await engine.stop(0.0)
+
+
+async def test_engine_starts_serves_and_stops(make: Make) -> None:
+    engine = make()
+    states = [engine.state]
+    await ready(engine)
+    states.append(engine.state)
+    assert engine.facts.version == "0.0.0+fake"
+    assert engine.facts.max_model_len == 2048
+    assert await ask(engine) == 200
+    processes = family(engine)
+    await engine.stop(5.0)
+    states.append(engine.state)
+    assert states == [EngineState.STOPPED, EngineState.READY, EngineState.STOPPED]
+    assert gone(processes)
+    with pytest.raises(EngineUnavailable):
+        await ask(engine)
+
+
+async def test_two_callers_start_one_engine(make: Make, tmp_path: Path) -> None:
+    engine = make()
+    await asyncio.gather(ready(engine), ready(engine))
+    lines = engine.recent_log()
+    assert sum("vLLM API server version" in line for line in lines) == 1
+
+
+async def test_run_directory_and_log_are_private(make: Make, tmp_path: Path) -> None:
+    engine = make()
+    await ready(engine)
+    assert stat.S_IMODE((tmp_path / "demo-0").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "demo-0" / "engine.log").stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+async def test_directory_that_another_user_has_linked_elsewhere_is_not_followed(
+    make: Make, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    (tmp_path / "demo-0").symlink_to(elsewhere)
+    os.lchown(tmp_path / "demo-0", 12_345, 12_345)
+    with pytest.raises(EngineUnavailable, match="demo-0 is a symbolic link of another user"):
+        await ready(make())
+    assert list(elsewhere.iterdir()) == []
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
+
+
+async def test_engine_inherits_what_it_needs_and_no_secret_of_others(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GATEWAY_API_KEYS", "VLLM_API_KEY", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "sk-canary-canary-canary")
+    monkeypatch.setenv("VLLM_SETTING", "seen")
+    monkeypatch.setenv("SHARED_SETTING", "seen")
+    monkeypatch.setenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1")
+    engine = make(env={"ONLY_HERE": "1"}, inherit_env=["SHARED_*"])
+    await ready(engine)
+    environment = "\n".join(engine.recent_log())
+    assert '"ONLY_HERE": "1"' in environment
+    assert '"VLLM_SETTING": "seen"' in environment
+    assert '"SHARED_SETTING": "seen"' in environment
+    assert '"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"' in environment
+    assert "canary" not in environment
+
+
+async def test_variables_that_are_withheld_later_are_missing_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a reload that adds a remote engine with a key."""
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    withheld: set[str] = set()
+    spec = ProcessSpec(kind="process", model="m")
+    engine = ProcessEngine(
+        "e", spec, served_name="m", run_dir=tmp_path, launcher=LAUNCHER, withheld=withheld
+    )
+    try:
+        for hidden in (False, True):
+            await ready(engine)
+            assert ("HF_TOKEN" not in psutil.Process(engine.pid).environ()) is hidden
+            await engine.stop(0.0)
+            withheld.add("HF_TOKEN")
+    finally:
+        await engine.stop(0.0)
+
+
+async def test_placement_is_in_the_engines_environment_above_the_gateways_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    spec = ProcessSpec(kind="process", model="m")
+    engine = ProcessEngine(
+        "e",
+        spec,
+        served_name="demo",
+        run_dir=tmp_path,
+        launcher=LAUNCHER,
+        env={"CUDA_VISIBLE_DEVICES": "2,3"},
+    )
+    try:
+        await ready(engine)
+        assert '"CUDA_VISIBLE_DEVICES": "2,3"' in "\n".join(engine.recent_log())
+        assert engine.describe().startswith(f"CUDA_VISIBLE_DEVICES=2,3 {sys.executable} ")
+    finally:
+        await engine.stop(0.0)
+
+
+async def test_engine_has_a_temporary_directory_of_its_own_unless_it_was_given_one(
+    make: Make, tmp_path: Path
+) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    first = make()
+    second = make(name="demo-1", env={"TMPDIR": str(given)})
+    await asyncio.gather(ready(first), ready(second))
+    with open(f"/proc/{first.pid}/environ") as environment:
+        own = dict(pair.split("=", 1) for pair in environment.read().split("\0") if pair)["TMPDIR"]
+    assert (tmp_path / "demo-0" / "tmp").resolve() == Path(own)
+    assert f'"TMPDIR": "{given}"' in "\n".join(second.recent_log())
+    await second.stop(0.0)
+    assert given.exists()
+
+
+# Two processes of an engine that share memory, as vLLM's do; a semaphore of it has a name as well.
+SHARING = """
+import multiprocessing, sys, tempfile, time
+from multiprocessing.shared_memory import SharedMemory
+
+def share(started):
+    memory = SharedMemory(create=True, size=4096)
+    print("shared", memory.name, flush=True)
+    open(tempfile.mktemp(), "w").close()
+    started.release()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    started = context.Semaphore(0)
+    print("shared", "sem." + started._semlock.name[1:], flush=True)
+    context.Process(target=share, args=(started,)).start()
+    started.acquire()
+    print("both share", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["nobody", "guardian", "server", "worker"])
+async def test_end_leaves_neither_shared_memory_nor_temporary_files(
+    make: Make, tmp_path: Path, victim: str
+) -> None:
+    program = tmp_path / "sharing.py"
+    program.write_text(SHARING)
+    engine = make(launcher=(sys.executable, str(program)))
+    starting = asyncio.create_task(ready(engine))
+    await until(lambda: "both share" in engine.recent_log())
+    names = [line.split()[1] for line in engine.recent_log() if line.startswith("shared ")]
+    shared = [Path("/dev/shm", name) for name in names]
+    temporary = (tmp_path / "demo-0" / "tmp").resolve()
+    assert len(shared) == 2
+    assert all(path.exists() for path in [*shared, *temporary.iterdir(), temporary])
+    guardian, server, *below = family(engine)
+    if victim == "nobody":
+        await engine.stop(0.0)
+    else:
+        {"guardian": guardian, "server": server, "worker": below[-1]}[victim].kill()
+        await until(lambda: engine.given_up) if victim != "worker" else await engine.stop(0.0)
+    with pytest.raises(EngineUnavailable):
+        await starting
+    assert not any(path.exists() for path in [*shared, temporary, tmp_path / "demo-0" / "tmp"])
+
+
+async def test_failed_start_tells_the_engines_own_reason(make: Make) -> None:
+    engine = make(args={"fake-start": "crash"})
+    with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+        await ready(engine)
+    assert engine.state is EngineState.FAILED
+    assert engine.last_error == "no room for KV cache"
+
+
+async def test_unknown_flag_tells_the_parsers_words(make: Make) -> None:
+    engine = make(args={"no-such-flag": True})
+    with pytest.raises(EngineUnavailable, match="unrecognized arguments: --no-such-flag"):
+        await ready(engine)
+
+
+async def test_missing_launcher_is_told(make: Make) -> None:
+    engine = make(launcher=("/nonexistent/python",))
+    with pytest.raises(EngineUnavailable, match="cannot run /nonexistent/python"):
+        await ready(engine)
+
+
+async def test_missing_model_directory_is_told_before_anything_runs(tmp_path: Path) -> None:
+    spec = ProcessSpec(kind="process", model="/nonexistent/model")
+    engine = ProcessEngine("e", spec, served_name="m", run_dir=tmp_path, launcher=LAUNCHER)
+    with pytest.raises(EngineUnavailable, match="/nonexistent/model does not exist"):
+        await ready(engine)
+
+
+async def test_socket_path_that_is_too_long_is_told(tmp_path: Path) -> None:
+    spec = ProcessSpec(kind="process", model="m")
+    run_dir = tmp_path / ("x" * 100)
+    engine = ProcessEngine("e", spec, served_name="m", run_dir=run_dir, launcher=LAUNCHER)
+    with pytest.raises(EngineUnavailable, match=r"server\.run_dir"):
+        await ready(engine)
+
+
+async def test_start_that_takes_too_long_is_ended(make: Make) -> None:
+    engine = make(args={"fake-start": "hang", "fake-children": True}, start_timeout_s=1.0)
+    starting = asyncio.create_task(ready(engine))
+    await until(lambda: engine.pid is not None)
+    processes = family(engine)
+    with pytest.raises(EngineUnavailable, match="not ready after 1 s"):
+        await starting
+    await until(lambda: engine.given_up)  # callers need not wait for the sweep
+    assert gone(processes)
+
+
+async def test_deadline_of_a_caller_does_not_end_the_start(make: Make, tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    engine = make(args={"fake-load-until": str(loaded)})
+    with pytest.raises(EngineUnavailable, match="still starting"):
+        await engine.ensure_ready(asyncio.get_running_loop().time() + 0.1)
+    loaded.touch()
+    await ready(engine)
+
+
+async def test_stop_while_starting_ends_everything(make: Make) -> None:
+    engine = make(args={"fake-start": "hang", "fake-children": True})
+    starting = asyncio.create_task(ready(engine))
+    await until(lambda: engine.pid is not None)
+    await asyncio.sleep(0.3)
+    processes = family(engine)
+    await engine.stop(2.0)
+    assert engine.state is EngineState.STOPPED
+    assert gone(processes)
+    with pytest.raises(EngineUnavailable):
+        await starting
+
+
+async def test_killed_server_leaves_no_orphan_even_in_another_session(make: Make) -> None:
+    engine = make(args={"fake-children": True})
+    await ready(engine)
+    processes = family(engine)
+    assert len(processes) == 4  # guardian, server and its two children
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: engine.given_up)
+    assert gone(processes)
+    assert engine.last_error == "it died while serving (killed by SIGKILL)"
+
+
+async def test_killed_guardian_takes_the_engine_with_it_even_in_another_session(make: Make) -> None:
+    engine = make(args={"fake-children": True})
+    await ready(engine)
+    processes = family(engine)
+    processes[0].kill()
+    await until(lambda: engine.given_up)
+    assert gone(processes)
+    assert engine.last_error == "it died while serving (killed by SIGKILL)"
+
+
+async def test_server_that_exits_is_noticed(make: Make, tmp_path: Path) -> None:
+    dies = tmp_path / "dies"
+    engine = make(args={"fake-die-when": str(dies)})
+    await ready(engine)
+    dies.touch()
+    await until(lambda: engine.state is EngineState.FAILED)
+    assert engine.last_error == "it died while serving (exit code 3)"
+
+
+async def test_server_that_ignores_sigterm_is_killed_after_the_grace(make: Make) -> None:
+    engine = make(args={"fake-stubborn": True, "fake-children": True})
+    await ready(engine)
+    processes = family(engine)
+    await engine.stop(0.5)
+    assert gone(processes)
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_frozen_server_is_ended_by_stop(make: Make) -> None:
+    engine = make()
+    await ready(engine)
+    processes = family(engine)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGSTOP)
+    await engine.stop(0.5)
+    assert gone(processes)
+
+
+async def test_drain_waits_for_the_requests_in_flight_and_refuses_new_ones(make: Make) -> None:
+    engine = make()
+    await ready(engine)
+    response = await engine.send(chat(fake="pace:5"))
+    draining = asyncio.create_task(engine.drain())
+    await until(lambda: engine.state is EngineState.DRAINING)
+    with pytest.raises(EngineUnavailable, match="draining"):
+        await ask(engine)
+    assert not draining.done()
+    response.close()
+    await draining
+    await engine.stop(5.0)
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_stop_of_an_engine_that_never_started_does_nothing(make: Make) -> None:
+    engine = make()
+    await engine.stop(1.0)
+    assert engine.state is EngineState.STOPPED
+
+
+async def test_log_of_the_run_before_is_kept(make: Make, tmp_path: Path) -> None:
+    first = make(args={"fake-start": "crash"})
+    with pytest.raises(EngineUnavailable):
+        await ready(first)
+    second = make()
+    await ready(second)
+    assert "no room" in (tmp_path / "demo-0" / "engine.log.previous").read_text()
+    assert "no room" not in "\n".join(second.recent_log())
+
+
+GATEWAY = """
+import asyncio, sys
+from pathlib import Path
+from engines.process.engine import ProcessEngine
+from engines.spec import ProcessSpec
+
+async def main():
+    spec = ProcessSpec(kind="process", model="m", args={"fake-children": True})
+    launcher = (sys.executable, "-m", "tests.fakes.vllm")
+    engine = ProcessEngine("e", spec, served_name="m", run_dir=Path(sys.argv[1]), launcher=launcher)
+    if sys.argv[2] == "ready":
+        await engine.ensure_ready(asyncio.get_running_loop().time() + 20)
+    else:
+        asyncio.ensure_future(engine.ensure_ready(asyncio.get_running_loop().time() + 20))
+        while engine.pid is None:
+            await asyncio.sleep(0.001)
+    print(engine.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("phase", ["ready", "starting"])
+async def test_sigkill_of_the_gateway_ends_every_process_of_its_engines(
+    tmp_path: Path, phase: str
+) -> None:
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", GATEWAY, str(tmp_path), phase, stdout=asyncio.subprocess.PIPE
+    )
+    assert gateway.stdout is not None
+    server = psutil.Process(int(await gateway.stdout.readline()))
+    guardian = server.parent()
+    assert guardian is not None
+    await asyncio.sleep(0.2)
+    processes = [guardian, *guardian.children(recursive=True)]
+    gateway.kill()
+    await gateway.wait()
+    await until(lambda: gone(processes), timeout=5.0)
+
+
+async def test_secret_flag_is_in_no_error_log_or_description(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make(args={"hf-tokn": "x", "hf-token": "hf_canary0123456789"})
+    with pytest.raises(EngineUnavailable, match="unrecognized arguments") as failed:
+        await ready(engine)
+    await until(lambda: engine.given_up)
+    told = f"{failed.value} {engine.last_error} {engine.describe()} {caplog.text}"
+    assert "--hf-token=***" in told
+    assert "canary" not in told

@@ -1,0 +1,558 @@
+"""What becomes of engines that die, freeze, sleep, or outlive their gateway: real processes."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.base import EngineDied, EngineState, EngineUnavailable, Start
+from engines.guard import link as links
+from engines.process import supervisor, watchdog
+from engines.process.engine import ProcessEngine
+from engines.restarts import GIVEN_UP
+from tests.engines.processes import (
+    AT_ONCE,
+    Make,
+    ask,
+    build,
+    chat,
+    family,
+    gone,
+    read,
+    ready,
+    until,
+)
+
+pytestmark = pytest.mark.slow
+S = EngineState
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    made: list[ProcessEngine] = []
+
+    def one(**fields: Any) -> ProcessEngine:
+        made.append(build(tmp_path, **fields))
+        return made[-1]
+
+    yield one
+    for engine in reversed(made):
+        await engine.stop(0.0)
+    await links.end_strangers(tmp_path, set())
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, so that a test need not wait for what production waits for."""
+    monkeypatch.setattr(watchdog, "FROZEN_S", 0.3)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.05)
+
+
+class TestRestart:
+    @pytest.mark.parametrize("victim", [0, 1, 2, 3])
+    async def test_sigkill_of_any_process_leaves_no_orphan_and_a_restarted_engine(
+        self, make: Make, victim: int, quick_looks: None
+    ) -> None:
+        engine = make(args={"fake-children": True}, restart=AT_ONCE)
+        await ready(engine)
+        before = family(engine)
+        if victim > 1:  # vLLM's server ends when its core is gone; the fake's does not notice
+            before[1].suspend()
+        before[victim].kill()
+        await until(lambda: engine.restarts == 1 and engine.state is S.READY)
+        assert gone(before)
+        assert engine.last_error is not None
+        assert await ask(engine) == 200
+
+    async def test_sigkill_while_it_loads_is_a_failed_start_and_the_next_one_serves(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        loaded = tmp_path / "loaded"
+        engine = make(args={"fake-load-until": str(loaded)}, restart=AT_ONCE)
+        starting = asyncio.create_task(ready(engine))
+        await until(lambda: engine.pid is not None)
+        before = family(engine)
+        os.kill(engine.pid or 0, signal.SIGKILL)
+        with pytest.raises(EngineUnavailable, match=r"ended while starting \(killed"):
+            await starting
+        loaded.touch()
+        await until(lambda: engine.state is S.READY)
+        assert gone(before)
+
+    async def test_stream_under_way_ends_in_engine_died_when_the_server_dies(
+        self, make: Make
+    ) -> None:
+        engine = make(restart=AT_ONCE)
+        await ready(engine)
+        response = await engine.send(chat(fake="pace:5"))
+        os.kill(engine.pid or 0, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await read(response)
+        await until(lambda: engine.restarts == 1 and engine.state is S.READY)
+
+    async def test_engine_that_never_stays_up_is_given_up_after_its_budget(
+        self, make: Make
+    ) -> None:
+        engine = make(args={"fake-start": "crash"}, restart=AT_ONCE)
+        with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+            await ready(engine)
+        await until(lambda: engine.given_up)
+        assert engine.restarts == AT_ONCE["budget"]
+        assert engine.last_error == "no room for KV cache"
+
+    async def test_time_that_an_engine_loads_forgives_no_restart(self, make: Make) -> None:
+        shorter_than_a_load = {**AT_ONCE, "window_s": 0.001}
+        engine = make(args={"fake-start": "crash"}, restart=shorter_than_a_load)
+        with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+            await ready(engine)
+        await until(lambda: engine.given_up)
+        assert engine.restarts == AT_ONCE["budget"]
+
+    async def test_engine_that_was_given_up_is_not_started_by_the_next_request(
+        self, make: Make
+    ) -> None:
+        engine = make(args={"fake-start": "crash"}, restart={"budget": 0, "max_backoff_s": 60})
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+                await ready(engine)
+        assert sum("version fake" in line for line in engine.recent_log()) == 1
+
+    async def test_stop_renews_the_budget_of_an_engine_that_was_given_up(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        dies = tmp_path / "dies"
+        engine = make(args={"fake-die-when": str(dies)})
+        await ready(engine)
+        dies.touch()
+        await until(lambda: engine.given_up)
+        await engine.stop(0.0)
+        assert engine.state is S.STOPPED
+        dies.unlink()
+        await ready(engine)
+
+    async def test_stop_during_the_backoff_ends_it(self, make: Make) -> None:
+        engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
+        with pytest.raises(EngineUnavailable):
+            await ready(engine)
+        await until(lambda: engine.state is S.FAILED)
+        await engine.stop(0.0)
+        assert engine.state is S.STOPPED
+
+    async def test_engine_that_is_to_rest_stays_failed_and_starts_when_it_is_asked_for(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        dies = tmp_path / "dies"
+        engine = make(
+            args={"fake-die-when": str(dies)}, restart={"backoff_s": 60, "max_backoff_s": 60}
+        )
+        await ready(engine)
+        dies.touch()
+        await until(lambda: engine.state is S.FAILED)
+        dies.unlink()
+        await engine.rest()
+        assert (engine.state, engine.given_up) == (S.FAILED, True)
+        assert engine.starting is None
+        await ready(engine)
+        assert await ask(engine) == 200
+
+    async def test_who_asks_during_the_backoff_is_told_at_once_why(self, make: Make) -> None:
+        engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
+        for _ in range(2):
+            with pytest.raises(EngineUnavailable, match="no room"):
+                await ready(engine)
+
+    async def test_engine_that_stopped_can_be_started_again(self, make: Make) -> None:
+        engine = make()
+        for _ in range(2):
+            await ready(engine)
+            assert await ask(engine) == 200
+            await engine.stop(5.0)
+            assert engine.state is S.STOPPED
+
+    async def test_one_loads_at_a_time_where_the_turn_says_so(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        turn, loaded = asyncio.Semaphore(1), tmp_path / "loaded"
+        engines = [make(name=n, args={"fake-load-until": str(loaded)}, turn=turn) for n in "ab"]
+        both = asyncio.gather(*map(ready, engines))
+        await until(lambda: any(engine.pid for engine in engines))
+        [second] = [engine for engine in engines if engine.pid is None]
+        assert second.state is S.STARTING
+        assert second.progress is not None
+        assert second.progress.phase == "waiting for its turn"
+        loaded.touch()
+        await both
+        assert not turn.locked()
+
+    async def test_stop_while_it_waits_for_its_turn_takes_none(self, make: Make) -> None:
+        turn = asyncio.Semaphore(1)
+        await turn.acquire()
+        engine = make(turn=turn)
+        waiting = asyncio.create_task(ready(engine))
+        await until(lambda: engine.state is S.STARTING)
+        await engine.stop(0.0)
+        with pytest.raises(EngineUnavailable):
+            await waiting
+        turn.release()
+        assert not turn.locked()
+
+    async def test_model_directory_that_disappears_while_loaded_is_told_at_the_restart(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        model = tmp_path / "model"
+        model.mkdir()
+        engine = make(model=str(model), restart={**AT_ONCE, "max_backoff_s": 0.3})
+        await ready(engine)
+        model.rmdir()
+        assert await ask(engine) == 200  # what is loaded goes on
+        os.kill(engine.pid or 0, signal.SIGKILL)
+        told = f"model directory {model} does not exist"
+        await until(lambda: engine.last_error == told)
+        model.mkdir()  # the disk is back
+        await until(lambda: engine.state is S.READY)
+
+
+class TestWatch:
+    @pytest.mark.parametrize("victim", [0, 1, 2, 3])
+    async def test_frozen_process_is_replaced(
+        self, make: Make, victim: int, quick_looks: None
+    ) -> None:
+        engine = make(args={"fake-children": True}, restart=AT_ONCE)
+        await ready(engine)
+        before = family(engine)
+        before[victim].suspend()
+        await until(lambda: engine.restarts == 1 and engine.state is S.READY)
+        assert f"its process {before[victim].pid} was stopped" in (engine.last_error or "")
+        assert gone(before)
+
+    async def test_frozen_process_is_replaced_while_it_loads_too(
+        self, make: Make, tmp_path: Path, quick_looks: None
+    ) -> None:
+        loaded = tmp_path / "loaded"
+        engine = make(args={"fake-load-until": str(loaded)}, restart=AT_ONCE)
+        starting = asyncio.create_task(ready(engine))
+        await until(lambda: engine.pid is not None)
+        before = family(engine)
+        before[1].suspend()
+        with pytest.raises(EngineUnavailable, match="was stopped"):
+            await starting
+        loaded.touch()
+        await until(lambda: engine.state is S.READY)
+        assert gone(before)
+
+    async def test_engine_that_makes_no_progress_is_replaced(
+        self, make: Make, quick_looks: None
+    ) -> None:
+        engine = make(restart=AT_ONCE, progress_timeout_s=0.5)
+        await ready(engine)
+        response = await engine.send(chat(fake="stall:1"))
+        assert await response.read()
+        with pytest.raises(EngineDied):
+            await read(response)
+        await until(lambda: engine.restarts == 1 and engine.state is S.READY)
+        assert "nothing has moved for 0.5 s" in (engine.last_error or "")
+
+    async def test_silent_request_beside_one_that_moves_is_no_reason(
+        self, make: Make, quick_looks: None
+    ) -> None:
+        engine = make(restart=AT_ONCE, progress_timeout_s=0.5)
+        await ready(engine)
+        silent = await engine.send(chat(fake="stall:1"))
+        moving = await engine.send(chat(fake="pace:5"))
+        for _ in range(200):
+            assert await moving.read()
+        assert engine.restarts == 0
+        assert engine.state is S.READY
+        silent.close()
+        moving.close()
+
+
+class TestSleep:
+    async def test_engine_sleeps_instead_of_being_ended_and_wakes(self, make: Make) -> None:
+        engine = make(sleep_level=1)
+        await ready(engine)
+        pid = engine.pid
+        await engine.unload()
+        assert engine.state is S.ASLEEP
+        with pytest.raises(EngineUnavailable, match="asleep"):
+            await ask(engine)  # never reaches it: a request crashes vLLM while it sleeps
+        await ready(engine)
+        assert engine.pid == pid
+        assert await ask(engine) == 200
+
+    async def test_second_level_loads_the_weights_again(self, make: Make) -> None:
+        engine = make(sleep_level=2)
+        await ready(engine)
+        await engine.unload()
+        await ready(engine)
+        assert await ask(engine) == 200
+
+    async def test_requests_in_flight_end_before_it_sleeps(self, make: Make) -> None:
+        engine = make(sleep_level=1)
+        await ready(engine)
+        response = await engine.send(chat(fake="pace:5"))
+        asleep = asyncio.create_task(engine.unload())
+        await until(lambda: engine.state is S.DRAINING)
+        assert await response.read()
+        assert not asleep.done()
+        response.close()
+        await asleep
+        assert engine.state is S.ASLEEP
+
+    @pytest.mark.parametrize("fault", ["refuse", "insomnia", "hoard"])
+    async def test_engine_that_does_not_fall_asleep_is_ended(self, make: Make, fault: str) -> None:
+        engine = make(sleep_level=1, args={"fake-sleep": fault})
+        await ready(engine)
+        processes = family(engine)
+        await engine.unload()
+        assert engine.state is S.STOPPED
+        assert gone(processes)
+        assert "did not fall asleep" in (engine.last_error or "")
+
+    @pytest.mark.parametrize("fault", ["coma", "sleepwalk"])
+    async def test_engine_that_does_not_wake_is_killed_and_started_anew(
+        self, make: Make, fault: str
+    ) -> None:
+        engine = make(sleep_level=1, args={"fake-sleep": fault}, restart=AT_ONCE)
+        await ready(engine)
+        before = family(engine)
+        await engine.unload()
+        with pytest.raises(EngineUnavailable, match="did not wake"):
+            await ready(engine)
+        await until(lambda: engine.state is S.READY)
+        assert gone(before)
+        assert await ask(engine) == 200
+
+    async def test_sleeping_engine_that_dies_is_started_again(self, make: Make) -> None:
+        engine = make(sleep_level=1, restart=AT_ONCE)
+        await ready(engine)
+        await engine.unload()
+        os.kill(engine.pid or 0, signal.SIGKILL)
+        await until(lambda: engine.restarts == 1)
+
+    async def test_engine_without_sleep_mode_says_so(self, make: Make) -> None:
+        engine = make()
+        await ready(engine)
+        with pytest.raises(EngineUnavailable, match="sleep_level"):
+            await engine.sleep(1)
+        assert engine.state is S.READY
+
+    async def test_unload_that_is_called_off_leaves_it_serving(self, make: Make) -> None:
+        engine = make()
+        await ready(engine)
+        response = await engine.send(chat(fake="pace:5"))
+        unloading = asyncio.create_task(engine.unload())
+        await until(lambda: engine.state is S.DRAINING)
+        await ready(engine)
+        await unloading
+        response.close()
+        assert await ask(engine) == 200
+
+
+class TestAdoption:
+    async def test_next_gateway_takes_over_what_runs(self, make: Make) -> None:
+        old = make(keep=True, args={"fake-children": True})
+        await ready(old)
+        processes = family(old)
+        stream = await old.send(chat(fake="pace:5"))
+        await old.release()
+        new = make(keep=True, args={"fake-children": True})
+        await ready(new)
+        assert new.pid == processes[1].pid
+        assert new.facts == old.facts
+        assert new.load_s == old.load_s
+        assert await ask(new) == 200
+        assert await stream.read()  # in the old gateway, beside the new one
+        stream.close()
+        await new.stop(5.0)
+        assert gone(processes)
+
+    async def test_released_engine_is_not_started_again_by_who_let_it_go(self, make: Make) -> None:
+        old = make(keep=True, restart=AT_ONCE)
+        await ready(old)
+        processes = family(old)
+        await old.release()
+        processes[1].kill()
+        await until(lambda: gone(processes))
+        new = make(keep=True)
+        await ready(new)
+        assert new.pid != processes[1].pid
+
+    async def test_engine_of_another_configuration_is_replaced(self, make: Make) -> None:
+        old = make(keep=True)
+        await ready(old)
+        processes = family(old)
+        await old.release()
+        new = make(keep=True, args={"max-model-len": 17})
+        await ready(new)
+        assert gone(processes)
+        assert "--max-model-len=17" in psutil.Process(new.pid).cmdline()
+
+    async def test_other_variables_are_another_configuration(self, make: Make) -> None:
+        old = make(keep=True)
+        await ready(old)
+        processes = family(old)
+        await old.release()
+        new = make(keep=True, env={"A": "1"})
+        await ready(new)
+        assert gone(processes)
+
+    async def test_engine_that_still_loads_is_taken_over_too(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        loaded = tmp_path / "loaded"
+        old = make(keep=True, args={"fake-load-until": str(loaded)})
+        starting = asyncio.create_task(ready(old))
+        await until(lambda: old.pid is not None)
+        pid = old.pid
+        await old.release()
+        starting.cancel()
+        new = make(keep=True, args={"fake-load-until": str(loaded)})
+        taking_over = asyncio.create_task(ready(new))
+        await until(lambda: new.pid is not None)
+        loaded.touch()
+        await taking_over
+        assert new.pid == pid
+
+    async def test_engine_that_is_not_to_be_kept_any_more_ends_with_its_new_gateway(
+        self, make: Make
+    ) -> None:
+        old = make(keep=True)
+        await ready(old)
+        processes = family(old)
+        await old.release()
+        new = make(keep=False)
+        await ready(new)
+        assert new.pid == processes[1].pid
+        await new.release()
+        await until(lambda: gone(processes))
+
+    async def test_engine_that_nobody_knows_is_ended(self, make: Make, tmp_path: Path) -> None:
+        old = make(keep=True)
+        await ready(old)
+        processes = family(old)
+        await old.release()
+        await links.end_strangers(tmp_path, {"another"})
+        assert gone(processes)
+
+
+class TestLeftovers:
+    async def test_recycled_pids_are_left_alone(self, make: Make, tmp_path: Path) -> None:
+        stranger = psutil.Popen(["sleep", "60"])
+        try:
+            directory = tmp_path / "demo-0"
+            directory.mkdir()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            record = {"boot": boot, "guardian": stranger.pid, "engine": stranger.pid}
+            record |= {"guardian_started": 1, "engine_started": 1}
+            (directory / "engine.json").write_text(json.dumps(record))
+            engine = make()
+            await ready(engine)
+            assert stranger.is_running()
+        finally:
+            stranger.kill()
+            stranger.wait()
+
+    @pytest.mark.parametrize("text", ["", "\x00\xff", "[]", '{"guardian": "x"}', "{}"])
+    async def test_record_that_is_none_is_written_anew(
+        self, make: Make, tmp_path: Path, text: str
+    ) -> None:
+        directory = tmp_path / "demo-0"
+        directory.mkdir()
+        (directory / "engine.json").write_text(text)
+        for name in ("http.sock", "ctl.sock"):
+            (directory / name).write_text("not a socket")
+        engine = make()
+        await ready(engine)
+        assert json.loads((directory / "engine.json").read_text())["engine"] == engine.pid
+
+    async def test_what_a_crash_of_gateway_and_guardian_left_is_ended_before_the_next_start(
+        self, make: Make
+    ) -> None:
+        old = make(keep=True, args={"fake-children": True})
+        await ready(old)
+        processes = family(old)
+        await old.release()
+        for process in processes:
+            process.suspend()  # nobody gets to clean up
+        processes[0].kill()
+        processes[1].kill()
+        new = make(keep=True)
+        await ready(new)
+        assert gone(processes)
+
+    async def test_frozen_guardian_of_before_is_ended_with_its_engine(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(links, "HELLO_S", 0.3)
+        old = make(keep=True, args={"fake-children": True})
+        await ready(old)
+        processes = family(old)
+        await old.release()
+        processes[0].suspend()
+        new = make(keep=True)
+        await ready(new)
+        assert gone(processes)
+        assert new.pid != processes[1].pid
+
+
+class TestStarting:
+    """What an engine says of the start that brings it up."""
+
+    async def test_start_is_told_while_it_is_under_way(self, make: Make, tmp_path: Path) -> None:
+        up = tmp_path / "up"
+        engine = make(args={"fake-load-until": str(up)})
+        assert engine.starting is None
+        task = asyncio.create_task(ready(engine))
+        await until(lambda: engine.starting is not None and engine.starting.elapsed_s > 0)
+        assert engine.starting is not None
+        assert engine.starting.expected_s is None, "it has not been measured yet"
+        up.touch()
+        await task
+        assert engine.starting is None
+
+    async def test_start_again_is_expected_to_take_the_pause_and_the_last_load(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        dies = tmp_path / "dies"
+        engine = make(
+            args={"fake-die-when": str(dies)}, restart={"backoff_s": 60, "max_backoff_s": 60}
+        )
+        await ready(engine)
+        load_s = engine.load_s
+        assert load_s is not None
+        dies.touch()
+        await until(lambda: engine.state is S.FAILED)
+        await until(lambda: (start := engine.starting) is not None and _expects(start, 50 + load_s))
+
+    async def test_start_after_one_that_failed_promises_nothing(self, make: Make) -> None:
+        engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
+        with pytest.raises(EngineUnavailable):
+            await ready(engine)
+        assert engine.starting is None
+        assert engine.blocked_by is None
+
+    async def test_fault_that_stays_is_named_by_its_kind(self, make: Make) -> None:
+        engine = make(args={"fake-start": "refuse"})
+        with pytest.raises(EngineUnavailable, match="unrecognized arguments: --no-such-flag"):
+            await ready(engine)
+        assert engine.blocked_by == "unknown flag"
+        assert engine.starting is None
+
+    async def test_restarts_that_are_used_up_are_named(self, make: Make) -> None:
+        engine = make(args={"fake-start": "crash"}, restart={"budget": 0})
+        with pytest.raises(EngineUnavailable):
+            await ready(engine)
+        await until(lambda: engine.given_up)
+        assert engine.blocked_by == GIVEN_UP
+
+
+def _expects(start: Start, least_s: float) -> bool:
+    return start.expected_s is not None and start.expected_s >= least_s

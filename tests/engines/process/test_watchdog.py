@@ -1,0 +1,139 @@
+"""When an engine is taken for dead: looks in, a verdict out."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.guard.process_tree import Stat
+from engines.process.watchdog import (
+    FROZEN_S,
+    GAP_S,
+    LOOK_S,
+    SILENT_S,
+    Sample,
+    Watchdog,
+    counters,
+    stopped,
+)
+
+PROGRESS_S = 60.0
+FINE = Sample(at=0.0, stopped=(), health=200, waiting_s=0.0, counters=None)
+
+
+def first_verdict(looks: list[Sample]) -> tuple[float, str] | None:
+    """Return when the first verdict fell, and what it was."""
+    judge = Watchdog(PROGRESS_S)
+    for look in looks:
+        if verdict := judge.verdict(look):
+            return look.at, verdict
+    return None
+
+
+def at_intervals(look: Sample, count: int, waiting: float = 0.0) -> list[Sample]:
+    """The same look again and again; who waits has waited longer each time."""
+    return [
+        replace(look, at=n * LOOK_S, waiting_s=waiting + n * LOOK_S if waiting else 0.0)
+        for n in range(count)
+    ]
+
+
+def test_idle_engine_lives_for_ever() -> None:
+    assert first_verdict(at_intervals(FINE, 1000)) is None
+
+
+def test_engine_that_says_that_it_is_dead_is() -> None:
+    found = first_verdict([FINE, replace(FINE, at=LOOK_S, health=503)])
+    assert found is not None
+    assert "answered 503" in found[1]
+
+
+def test_process_that_stands_still_is_given_a_moment() -> None:
+    found = first_verdict(at_intervals(replace(FINE, stopped=(17,)), 10))
+    assert found is not None
+    assert found[0] == FROZEN_S
+    assert "its process 17 was stopped" in found[1]
+
+
+def test_process_that_goes_on_in_time_is_forgiven() -> None:
+    looks = at_intervals(FINE, 100)
+    stop_and_go = [replace(look, stopped=(17,) if n % 2 else ()) for n, look in enumerate(looks)]
+    assert first_verdict(stop_and_go) is None
+
+
+def test_server_that_does_not_answer_is_dead_after_its_time() -> None:
+    found = first_verdict(at_intervals(replace(FINE, health=None), 30))
+    assert found is not None
+    assert found[0] == SILENT_S
+
+
+def test_long_prefill_during_which_counters_move_is_work() -> None:
+    looks = [
+        replace(look, counters=n) for n, look in enumerate(at_intervals(FINE, 100, waiting=LOOK_S))
+    ]
+    assert first_verdict(looks) is None
+
+
+def test_requests_that_wait_while_nothing_moves_end_the_engine() -> None:
+    found = first_verdict(at_intervals(replace(FINE, counters=5), 100, waiting=LOOK_S))
+    assert found is not None
+    assert found[0] == PROGRESS_S
+    assert "progress_timeout_s" in found[1]
+
+
+def test_engine_is_not_blamed_for_what_was_still_before_anybody_waited() -> None:
+    idle = at_intervals(replace(FINE, counters=5), 100)
+    late = replace(FINE, at=100 * LOOK_S, waiting_s=LOOK_S, counters=5)
+    assert first_verdict([*idle, late]) is None
+
+
+def test_gateway_that_stood_still_itself_blames_nobody() -> None:
+    before = at_intervals(replace(FINE, counters=5, health=None), 3, waiting=LOOK_S)
+    after = replace(before[-1], at=before[-1].at + 10 * PROGRESS_S, waiting_s=10 * PROGRESS_S)
+    assert after.at - before[-1].at > GAP_S
+    assert first_verdict([*before, after]) is None
+
+
+@given(st.lists(st.tuples(st.floats(0.1, GAP_S), st.booleans(), st.integers(0, 3))))
+def test_no_verdict_without_a_whole_period_of_silence(
+    steps: list[tuple[float, bool, int]],
+) -> None:
+    judge = Watchdog(PROGRESS_S)
+    now = moved = 0.0
+    waiting = 0.0
+    known: int | None = None
+    for gap, waits, counter in steps:
+        now += gap
+        waiting = waiting + gap if waits else 0.0
+        if not waits or counter != known:
+            moved, known = now, counter if waits else None
+        verdict = judge.verdict(Sample(now, (), 200, waiting, counter if waits else None))
+        if verdict is not None:
+            assert now - moved >= PROGRESS_S
+            assert waiting >= PROGRESS_S
+            return
+
+
+EXPOSITION = b"""# HELP vllm:generation_tokens_total Number of generation tokens processed.
+vllm:generation_tokens_total{engine="0",model_name="demo"} 17.0
+vllm:generation_tokens_created{engine="0",model_name="demo"} 1.7e+09
+process_cpu_seconds_total 4.0
+http_requests_total{handler="/health"} 12.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b"1.7e+09", b"1.8e+09"), (b"4.0", b"5.0"), (b" 12.0", b" 13.0")]
+)
+def test_what_is_not_the_engines_work_is_no_progress(old: bytes, new: bytes) -> None:
+    assert counters(EXPOSITION) == counters(EXPOSITION.replace(old, new))
+
+
+def test_a_token_is_progress() -> None:
+    assert counters(EXPOSITION) != counters(EXPOSITION.replace(b" 17.0", b" 18.0"))
+
+
+def test_only_a_process_that_a_signal_stopped_stands_still() -> None:
+    family = {pid: Stat(state, 1, 1, 1) for pid, state in enumerate("RSDZTt")}
+    assert stopped(family.items()) == (4,)

@@ -29,7 +29,7 @@ from app.api.admin_models import admin_models_router
 from app.api.admin_owners import owners_router
 from app.api.caller import caller
 from app.api.cors import CorsHeaders
-from app.api.data_plane import DataPlane
+from app.api.data_plane import DataPlaneDispatcher
 from app.api.exception_handlers import ANSWERS
 from app.api.health import metrics_router, ops_router
 from app.api.logs import logs_router
@@ -132,7 +132,7 @@ class State:
     alerts: Alerts | None
     lag: LoopLag = field(default_factory=LoopLag)
     # What the server runs: the data plane without ASGI, and FastAPI for everything else.
-    data_plane: DataPlane = field(init=False)
+    dispatcher: DataPlaneDispatcher = field(init=False)
     door: ASGIApp = field(init=False)
     # What the metrics' own port serves; None: they are on the main port.
     metrics_door: ASGIApp | None = None
@@ -299,7 +299,7 @@ def create_app(
     app.add_middleware(Counted, metrics=metrics)
     # Outside of FastAPI's own layers, the outermost of which answers what nobody caught.
     state.door = HeadAsGet(Recorded(app, access))
-    state.data_plane = DataPlane(relay)
+    state.dispatcher = DataPlaneDispatcher(relay)
     if server.cors_origins:
         cors = CORSMiddleware(
             state.door,
@@ -309,7 +309,7 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
         state.door = Preflights(cors, access)
-        state.data_plane = DataPlane(relay, CorsHeaders(cors))
+        state.dispatcher = DataPlaneDispatcher(relay, CorsHeaders(cors))
     return app
 
 

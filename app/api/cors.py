@@ -1,33 +1,33 @@
-"""Pages of other origins that call the data plane (Fetch standard, section 3.2)."""
+"""CORS headers for responses of the data plane (Fetch standard, section 3.2)."""
 
 from collections.abc import Coroutine
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 
-from app.server.connection import ClientExchange, Headers, Serve
+from app.asgi import ClientExchange, ExchangeHandler, Headers
 
-# Caches keep apart what differs by origin (Fetch standard, section 3.2.5).
+# So that caches keep a response for each origin (Fetch standard, section 3.2.5).
 _VARY = (b"vary", b"Origin")
 
 
 class CorsHeaders:
-    """Adds what Starlette's middleware adds to the responses of the ASGI application."""
+    """Adds the headers that Starlette's middleware adds to responses of the ASGI application."""
 
     def __init__(self, middleware: CORSMiddleware) -> None:
         self._middleware = middleware
         self._common = _encoded(middleware.simple_headers)
 
-    def around(self, serve: Serve) -> Serve:
-        """Return what serves a request with these headers in its response."""
+    def wrap(self, handler: ExchangeHandler) -> ExchangeHandler:
+        """Return a handler whose responses have these headers."""
 
         def with_headers(exchange: ClientExchange) -> Coroutine[Any, Any, None]:
-            exchange.extra_headers = self._of(exchange.header(b"origin"))
-            return serve(exchange)
+            exchange.extra_headers = self._for_origin(exchange.header(b"origin"))
+            return handler(exchange)
 
         return with_headers
 
-    def _of(self, origin: bytes) -> Headers:
+    def _for_origin(self, origin: bytes) -> Headers:
         if not origin:
             return [_VARY]
         middleware = self._middleware

@@ -1,7 +1,7 @@
-"""The data plane: an exact list of paths, each relayed to an engine. Everything else is not there.
+"""The data plane: an allow-list of paths, each relayed to an engine.
 
 vLLM's control and development routes (/sleep, /collective_rpc, /pause, /metrics…) are not on the
-list, so no client reaches them through us, whatever an engine was started with.
+list, so no client reaches them through the gateway, whatever an engine was started with.
 """
 
 import re
@@ -9,9 +9,9 @@ from functools import partial
 
 from app.api.cors import CorsHeaders
 from app.api.middleware import is_preflight
+from app.asgi import ExchangeHandler, Headers
 from app.relay.relay import Relay
 from app.relay.services import Endpoint
-from app.server.connection import Headers, Serve
 
 # These count tokens or turn them into text and back; the model computes nothing.
 UNMETERED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})
@@ -50,28 +50,27 @@ def endpoint_of(path: str) -> Endpoint | None:
     return endpoint
 
 
-class DataPlane:
-    """See `app.server.connection.DataPlane`. What is not on the list goes to the ASGI
-    application."""
+class DataPlaneDispatcher:
+    """Chooses the requests that the relay handles; see `app.asgi.Dispatcher`."""
 
     def __init__(self, relay: Relay, cors: CorsHeaders | None = None) -> None:
-        """`cors` has what pages of other origins are told; None: nothing."""
+        """`cors` adds headers for pages of other origins; None: no page may call."""
         self._relay = relay
         self._cors = cors
-        self._serve: dict[str, Serve] = {
+        self._handlers: dict[str, ExchangeHandler] = {
             path: partial(relay.serve, endpoint) for path, endpoint in ENDPOINTS.items()
         }
 
-    def server_of(self, method: str, path: str, headers: Headers) -> Serve | None:
-        """Return what serves a request; the path never holds anything of the Host header."""
-        serve = self._serve.get(path)
-        if serve is None:
+    def find_handler(self, method: str, path: str, headers: Headers) -> ExchangeHandler | None:
+        """See `Dispatcher`; the path never holds anything of the Host header."""
+        handler = self._handlers.get(path)
+        if handler is None:
             endpoint = endpoint_of(path)
             if endpoint is None:
                 return None
-            serve = partial(self._relay.serve, endpoint)
+            handler = partial(self._relay.serve, endpoint)
         if self._cors is None:
-            return serve
+            return handler
         if method == "OPTIONS" and is_preflight(headers):
             return None  # the middleware answers it
-        return self._cors.around(serve)
+        return self._cors.wrap(handler)

@@ -6,8 +6,8 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.asgi import REFUSED, Headers
 from app.relay.relay import CLIENT_CLOSED_REQUEST
-from app.server.connection import REFUSED, Headers
 from app.telemetry.logs.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
 from app.telemetry.metrics.gateway import NO_ENDPOINT, Metrics
 

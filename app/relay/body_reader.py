@@ -7,10 +7,10 @@ bodies one slice is scanned at a time, in turn.
 import asyncio
 from io import BytesIO
 
+from app.asgi import BUFFERED_BYTES, ClientExchange
 from app.errors import RequestTooLarge
 from app.relay.body import SLICE_BYTES, BodyScan, ParsedBody
 from app.relay.body_memory import HeldBody
-from app.server.connection import BUFFERED_BYTES, ClientExchange
 
 
 class ScanTurns:

@@ -2,7 +2,7 @@
 
 import os
 
-from app.server.connection import ClientExchange
+from app.asgi import ClientExchange
 from engines.base import EngineRequest
 
 # What an engine may see of a request's headers. Keys, cookies and addresses are not its business.

@@ -6,11 +6,11 @@ back (`grant.py`).
 
 from collections.abc import Awaitable, Callable
 
+from app.asgi import ClientExchange, Headers
 from app.relay.buffered_response import unless_dead
 from app.relay.grant import Delivery, Grant
 from app.relay.response import Truncated, as_gateway_error, head_of, relay_plain, send_error
 from app.relay.stream import EventStream
-from app.server.connection import ClientExchange, Headers
 from app.telemetry.metrics.series import Buckets
 from app.usage.stream_meter import StreamMeter
 from engines.base import Engine, EngineError, EngineResponse
@@ -46,7 +46,7 @@ async def carry(
     finally:
         response.close()  # one that is not whole is broken off
         delivery.started = exchange.started
-        delivery.complete = exchange.complete
+        delivery.complete = exchange.response_complete
         delivery.bytes_out = exchange.record.bytes_out
 
 

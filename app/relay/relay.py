@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from app.asgi import ClientDisconnected, ClientExchange, ClientStalled
 from app.auth.authenticator import Authenticator
 from app.errors import (
     EngineUnavailable,
@@ -22,7 +23,6 @@ from app.errors import (
 from app.relay.request_handler import RequestHandler
 from app.relay.response import Truncated, send_error
 from app.relay.services import Endpoint, RelayServices
-from app.server.connection import ClientDisconnected, ClientExchange, ClientStalled
 from app.telemetry.logs.access import AccessLog, RequestRecord
 from app.usage.ledger import Ledger, UsageRecord
 
@@ -123,8 +123,8 @@ class Relay:
         allowed = ", ".join(endpoint.methods)
         if exchange.method != "OPTIONS":
             raise MethodNotAllowed(f"{exchange.path} takes {allowed}", allowed)
-        await exchange.start(204, [(b"allow", f"{allowed}, OPTIONS".encode())])
-        await exchange.body(b"", more=False)
+        await exchange.start_response(204, [(b"allow", f"{allowed}, OPTIONS".encode())])
+        await exchange.send_body(b"", more=False)
 
     async def _tell(self, error: GatewayError, exchange: ClientExchange) -> None:
         """Tell the client of a fault, unless it does not even read that."""

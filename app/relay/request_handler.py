@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from app.admission.admission import Permit
+from app.asgi import ClientExchange
 from app.auth.principal import Principal
 from app.errors import (
     EngineFailed,
@@ -61,7 +62,6 @@ from app.residency.model_lease import ModelLease
 from app.residency.start_waits import StartWait
 from app.routing.catalogue import Model
 from app.routing.replica import Replica
-from app.server.connection import ClientExchange
 from app.settings import NO_LIMITS
 from app.telemetry.logs.access import UNKNOWN_MODEL
 from app.usage.budgets import BudgetReservation

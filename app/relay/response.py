@@ -4,11 +4,11 @@ import logging
 
 import msgspec
 
+from app.asgi import ClientExchange, Headers
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.error_dialects import in_dialect
 from app.relay.grant import Delivery
 from app.relay.sse import as_event, error_event
-from app.server.connection import ClientExchange, Headers
 from app.usage.token_usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
@@ -118,14 +118,14 @@ async def relay_plain(
         delivery.usage = read_usage(body) or head.usage
         if exchange.streaming:
             # A keep-alive has promised a stream: the answer, a refusal most likely, is an event.
-            await exchange.body(as_event(body, exchange.dialect), more=True)
+            await exchange.send_body(as_event(body, exchange.dialect), more=True)
         else:
-            await exchange.whole(answer.status, headers, body)
+            await exchange.send_response(answer.status, headers, body)
         return
     if exchange.streaming:
         raise EngineFailed("the engine did not answer with a stream")
-    await exchange.start(answer.status, headers)
-    await exchange.body(body, more=True)
+    await exchange.start_response(answer.status, headers)
+    await exchange.send_body(body, more=True)
     delivery.usage = read_usage_in(body) or head.usage
     window = body
     try:
@@ -133,7 +133,7 @@ async def relay_plain(
             body = await answer.read()
             window = window[-WINDOW_BYTES:] + body
             delivery.usage = read_usage_in(window) or delivery.usage
-            await exchange.body(body, more=not answer.ended)
+            await exchange.send_body(body, more=not answer.ended)
     except EngineError as error:
         raise Truncated(str(error)) from None
 
@@ -145,16 +145,16 @@ async def send_error(exchange: ClientExchange, error: GatewayError) -> None:
     the stream stays unfinished, so that the client sees it is not whole. Otherwise the connection
     closes.
     """
-    if exchange.complete:
+    if exchange.response_complete:
         return
     if exchange.streaming:
-        await exchange.body(error_event(error, exchange.dialect), more=True)
+        await exchange.send_body(error_event(error, exchange.dialect), more=True)
     elif not exchange.started:
         exchange.model_line = b""  # of an engine whose response did not get this far
         body = error.body(exchange.dialect)
         length = b"%d" % len(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-        await exchange.whole(error.status, headers + error.headers(), body)
+        await exchange.send_response(error.status, headers + error.headers(), body)
 
 
 def as_gateway_error(error: EngineError) -> GatewayError:

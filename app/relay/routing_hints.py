@@ -4,9 +4,9 @@ Members of the body are taken as the client wrote them. A client writes the same
 conversation alike each time, and whatever it writes can do no more than choose a replica.
 """
 
+from app.asgi import ClientExchange
 from app.errors import Dialect
 from app.relay.body import ParsedBody
-from app.server.connection import ClientExchange
 
 SESSION_HEADER = b"x-session-id"
 # OpenAI's, the newer one first. Of Anthropic's `metadata` nothing is defined but `user_id`.

@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 
+from app.asgi import ClientExchange
 from app.auth.principal import Principal
 from app.database.database import DatabaseUnavailable
 from app.errors import (
@@ -30,7 +31,6 @@ from app.relay.rewrite import ABSENT, Rewrite, truth
 from app.relay.services import RelayServices
 from app.routing.catalogue import Model
 from app.routing.replica import Replica
-from app.server.connection import ClientExchange
 from app.stored import StoredResponse, StoredResponses
 from app.telemetry.logs.access import RequestRecord
 from engines.base import EngineError, EngineTimeout

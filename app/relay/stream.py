@@ -8,8 +8,8 @@ and then in the engine.
 import asyncio
 from time import perf_counter
 
+from app.asgi import ClientExchange, ClientStalled, Headers
 from app.relay.sse import COMMENT, whole_events
-from app.server.connection import ClientExchange, ClientStalled, Headers
 from app.telemetry.metrics.series import Buckets
 from app.usage.stream_meter import StreamMeter
 from engines.base import EngineDied, EngineError, EngineResponse
@@ -38,24 +38,24 @@ class EventStream:
         """Carry the whole stream. Raises EngineError after everything that came before it."""
         exchange = self._exchange
         if not exchange.started:
-            await exchange.start(self._answer.status, headers)
+            await exchange.start_response(self._answer.status, headers)
         exchange.streaming = True
         try:
             while not await self._answer.pump(self.deliver):
-                await exchange.settle()
+                await exchange.flush()
         except EngineError:
             # What the meter kept back are whole events that came before the fault.
             if kept := self._meter.flush():
-                await exchange.body(kept, more=True)
+                await exchange.send_body(kept, more=True)
             raise
         rest = b""
         if self._held and (rest := self._meter.pass_on(self._held[: death_in(self._held)])):
             self._time()
         if death_in(self._held) is not None:
             if rest := rest + self._meter.flush():
-                await exchange.body(rest, more=True)
+                await exchange.send_body(rest, more=True)
             raise EngineDied(TOLD)
-        await exchange.body(rest + self._meter.flush(), more=False)
+        await exchange.send_body(rest + self._meter.flush(), more=False)
 
     def deliver(self, data: bytes) -> bool:
         """Send on what came together; return whether more can be taken at once."""
@@ -109,17 +109,17 @@ class KeepAlive:
     async def _watch(self) -> None:
         exchange = self._exchange
         seen = 0
-        while not exchange.complete:
+        while not exchange.response_complete:
             await asyncio.sleep(self._seconds)
             # A client that has not read what it was sent needs no comment.
-            if exchange.settled and exchange.record.bytes_out == seen:
+            if exchange.writable and exchange.record.bytes_out == seen:
                 if not exchange.started:
-                    await exchange.start(200, SSE_HEADERS)
+                    await exchange.start_response(200, SSE_HEADERS)
                     exchange.streaming = True
-                if exchange.streaming and not exchange.complete:
+                if exchange.streaming and not exchange.response_complete:
                     try:
                         if not exchange.push(COMMENT):
-                            await exchange.settle()
+                            await exchange.flush()
                     except ClientStalled:
                         return  # whoever sends next will find the same
             seen = exchange.record.bytes_out

@@ -188,7 +188,7 @@ def uvicorn_server(app: FastAPI) -> _Server:
     class Connection(ClientConnection):
         bounds = _bounds(server, server.max_connections, server.max_connections_per_peer)
         peers = PeerConnections()
-        data_plane = state.data_plane
+        dispatcher = state.dispatcher
 
         def on_refusal(self, error: GatewayError) -> None:
             state.metrics.refusal(error.status)

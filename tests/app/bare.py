@@ -10,15 +10,9 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from app.asgi import Dispatcher, ExchangeHandler, Headers
 from app.errors import GatewayError
-from app.server.connection import (
-    ClientConnection,
-    ConnectionBounds,
-    DataPlane,
-    Headers,
-    PeerConnections,
-    Serve,
-)
+from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.server.run import listen
 from tests.app.raw import PATIENCE_S, Client
 from tests.gateway import until_tasks_end
@@ -60,13 +54,13 @@ class Bare:
             writer.transport.abort()
 
 
-class HandlerDataPlane:
-    """A data plane of every path, served by one handler."""
+class OneHandler:
+    """A dispatcher that gives every request to one handler."""
 
-    def __init__(self, handler: Serve) -> None:
+    def __init__(self, handler: ExchangeHandler) -> None:
         self._handler = handler
 
-    def server_of(self, method: str, path: str, headers: Headers) -> Serve | None:
+    def find_handler(self, method: str, path: str, headers: Headers) -> ExchangeHandler | None:
         return self._handler
 
 
@@ -76,24 +70,24 @@ async def no_application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def serving(
-    handler: Serve, host: str = "127.0.0.1", **bounds: Any
+    handler: ExchangeHandler, host: str = "127.0.0.1", **bounds: Any
 ) -> AbstractAsyncContextManager[Bare]:
-    """Serve every request on a free port with a handler of its exchange."""
-    return serving_app(no_application, host, HandlerDataPlane(handler), **bounds)
+    """ExchangeHandler every request on a free port with a handler of its exchange."""
+    return serving_app(no_application, host, OneHandler(handler), **bounds)
 
 
 @asynccontextmanager
 async def serving_app(
-    app: ASGIApp, host: str = "127.0.0.1", plane: DataPlane | None = None, **bounds: Any
+    app: ASGIApp, host: str = "127.0.0.1", chosen: Dispatcher | None = None, **bounds: Any
 ) -> AsyncIterator[Bare]:
-    """Serve an application on a free port; on a Unix socket where the host is a path.
+    """ExchangeHandler an application on a free port; on a Unix socket where the host is a path.
 
-    What `plane` serves does not reach the application.
+    What `chosen` handles does not reach the application.
     """
 
     class Connection(ClientConnection):
         peers = PeerConnections()
-        data_plane = plane
+        dispatcher = chosen
 
         def on_refusal(self, error: GatewayError) -> None:
             bare.refused.append(error)

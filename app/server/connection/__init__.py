@@ -1,49 +1,25 @@
-"""One client connection: uvicorn's, with the bounds that a server on its own needs.
+"""Client connections: uvicorn's protocol with the limits that a server without a proxy needs.
 
-uvicorn leaves to a proxy in front what is done here: a bound and a deadline for a request's head
-and body, one meaning of where a body ends, refusals in JSON, connections that are counted, parsing
-in turns, an upgrade that is ignored instead of losing the body, HTTP/1.0 answers without chunks,
-and pipelining under which a client's leaving is still seen. Requests of the data plane bypass
-uvicorn's cycle: each is an `ClientExchange`, served by a `RequestTask`.
+uvicorn leaves to a proxy in front what is done here: limits and deadlines for a request's head and
+body, one meaning of where a body ends, refusals in JSON, a count of connections, parsing in turns,
+an upgrade that is ignored instead of losing the body, HTTP/1.0 responses without chunks, and
+pipelining under which a client's disconnect is still seen. Requests of the data plane bypass
+uvicorn's cycle: each is an `HttpExchange`, handled in a `RequestTask`.
 
 `protocol` puts together: `bounds` (limits), `framing` (where a body ends), `input_buffer`
-(received, not parsed yet), `exchange` and `task` (data plane), `response` (ASGI responses,
-refusals).
+(received, not parsed yet), `exchange` and `request_task` (data plane), `asgi_transport` (responses
+of the ASGI application, refusals).
 """
 
 from app.server.connection.bounds import ConnectionBounds, PeerConnections
-from app.server.connection.exchange import (
-    BUFFERED_BYTES,
-    ClientDisconnected,
-    ClientExchange,
-    ClientStalled,
-    Headers,
-    Serve,
-)
-from app.server.connection.protocol import (
-    MAX_HEAD_BYTES,
-    MAX_HEADERS,
-    MAX_PIPELINED,
-    REFUSED,
-    ClientConnection,
-    DataPlane,
-)
+from app.server.connection.exchange import HttpExchange
+from app.server.connection.protocol import ClientConnection
 from app.server.connection.request_task import RequestTask
 
 __all__ = [
-    "BUFFERED_BYTES",
-    "MAX_HEADERS",
-    "MAX_HEAD_BYTES",
-    "MAX_PIPELINED",
-    "REFUSED",
     "ClientConnection",
-    "ClientDisconnected",
-    "ClientExchange",
-    "ClientStalled",
     "ConnectionBounds",
-    "DataPlane",
-    "Headers",
+    "HttpExchange",
     "PeerConnections",
     "RequestTask",
-    "Serve",
 ]

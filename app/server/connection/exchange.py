@@ -7,13 +7,12 @@ without waiting, straight from the engine's socket to the client's. How a respon
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from app.asgi import BUFFERED_BYTES, ClientDisconnected, ClientStalled, ExchangeHandler, Headers
 from app.errors import Dialect, GatewayError, dialect_of
 from app.server.connection.input_buffer import InputBuffer
 from app.server.connection.request_task import RequestTask
@@ -21,10 +20,6 @@ from app.telemetry.logs.access import RequestRecord, new_id, request_id
 from app.telemetry.metrics.gateway import NO_ENDPOINT
 from engines.http.immediate_future import ImmediateFuture
 
-Headers = Sequence[tuple[bytes, bytes]]
-
-# A client that sends no more than this has its body buffered by its connection in any case.
-BUFFERED_BYTES = HIGH_WATER_LIMIT
 # The lines before chunks of the usual sizes; formatting one takes longer than looking it up.
 _SIZES = tuple(b"%x\r\n" % size for size in range(4096))
 _line = b"%b: %b\r\n".__mod__  # of a header
@@ -32,16 +27,6 @@ _LAST_CHUNK = b"0\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Statuses whose responses have no body (RFC 9110, section 6.4.1).
 _BODILESS = (204, 304)
-
-
-class ClientDisconnected(Exception):
-    """The client closed its connection before its response was whole."""
-
-
-class ClientStalled(Exception):
-    """The client does not read what has been sent to it."""
-
-    code = "client_stalled"
 
 
 class Carrier(Protocol):
@@ -58,21 +43,17 @@ class Carrier(Protocol):
         """Return the headers that every response has."""
         ...
 
-    def exchange_completed(self, exchange: "ClientExchange") -> None:
+    def exchange_completed(self, exchange: "HttpExchange") -> None:
         """Take note that the last byte of the response has been written."""
         ...
 
-    def exchange_ended(self, exchange: "ClientExchange", task: RequestTask) -> None:
+    def exchange_ended(self, exchange: "HttpExchange", task: RequestTask) -> None:
         """Take note that the task of an exchange has ended, whatever became of the response."""
         ...
 
 
-# Serves an exchange; the coroutine raises nothing.
-Serve = Callable[["ClientExchange"], Coroutine[Any, Any, None]]
-
-
-class ClientExchange:
-    """One request and its response. Used by its own task, and by `KeepAlive` between pieces."""
+class HttpExchange:
+    """A `ClientExchange` on an HTTP/1.1 connection."""
 
     # What most requests never change stands in the class.
 
@@ -86,8 +67,7 @@ class ClientExchange:
     extra_headers: Headers = ()
     started = False  # the head has left, or waits until the client has read what came before
     streaming = False  # the head of an event stream has left
-    complete = False  # the last byte has left
-    response_complete = False  # the same, by uvicorn's name
+    response_complete = False  # the last byte has left; uvicorn's cycles have it by this name
     more_body = True  # of the request
     disconnected = False
     # Why the connection or a cut canceled the task; None: neither did.
@@ -108,7 +88,7 @@ class ClientExchange:
     def __init__(
         self,
         carrier: Carrier,
-        serve: "Serve",
+        handler: ExchangeHandler,
         method: str,
         path: str,
         query: bytes,
@@ -118,8 +98,8 @@ class ClientExchange:
         keep_alive: bool = True,
         expects_continue: bool = False,
     ) -> None:
-        """`serve` makes its task; `headers` have names in lower case; `path` is unquoted."""
-        self.serve = serve
+        """Names of `headers` are in lower case; `path` is unquoted."""
+        self.handler = handler
         self.method = method
         self.path = path
         self.query = query
@@ -183,7 +163,7 @@ class ClientExchange:
 
     # The response
 
-    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+    async def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response, with its length. Raises ClientStalled."""
         self._begin(status)
         self.record.bytes_out += len(body)  # also of one that is left while it waits
@@ -196,7 +176,7 @@ class ClientExchange:
             self._carrier.transport.write(head if self.method == "HEAD" else head + body)
         self._end()
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def start_response(self, status: int, headers: Headers) -> None:
         """Send the head of a response. Raises ClientStalled."""
         self._begin(status)
         if self._carrier.flow.write_paused:
@@ -210,10 +190,10 @@ class ClientExchange:
         self._head = self._response_head(status, headers)
         self._flush = self._carrier.loop.call_soon(self._flush_head)
 
-    async def body(self, data: bytes, *, more: bool) -> None:
+    async def send_body(self, data: bytes, *, more: bool) -> None:
         """Send a piece of the body, waiting for a slow client. Raises ClientStalled."""
         if self._unsent is not None:
-            await self.settle()
+            await self.flush()
         if self._carrier.flow.write_paused:
             await self._drained()
         self.record.bytes_out += len(data)
@@ -224,7 +204,7 @@ class ClientExchange:
     def push(self, data: bytes) -> bool:
         """Send a piece of the body without waiting; return whether the client takes more.
 
-        After False, `settle` must be awaited; what is pushed before that waits for it too.
+        After False, `flush` must be awaited; what is pushed before that waits for it too.
         """
         self.record.bytes_out += len(data)
         if self._unsent is not None:
@@ -237,11 +217,11 @@ class ClientExchange:
         return True
 
     @property
-    def settled(self) -> bool:
+    def writable(self) -> bool:
         """Whether all that was sent, here and before, has been written and more can be."""
         return self._unsent is None and not self._carrier.flow.write_paused
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Return when everything that was pushed has been written. Raises ClientStalled."""
         while self._unsent is not None:
             if self._carrier.flow.write_paused:
@@ -301,7 +281,7 @@ class ClientExchange:
             self._carrier.transport.write(head)
 
     def _end(self) -> None:
-        self.complete = self.response_complete = True
+        self.response_complete = True
         self._body.clear()  # nothing reads it now, and the connection may idle
         self._carrier.exchange_completed(self)
 
@@ -316,7 +296,7 @@ class ClientExchange:
 
     def feed_body(self, data: bytes) -> None:
         """Take a piece of the request's body; the reader goes on with `wake_reader`."""
-        if not self.complete:
+        if not self.response_complete:
             self._body.append(data)
             self._body_bytes += len(data)
             if self._body_bytes > BUFFERED_BYTES:
@@ -349,7 +329,7 @@ class ClientExchange:
         return fault
 
     def _interrupt(self, fault: ClientDisconnected | GatewayError) -> None:
-        if self.fault is None and not self.complete and self.task is not None:
+        if self.fault is None and not self.response_complete and self.task is not None:
             self.fault = fault
             self.task.cancel()
 

@@ -1,6 +1,6 @@
 """The protocol of one client connection: bounds, deadlines, refusals, and whose request it is.
 
-A request of the data plane becomes an `ClientExchange` with a task of its own; every other request
+A request of the data plane becomes an `HttpExchange` with a task of its own; every other request
 goes through uvicorn's cycle to the ASGI application.
 """
 
@@ -10,7 +10,7 @@ from enum import Enum, auto
 from functools import lru_cache, partial
 from math import inf
 from time import perf_counter
-from typing import Any, ClassVar, NoReturn, Protocol, cast
+from typing import Any, ClassVar, NoReturn, cast
 from urllib.parse import unquote
 
 import httptools
@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
+from app.asgi import REFUSED, Dispatcher, ExchangeHandler, Headers
 from app.errors import (
     BadRequest,
     GatewayError,
@@ -27,7 +28,7 @@ from app.errors import (
 )
 from app.server.connection.asgi_transport import AsgiTransport, error_response, without_chunks
 from app.server.connection.bounds import ConnectionBounds, PeerConnections
-from app.server.connection.exchange import ClientExchange, Headers, Serve
+from app.server.connection.exchange import HttpExchange
 from app.server.connection.framing import FRAMING_FIELDS, content_length, is_chunked
 from app.server.connection.input_buffer import InputBuffer
 from app.server.connection.request_task import RequestTask
@@ -53,9 +54,6 @@ STALL_SLACK_S = 1.0
 # How long a client that was refused may go on sending before it is cut off. Closing at once would
 # reset the connection, and the client might see that instead of the answer.
 LINGER_S = 2.0
-# Where an ASGI scope tells which status the connection itself has sent, to a request whose body
-# came to no good end. The application sees only a client that is gone.
-REFUSED = "gateway.refused"
 # Header fields that the connection itself goes by.
 _READ_FIELDS = FRAMING_FIELDS | {b"expect"}
 # What a request that asks for an upgrade loses when it is taken without one.
@@ -73,17 +71,6 @@ _SHORT_URL = 64
 _METHODS = {b"POST": "POST", b"GET": "GET"}
 # A member of an enumeration takes Python 3.11 longer to look up than a name.
 _IDLE, _HEAD, _BODY = _Phase
-
-
-class DataPlane(Protocol):
-    """Serves requests without ASGI."""
-
-    def server_of(self, method: str, path: str, headers: Headers) -> Serve | None:
-        """Return what serves a request, None where the ASGI application does.
-
-        Its coroutine raises nothing.
-        """
-        ...
 
 
 def _target(url: bytes) -> tuple[str, bytes]:
@@ -105,7 +92,7 @@ class ClientConnection(HttpToolsProtocol):
 
     bounds: ClassVar[ConnectionBounds]
     peers: ClassVar[PeerConnections]
-    data_plane: ClassVar[DataPlane | None] = None
+    dispatcher: ClassVar[Dispatcher | None] = None
     flow: InputBuffer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -129,9 +116,9 @@ class ClientConnection(HttpToolsProtocol):
         # Runs while the client leaves unread more than a connection buffers.
         self._stall: asyncio.TimerHandle | None = None
         # The request that is being answered; `cycle` is the last one that was read.
-        self._running: ClientExchange | RequestResponseCycle | None = None
+        self._running: HttpExchange | RequestResponseCycle | None = None
         # A request of the data plane that has been read as far as it has arrived, and not begun.
-        self._unbegun: ClientExchange | None = None
+        self._unbegun: HttpExchange | None = None
 
     def on_refusal(self, error: GatewayError) -> None:
         """Note a request that was refused here, and that no application sees."""
@@ -169,7 +156,7 @@ class ClientConnection(HttpToolsProtocol):
         self.cycle = cast(RequestResponseCycle, None)
         self.pipeline.clear()
         super().connection_lost(exc)
-        if isinstance(running, ClientExchange):
+        if isinstance(running, HttpExchange):
             running.disconnect()
         elif running is not None and not running.response_complete:
             running.disconnected = True
@@ -232,7 +219,7 @@ class ClientConnection(HttpToolsProtocol):
         if self._unbegun is not None:
             exchange, self._unbegun = self._unbegun, None
             self._begin(exchange)
-        elif isinstance(self._running, ClientExchange):
+        elif isinstance(self._running, HttpExchange):
             self._running.wake_reader()
 
     def _bound_pipeline(self) -> None:
@@ -329,23 +316,23 @@ class ClientConnection(HttpToolsProtocol):
         self._upgrading = self.parser.should_upgrade()
         if self._upgrading:
             return  # taken up again without the upgrade
-        serve = None
-        if self.data_plane is not None:
+        handler = None
+        if self.dispatcher is not None:
             url = self.url
             path, query = (_known_target if len(url) <= _SHORT_URL else _target)(url)
             method = _METHODS.get(self.parser.get_method()) or self.parser.get_method().decode()
-            serve = self.data_plane.server_of(method, path, self.headers)
-        if serve is None:
+            handler = self.dispatcher.find_handler(method, path, self.headers)
+        if handler is None:
             self._take_cycle()
         else:
-            self._take_exchange(serve, method, path, query)
+            self._take_exchange(handler, method, path, query)
         self._head_bytes = self._idle_bytes = self._begun_in = 0
         self._phase = _BODY
 
     def on_body(self, body: bytes) -> None:
         self._idle_bytes = 0
         self._body_left -= len(body)
-        if isinstance(self.cycle, ClientExchange):
+        if isinstance(self.cycle, HttpExchange):
             self.cycle.feed_body(body)
         else:
             super().on_body(body)
@@ -354,7 +341,7 @@ class ClientConnection(HttpToolsProtocol):
         if self._upgrading:
             return
         self._phase = _IDLE
-        if isinstance(self.cycle, ClientExchange):
+        if isinstance(self.cycle, HttpExchange):
             self.cycle.more_body = False
         else:
             super().on_message_complete()
@@ -376,13 +363,15 @@ class ClientConnection(HttpToolsProtocol):
 
     # Requests and their responses
 
-    def _take_exchange(self, serve: Serve, method: str, path: str, query: bytes) -> None:
+    def _take_exchange(
+        self, handler: ExchangeHandler, method: str, path: str, query: bytes
+    ) -> None:
         """Have a request of the data plane begun once it has been read as far as it has come."""
         busy = self._busy
         version_1_0 = self.parser.get_http_version() == "1.0"
-        exchange = ClientExchange(
+        exchange = HttpExchange(
             self,
-            serve,
+            handler,
             method,
             path,
             query,
@@ -398,10 +387,10 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self._running = self._unbegun = exchange
 
-    def _begin(self, exchange: ClientExchange) -> None:
+    def _begin(self, exchange: HttpExchange) -> None:
         """Run the task of an exchange until it waits."""
         if exchange is self._running and not self.transport.is_closing():
-            task = RequestTask(exchange.serve(exchange), self.loop, exchange.task_ended)
+            task = RequestTask(exchange.handler(exchange), self.loop, exchange.task_ended)
             exchange.task = task
             self.tasks.add(task)  # type: ignore[arg-type]
             task.start()
@@ -418,7 +407,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        if isinstance(cycle, ClientExchange):  # the next of several that were pipelined
+        if isinstance(cycle, HttpExchange):  # the next of several that were pipelined
             cycle.record.started = perf_counter()
             self.loop.call_soon(self._begin, cycle)
             return
@@ -428,17 +417,21 @@ class ClientConnection(HttpToolsProtocol):
             app = partial(without_chunks, app, cycle)
         super()._start_asgi_task(cycle, app)
 
-    def exchange_completed(self, exchange: ClientExchange) -> None:
+    def exchange_completed(self, exchange: HttpExchange) -> None:
         """See `app.server.connection.exchange.Carrier`."""
         if exchange is self._running:
             if not exchange.keep_alive:
                 self.close_behind(exchange)
             self.on_response_complete()
 
-    def exchange_ended(self, exchange: ClientExchange, task: RequestTask) -> None:
+    def exchange_ended(self, exchange: HttpExchange, task: RequestTask) -> None:
         """See `app.server.connection.exchange.Carrier`."""
         self.tasks.discard(task)
-        if exchange is self._running and not exchange.complete and not exchange.disconnected:
+        if (
+            exchange is self._running
+            and not exchange.response_complete
+            and not exchange.disconnected
+        ):
             self._close()  # the client sees by it that the response is not whole
 
     def on_response_complete(self) -> None:
@@ -491,7 +484,7 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self.transport.abort()
 
-    def close_behind(self, cycle: ClientExchange | RequestResponseCycle) -> None:
+    def close_behind(self, cycle: HttpExchange | RequestResponseCycle) -> None:
         """Let the client go when it has what waits for it, or does not read that in time."""
         if cycle.response_complete and cycle.more_body:
             # It may see the answer only once it has sent its body; the body's deadline runs on.
@@ -577,7 +570,7 @@ class ClientConnection(HttpToolsProtocol):
         if running is None and self._phase is _BODY:
             self._close()  # it has had its answer
             return
-        if isinstance(running, ClientExchange):
+        if isinstance(running, HttpExchange):
             if running.started:
                 running.disconnect()
                 self._close()

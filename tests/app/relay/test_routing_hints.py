@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.asgi import ClientExchange
 from app.relay.body import parse
 from app.relay.routing_hints import LONGEST_SESSION, RequestHints
-from app.server.connection import ClientExchange
+from app.server.connection import HttpExchange
 
 MOST = 65536
 
@@ -27,7 +28,7 @@ def clues(
 ) -> RequestHints:
     raw = body if isinstance(body, bytes) else json.dumps({"model": "demo", **body}).encode()
     no_connection: Any = None
-    exchange = ClientExchange(no_connection, unserved, "POST", path, b"", list(headers))
+    exchange = HttpExchange(no_connection, unserved, "POST", path, b"", list(headers))
     exchange.record.principal = key
     return RequestHints(exchange, parse(content_type, raw))
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from app.asgi import ClientExchange
 from app.errors import EngineFailed
 from app.relay.response import send_error
 from app.relay.sse import COMMENT
 from app.relay.stream import SSE_HEADERS, KeepAlive
-from app.server.connection import ClientExchange
 from app.settings import ServerSettings
 from tests.app.raw import PATIENCE_S, Client, answers, asking, connected, request
 from tests.app.server.connection.exchanges import exchanging
@@ -338,7 +338,7 @@ async def test_comment_waits_until_the_response_before_is_read(kind: str) -> Non
     async def handler(exchange: ClientExchange) -> None:
         begun.append(exchange)
         if len(begun) == 1:
-            await exchange.whole(200, [], b"x" * size)
+            await exchange.send_response(200, [], b"x" * size)
             return
         awake = KeepAlive(exchange, 0.001)
         await asyncio.sleep(0.02)
@@ -347,10 +347,10 @@ async def test_comment_waits_until_the_response_before_is_read(kind: str) -> Non
             awake.stop()
             await send_error(exchange, EngineFailed("it failed"))
         elif kind == "whole":
-            await exchange.whole(200, [], b"one")
+            await exchange.send_response(200, [], b"one")
         else:
-            await exchange.start(200, SSE_HEADERS)
-            await exchange.body(b"one", more=False)
+            await exchange.start_response(200, SSE_HEADERS)
+            await exchange.send_body(b"one", more=False)
         awake.stop()
 
     async with exchanging(handler, request() * 2, slow=True) as served:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from app.server.connection import ClientExchange, ClientStalled
+from app.asgi import ClientExchange, ClientStalled
 from tests.app.bare import Bare, serving
 from tests.app.raw import Answer, Client, request
 from tests.gateway import until_tasks_end
@@ -31,7 +31,7 @@ class Exchanged:
 async def exchanging(
     handler: Handler, payload: bytes | None = None, *, slow: bool = False
 ) -> AsyncIterator[Exchanged]:
-    """Serve a request that has been sent; raise what the handler raised.
+    """ExchangeHandler a request that has been sent; raise what the handler raised.
 
     A slow client reads nothing before `read_on`.
     """
@@ -63,14 +63,14 @@ async def answered(handler: Handler, payload: bytes | None = None) -> Answer:
 async def fill(exchange: ClientExchange) -> bytes:
     """Push to a slow client until its connection is full; return what was pushed."""
     pushed = b""
-    while exchange.settled:
-        while exchange.settled:
+    while exchange.writable:
+        while exchange.writable:
             pushed += PIECE
             exchange.push(PIECE)
         await asyncio.sleep(0.01)  # the kernel may move on what one side of it holds
         with suppress(ClientStalled):
             exchange.stall_s, stall_s = 0.0, exchange.stall_s
-            await exchange.settle()
+            await exchange.flush()
         exchange.stall_s = stall_s
     return pushed
 

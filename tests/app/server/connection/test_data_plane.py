@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.server.connection import ClientDisconnected, ClientExchange, protocol
+from app.asgi import ClientDisconnected, ClientExchange
+from app.server.connection import protocol
 from tests.app.bare import serving
 from tests.app.raw import BODY, Answer, answers, asking, connected, request
 from tests.fakes.vllm import PATIENCE_S, Fake
@@ -151,7 +152,7 @@ async def test_body_that_breaks_behind_a_started_response_ends_it(length: bytes 
     started = asyncio.Event()
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         exchange.push(b"one")
         started.set()
         try:
@@ -181,7 +182,7 @@ async def test_body_that_breaks_behind_another_request_is_refused_and_never_begu
     async def handler(exchange: ClientExchange) -> None:
         begun.append(exchange)
         await may_answer.wait()
-        await exchange.whole(200, [], b"one")
+        await exchange.send_response(200, [], b"one")
 
     chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
     broken = request(None, CHUNKED) + chunk * 2 + b"no chunk\r\n"

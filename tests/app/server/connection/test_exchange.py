@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from app.server.connection import ClientExchange
+from app.asgi import BUFFERED_BYTES, ClientExchange
 from tests.app.bare import serving
 from tests.app.raw import request
 from tests.app.server.connection.exchanges import OLD, PIECE, answered, exchanging, forever
@@ -23,9 +24,9 @@ async def test_head_carries_the_request_id_and_is_recorded() -> None:
         seen.append(exchange.started)
         exchange.rate_lines = b"x-ratelimit-limit-requests: 5\r\n"
         exchange.extra_headers = [(b"vary", b"Origin")]
-        await exchange.start(201, [(b"x-a", b"1")])
+        await exchange.start_response(201, [(b"x-a", b"1")])
         seen.extend((exchange.started, exchange.record.status))
-        await exchange.body(b"", more=False)
+        await exchange.send_body(b"", more=False)
 
     answer = await answered(handler, request(b"", b"x-request-id: id-1"))
     assert seen == [False, True, 201]
@@ -41,7 +42,7 @@ async def test_head_carries_the_request_id_and_is_recorded() -> None:
 
 async def test_header_of_the_request_is_the_last_of_several() -> None:
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.whole(200, [], exchange.header(b"a") + b"," + exchange.header(b"b"))
+        await exchange.send_response(200, [], exchange.header(b"a") + b"," + exchange.header(b"b"))
 
     assert (await answered(handler, request(b"", b"A: 1", b"a: 2"))).body == b"2,"
 
@@ -63,7 +64,7 @@ async def test_path_is_unquoted_and_without_host_and_query(
 
     async def handler(exchange: ClientExchange) -> None:
         seen.extend((exchange.path, exchange.query))
-        await exchange.whole(200, [], b"")
+        await exchange.send_response(200, [], b"")
 
     await answered(handler, request(b"", path=target))
     assert seen == [path, query]
@@ -71,7 +72,7 @@ async def test_path_is_unquoted_and_without_host_and_query(
 
 async def test_head_leaves_although_nothing_of_the_body_follows() -> None:
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         await forever()
 
     with pytest.raises(asyncio.CancelledError):
@@ -86,9 +87,9 @@ async def test_pushed_pieces_leave_at_once() -> None:
     seen: list[object] = []
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         seen.extend((exchange.push(b"one"), exchange.push(b"two")))
-        seen.extend((exchange.settled, exchange.record.bytes_out))
+        seen.extend((exchange.writable, exchange.record.bytes_out))
         await forever()
 
     with pytest.raises(asyncio.CancelledError):
@@ -110,11 +111,11 @@ async def test_pieces_are_framed_as_the_client_understands_it(kind: str) -> None
     payload, headers, status = FRAMED[kind]
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(status, headers)
+        await exchange.start_response(status, headers)
         exchange.push(b"")
         exchange.push(b"one")
-        await exchange.body(b"", more=True)
-        await exchange.body(b"two", more=False)
+        await exchange.send_body(b"", more=True)
+        await exchange.send_body(b"two", more=False)
 
     async with exchanging(handler, payload) as served:
         answer = await served.client.answer()
@@ -131,10 +132,10 @@ async def test_chunks_of_all_sizes_come_through(size: int) -> None:
     body = (PIECE + PIECE)[:size]
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         exchange.push(body)
-        await exchange.body(body, more=True)
-        await exchange.body(body, more=False)
+        await exchange.send_body(body, more=True)
+        await exchange.send_body(body, more=False)
 
     assert (await answered(handler)).body == body * 3
 
@@ -143,11 +144,11 @@ async def test_chunks_of_all_sizes_come_through(size: int) -> None:
 async def test_head_has_no_body_where_it_was_asked_for_alone(whole: bool) -> None:
     async def handler(exchange: ClientExchange) -> None:
         if whole:
-            await exchange.whole(200, [], b"one")
+            await exchange.send_response(200, [], b"one")
         else:
-            await exchange.start(200, [LENGTH])
+            await exchange.start_response(200, [LENGTH])
             exchange.push(b"on")
-            await exchange.body(b"e", more=False)
+            await exchange.send_body(b"e", more=False)
 
     payload = request(None, method=b"HEAD")
     async with exchanging(handler, payload) as served:
@@ -162,10 +163,10 @@ async def test_head_has_no_body_where_it_was_asked_for_alone(whole: bool) -> Non
 async def test_status_without_a_body_has_no_framing(status: int, whole: bool) -> None:
     async def handler(exchange: ClientExchange) -> None:
         if whole:
-            await exchange.whole(status, [], b"")
+            await exchange.send_response(status, [], b"")
         else:
-            await exchange.start(status, [])
-            await exchange.body(b"", more=False)
+            await exchange.start_response(status, [])
+            await exchange.send_body(b"", more=False)
 
     async with exchanging(handler) as served:
         served.client.send(request())
@@ -182,9 +183,9 @@ async def test_whole_response_is_recorded_and_has_its_length() -> None:
     seen: list[object] = []
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.whole(201, [(b"x-a", b"1")], b"one")
+        await exchange.send_response(201, [(b"x-a", b"1")], b"one")
         record = exchange.record
-        seen.extend((exchange.started, exchange.complete, record.status, record.bytes_out))
+        seen.extend((exchange.started, exchange.response_complete, record.status, record.bytes_out))
 
     answer = await answered(handler)
     assert (answer.status, answer.body) == (201, b"one")
@@ -212,10 +213,10 @@ async def test_connection_is_kept_or_closed_as_it_was_said(kind: str, whole: boo
 
     async def handler(exchange: ClientExchange) -> None:
         if whole:
-            await exchange.whole(200, [], b"one")
+            await exchange.send_response(200, [], b"one")
         else:
-            await exchange.start(200, [])
-            await exchange.body(b"one", more=False)
+            await exchange.start_response(200, [])
+            await exchange.send_body(b"one", more=False)
 
     async with exchanging(handler, payload) as served:
         answer = await served.client.answer()
@@ -232,8 +233,8 @@ async def test_connection_is_kept_or_closed_as_it_was_said(kind: str, whole: boo
 async def test_response_that_is_not_whole_closes_the_connection(started: bool) -> None:
     async def handler(exchange: ClientExchange) -> None:
         if started:
-            await exchange.start(200, [])
-            await exchange.body(b"one", more=True)
+            await exchange.start_response(200, [])
+            await exchange.send_body(b"one", more=True)
 
     async with exchanging(handler, request() + request()) as served:
         said = await served.client.rest()
@@ -252,3 +253,7 @@ async def test_exception_of_a_handler_closes_the_connection_and_is_reported() ->
         client.send(request())
         assert await client.rest() == b""
     assert [type(context["exception"]) for context in told] == [LookupError]
+
+
+def test_buffered_bytes_is_the_high_water_mark_of_uvicorn() -> None:
+    assert BUFFERED_BYTES == HIGH_WATER_LIMIT

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
+from app.asgi import ClientDisconnected, ClientExchange, ClientStalled, ExchangeHandler
 from app.errors import EngineFailed, GatewayError, InvalidApiKey, TooManyConnections
 from app.relay.response import send_error
-from app.server.connection import ClientDisconnected, ClientExchange, ClientStalled, Serve
+from app.server.connection import HttpExchange
 from tests.app.raw import request
 from tests.app.server.connection.exchanges import answered, exchanging, fill, forever
 
@@ -22,16 +23,16 @@ async def test_what_a_slow_client_was_not_sent_waits_in_order() -> None:
     seen: list[object] = []
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         filled.append(await fill(exchange))
-        seen.extend((exchange.push(b"one"), exchange.push(b"two"), exchange.settled))
-        settling = asyncio.create_task(exchange.settle())
+        seen.extend((exchange.push(b"one"), exchange.push(b"two"), exchange.writable))
+        settling = asyncio.create_task(exchange.flush())
         await asyncio.sleep(0)
         seen.append(exchange.push(b"three"))  # while it settles
         filled.append(b"")
         await settling
-        seen.append(exchange.settled)
-        await exchange.body(b"end", more=False)
+        seen.append(exchange.writable)
+        await exchange.send_body(b"end", more=False)
         seen.append(exchange.record.bytes_out)
 
     async with exchanging(handler, slow=True) as served:
@@ -49,11 +50,11 @@ async def test_stream_goes_on_at_once_after_it_has_settled() -> None:
     seen: list[object] = []
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         filled.append(await fill(exchange))
-        await exchange.settle()
+        await exchange.flush()
         seen.append(exchange.push(b"two"))
-        await exchange.body(b"", more=False)
+        await exchange.send_body(b"", more=False)
 
     async with exchanging(handler, slow=True) as served:
         while not filled:
@@ -68,16 +69,16 @@ async def test_two_that_wait_for_a_slow_client_both_go_on() -> None:
     waiting = asyncio.Event()
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         filled.append(await fill(exchange))
         exchange.push(b"one")
-        other = asyncio.create_task(exchange.settle())  # as a keep-alive does beside the stream
+        other = asyncio.create_task(exchange.flush())  # as a keep-alive does beside the stream
         await asyncio.sleep(0)
         exchange.push(b"two")
         waiting.set()
-        await exchange.settle()
+        await exchange.flush()
         await other
-        await exchange.body(b"end", more=False)
+        await exchange.send_body(b"end", more=False)
 
     async with exchanging(handler, slow=True) as served:
         await waiting.wait()
@@ -90,9 +91,9 @@ async def test_piece_waits_for_a_slow_client() -> None:
     seen: list[bool] = []
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
-        await exchange.body(b"x" * size, more=True)
-        last = asyncio.create_task(exchange.body(b"last", more=False))
+        await exchange.start_response(200, [])
+        await exchange.send_body(b"x" * size, more=True)
+        last = asyncio.create_task(exchange.send_body(b"last", more=False))
         await asyncio.sleep(0.01)
         seen.append(last.done())
         await last
@@ -111,13 +112,13 @@ async def test_response_waits_until_the_one_before_it_is_read() -> None:
 
     async def handler(exchange: ClientExchange) -> None:
         begun.append(exchange)
-        await exchange.whole(200, [], b"x" * size)
+        await exchange.send_response(200, [], b"x" * size)
 
     async with exchanging(handler, request() * 2, slow=True) as served:
         while len(begun) < 2:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-        assert [exchange.complete for exchange in begun] == [True, False]
+        assert [exchange.response_complete for exchange in begun] == [True, False]
         served.read_on()
         for _ in range(2):
             assert len((await served.client.answer()).body) == size
@@ -125,10 +126,10 @@ async def test_response_waits_until_the_one_before_it_is_read() -> None:
 
 async def test_nothing_to_settle_costs_no_wait() -> None:
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         with pytest.raises(StopIteration):
-            exchange.settle().send(None)
-        await exchange.body(b"", more=False)
+            exchange.flush().send(None)
+        await exchange.send_body(b"", more=False)
 
     await answered(handler)
 
@@ -137,10 +138,10 @@ async def test_client_that_reads_nothing_more_has_stalled() -> None:
     seen: list[str] = []
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         await fill(exchange)
         exchange.stall_s = SOON
-        for send in (exchange.settle(), exchange.body(b"two", more=True)):
+        for send in (exchange.flush(), exchange.send_body(b"two", more=True)):
             try:
                 await send
             except ClientStalled as fault:
@@ -159,11 +160,11 @@ async def test_client_that_leaves_while_it_is_waited_for_is_noticed() -> None:
     filled = asyncio.Event()
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         await fill(exchange)
         filled.set()
         try:
-            await exchange.settle()
+            await exchange.flush()
         except asyncio.CancelledError:
             faults.append(exchange.take_fault())
 
@@ -181,6 +182,7 @@ async def test_request_that_is_cut_off_learns_of_it_once(first: GatewayError | N
     begun: list[ClientExchange] = []
 
     async def handler(exchange: ClientExchange) -> None:
+        assert isinstance(exchange, HttpExchange)
         begun.append(exchange)
         try:
             await forever()
@@ -190,7 +192,7 @@ async def test_request_that_is_cut_off_learns_of_it_once(first: GatewayError | N
             faults.extend((task.cancelling(), exchange.take_fault(), exchange.take_fault()))
             faults.append(task.cancelling())
             await asyncio.sleep(0)  # it may wait again
-            await exchange.whole(401, [], b"")
+            await exchange.send_response(401, [], b"")
 
     async with exchanging(handler) as served:
         while not begun:
@@ -207,7 +209,8 @@ async def test_request_whose_response_is_whole_is_not_cut_off() -> None:
     ended = asyncio.Event()
 
     async def handler(exchange: ClientExchange) -> None:
-        await exchange.whole(200, [], b"one")
+        await exchange.send_response(200, [], b"one")
+        assert isinstance(exchange, HttpExchange)
         exchange.cut(EngineFailed("too late"))
         exchange.disconnect()
         await asyncio.sleep(0)
@@ -220,7 +223,7 @@ async def test_request_whose_response_is_whole_is_not_cut_off() -> None:
 # Errors
 
 
-def failing(error: GatewayError, before: Serve) -> Serve:
+def failing(error: GatewayError, before: ExchangeHandler) -> ExchangeHandler:
     """Return a handler that fails after it has begun."""
 
     async def handler(exchange: ClientExchange) -> None:
@@ -244,7 +247,7 @@ async def test_error_before_the_head_is_a_whole_response() -> None:
 @pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/chat/completions"])
 async def test_error_in_a_stream_is_one_event_after_what_was_pushed(path: bytes) -> None:
     async def stream(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         exchange.streaming = True
         exchange.push(b"data: 1\n\n")
 
@@ -258,8 +261,8 @@ async def test_error_in_a_stream_is_one_event_after_what_was_pushed(path: bytes)
 
 async def test_error_in_a_plain_response_cannot_be_told() -> None:
     async def plain(exchange: ClientExchange) -> None:
-        await exchange.start(200, [(b"content-length", b"9")])
-        await exchange.body(b"one", more=True)
+        await exchange.start_response(200, [(b"content-length", b"9")])
+        await exchange.send_body(b"one", more=True)
 
     async with exchanging(failing(EngineFailed("it failed"), plain)) as served:
         assert (await served.client.rest()).endswith(b"\r\n\r\none")
@@ -267,9 +270,9 @@ async def test_error_in_a_plain_response_cannot_be_told() -> None:
 
 async def test_error_after_a_whole_response_is_not_told() -> None:
     async def whole(exchange: ClientExchange) -> None:
-        await exchange.start(200, [])
+        await exchange.start_response(200, [])
         exchange.streaming = True
-        await exchange.body(b"one", more=False)
+        await exchange.send_body(b"one", more=False)
 
     last = request(b"", b"connection: close")
     async with exchanging(failing(EngineFailed("it failed"), whole), last) as served:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from app.server.connection import ClientDisconnected, ClientExchange
+from app.asgi import ClientDisconnected, ClientExchange
+from app.server.connection import HttpExchange
 from tests.app.bare import serving
 from tests.app.raw import PATIENCE_S, Client, request
 
@@ -25,7 +26,7 @@ class Echo:
         self.taken.append(body)
         if body is None:
             body = await read(exchange)
-        await exchange.whole(200, [], body)
+        await exchange.send_response(200, [], body)
 
 
 async def read(exchange: ClientExchange) -> bytes:
@@ -114,7 +115,7 @@ async def test_client_that_expects_100_is_told_to_continue_although_its_body_has
 
 async def test_client_that_expects_100_and_is_refused_is_not_told_to_continue() -> None:
     async def refuse(exchange: ClientExchange) -> None:
-        await exchange.whole(401, [], b"")
+        await exchange.send_response(401, [], b"")
 
     async with serving(refuse) as server, server.connected() as client:
         client.send(request(None, EXPECT, b"content-length: 5"))
@@ -129,7 +130,7 @@ async def test_body_is_taken_once_and_reading_on_finds_its_end() -> None:
         body = exchange.take_body()
         after.append(exchange.take_body())
         after.append(await exchange.read_body())
-        await exchange.whole(200, [], body or b"")
+        await exchange.send_response(200, [], body or b"")
 
     async with serving(serve) as server, server.connected() as client:
         assert await sent(client, request(b"hello")) == b"hello"
@@ -159,13 +160,14 @@ async def test_body_that_is_taken_is_not_kept_and_reading_goes_on() -> None:
     resumed: list[bool] = []
 
     async def serve(exchange: ClientExchange) -> None:
+        assert isinstance(exchange, HttpExchange)
         await until(lambda: not exchange.more_body)
         [connection] = server.connections
         paused = connection.flow.read_paused
         body = exchange.take_body()
         held.append(len(connection.cycle._body))
         resumed.append(paused and not connection.flow.read_paused)
-        await exchange.whole(200, [], body or b"")
+        await exchange.send_response(200, [], body or b"")
 
     async with serving(serve) as server, server.connected() as client:
         assert await sent(client, request(LARGE[:70_000])) == LARGE[:70_000]
@@ -182,7 +184,7 @@ async def test_body_of_a_slow_reader_is_buffered_up_to_a_bound() -> None:
         await until(lambda: connection.flow.read_paused)
         held.append(sum(map(len, connection.cycle._body)))
         await may_read.wait()
-        await exchange.whole(200, [], b"%d" % len(await read(exchange)))
+        await exchange.send_response(200, [], b"%d" % len(await read(exchange)))
 
     body = b"b" * 8_000_000
     async with serving(serve) as server, server.connected() as client:

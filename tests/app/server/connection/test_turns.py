@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.server.connection import MAX_PIPELINED, ClientExchange, protocol
+from app.asgi import ClientExchange
+from app.server.connection import HttpExchange, protocol
+from app.server.connection.protocol import MAX_PIPELINED
 from tests.app.bare import Bare, serving, serving_app
 from tests.app.raw import PATIENCE_S, Client, request
 
@@ -55,7 +57,7 @@ class Echo:
                 body += piece
             self.bodies.append(body)
             await self.may_answer.wait()
-            await exchange.whole(200, [], exchange.path.encode())
+            await exchange.send_response(200, [], exchange.path.encode())
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def only(server: Bare) -> Any:
 
 def bytes_held(cycle: Any) -> int:
     """Return how much of a request's body is held by either kind of request."""
-    return sum(map(len, cycle._body)) if isinstance(cycle, ClientExchange) else len(cycle.body)
+    return sum(map(len, cycle._body)) if isinstance(cycle, HttpExchange) else len(cycle.body)
 
 
 async def until_settled(server: Bare) -> None:
@@ -286,7 +288,7 @@ async def test_body_that_nobody_read_is_not_kept_once_the_request_is_answered(le
         await send({"type": "http.response.body"})
 
     async def refuse_exchange(exchange: ClientExchange) -> None:
-        await exchange.whole(401, [], b"")
+        await exchange.send_response(401, [], b"")
 
     for serve in (serving_app(refuse), serving(refuse_exchange)):
         async with serve as server, server.connected() as client:

@@ -32,6 +32,9 @@ from app.server.connection.exchange import HttpExchange
 from app.server.connection.framing import FRAMING_FIELDS, content_length, is_chunked
 from app.server.connection.input_buffer import InputBuffer
 from app.server.connection.request_task import RequestTask
+from app.server.connection.uvicorn_hooks import check_hooks
+
+check_hooks(HttpToolsProtocol)
 
 log = logging.getLogger(__name__)
 

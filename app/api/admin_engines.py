@@ -17,7 +17,7 @@ from app.auth.authenticator import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
 from app.fleet.operations import ModelOperations, without_secrets
 from app.fleet.report import EngineRow, engine_rows
-from app.routing.catalogue import Catalogue
+from app.routing import Catalogue
 
 LINES = 200
 MAX_LINES = 10_000
@@ -51,7 +51,7 @@ def engines_router(
     @router.get("/{name}", dependencies=[reading], responses=error_responses(*ADMIN, RouteNotFound))
     async def show_engine(name: str) -> EngineRow:
         """One engine."""
-        return EngineRow.of(*catalogue.replica(name))
+        return EngineRow.of(*catalogue.find_replica(name))
 
     @router.get(
         "/{name}/log",
@@ -96,7 +96,7 @@ def engines_router(
         name: str, request: Request, response: Response, wait: Wait = False
     ) -> EngineRow:
         """End an engine and start it; requests that it works on are broken off."""
-        model, replica = catalogue.replica(name)
+        model, replica = catalogue.find_replica(name)
         record = record_of(request.scope)
         record.model, record.engine = model.name, replica.engine.name
         done = orders.order(name, "restart", lambda: orders.restart(name))

@@ -18,7 +18,7 @@ from app.auth.principal import Principal
 from app.auth.validation import KeyChanges, KeyFields, Rotation
 from app.auth.views import ShownKey, ShownNewKey, ShownPage
 from app.errors import BadRequest, RouteNotFound
-from app.routing.catalogue import Catalogue
+from app.routing import Catalogue
 
 log = logging.getLogger(__name__)
 

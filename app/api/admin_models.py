@@ -19,7 +19,7 @@ from app.fleet.operations import ModelOperations
 from app.fleet.report import Activity, ModelRow
 from app.relay.services import RelayServices
 from app.residency.policy import Residency
-from app.routing.catalogue import Model
+from app.routing import Model
 
 Act = Callable[[str], Awaitable[None]]
 
@@ -77,7 +77,7 @@ def admin_models_router(
 
     async def named(request: Request, name: str) -> Model:
         """Return the model that a path names, which the request's line of the log names as well."""
-        model = catalogue.named(name)
+        model = catalogue.resolve(name)
         record_of(request.scope).model = model.name
         return model
 

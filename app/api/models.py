@@ -8,7 +8,7 @@ from app.api.caller import Caller
 from app.api.error_responses import CLIENT, error_responses, rate_headers
 from app.auth.principal import Principal
 from app.errors import ModelNotFound, RouteNotFound
-from app.routing.catalogue import Catalogue, Model
+from app.routing import Catalogue, Model
 
 
 def card(name: str, model: Model) -> dict[str, Any]:

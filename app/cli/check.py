@@ -9,7 +9,7 @@ from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, lo
 
 if TYPE_CHECKING:  # slow to import, and other commands need not wait
     from app.fleet.slots import Slot
-    from app.routing.catalogue import Catalogue, Model
+    from app.routing import Catalogue, Model
 
 HIDDEN = "***"
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})

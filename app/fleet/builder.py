@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.fleet.slots import Slot, mark
-from app.routing.replica import Replica
+from app.routing import Replica
 from app.settings import ConfigError, ModelSettings, Settings
 from engines.gpu.accelerator import Accelerator, AcceleratorError, Device, find_accelerator
 from engines.gpu.placement import (

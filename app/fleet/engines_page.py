@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from app.routing.catalogue import Catalogue
+from app.routing import Catalogue
 from app.telemetry.metrics.gateway import Metrics
 from app.telemetry.metrics.merge import Malformed, Merged, Work
 from engines.base import SERVING, EngineError

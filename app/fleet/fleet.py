@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from app.fleet.slots import Plan, Slot
 from app.reload.takeover import Prospect
 from app.residency.entry import OnDemand
-from app.routing.affinity import PrefixAffinity, SessionAffinity
-from app.routing.catalogue import Bounds, Model
-from app.routing.policies import LeastLoaded, RoundRobin, SelectionPolicy
-from app.routing.replica import Replica
+from app.routing import POLICIES, Bounds, Model, Replica, SelectionPolicy
 from app.settings import ModelSettings, Settings
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.process.engine import ProcessEngine
@@ -34,12 +31,6 @@ LOOK_S = 0.05
 Build = Callable[[str, Slot], Replica]
 # Tells whether another engine can start beside one, at this moment.
 Ask = Callable[["Running", Slot], Awaitable[Prospect]]
-POLICIES: Mapping[str, type[SelectionPolicy]] = {
-    "least_loaded": LeastLoaded,
-    "prefix": PrefixAffinity,
-    "round_robin": RoundRobin,
-    "session": SessionAffinity,
-}
 # States of an engine that nobody has asked to run.
 # A model on demand leaves one FAILED whose load came to nothing.
 IDLE = frozenset({EngineState.STOPPED, EngineState.ASLEEP, EngineState.FAILED})
@@ -75,8 +66,8 @@ class ModelDeployment:
     # Starts beside the engine that it replaces. Requests and operators see it; the keeper, which
     # loads and unloads, does not before it has taken over.
     coming: Running | None = None
-    # What it has learned outlasts a reload that changes something else.
-    _policy: SelectionPolicy = field(default_factory=LeastLoaded, init=False)
+    # Kept across reloads that do not change it, with all that it has learned.
+    _policy: SelectionPolicy | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
@@ -107,23 +98,23 @@ class ModelDeployment:
             settings.name,
             settings.aliases,
             tuple(one.replica for one in self.engines),
-            Bounds(
+            bounds=Bounds(
                 settings.max_choices,
                 settings.max_output_tokens,
                 settings.max_sequences,
                 settings.max_inputs,
             ),
-            settings.limits,
-            settings.load == "on_demand",
-            self._policy,
-            settings.fallbacks,
-            settings.fields,
-            settings.isolation,
-            frozenset(settings.media.domains),
-            settings.stores_responses,
-            self.created,
-            settings.load_wait_s,
-            settings.queue.max_waiting,
+            limits=settings.limits,
+            on_demand=settings.load == "on_demand",
+            policy=self._policy,
+            fallbacks=settings.fallbacks,
+            fields=settings.fields,
+            isolation=settings.isolation,
+            media_domains=frozenset(settings.media.domains),
+            stores_responses=settings.stores_responses,
+            created=self.created,
+            load_wait_s=settings.load_wait_s,
+            max_waiting=settings.queue.max_waiting,
         )
 
 

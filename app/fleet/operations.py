@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from app import errors
-from app.routing.catalogue import Catalogue
-from app.routing.replica import Replica
+from app.routing import Catalogue, Replica
 from engines.base import Engine, EngineError, EngineState
 from engines.output.redact import hidden
 from engines.output.tail import Tail
@@ -85,7 +84,7 @@ class ModelOperations:
 
         Raises EngineUnavailable, which names each engine that is not, and why.
         """
-        await self._each(self._catalogue.named(name).replicas, self._ready)
+        await self._each(self._catalogue.resolve(name).replicas, self._ready)
 
     async def unload(self, name: str) -> None:
         """End every engine of a model that is ours to end; one that is asked for starts again.
@@ -116,7 +115,7 @@ class ModelOperations:
 
         Raises RouteNotFound, Conflict for one that is not ours, and EngineUnavailable.
         """
-        _, replica = self._catalogue.replica(engine)
+        _, replica = self._catalogue.find_replica(engine)
         if replica.kind == "remote":
             raise errors.Conflict(f"engine {engine} is remote: it is started where it runs")
         await replica.engine.stop(STOP_GRACE_S)
@@ -124,7 +123,7 @@ class ModelOperations:
 
     def log(self, engine: str) -> Tail:
         """Return a reader of an engine's log. Raises RouteNotFound, and Conflict without a log."""
-        _, replica = self._catalogue.replica(engine)
+        _, replica = self._catalogue.find_replica(engine)
         if replica.kind != "process":
             raise errors.Conflict(
                 f"engine {engine} is {replica.kind.replace('_', ' ')} and has no log of its own"
@@ -132,7 +131,7 @@ class ModelOperations:
         return Tail(self._run_dir / engine / "engine.log")
 
     def _able(self, name: str, what: type, verb: str) -> tuple[Replica, ...]:
-        model = self._catalogue.named(name)
+        model = self._catalogue.resolve(name)
         able = tuple(replica for replica in model.replicas if isinstance(replica.engine, what))
         if not able:
             kinds = " and ".join(sorted({r.kind.replace("_", " ") for r in model.replicas}))

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, Field, PlainSerializer
 
-from app.routing.catalogue import Catalogue, Model
-from app.routing.replica import Replica
+from app.routing import Catalogue, Model, Replica
 from app.telemetry.metrics.engines import EngineFigures
 from engines.base import Engine, EngineFacts, EngineState
 from engines.output.redact import command, hidden

@@ -5,9 +5,7 @@ from math import ceil
 
 from app import errors
 from app.residency.forecast import remaining_s
-from app.routing.catalogue import Model
-from app.routing.policies import RoutingHints
-from app.routing.replica import Replica
+from app.routing import Model, Replica, RoutingHints
 from app.telemetry.logs.access import RequestRecord
 from app.telemetry.metrics.gateway import Metrics
 from engines.base import EngineError, EngineTimeout, EngineUnavailable

@@ -16,7 +16,7 @@ from app.relay.rewrite import (
 from app.relay.services import Endpoint, RelayServices
 from app.relay.stored_responses import checked_storage
 from app.relay.token_cost import Cost, check_inputs, check_sequences, cost_of
-from app.routing.catalogue import Model
+from app.routing import Model
 
 
 class Planned(msgspec.Struct, frozen=True):

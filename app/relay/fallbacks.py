@@ -19,7 +19,7 @@ from app.errors import (
 from app.residency.forecast import UP, Forecast, Step, next_step, remaining_s
 from app.residency.loader import OnDemandLoader
 from app.residency.start_waits import StartWait
-from app.routing.catalogue import Catalogue, Model
+from app.routing import Catalogue, Model
 from engines.base import EngineState
 
 if TYPE_CHECKING:
@@ -118,5 +118,5 @@ class FallbackChain:
         return self._rooms.admission.draining or self.step() is not Step.WAIT
 
     def _named(self, name: str) -> Model | None:
-        model = self._rooms.catalogue.own(name)
+        model = self._rooms.catalogue.get(name)
         return model if model is not None and model.serves(self._endpoint) else None

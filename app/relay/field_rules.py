@@ -17,7 +17,7 @@ import msgspec
 from app.auth.principal import Principal
 from app.errors import FieldNotAllowed
 from app.relay.body import Members, ParsedBody
-from app.routing.catalogue import Model
+from app.routing import Model
 from app.settings import FieldSettings
 
 # What steers an engine rather than asks a model: transfers of KV caches, the engine's ids and order

@@ -60,8 +60,7 @@ from app.relay.token_cost import Cost
 from app.residency.forecast import Step
 from app.residency.model_lease import ModelLease
 from app.residency.start_waits import StartWait
-from app.routing.catalogue import Model
-from app.routing.replica import Replica
+from app.routing import Model, Replica
 from app.settings import NO_LIMITS
 from app.telemetry.logs.access import UNKNOWN_MODEL
 from app.usage.budgets import BudgetReservation

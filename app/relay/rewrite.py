@@ -12,7 +12,7 @@ import msgspec
 
 from app.relay.body import Members, ParsedBody
 from app.relay.field_rules import FieldRules, is_over, number_of
-from app.routing.catalogue import Bounds
+from app.routing import Bounds
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

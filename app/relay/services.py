@@ -14,7 +14,7 @@ from app.relay.field_rules import RuleBook
 from app.relay.in_flight import RequestsInFlight
 from app.residency.loader import OnDemandLoader
 from app.residency.start_waits import StartWaits
-from app.routing.catalogue import Catalogue
+from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry.metrics.gateway import Metrics

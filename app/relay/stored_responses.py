@@ -29,8 +29,7 @@ from app.relay.grant import Delivery, Grant
 from app.relay.response import NotRouted
 from app.relay.rewrite import ABSENT, Rewrite, truth
 from app.relay.services import RelayServices
-from app.routing.catalogue import Model
-from app.routing.replica import Replica
+from app.routing import Model, Replica
 from app.stored import StoredResponse, StoredResponses
 from app.telemetry.logs.access import RequestRecord
 from engines.base import EngineError, EngineTimeout

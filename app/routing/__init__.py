@@ -1,0 +1,19 @@
+"""Chooses the replica that serves a request.
+
+`catalogue` has the models by their names with the replicas of each, `policies` the rules by which a
+replica is chosen (a new one goes into the table there), `endpoints` what a model can serve.
+"""
+
+from app.routing.catalogue import Bounds, Catalogue, Model
+from app.routing.policies import POLICIES, RoutingHints, SelectionPolicy
+from app.routing.replica import Replica
+
+__all__ = [
+    "POLICIES",
+    "Bounds",
+    "Catalogue",
+    "Model",
+    "Replica",
+    "RoutingHints",
+    "SelectionPolicy",
+]

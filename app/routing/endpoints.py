@@ -1,7 +1,7 @@
-"""Which endpoints an engine serves, by the tasks that it says its model has. Pure.
+"""The endpoints that an engine serves, by the tasks that it reports for its model. Pure.
 
-vLLM registers the routes of a model's tasks alone, so any other is 404 there. What is not certain
-counts as served: the engine's own answer is right in any case.
+vLLM registers only the routes of a model's tasks, so any other path is 404 there. What is uncertain
+counts as served: the engine's own response is right in any case.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ _GENERATION = (
 )  # fmt: skip
 _SPEECH = ("/v1/audio/transcriptions", "/v1/audio/translations")
 _SCORES = ("/v1/rerank", "/v1/score", "/rerank", "/score")
-# Every engine with a tokenizer has these, whatever its model is for.
+# Every engine with a tokenizer has these, whatever its model's tasks.
 _ALWAYS = ("/tokenize", "/detokenize")
-# The names of vLLM 0.7 to 0.33. A score may be made of any of what a pooling model returns.
+# Task names of vLLM 0.7 to 0.33. Any output of a pooling model can be turned into scores.
 ENDPOINTS: dict[str, tuple[str, ...]] = {
     "generate": _GENERATION,
     "transcription": _SPEECH,
@@ -32,20 +32,20 @@ ENDPOINTS: dict[str, tuple[str, ...]] = {
     "plugin": ("/pooling",),
     "render": (),
 }
-# Left out where a client is told what there is: they are of no use alone, or are there twice.
-_UNNAMED = frozenset({"/v1/messages/count_tokens", "/rerank", "/score", *_ALWAYS})
+# Left out of error messages: second names, and paths of no use alone.
+_UNLISTED = frozenset({"/v1/messages/count_tokens", "/rerank", "/score", *_ALWAYS})
 
 
 @lru_cache
 def endpoints_of(tasks: tuple[str, ...]) -> frozenset[str] | None:
-    """Return the endpoints of an engine whose model has these tasks; None: not known."""
+    """Return the endpoints of an engine whose model has these tasks; None: unknown."""
     if not tasks or any(task not in ENDPOINTS for task in tasks):
         return None
     return frozenset(path for task in tasks for path in ENDPOINTS[task]).union(_ALWAYS)
 
 
-def named(tasks: Iterable[str]) -> list[str]:
-    """Return the endpoints to tell a client of who asked for another, in the table's order."""
+def list_endpoints(tasks: Iterable[str]) -> list[str]:
+    """Return the endpoints of these tasks for an error message, in the table's order."""
     wanted = set(tasks)
     found = (path for task, paths in ENDPOINTS.items() if task in wanted for path in paths)
-    return [path for path in dict.fromkeys(found) if path not in _UNNAMED]
+    return [path for path in dict.fromkeys(found) if path not in _UNLISTED]

@@ -7,12 +7,12 @@ from engines.base import Engine
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One engine of a model, and the name the engine knows the model by."""
+    """One engine of a model, and the name under which the engine serves the model."""
 
     engine: Engine
     served_name: str
-    in_flight: int = 0  # requests that it works on; never below 0
-    # What the engine last called itself in a stream's usage chunk (`system_fingerprint`).
+    in_flight: int = 0  # requests that it is working on; never below 0
+    # The `system_fingerprint` of its latest stream, from the usage chunk.
     fingerprint: str | None = None
-    kind: str = "process"  # as the configuration calls it
-    by_priority: bool = False  # the engine schedules requests by their priority
+    kind: str = "process"  # as in the configuration
+    by_priority: bool = False  # the engine schedules requests by priority

@@ -6,7 +6,7 @@ import pytest
 from app.relay.body import parse
 from app.relay.field_rules import FieldRules
 from app.relay.rewrite import rewrite
-from app.routing.catalogue import Bounds
+from app.routing import Bounds
 from app.settings import FieldSettings
 from bench import isolation
 from bench.costs import PER_ROUND, Cost, cost_table, cpu_us

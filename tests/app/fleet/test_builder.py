@@ -7,7 +7,7 @@ import pytest
 
 from app.fleet.builder import Builder
 from app.fleet.slots import initial_slots
-from app.routing.replica import Replica
+from app.routing import Replica
 from tests.gateway import remote, settings_for
 
 PROCESS = {"kind": "process", "model": "m"}

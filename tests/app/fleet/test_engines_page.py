@@ -8,8 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from app.fleet.engines_page import FRESH_S, EnginesPage
-from app.routing.catalogue import Catalogue, Model
-from app.routing.replica import Replica
+from app.routing import Catalogue, Model, Replica
 from app.telemetry.metrics.gateway import Metrics
 from engines.base import SERVING, EngineDied, EngineState
 from tests.app.routing.fakes import FakeEngine

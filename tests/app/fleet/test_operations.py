@@ -9,8 +9,7 @@ import pytest
 
 from app import errors
 from app.fleet.operations import ModelOperations
-from app.routing.catalogue import Catalogue, Model
-from app.routing.replica import Replica
+from app.routing import Catalogue, Model, Replica
 from engines.base import EngineState, EngineUnavailable
 from tests.app.routing.fakes import FakeEngine
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from app.fleet.report import Activity, EngineRow, ModelRow, engine_figures, engine_rows
-from app.routing.catalogue import Catalogue, Model
-from app.routing.replica import Replica
+from app.routing import Catalogue, Model, Replica
 from engines.base import EngineFacts, EngineState, Progress
 from tests.app.routing.fakes import FakeEngine
 

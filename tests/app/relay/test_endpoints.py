@@ -76,7 +76,7 @@ class TestRemote:
                 run_dir=tmp_path,
             )
             async with running(settings) as gateway:
-                replica = gateway.state.catalogue.replica("chat-0")[1]
+                replica = gateway.state.catalogue.find_replica("chat-0")[1]
                 replica.kind = "process"  # whose tasks are certain
                 answer = await post(gateway, "/v1/embeddings", input="hi")
                 assert answer.json()["error"]["code"] == "engine_failed"

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from app.relay.body import READ_NAMES, ParsedBody, parse
 from app.relay.field_rules import FieldRules
 from app.relay.rewrite import CHAT, COMPLETIONS, Rewrite, rewrite, truth
-from app.routing.catalogue import Bounds
+from app.routing import Bounds
 
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"

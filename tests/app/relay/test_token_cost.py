@@ -11,7 +11,7 @@ from app.relay.body import parse
 from app.relay.field_rules import FieldRules
 from app.relay.rewrite import CHAT, COMPLETIONS, COMPLETIONS_OUTPUT, Rewrite, rewrite
 from app.relay.token_cost import MAX_COUNT, cost_of
-from app.routing.catalogue import Bounds
+from app.routing import Bounds
 from app.usage.token_usage import Usage
 
 UNSTATED = 4096

@@ -47,7 +47,7 @@ def serving(
 
 
 def state(gateway: Gateway, engine: str) -> EngineState:
-    return gateway.state.catalogue.replica(engine)[1].engine.state
+    return gateway.state.catalogue.find_replica(engine)[1].engine.state
 
 
 async def until_is(gateway: Gateway, engine: str, wanted: EngineState) -> None:

@@ -18,7 +18,7 @@ import pytest
 from app.errors import Conflict
 from app.fleet.preflight import Found
 from app.reload.report import Report
-from app.routing.affinity import SessionAffinity
+from app.routing.policies import SessionAffinity
 from app.server.run import _hand_over
 from app.settings import ConfigError, Settings, digest
 from engines.base import EngineState

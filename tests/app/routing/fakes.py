@@ -1,4 +1,4 @@
-"""An engine that only has the attributes that routing looks at, and a request's clues."""
+"""A fake engine with the attributes that routing reads, and fake hints of a request."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from engines.base import EngineFacts, EngineRequest, EngineResponse, EngineState
 
 @dataclass
 class FakeEngine:
-    """See `engines.base.Engine`; nothing runs."""
+    """An `engines.base.Engine` that runs nothing."""
 
     name: str = "demo-0"
     state: EngineState = EngineState.READY
@@ -39,14 +39,14 @@ class FakeEngine:
 
 
 @dataclass
-class FakeClues:
-    """See `app.routing.policies.Clues`."""
+class FakeHints:
+    """See `app.routing.policies.RoutingHints`."""
 
-    asker: bytes = b""
+    session_key: bytes = b""
     text: bytes = b""
 
     def session(self) -> bytes:
-        return self.asker
+        return self.session_key
 
     def prompt(self, most: int) -> bytes:
         return self.text[:most]

@@ -1,8 +1,8 @@
-"""Replicas with prefix caches, and people who chat with them: what a routing policy makes of both.
+"""Simulates users who chat with replicas that have prefix caches, to compare routing policies.
 
-Time is simulated. A replica computes the part of a prompt that it has not cached, one prompt after
-another, and then answers; its cache holds a number of blocks, the least recently used leave first,
-as in vLLM. What is left out: batching of prefills, and answers that slow each other down.
+Time is simulated. A replica prefills the uncached part of one prompt after another, then decodes;
+its cache holds a number of blocks and evicts the least recently used, as in vLLM. Not modeled:
+batched prefills, and requests that slow down each other's decoding.
 """
 
 import heapq
@@ -14,7 +14,7 @@ from statistics import fmean, quantiles
 
 from app.routing.policies import SelectionPolicy
 from app.routing.replica import Replica
-from tests.app.routing.fakes import FakeClues, FakeEngine
+from tests.app.routing.fakes import FakeEngine, FakeHints
 
 # vLLM's blocks are 16 tokens, 64 bytes of English; larger ones make the simulation quicker.
 BLOCK_BYTES = 256
@@ -24,37 +24,37 @@ TOKENS_PER_S = 40.0
 
 
 @dataclass
-class Request(FakeClues):
-    """What a policy sees of a request, and what it takes."""
+class Request(FakeHints):
+    """A request with its hints and the length of its answer."""
 
     answer_bytes: int = 0
 
 
 @dataclass
 class Traffic:
-    """People who come at random, chat for some turns, and think in between."""
+    """Users who arrive at random, chat for some turns, and think in between."""
 
-    people_per_s: float
+    users_per_s: float
     turns: int
-    # How many beginnings (system prompts, documents) they share, and how long those are.
+    # Number and length of the prefixes (system prompts, documents) that they share.
     shared: int
     shared_bytes: int
     message_bytes: int = 400
     answer_bytes: int = 800
     think_s: float = 8.0
-    # How much more often the first of the shared beginnings comes than the second, third…
+    # Zipf exponent of the popularity of the shared prefixes.
     skew: float = 1.0
 
 
 @dataclass
 class Cache:
-    """Blocks that a replica has computed."""
+    """The prefix cache of a replica."""
 
     most: int
     blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     def take(self, text: bytes) -> int:
-        """Return how many bytes of a prompt were there; all of it is from now on."""
+        """Return the number of cached bytes of a prompt, and cache all of it."""
         last, found, miss = 0, 0, False
         chain: list[int] = []
         for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -72,7 +72,7 @@ class Cache:
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """Result of a run."""
 
     hit_ratio: float  # of prompt bytes
     ttft_mean_s: float
@@ -95,38 +95,38 @@ def simulate(
     requests: int = 2000,
     seed: int = 1,
 ) -> Outcome:
-    """Return what becomes of so many requests.
+    """Return the result of a number of requests.
 
-    `policies` are those of gateways that take turns, each of which sees its own requests alone.
+    `policies` has one for each gateway; gateways take turns and see only their own requests.
     """
     chance = random.Random(seed)
     engines = [FakeEngine(f"demo-{n}") for n in range(replicas)]
     fleets = [[Replica(engine, "demo") for engine in engines] for _ in policies]
     caches = {engine.name: Cache(cache_bytes // BLOCK_BYTES) for engine in engines}
     idle_at = dict.fromkeys(caches, 0.0)
-    beginnings = [chance.randbytes(traffic.shared_bytes) for _ in range(traffic.shared)]
+    prefixes = [chance.randbytes(traffic.shared_bytes) for _ in range(traffic.shared)]
     odds = [1 / (n + 1) ** traffic.skew for n in range(traffic.shared)]
     served = Counter[str]()
     events: list[tuple[float, int, Iterator[Request] | Replica]] = []
-    number = 0
+    order = 0
 
     def at(moment: float, what: Iterator[Request] | Replica) -> None:
-        nonlocal number
-        number += 1
-        heapq.heappush(events, (moment, number, what))
+        nonlocal order
+        order += 1
+        heapq.heappush(events, (moment, order, what))
 
-    def person(asker: int) -> Iterator[Request]:
-        text = chance.choices(beginnings, odds)[0]
+    def user(number: int) -> Iterator[Request]:
+        text = chance.choices(prefixes, odds)[0]
         for _ in range(traffic.turns):
             text += chance.randbytes(round(chance.uniform(0.3, 1.7) * traffic.message_bytes))
             size = round(chance.uniform(0.3, 1.7) * traffic.answer_bytes)
-            yield Request(str(asker).encode(), text, size)
+            yield Request(str(number).encode(), text, size)
             text += chance.randbytes(size)
 
     moment = 0.0
     for asker in range(requests // traffic.turns):
-        moment += chance.expovariate(traffic.people_per_s)
-        at(moment, person(asker))
+        moment += chance.expovariate(traffic.users_per_s)
+        at(moment, user(asker))
     cached = total = 0
     waits: list[float] = []
     while events:

@@ -1,4 +1,4 @@
-"""Names, replicas behind them, and leases that always come back."""
+"""The catalogue: names, aliases, replicas and readiness."""
 
 import time
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def anything(_: str) -> bool:
 
 
 class TestNames:
-    def test_a_model_is_found_by_its_name_and_each_alias(self) -> None:
+    def test_model_is_found_by_its_name_and_each_alias(self) -> None:
         demo, other = model("demo", ["gpt-4o-mini", "small"]), model("other")
         catalogue = Catalogue([demo, other])
         for name in ("demo", "gpt-4o-mini", "small"):
@@ -37,25 +37,25 @@ class TestNames:
         assert catalogue.find("other", anything) is other
 
     @pytest.mark.parametrize("name", ["Demo", "demo ", "", "dem", "demo\x00", "nobody"])
-    def test_what_is_not_exactly_a_name_is_not_found(self, name: str) -> None:
+    def test_near_miss_of_a_name_is_not_found(self, name: str) -> None:
         with pytest.raises(ModelNotFound) as caught:
             Catalogue([model("demo")]).find(name, anything)
         assert repr(name) in caught.value.message
         assert (caught.value.status, caught.value.param) == (404, "model")
 
     @pytest.mark.parametrize("name", ["x" * 1_000_000, "\x00" * 5000, "😀" * 5000])
-    def test_the_message_for_an_unknown_name_is_bounded(self, name: str) -> None:
+    def test_error_for_an_unknown_name_is_bounded(self, name: str) -> None:
         with pytest.raises(ModelNotFound) as caught:
             Catalogue([]).find(name, anything)
         assert len(caught.value.message) < 600
 
-    def test_a_long_name_is_shown_by_its_beginning(self) -> None:
+    def test_long_name_is_truncated_in_the_error(self) -> None:
         with pytest.raises(ModelNotFound, match=r"x{100}…"):
             Catalogue([]).find("x" * 101, anything)
         with pytest.raises(ModelNotFound, match=r"'x{100}'"):
             Catalogue([]).find("x" * 100, anything)
 
-    def test_a_model_that_is_not_allowed_is_unknown_in_the_same_words(self) -> None:
+    def test_model_that_is_not_allowed_has_the_same_error_as_an_unknown_one(self) -> None:
         catalogue = Catalogue([model("demo", ["small"])])
         for name in ("demo", "small"):
             with pytest.raises(ModelNotFound) as caught:
@@ -64,16 +64,16 @@ class TestNames:
                 Catalogue([]).find(name, anything)
             assert caught.value.message == unknown.value.message
 
-    def test_what_is_allowed_is_asked_by_the_canonical_name(self) -> None:
+    def test_permission_is_checked_by_the_canonical_name(self) -> None:
         demo = model("demo", ["small"])
         assert Catalogue([demo]).find("small", lambda name: name == "demo") is demo
 
-    def test_a_line_break_in_a_name_does_not_break_the_line(self) -> None:
+    def test_line_break_in_a_name_is_escaped(self) -> None:
         with pytest.raises(ModelNotFound) as caught:
             Catalogue([]).find("a\nINFO forged\r\x1b[31m", anything)
         assert caught.value.message.isprintable()
 
-    def test_the_message_does_not_name_other_models(self) -> None:
+    def test_error_does_not_list_other_models(self) -> None:
         with pytest.raises(ModelNotFound) as caught:
             Catalogue([model("internal-model")]).find("guess", anything)
         assert "internal-model" not in caught.value.message
@@ -84,13 +84,13 @@ class TestNames:
         assert [name for name, _ in listed] == ["demo", "alias", "other"]
         assert [one for _, one in listed] == [demo, demo, other]
 
-    def test_a_model_knows_since_when_it_is_there(self) -> None:
+    def test_model_has_its_creation_time(self) -> None:
         before = int(time.time())
         assert before <= model().created <= time.time()
 
 
 class TestReplace:
-    def test_other_models_are_found_and_those_before_are_not(self) -> None:
+    def test_replace_makes_new_models_found_and_old_ones_not(self) -> None:
         catalogue = Catalogue([model("demo", ["a"]), model("old")])
         demo = model("demo", ["b"])
         catalogue.replace([demo, model("new")])
@@ -100,7 +100,7 @@ class TestReplace:
             with pytest.raises(ModelNotFound):
                 catalogue.find(name, anything)
 
-    def test_a_model_that_was_found_before_is_as_it_is_now(self) -> None:
+    def test_current_returns_the_present_version(self) -> None:
         before, gone = model("demo", ["x"]), model("x")
         catalogue = Catalogue([model("demo"), gone])
         now = model("demo", ["x"])
@@ -118,15 +118,15 @@ class TestReplace:
 class TestOwnName:
     def test_no_model_answers_to_an_alias(self) -> None:
         catalogue = Catalogue([model("demo", ["x"])])
-        assert catalogue.own("demo") is catalogue.models[0]
-        assert catalogue.own("x") is None
+        assert catalogue.get("demo") is catalogue.models[0]
+        assert catalogue.get("x") is None
 
     def test_models_are_as_they_are_now(self) -> None:
         catalogue = Catalogue([model("gone"), model("small")])
         small = model("small")
         catalogue.replace([small, model("other", ["gone"])])
-        assert catalogue.own("small") is small
-        assert catalogue.own("gone") is None, "not another that answers to its name"
+        assert catalogue.get("small") is small
+        assert catalogue.get("gone") is None, "not another that answers to its name"
 
 
 class TestReady:
@@ -135,12 +135,12 @@ class TestReady:
         one = model(states=[state, EngineState.READY, state])
         assert one.ready == (3 if state is EngineState.READY else 1)
 
-    def test_a_catalogue_is_ready_with_its_first_ready_engine(self) -> None:
+    def test_catalogue_is_ready_with_its_first_ready_engine(self) -> None:
         waiting = model("a", states=[EngineState.STARTING, EngineState.FAILED])
         assert not Catalogue([waiting]).ready
         assert Catalogue([waiting, model("b")]).ready
 
-    def test_an_empty_catalogue_is_not_ready(self) -> None:
+    def test_empty_catalogue_is_not_ready(self) -> None:
         assert not Catalogue([]).ready
         assert Catalogue([]).engines == []
 
@@ -153,7 +153,7 @@ class TestReady:
         engine.state = EngineState.DRAINING
         assert one.ready == 0
 
-    def test_engines_are_those_of_all_models_in_order(self) -> None:
+    def test_engines_are_in_the_order_of_the_models(self) -> None:
         ready = [EngineState.READY] * 2
         engines = Catalogue([model("a", states=ready), model("b", states=ready)]).engines
         assert [engine.name for engine in engines] == ["a-0", "a-1", "b-0", "b-1"]
@@ -172,7 +172,7 @@ class TestLength:
             ([8192, None, 1024, 4096], 1024),
         ],
     )
-    def test_the_length_is_the_smallest_that_is_known(
+    def test_length_is_the_smallest_known(
         self, lengths: list[int | None], wanted: int | None
     ) -> None:
         states = [EngineState.READY] * len(lengths)
@@ -180,6 +180,6 @@ class TestLength:
 
 
 class TestReplica:
-    def test_replicas_are_told_apart_by_identity(self) -> None:
+    def test_replicas_compare_by_identity(self) -> None:
         engine = FakeEngine()
         assert Replica(engine, "demo") != Replica(engine, "demo")

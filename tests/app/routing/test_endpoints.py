@@ -1,10 +1,10 @@
-"""Which endpoints an engine serves, by what it says that its model is for."""
+"""The endpoints that an engine serves, by the tasks of its model."""
 
 import pytest
 
 from app.api.data_plane import ENDPOINTS as DATA_PLANE
 from app.routing.catalogue import Model
-from app.routing.endpoints import ENDPOINTS, endpoints_of, named
+from app.routing.endpoints import ENDPOINTS, endpoints_of, list_endpoints
 from app.routing.replica import Replica
 from engines.base import EngineFacts
 from tests.app.routing.fakes import FakeEngine
@@ -15,20 +15,20 @@ def model(*tasks: tuple[str, ...] | None, kind: str = "process") -> Model:
     return Model("demo", (), tuple(Replica(engine, "demo", kind=kind) for engine in engines))
 
 
-def test_every_endpoint_is_of_some_task_and_every_task_has_endpoints_of_ours() -> None:
+def test_table_has_exactly_the_endpoints_of_the_data_plane() -> None:
     known = {path for paths in ENDPOINTS.values() for path in paths}
     assert known | {"/tokenize", "/detokenize"} == set(DATA_PLANE)
 
 
 @pytest.mark.parametrize("tasks", list(ENDPOINTS))
-def test_every_engine_tokenizes(tasks: str) -> None:
+def test_every_task_serves_tokenize(tasks: str) -> None:
     served = endpoints_of((tasks,))
     assert served is not None
     assert {"/tokenize", "/detokenize"} <= served
 
 
 @pytest.mark.parametrize("tasks", [(), ("generate", "a task of vLLM 1.0")])
-def test_nothing_is_known_of_tasks_that_are_not_in_the_table(tasks: tuple[str, ...]) -> None:
+def test_unknown_task_makes_the_endpoints_unknown(tasks: tuple[str, ...]) -> None:
     assert endpoints_of(tasks) is None
 
 
@@ -46,13 +46,13 @@ class TestModel:
     @pytest.mark.parametrize(
         "one", [model(None), model(("generate",), None), model(("generate",), kind="remote")]
     )
-    def test_what_is_not_certain_is_left_to_the_engine(self, one: Model) -> None:
+    def test_uncertain_endpoint_counts_as_served(self, one: Model) -> None:
         assert one.serves("/v1/embeddings")
 
-    def test_one_engine_that_serves_it_is_enough(self) -> None:
+    def test_one_engine_that_serves_the_endpoint_is_enough(self) -> None:
         assert model(("generate",), ("embed",)).serves("/v1/embeddings")
 
-    def test_refusal_names_what_the_model_serves(self) -> None:
+    def test_error_lists_what_the_model_serves(self) -> None:
         refusal = model(("generate",)).not_served("/v1/embeddings", "gpt-4o-mini")
         assert (refusal.status, refusal.code, refusal.param) == (
             400,
@@ -64,13 +64,13 @@ class TestModel:
             "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages"
         )
 
-    def test_refusal_of_a_model_that_tells_nothing_names_nothing(self) -> None:
+    def test_error_lists_nothing_when_the_tasks_are_unknown(self) -> None:
         refusal = model(None).not_served("/v1/embeddings")
         assert refusal.message == "the model 'demo' does not serve /v1/embeddings"
 
 
-def test_each_endpoint_is_named_once_and_no_second_name_of_it() -> None:
-    assert named(("classify", "embed", "no such task")) == [
+def test_each_endpoint_is_listed_once_without_second_names() -> None:
+    assert list_endpoints(("classify", "embed", "no such task")) == [
         "/v1/embeddings",
         "/v1/rerank",
         "/v1/score",
@@ -87,5 +87,5 @@ def test_each_endpoint_is_named_once_and_no_second_name_of_it() -> None:
         ("a\r\nset-cookie: b%", b"x-gateway-model: a%0D%0Aset-cookie:%20b%25\r\n"),
     ],
 )
-def test_header_of_a_model_is_one_line_of_visible_ascii(name: str, line: bytes) -> None:
+def test_model_header_is_one_line_of_visible_ascii(name: str, line: bytes) -> None:
     assert Model(name, (), ()).header_line == line

@@ -309,15 +309,15 @@ class InProcessEngine:
             raise BuildFailed(str(error)) from None
         except OSError as error:
             raise BuildFailed(f"{self._dir}: {error.strerror}") from None
-        await self._sweep()
-        if scratch.TMPDIR not in self._env:
-            try:
-                construction.temporary = scratch.fresh(self._dir)
-            except scratch.TooDeep as error:
-                raise BuildFailed(str(error)) from None
-            except OSError as error:
-                raise BuildFailed(f"{self._dir}: {error.strerror}") from None
-        async with self._turn:
+        async with self._turn:  # before the first wait: engines load in the order of their start
+            await self._sweep()
+            if scratch.TMPDIR not in self._env:
+                try:
+                    construction.temporary = scratch.fresh(self._dir)
+                except scratch.TooDeep as error:
+                    raise BuildFailed(str(error)) from None
+                except OSError as error:
+                    raise BuildFailed(f"{self._dir}: {error.strerror}") from None
             hosted = await asyncio.to_thread(construction.run)
         try:
             app = await hosted.application()

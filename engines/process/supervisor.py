@@ -291,16 +291,20 @@ class Supervisor:
         self._fire(Event.START)
         self._startup = StartupLog()
         self._phase = "looking for an engine that runs"
-        link = await links.find(self._launch.directory)
-        if link is not None and link.fingerprint != self._launch.fingerprint:
-            self._phase = "ending the engine of another configuration"
-            await self._retire(link)
-            link = None
-        adopted = link is not None
         async with contextlib.AsyncExitStack() as turn:
+            # Before the first wait: engines load in the order in which they are started.
+            taking = self._queue_for_turn(turn)
+            link = await links.find(self._launch.directory)
+            if link is not None and link.fingerprint != self._launch.fingerprint:
+                self._phase = "ending the engine of another configuration"
+                await self._retire(link)
+                link = None
+            adopted = link is not None
+            if adopted:
+                await turn.aclose()
             if link is None:
                 self._phase = "waiting for its turn"
-                if not await self._take_turn(turn):
+                if not await self._has_turn(taking):
                     self._fire(Event.STOP)
                     self._fire(Event.EXIT)
                     return None
@@ -344,19 +348,26 @@ class Supervisor:
         if not gone.done() or gone.cancelled():
             link.kill()
 
-    async def _take_turn(self, stack: contextlib.AsyncExitStack) -> bool:
-        """Wait until the engine may load; return False when it is stopped before."""
-        if self._turn is None:
-            return True
-        taking = asyncio.ensure_future(self._turn.acquire())
-        try:
-            while not taking.done() and self.wanted is not DesiredState.STOPPED:
-                await self._first(taking)
-        finally:
+    def _queue_for_turn(self, stack: contextlib.AsyncExitStack) -> asyncio.Future[Any] | None:
+        """Queue for the turn to load; the stack gives back the turn, or the place in the queue."""
+        turn = self._turn
+        if turn is None:
+            return None
+        taking = asyncio.ensure_future(turn.acquire())
+
+        def give_back() -> None:
             if taking.done() and not taking.cancelled():
-                stack.callback(self._turn.release)
+                turn.release()
             else:
                 taking.cancel()
+
+        stack.callback(give_back)
+        return taking
+
+    async def _has_turn(self, taking: asyncio.Future[Any] | None) -> bool:
+        """Wait until the engine may load; return False when it is stopped before."""
+        while self.wanted is not DesiredState.STOPPED and taking is not None and not taking.done():
+            await self._first(taking)
         return self.wanted is not DesiredState.STOPPED
 
     async def _spawn(self) -> Link:

@@ -191,6 +191,26 @@ class TestRestart:
         await both
         assert not turn.locked()
 
+    async def test_engines_load_in_the_order_in_which_they_are_started(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        find, spawn, loads = links.find, links.spawn, []
+
+        async def find_slowly(directory: Path) -> links.Link | None:
+            await asyncio.sleep(0.05 if directory.name == "first" else 0)
+            return await find(directory)
+
+        async def record_load(directory: Path, *args: Any, **fields: Any) -> links.Link:
+            loads.append(directory.name)
+            return await spawn(directory, *args, **fields)
+
+        monkeypatch.setattr(links, "find", find_slowly)
+        monkeypatch.setattr(links, "spawn", record_load)
+        turn = asyncio.Semaphore(1)
+        await asyncio.gather(*(ready(make(name=name, turn=turn)) for name in ("first", "second")))
+        assert loads == ["first", "second"]
+        assert not turn.locked()
+
     async def test_stop_while_it_waits_for_its_turn_takes_none(self, make: Make) -> None:
         turn = asyncio.Semaphore(1)
         await turn.acquire()

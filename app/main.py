@@ -65,8 +65,7 @@ from app.telemetry.logs.access import AccessLog
 from app.telemetry.logs.levels import Levels
 from app.telemetry.logs.setup import is_json
 from app.telemetry.logs.writer import Direct, Output
-from app.telemetry.metrics.event_loop_lag import LoopLag
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import EventLoopLag, Metrics
 from app.telemetry.traces.request_trace import tracer_for
 from app.usage.alerts import Alerts
 from app.usage.budgets import Budgets
@@ -130,7 +129,7 @@ class State:
     stored_responses: StoredResponses
     in_flight: RequestsInFlight
     alerts: Alerts | None
-    lag: LoopLag = field(default_factory=LoopLag)
+    lag: EventLoopLag = field(default_factory=EventLoopLag)
     # What the server runs: the data plane without ASGI, and FastAPI for everything else.
     dispatcher: DataPlaneDispatcher = field(init=False)
     door: ASGIApp = field(init=False)
@@ -446,7 +445,7 @@ async def _start_engines(state: State) -> None:
         else:
             log.info("engine %s is ready", engine.name)
             if engine.load_s is not None:
-                state.metrics.engine_load(model, engine.load_s)
+                state.metrics.engine_load.observe((model,), engine.load_s)
 
     eager = [model for model in state.catalogue.models if not model.on_demand]
     kept = [

@@ -18,7 +18,7 @@ from app.server.run import uvicorn_server
 from app.settings import Settings
 from app.telemetry.logs.access import AccessLog, RequestRecord
 from app.telemetry.logs.writer import Output, Writer
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.usage.token_usage import Usage
 from bench.costs import ROUNDS, Cost, cost_table, cpu_us
 from bench.report import Table
@@ -107,14 +107,14 @@ def _fill(metrics: Metrics) -> None:
     for count in range(REQUESTS):
         model = f"org/model-{count % MODELS}"
         endpoint = endpoints[count // MODELS % len(endpoints)]
-        metrics.request(model, endpoint, dice.choice(STATUSES), dice.expovariate(0.2))
-        metrics.overhead(model, dice.expovariate(5_000))
-        metrics.queue_wait(model, dice.expovariate(1))
-        metrics.first_token(model, dice.expovariate(4))
-        metrics.gaps(model).observe(dice.expovariate(30))
-        metrics.usage(model, "completed", Usage(dice.randrange(4_000), dice.randrange(400)))
-        metrics.engine_load(model, dice.expovariate(0.02))
-        metrics.eviction(model, "room")
+        metrics.record_request(model, endpoint, dice.choice(STATUSES), dice.expovariate(0.2))
+        metrics.overhead.observe((model,), dice.expovariate(5_000))
+        metrics.queue_wait.observe((model,), dice.expovariate(1))
+        metrics.time_to_first_token.observe((model,), dice.expovariate(4))
+        metrics.inter_token_latency.buckets((model,)).observe(dice.expovariate(30))
+        metrics.record_usage(model, "completed", Usage(dice.randrange(4_000), dice.randrange(400)))
+        metrics.engine_load.observe((model,), dice.expovariate(0.02))
+        metrics.model_evictions.add((model, "room"))
 
 
 def _all(state: State) -> Iterator[Callable[[], None]]:
@@ -134,15 +134,15 @@ def _metrics(metrics: Metrics) -> Iterator[Callable[[], None]]:
 
     def plain() -> None:
         model = "org/model-7"
-        metrics.overhead(model, 0.00012)
-        metrics.request(model, "/v1/chat/completions", 200, 0.85)
-        metrics.usage(model, "completed", used)
+        metrics.overhead.observe((model,), 0.00012)
+        metrics.record_request(model, "/v1/chat/completions", 200, 0.85)
+        metrics.record_usage(model, "completed", used)
 
     def stream() -> None:
-        observe = metrics.gaps("org/model-7").observe
+        observe = metrics.inter_token_latency.buckets(("org/model-7",)).observe
         for _ in range(CHUNKS):
             observe(0.021)
-        metrics.first_token("org/model-7", 0.11)
+        metrics.time_to_first_token.observe(("org/model-7",), 0.11)
         plain()
 
     used = Usage(812, 164)

@@ -15,7 +15,7 @@ from app.admission.model_queue import ModelQueue
 from app.errors import EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
 from app.telemetry.logs.access import UNKNOWN_MODEL
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 
 class Permit(msgspec.Struct, gc=False, eq=False):

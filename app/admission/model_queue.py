@@ -9,7 +9,7 @@ from app.admission.fair_queue import FairQueue
 from app.admission.service_rate import ServiceRate
 from app.errors import EngineOverloaded
 from app.settings import QueueSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 # No event tells that an engine became READY, so while somebody waits the lane looks this often.
 LOOK_S = 0.25
@@ -39,7 +39,7 @@ class ModelQueue:
         self._look_again: asyncio.TimerHandle | None = None
         # Set when no slot is held; None: nothing waits for that.
         self._quiet: asyncio.Event | None = None
-        metrics.open_model(model)
+        metrics.add_model(model)
         self.rebound(settings)
 
     def rebound(self, settings: QueueSettings) -> None:
@@ -85,7 +85,7 @@ class ModelQueue:
         place = self._queue.push(given, key_id, priority, weight, tokens)
         timeout = loop.call_later(self._timeout_s, _give_up, given)
         self._look_later()
-        self._metrics.queue_depth(self.model, 1)
+        self._metrics.queue_depth.add((self.model,), 1)
         try:
             has_slot = await given
         except BaseException:
@@ -96,8 +96,8 @@ class ModelQueue:
             timeout.cancel()
             self._queue.remove(place)
             waited_s = perf_counter() - began
-            self._metrics.queue_depth(self.model, -1)
-            self._metrics.queue_wait(self.model, waited_s)
+            self._metrics.queue_depth.add((self.model,), -1)
+            self._metrics.queue_wait.observe((self.model,), waited_s)
         if not has_slot:
             told = f"had no room for this request within {self._timeout_s:g} s"
             raise self._overloaded(told, perf_counter())

@@ -12,7 +12,7 @@ from app.api.middleware import record_of
 from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal, Role
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, dialect_of
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 # A key with a thousand long patterns takes a quarter of that.
 MAX_BODY_BYTES = 1_048_576
@@ -120,7 +120,7 @@ class AdminAuth:
             record_of(scope).principal = principal.id
         except GatewayError as error:
             if isinstance(error, InvalidApiKey):
-                self._metrics.auth_failure(error.reason)
+                self._metrics.auth_failures.add((error.reason,))
             await error_response(error, scope)(scope, receive, send)
             return
         size = 0

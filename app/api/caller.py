@@ -14,7 +14,7 @@ from app.limits.read_limits import ReadBounds
 from app.limits.terms import LimitRequest
 from app.settings import NO_LIMITS
 from app.telemetry.logs.access import UNKNOWN_MODEL
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 Caller = Callable[[Request, Response], Awaitable[Principal]]
 
@@ -32,7 +32,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
         try:
             principal = await authenticator.authenticate(request.scope["headers"])
         except InvalidApiKey as error:
-            metrics.auth_failure(error.reason)
+            metrics.auth_failures.add((error.reason,))
             raise
         record_of(request.scope).principal = principal.id
         ask = LimitRequest(
@@ -50,7 +50,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
             for name, value in decision.headers:
                 response.headers[name.decode()] = value.decode()
         if (refusal := reads.refusal(principal.id, principal.limits)) is not None:
-            metrics.rate_limited(refusal.limit)
+            metrics.rate_limited.add((refusal.limit,))
             raise refusal
         return principal
 

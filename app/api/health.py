@@ -12,8 +12,7 @@ from app.errors import InvalidApiKey, TooManyConnections
 from app.fleet.engines_page import EnginesPage
 from app.relay.fallbacks import Forecasts
 from app.settings import digest
-from app.telemetry.metrics.gateway import Metrics
-from app.telemetry.metrics.merge import TEXT_FORMAT
+from app.telemetry.metrics import TEXT_FORMAT, Metrics
 
 _STATUS: JsonObject = {
     "type": "object",
@@ -66,7 +65,7 @@ def metrics_router(metrics: Metrics, engines: EnginesPage, key: bytes | None) ->
             if not hmac.compare_digest(digest(presented_key(request.scope["headers"])), key):
                 raise InvalidApiKey("this is not the key to the metrics")  # noqa: TRY301
         except InvalidApiKey as error:
-            metrics.auth_failure(error.reason)
+            metrics.auth_failures.add((error.reason,))
             raise
 
     router = APIRouter(

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.asgi import REFUSED, Headers
 from app.relay.relay import CLIENT_CLOSED_REQUEST
 from app.telemetry.logs.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
-from app.telemetry.metrics.gateway import NO_ENDPOINT, Metrics
+from app.telemetry.metrics import NO_ENDPOINT, Metrics
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,9 @@ class Counted:
             raise
         finally:
             status = scope.get(REFUSED, status)
-            self._metrics.request(UNKNOWN_MODEL, _endpoint(scope), status, perf_counter() - began)
+            self._metrics.record_request(
+                UNKNOWN_MODEL, _endpoint(scope), status, perf_counter() - began
+            )
 
 
 def _endpoint(scope: Scope) -> str:

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 
 from app.routing import Catalogue
-from app.telemetry.metrics.gateway import Metrics
-from app.telemetry.metrics.merge import Malformed, Merged, Work
+from app.telemetry.metrics import MalformedPage, MergedPage, MergeSteps, Metrics
 from engines.base import SERVING, EngineError
 from engines.output.redact import hidden
 
@@ -69,7 +68,7 @@ class EnginesPage:
         models = {r.engine.name: m.name for m in self._catalogue.models for r in m.replicas}
         asked = [engine for engine in self._catalogue.engines if engine.state in SERVING]
         pages = await asyncio.gather(*(one.exposition() for one in asked), return_exceptions=True)
-        merged = Merged()
+        merged = MergedPage()
         up = dict.fromkeys(models, False)
         faults: dict[str, str] = {}
         for name, page in zip((engine.name for engine in asked), pages, strict=True):
@@ -81,9 +80,9 @@ class EnginesPage:
                 if left_out:
                     shown = ", ".join(left_out[:5])
                     faults[name] = f"other engines declare {shown} differently"
-            except (EngineError, Malformed) as error:
+            except (EngineError, MalformedPage) as error:
                 faults[name] = hidden(str(error))
-            self._metrics.engine_scraped(models[name], name, whole=name not in faults)
+            self._metrics.engine_scrape_errors.add((models[name], name), int(name in faults))
         self._tell(faults)
         return merged.text(up)
 
@@ -95,7 +94,7 @@ class EnginesPage:
         self._faulty = set(faults)
 
 
-async def _paced(work: Work) -> list[str]:
+async def _paced(work: MergeSteps) -> list[str]:
     """Return what the work ends in; the loop turns after every piece of it."""
     while True:
         try:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol, Self, runtime_checkable
 from pydantic import BaseModel, Field, PlainSerializer
 
 from app.routing import Catalogue, Model, Replica
-from app.telemetry.metrics.engines import EngineFigures
+from app.telemetry.metrics import EngineFigures
 from engines.base import Engine, EngineFacts, EngineState
 from engines.output.redact import command, hidden
 

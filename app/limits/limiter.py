@@ -27,7 +27,7 @@ from app.limits.terms import (
     settlement,
 )
 from app.settings import LimitsSettings, StateSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # redis-py is imported only where limits are counted there: 9 MiB
     from app.limits.redis_store import Grant, RedisStore
@@ -131,10 +131,10 @@ class Limiter:
                 settings.burst_s,
                 state.redis_timeout_s,
                 self._redis_changed,
-                metrics.redis_error,
+                metrics.redis_errors.add,
                 lease_s=lease_s,
             )
-            metrics.redis_available(True)
+            metrics.redis_available.set((), 1)
 
     def decide_at_once(self, ask: LimitRequest) -> Decision | None:
         """Take all that a request asks for, or nothing; None: Redis must be asked, `decide` it."""
@@ -181,7 +181,7 @@ class Limiter:
         self._memory.release(terms, tokens, monotonic())
 
     def _redis_changed(self, reason: str | None) -> None:
-        self._metrics.redis_available(reason is None)
+        self._metrics.redis_available.set((), reason is None)
         if reason is None:
             log.info("%s answers; limits are counted there", self._link)
         else:

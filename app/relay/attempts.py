@@ -7,7 +7,7 @@ from app import errors
 from app.residency.forecast import remaining_s
 from app.routing import Model, Replica, RoutingHints
 from app.telemetry.logs.access import RequestRecord
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from engines.base import EngineError, EngineTimeout, EngineUnavailable
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Attempts:
             raise self._none_left()
         self._left.remove(replica)
         if self.fault is not None:
-            self._metrics.retry(type(self.fault).__name__.lstrip("_"))
+            self._metrics.retries.add((type(self.fault).__name__.lstrip("_"),))
         record = self._record
         self._reached = record.model, record.engine
         record.model, record.engine = self._model.name, replica.engine.name

@@ -11,7 +11,7 @@ from app.relay.buffered_response import unless_dead
 from app.relay.grant import Delivery, Grant
 from app.relay.response import Truncated, as_gateway_error, head_of, relay_plain, send_error
 from app.relay.stream import EventStream
-from app.telemetry.metrics.series import Buckets
+from app.telemetry.metrics import Buckets
 from app.usage.stream_meter import StreamMeter
 from engines.base import Engine, EngineError, EngineResponse
 

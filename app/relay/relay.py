@@ -105,15 +105,15 @@ class Relay:
         if record.status == CLIENT_CLOSED_REQUEST:
             record.error = "client_disconnected"
             record.client_gone = True
-            self.rooms.metrics.disconnect()
+            self.rooms.metrics.client_disconnects.add()
 
     async def _refuse(self, error: GatewayError, exchange: ClientExchange) -> None:
         """Note an error and tell the client of it."""
         record, metrics = exchange.record, self.rooms.metrics
         if isinstance(error, InvalidApiKey):
-            metrics.auth_failure(error.reason)
+            metrics.auth_failures.add((error.reason,))
         elif isinstance(error, RateLimited):
-            metrics.rate_limited(error.limit)
+            metrics.rate_limited.add((error.limit,))
         record.fault = error.message
         record.error = error.code
         await self._tell(error, exchange)
@@ -141,11 +141,11 @@ class Relay:
         """Count the request and write its line."""
         metrics = self.rooms.metrics
         seconds = perf_counter() - record.started
-        metrics.request(record.model, record.endpoint, record.status, seconds)
+        metrics.record_request(record.model, record.endpoint, record.status, seconds)
         if record.engine is not None:
             ended = outcome(record)
             tokens = record.usage if endpoint.metered else None
-            metrics.usage(record.model, ended, tokens)
+            metrics.record_usage(record.model, ended, tokens)
             self.ledger.add(
                 UsageRecord(
                     record.request_id,

@@ -294,7 +294,7 @@ class RequestHandler:
                 model = standby.take(0 if step is Step.GIVE_UP else step)
                 if model is None:
                     continue
-                rooms.metrics.fallback(asked.name, model.name)
+                rooms.metrics.fallbacks.add((asked.name, model.name))
                 await self._fall_back(planned.body, model, charge)
                 return
             except CANNOT_SERVE as error:
@@ -384,7 +384,7 @@ class RequestHandler:
             model = rooms.catalogue.current(model)
             if arrived is not None:
                 ours = perf_counter() - arrived - (record.queued_s or 0.0)
-                rooms.metrics.overhead(model.name, ours)
+                rooms.metrics.overhead.observe((model.name,), ours)
             await self._serve_from(planned, model, charge, only)
 
     async def _waited(self, step: str, asked: Coroutine[Any, Any, WaitedT]) -> WaitedT:
@@ -419,7 +419,7 @@ class RequestHandler:
         engine_id = rooms.engine_ids.next(record.request_id)
         clues = RequestHints(exchange, planned.body, planned.rewrite.changes.get("cache_salt", b""))
         attempts = Attempts(model, clues, only, record, rooms.metrics)
-        gaps = rooms.metrics.gaps(model.name)
+        gaps = rooms.metrics.inter_token_latency.buckets((model.name,))
         delivery = Delivery()
         left = False
         try:
@@ -451,7 +451,7 @@ class RequestHandler:
             if record.engine is not None:
                 self._settle(planned, delivery, charge, left=left)
             if record.ttft_s is not None:
-                rooms.metrics.first_token(model.name, record.ttft_s)
+                rooms.metrics.time_to_first_token.observe((model.name,), record.ttft_s)
 
     def _grant(
         self,

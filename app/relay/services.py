@@ -17,7 +17,7 @@ from app.residency.start_waits import StartWaits
 from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.usage.budgets import Budgets
 
 

@@ -111,7 +111,7 @@ async def relay_stored(
             record.trace.ask(replica.engine.name, None)
         engine_id = rooms.engine_ids.next(record.request_id)
         grant = Grant(engine_request(exchange, b"", engine_id), model_line=model.header_line)
-        gaps = rooms.metrics.gaps(model.name)
+        gaps = rooms.metrics.inter_token_latency.buckets((model.name,))
         replica.in_flight += 1
         try:
             await carry(

@@ -10,7 +10,7 @@ from time import perf_counter
 
 from app.asgi import ClientExchange, ClientStalled, Headers
 from app.relay.sse import COMMENT, whole_events
-from app.telemetry.metrics.series import Buckets
+from app.telemetry.metrics import Buckets
 from app.usage.stream_meter import StreamMeter
 from engines.base import EngineDied, EngineError, EngineResponse
 from engines.output.fatal_error import ERROR_EVENT, TOLD, death_in

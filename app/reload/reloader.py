@@ -139,7 +139,7 @@ class Reloader:
         if not task.cancelled():
             fault = task.exception()  # perhaps nobody waits for it any more
             if not dry_run:
-                self._rooms.metrics.reload(_outcome(task, fault))
+                self._rooms.metrics.reloads.add((_outcome(task, fault),))
 
     async def _in_turn(self, dry_run: bool) -> Report:
         async with self._turn:

@@ -17,7 +17,7 @@ from app.residency.forecast import UP, Forecast, remaining_s
 from app.residency.model_lease import ModelLease
 from app.residency.policy import SLACK_GIB, Decision, LoadTerms, Reason, Residency, Resident, decide
 from app.residency.start_waits import LOOK_S
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from engines.base import EngineError, EngineState
 from engines.restarts import GIVEN_UP
 
@@ -257,7 +257,7 @@ class OnDemandLoader:
                 looking = loop.call_later(LOOK_S, look)
 
         look()
-        self._metrics.queue_depth(name, 1)
+        self._metrics.queue_depth.add((name,), 1)
         try:
             told = await given
         except BaseException:
@@ -271,8 +271,8 @@ class OnDemandLoader:
             for timer in (timeout, looking):
                 if timer is not None:
                     timer.cancel()
-            self._metrics.queue_depth(name, -1)
-            self._metrics.queue_wait(name, loop.time() - began)
+            self._metrics.queue_depth.add((name,), -1)
+            self._metrics.queue_wait.observe((name,), loop.time() - began)
         if isinstance(told, GatewayError):
             raise told
         return ModelLease(partial(self._leave, told), loop.time() - began)
@@ -398,7 +398,7 @@ class OnDemandLoader:
                 )
         if entry.up:
             entry.load_s = self._now() - entry.load_began
-            self._metrics.engine_load(entry.model.name, entry.load_s)
+            self._metrics.engine_load.observe((entry.model.name,), entry.load_s)
             log.info("model %s is ready after %.1f s", entry.model.name, entry.load_s)
             self._note_loaded(entry)
         else:
@@ -464,7 +464,7 @@ class OnDemandLoader:
         if entry.up:
             entry.failures = 0  # whatever it did before, this time it worked
         log.info("model %s is unloaded (%s)", entry.model.name, reason)
-        self._metrics.eviction(entry.model.name, reason)
+        self._metrics.model_evictions.add((entry.model.name, reason))
         self._begin("unload", entry, asyncio.create_task(self._unload(entry)))
 
     async def _unload(self, entry: Entry) -> None:

@@ -11,7 +11,7 @@ from time import perf_counter
 import msgspec
 
 from app.errors import EngineOverloaded
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 # No event tells that an engine became READY, so while somebody waits it is looked at this often.
 LOOK_S = 0.25
@@ -48,7 +48,7 @@ class StartWaits:
             )
         began = perf_counter()
         self._waiting[model] = before + 1
-        self._metrics.queue_depth(model, 1)
+        self._metrics.queue_depth.add((model,), 1)
         try:
             while not over():
                 await self._next_look()
@@ -57,8 +57,8 @@ class StartWaits:
             if left:
                 self._waiting[model] = left
             waited_s = perf_counter() - began
-            self._metrics.queue_depth(model, -1)
-            self._metrics.queue_wait(model, waited_s)
+            self._metrics.queue_depth.add((model,), -1)
+            self._metrics.queue_wait.observe((model,), waited_s)
         return StartWait(waited_s)
 
     async def _next_look(self) -> None:

@@ -34,7 +34,7 @@ from app.settings import ConfigError, ServerSettings, Settings
 from app.settings.sections import LOOPBACK
 from app.telemetry.logs.access import RequestRecord, request_id
 from app.telemetry.logs.writer import Output
-from app.telemetry.metrics.gateway import NO_ENDPOINT
+from app.telemetry.metrics import NO_ENDPOINT
 from engines.guard import directories
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def uvicorn_server(app: FastAPI) -> _Server:
         dispatcher = state.dispatcher
 
         def on_refusal(self, error: GatewayError) -> None:
-            state.metrics.refusal(error.status)
+            state.metrics.record_refusal(error.status)
             record = RequestRecord(request_id(()), NO_ENDPOINT, perf_counter(), method="-")
             record.status, record.fault = error.status, error.message
             state.access.write(record, 0.0)

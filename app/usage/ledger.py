@@ -29,7 +29,7 @@ from app.database.async_engine import AsyncConnection
 from app.database.database import Database, DatabaseUnavailable, Refused, refuses
 from app.database.schema import usage_records
 from app.settings import PriceSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.usage.records import DailySums, Price, Stamped, UsageRecord, row_id, rows_of
 from app.usage.statements import add_sums, insert_records
 
@@ -145,7 +145,7 @@ class Ledger:
         self._turn()
         if left := self.pending:
             self._closed.clear()
-            self._metrics.usage_lost(left)
+            self._metrics.usage_records_lost.add((), left)
             log.error("%d usage records are lost: the database does not answer", left)
 
     @property
@@ -208,7 +208,7 @@ class Ledger:
             except Refused as error:
                 fault: Exception = error
             except DatabaseUnavailable as error:
-                self._metrics.ledger_error()
+                self._metrics.ledger_errors.add()
                 self._note_down(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, longest_s)
@@ -220,7 +220,7 @@ class Ledger:
                 self._written = batch.number
                 pause_s = RETRY_S[0]
                 continue
-            self._metrics.ledger_error()
+            self._metrics.ledger_errors.add()
             if not batch.refused:
                 batch.refused = True
                 continue
@@ -298,13 +298,13 @@ class Ledger:
         reason = getattr(fault, "orig", fault)  # without the statement and its parameters
         log.error("%d usage records cannot be written: %s", records, reason)
         self._lost += records
-        self._metrics.usage_lost(records)
+        self._metrics.usage_records_lost.add((), records)
 
     def _lose(self, records: int) -> None:
         if not self._lost:
             log.error("usage records are being lost")
         self._lost += records
-        self._metrics.usage_lost(records)
+        self._metrics.usage_records_lost.add((), records)
 
     # Retention
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.telemetry.metrics.gateway import DURATION_BUCKETS, TTFT_BUCKETS
+from app.telemetry.metrics import DURATION_BUCKETS, TTFT_BUCKETS
 from tests.e2e.deployment import ROOT
 
 HOME = ROOT / "deploy" / "prometheus"

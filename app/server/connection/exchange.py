@@ -17,7 +17,7 @@ from app.errors import Dialect, GatewayError, dialect_of
 from app.server.connection.input_buffer import InputBuffer
 from app.server.connection.request_task import RequestTask
 from app.telemetry.logs.access import RequestRecord, new_id, request_id
-from app.telemetry.metrics.gateway import NO_ENDPOINT
+from app.telemetry.metrics import NO_ENDPOINT
 from engines.http.immediate_future import ImmediateFuture
 
 # The lines before chunks of the usual sizes; formatting one takes longer than looking it up.

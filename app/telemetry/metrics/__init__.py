@@ -1,0 +1,31 @@
+"""Prometheus metrics: the gateway's own series, and the engines' pages merged into one.
+
+`gateway_series` declares the series, `series` implements counters, gauges and histograms,
+`engine_series` describes the engines at a scrape, `merged_page` builds /metrics/engines, and
+`event_loop_lag` measures how late timers fire.
+"""
+
+from app.telemetry.metrics.engine_series import EngineFigures
+from app.telemetry.metrics.event_loop_lag import EventLoopLag
+from app.telemetry.metrics.gateway_series import (
+    DURATION_BUCKETS,
+    NO_ENDPOINT,
+    TTFT_BUCKETS,
+    Metrics,
+)
+from app.telemetry.metrics.merged_page import TEXT_FORMAT, MalformedPage, MergedPage, MergeSteps
+from app.telemetry.metrics.series import Buckets
+
+__all__ = [
+    "DURATION_BUCKETS",
+    "NO_ENDPOINT",
+    "TEXT_FORMAT",
+    "TTFT_BUCKETS",
+    "Buckets",
+    "EngineFigures",
+    "EventLoopLag",
+    "MalformedPage",
+    "MergeSteps",
+    "MergedPage",
+    "Metrics",
+]

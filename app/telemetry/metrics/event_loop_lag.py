@@ -1,70 +1,71 @@
-"""How late the event loop is: the longest that a timer had to wait for its turn, lately.
+"""Event loop lag: the longest recent delay of a timer.
 
-A loop that is late is late for every stream at once: something computes on it that should not.
+A late loop delays every stream at once; the cause is a long computation on the loop, or lack of
+CPU.
 """
 
 import asyncio
 from collections.abc import Callable
 
-# A stall that is shorter may fall between two looks.
+# A stall that is shorter may fall between two ticks.
 TICK_S = 0.1
-# As long as Prometheus' usual scrape interval, so that a scrape misses nothing.
+# Prometheus' usual scrape interval, so that no scrape misses a stall.
 WINDOW_S = 15.0
 
 
-class Longest:
-    """The largest value of the last `window_s` to twice that, in the memory of two."""
+class WindowedMax:
+    """The largest value of the last `window_s` to twice that, in constant memory."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._began = 0.0
-        self._before = self._now = 0.0
+        self._previous = self._current = 0.0
 
-    def note(self, at_s: float, value: float) -> None:
-        """Take in a value. Moments do not fall."""
-        self._turn(at_s)
-        self._now = max(self._now, value)
+    def add(self, at_s: float, value: float) -> None:
+        """Add a value. Times do not decrease."""
+        self._advance(at_s)
+        self._current = max(self._current, value)
 
     def read(self, at_s: float) -> float:
-        """Return the largest value, 0 if there was none."""
-        self._turn(at_s)
-        return max(self._before, self._now)
+        """Return the largest value, 0 if there is none."""
+        self._advance(at_s)
+        return max(self._previous, self._current)
 
-    def _turn(self, at_s: float) -> None:
+    def _advance(self, at_s: float) -> None:
         windows = (at_s - self._began) // self._window_s
         if windows >= 1:
-            self._before = self._now if windows < 2 else 0.0
-            self._now = 0.0
+            self._previous = self._current if windows < 2 else 0.0
+            self._current = 0.0
             self._began += windows * self._window_s
 
 
-class LoopLag:
+class EventLoopLag:
     """Measures the running loop from `start` to `stop`."""
 
     def __init__(self) -> None:
-        self._longest = Longest(WINDOW_S)
+        self._max = WindowedMax(WINDOW_S)
         self._clock: Callable[[], float] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start measuring the running loop."""
         loop = asyncio.get_running_loop()
         self._clock = loop.time
-        self._look_after(loop)
+        self._schedule(loop)
 
     def stop(self) -> None:
-        """End."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 
     def read(self) -> float:
         """Return the longest delay in seconds, of the last WINDOW_S at least."""
-        return 0.0 if self._clock is None else self._longest.read(self._clock())
+        return 0.0 if self._clock is None else self._max.read(self._clock())
 
-    def _look_after(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(TICK_S, self._look, loop, loop.time() + TICK_S)
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(TICK_S, self._tick, loop, loop.time() + TICK_S)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+    def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         now = loop.time()
-        self._longest.note(now, max(0.0, now - due_s))
-        self._look_after(loop)
+        self._max.add(now, max(0.0, now - due_s))
+        self._schedule(loop)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from app.database.database import Database, DatabaseUnavailable
 from app.settings import AlertsSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
 from app.usage.alerts.outbox import Outbox, Reached
 from app.usage.budgets import Account
@@ -225,15 +225,15 @@ class Alerts:
         fault = await self._fault_of(alert)
         due_ms = None
         if fault is None:
-            self._metrics.alert("delivered")
+            self._metrics.alerts.add(("delivered",))
             log.info("alert %s delivered: %s", alert.id, alert)
         elif (after_s := pause_s(alert.attempts, self._chance())) is None:
-            self._metrics.alert("given_up")
+            self._metrics.alerts.add(("given_up",))
             told = "alert %s given up after %d attempts: %s; %s"
             log.error(told, alert.id, alert.attempts, fault, alert)
         else:
             due_ms = self._now_ms() + int(after_s * 1000)
-            self._metrics.alert("failed")
+            self._metrics.alerts.add(("failed",))
             told = "alert %s not delivered: %s; trying again in %.0f s"
             log.warning(told, alert.id, fault, after_s)
         with self._noting_outages():  # it is sent again when its lease ends

@@ -20,7 +20,7 @@ from app.admission.admission import Admission, Permit
 from app.admission.fair_queue import Place
 from app.errors import EngineOverloaded, EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 PATIENCE_S = 20.0
 # More turns of the loop than anything here takes to come to rest.

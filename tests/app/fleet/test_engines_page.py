@@ -9,7 +9,7 @@ from prometheus_client.samples import Sample
 
 from app.fleet.engines_page import FRESH_S, EnginesPage
 from app.routing import Catalogue, Model, Replica
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from engines.base import SERVING, EngineDied, EngineState
 from tests.app.routing.fakes import FakeEngine
 

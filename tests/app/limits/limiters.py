@@ -9,7 +9,7 @@ from app.errors import GatewayError
 from app.limits.limiter import LEASE_S, Decision, Limiter
 from app.limits.terms import LimitRequest
 from app.settings import LimitsSettings, StateSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 # Far above what a call takes here, however busy the machine is.
 PATIENT_S = 10.0

@@ -16,7 +16,7 @@ from app.limits.limiter import LEASE_S, Limiter
 from app.limits.redis_connection import Link
 from app.limits.redis_store import MOST_AT_ONCE, Grant, RedisStore
 from app.limits.terms import terms_of
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import ask, limits
 from tests.app.limits.limiters import (
     PATIENT_S,

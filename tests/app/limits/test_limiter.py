@@ -21,7 +21,7 @@ from app.limits.redis_connection import Link
 from app.limits.redis_store import Grant, RedisStore
 from app.limits.terms import LimitRequest, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import NONE, ask, limits, owned
 from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes, turns
 from tests.services import RedisServer

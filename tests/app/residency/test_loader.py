@@ -14,7 +14,7 @@ from app.residency.loader import OnDemandLoader
 from app.residency.model_lease import ModelLease
 from app.residency.policy import LoadTerms, Residency, Resident
 from app.settings import ModelSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from engines.base import EngineState
 from tests.app.residency.engines import FakeEngine
 

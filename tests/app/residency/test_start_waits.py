@@ -6,7 +6,7 @@ import pytest
 
 from app.errors import EngineOverloaded
 from app.residency.start_waits import StartWaits
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 
 
 class Waits:

@@ -11,7 +11,7 @@ from app.database.async_engine import AsyncConnection
 from app.database.database import Database, DatabaseUnavailable
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.usage.ledger import Ledger, UsageRecord
 from app.usage.token_usage import Usage
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from tests.app.usage.records import ledger_for, opened, record, totals
 from tests.disks import MIB, SmallDisk
 from tests.e2e.deployment import (

@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.usage import ledger as ledger_module
 from app.usage.ledger import AT_ONCE, BATCH, RETENTION_CHUNK, Ledger, UsageRecord
 from app.usage.records import MAX_COST, MAX_TOKENS, DailySums, Price, Row, rows_of

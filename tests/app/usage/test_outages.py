@@ -11,7 +11,7 @@ import pytest
 from app.database.database import Database
 from app.database.schema import usage_records
 from app.errors import ServiceUnavailable
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.usage import ledger as ledger_module
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger

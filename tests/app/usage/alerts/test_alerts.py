@@ -14,7 +14,7 @@ from app.database.database import Database
 from app.database.schema import budget_alerts
 from app.errors import QuotaUsedUp
 from app.settings import NO_LIMITS, AlertsSettings
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.usage.alerts import Alerts
 from app.usage.alerts.alerts import MAX_WAITING
 from app.usage.alerts.outbox import KEPT_MS, LEASE_MS

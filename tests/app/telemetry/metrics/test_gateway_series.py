@@ -1,4 +1,4 @@
-"""The gateway's series as a whole: what docs/metrics.md says of them, where they come from."""
+"""The gateway's series: complete, documented, initialized, read at a scrape."""
 
 import re
 from pathlib import Path
@@ -7,54 +7,71 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.telemetry.metrics.gateway import Metrics
+from app.telemetry.metrics import Metrics
 from app.telemetry.metrics.series import Counter
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
 ROW = re.compile(r"\| `([a-z_]+)` \| (counter|gauge|histogram) \| ([a-z_, ]*)\| ([^|]+) \|[^|]*\|")
+# What Markdown adds to a help text: code quotes and the targets of links.
+MARKUP = re.compile(r"`|\[|\]\([^)]*\)")
+
+# Type, labels and help text.
+Declaration = tuple[str, tuple[str, ...], str]
 
 
-def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return type and labels of every series in the table, by name."""
+def documented() -> dict[str, Declaration]:
+    """Return the declaration of every series in the table, by name."""
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if line.startswith("| `")]
     matches = [ROW.fullmatch(row) for row in rows]
     assert all(matches), [row for row, match in zip(rows, matches, strict=True) if not match]
-    found = {m[1]: (m[2], tuple(filter(None, m[3].strip().split(", ")))) for m in matches if m}
-    assert len(found) == len(rows), "a series is there twice"
+    found = {
+        match[1]: (
+            match[2],
+            tuple(filter(None, match[3].strip().split(", "))),
+            MARKUP.sub("", match[4]),
+        )
+        for match in matches
+        if match
+    }
+    assert len(found) == len(rows), "a series is listed twice"
     return found
 
 
-def test_every_series_is_documented_with_its_type_and_labels() -> None:
+def test_documented_series_equal_the_declared_ones() -> None:
     registry = Metrics().registry
-    ours = {one.name: (one.kind, one.labels) for one in registry.series}
+    ours = {s.name: (s.kind, s.labels, s.help_text) for s in registry.series}
     assert len(ours) > 30
     process = {
-        family.name + ("_total" if family.type == "counter" else ""): (family.type, ())
+        family.name + ("_total" if family.type == "counter" else ""): (
+            family.type,
+            (),
+            family.documentation,
+        )
         for family in prometheus_client.ProcessCollector(registry=None).collect()
     }
     assert documented() == {**ours, **process}
 
 
-def test_what_is_documented_is_on_the_page() -> None:
+def test_page_has_every_documented_series() -> None:
     page = Metrics().exposition()[0].decode()
-    told = {
+    names = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in text_string_to_metric_families(page)
     }
-    assert told == set(documented())
+    assert names == set(documented())
 
 
-def test_a_name_that_is_taken_is_an_error() -> None:
+def test_duplicate_name_is_refused() -> None:
     registry = Metrics().registry
-    for taken in ("gateway_requests", "gateway_queue_depth", "process_open_fds"):
-        with pytest.raises(ValueError, match=taken):
-            Counter(registry, taken, "Some text.")
+    for name in ("gateway_requests_total", "gateway_queue_depth", "process_open_fds"):
+        with pytest.raises(ValueError, match=name):
+            Counter(registry, name, "Some text.")
 
 
-def test_what_can_be_counted_is_there_before_it_is() -> None:
+def test_counters_start_at_zero() -> None:
     metrics = Metrics()
-    metrics.open_model("demo")
+    metrics.add_model("demo")
     value = metrics.registry.get_sample_value
     for kind in ("prompt", "cached", "completion"):
         assert value("gateway_tokens_total", {"model": "demo", "kind": kind}) == 0
@@ -63,14 +80,14 @@ def test_what_can_be_counted_is_there_before_it_is() -> None:
     assert value("gateway_requests_in_flight", {"model": "demo"}) == 0
 
 
-def test_a_gauge_that_nobody_set_is_not_there() -> None:
+def test_gauge_is_absent_until_it_is_set() -> None:
     value = Metrics().registry.get_sample_value
-    assert value("gateway_redis_available") is None  # no alarm where there is no Redis
+    assert value("gateway_redis_available") is None  # no alert without Redis
     assert value("gateway_connections") is None
     assert value("gateway_client_disconnects_total") == 0
 
 
-def test_gauges_are_read_when_somebody_scrapes() -> None:
+def test_gauges_are_read_at_each_scrape() -> None:
     metrics = Metrics()
     queues = {"demo": 256, "small": 8}
     pending, opened, lag_s, budgets = 5, 7, 0.25, [("day", 3, 1), ("month", 2, 0)]
@@ -95,7 +112,7 @@ def test_gauges_are_read_when_somebody_scrapes() -> None:
     assert value("gateway_queue_limit", {"model": "small"}) is None
 
 
-def test_models_on_demand_are_told_from_those_always_loaded() -> None:
+def test_models_on_demand_are_1_and_others_0() -> None:
     metrics = Metrics()
     metrics.watch_models(lambda: [("cold", True), ("demo", False)])
     value = metrics.registry.get_sample_value

@@ -1,4 +1,4 @@
-"""One page of several: nothing is lost, changed or mixed up, and a bad page spoils no other."""
+"""Merging the engines' pages: samples are kept unchanged, a malformed page affects no other."""
 
 import contextlib
 from collections import Counter
@@ -18,8 +18,14 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.telemetry.metrics import merge as merge_module
-from app.telemetry.metrics.merge import MOST_FAMILIES, MOST_SAMPLES, SLICE, Malformed, Merged
+from app.telemetry.metrics import merged_page
+from app.telemetry.metrics.merged_page import (
+    MAX_FAMILIES,
+    MAX_SAMPLES,
+    SLICE_BYTES,
+    MalformedPage,
+    MergedPage,
+)
 
 UP = (
     "# HELP gateway_engine_up 1 for an engine whose series are on this page, 0 for the others.\n"
@@ -28,7 +34,7 @@ UP = (
 Series = tuple[str, frozenset[tuple[str, str]], str, object]
 
 
-def add(merged: Merged, engine: str, page: bytes) -> list[str]:
+def add(merged: MergedPage, engine: str, page: bytes) -> list[str]:
     """Add a page; return the families that were left out."""
     work = merged.add(engine, page)
     while True:
@@ -40,8 +46,8 @@ def add(merged: Merged, engine: str, page: bytes) -> list[str]:
 
 
 def merge(**pages: str) -> str:
-    """Return the page that others make, less the family of the gateway's own."""
-    merged = Merged()
+    """Return the merged page without gateway_engine_up."""
+    merged = MergedPage()
     for engine, page in pages.items():
         add(merged, engine, page.encode())
     text = merged.text({}).decode()
@@ -50,7 +56,7 @@ def merge(**pages: str) -> str:
 
 
 def read(page: str) -> Counter[Series]:
-    """Return what prometheus-client reads, without its grouping: name, labels, value, moment."""
+    """Return the samples that prometheus-client parses: name, labels, value, timestamp."""
     return Counter(
         (sample.name, frozenset(sample.labels.items()), repr(float(sample.value)), sample.timestamp)
         for family in text_string_to_metric_families(page)
@@ -59,7 +65,7 @@ def read(page: str) -> Counter[Series]:
 
 
 class TestHeaders:
-    def test_a_family_of_two_engines_has_one_header(self) -> None:
+    def test_family_of_two_engines_has_one_header(self) -> None:
         page = '# HELP x Some "text".\n# TYPE x counter\nx{k="v"} 1\n# TYPE y gauge\ny 2\n'
         assert merge(a=page, b=page) == (
             '# HELP x Some "text".\n# TYPE x counter\n'
@@ -68,25 +74,25 @@ class TestHeaders:
             'y{gateway_engine="a"} 2\ny{gateway_engine="b"} 2\n'
         )
 
-    def test_the_first_text_of_help_stays(self) -> None:
+    def test_first_help_text_is_kept(self) -> None:
         pages = {"a": "# HELP x one\nx 1\n", "b": "# HELP x two\nx 1\n"}
         assert merge(**pages).startswith("# HELP x one\nx{")
 
-    def test_samples_that_stand_apart_come_together(self) -> None:
+    def test_scattered_samples_are_grouped_by_family(self) -> None:
         page = "# TYPE x gauge\n# TYPE y gauge\ny 1\nx 1\n\n# a remark\ny 2\n"
         assert merge(a=page) == (
             '# TYPE x gauge\nx{gateway_engine="a"} 1\n'
             '# TYPE y gauge\ny{gateway_engine="a"} 1\ny{gateway_engine="a"} 2\n'
         )
 
-    def test_a_histogram_holds_its_samples(self) -> None:
+    def test_histogram_keeps_its_samples_together(self) -> None:
         page = '# TYPE x histogram\nx_bucket{le="+Inf"} 1\nx_sum 2\nx_count 1\n'
         created = "# TYPE x_created gauge\nx_created 1.7e+09\n"
         text = merge(a=page + created, b=page + created)
         assert text.count("# TYPE") == 2
         assert text.index("# TYPE x_created") > text.index('x_count{gateway_engine="b"}')
 
-    def test_samples_without_a_header_stay_without(self) -> None:
+    def test_samples_without_a_header_get_none(self) -> None:
         assert merge(a="x 1\n", b="x 2\n") == 'x{gateway_engine="a"} 1\nx{gateway_engine="b"} 2\n'
 
 
@@ -97,23 +103,23 @@ class TestClash:
             ("# TYPE x gauge\nx 1\n", "# TYPE x counter\nx 2\n", ["x"]),
             ("# TYPE x gauge\nx 1\n", "x 2\n", ["x"]),
             ("x 1\n", "# TYPE x gauge\nx 2\n", ["x"]),
-            # A sample's name that belongs to another's histogram, and the other way round.
+            # A sample name that belongs to another family's histogram, and vice versa.
             ("# TYPE x histogram\nx_sum 1\n", "# TYPE x_sum gauge\nx_sum 2\n", ["x_sum"]),
             ("x_sum 1\n", "# TYPE x histogram\nx_sum 2\n", ["x"]),
             ("# TYPE x summary\nx_sum 1\n", "# TYPE x_sum summary\nx_sum 2\n", ["x_sum"]),
             ("", "# TYPE gateway_engine_up counter\ngateway_engine_up 2\n", ["gateway_engine_up"]),
         ],
     )
-    def test_the_first_declaration_stays_and_the_other_is_told_of(
+    def test_conflicting_declaration_is_left_out_and_reported(
         self, first: str, second: str, left_out: list[str]
     ) -> None:
-        merged = Merged()
+        merged = MergedPage()
         assert add(merged, "a", first.encode()) == []
         assert add(merged, "b", second.encode() + b"other 1\n") == left_out
         text = merged.text({}).decode()
         assert text == merge(a=first) + 'other{gateway_engine="b"} 1\n' + UP
 
-    def test_an_untyped_family_may_be_called_so(self) -> None:
+    def test_explicitly_untyped_family_matches_an_untyped_one(self) -> None:
         assert merge(a="x 1\n", b="# TYPE x untyped\nx 2\n").count("x{") == 2
 
 
@@ -136,7 +142,7 @@ class TestLabel:
             ('x{k="模型"} 1', 'x{gateway_engine="a",k="模型"} 1'),
         ],
     )
-    def test_however_a_sample_is_written(self, line: str, wanted: str) -> None:
+    def test_label_is_added_to_every_valid_spelling(self, line: str, wanted: str) -> None:
         assert merge(a=f"{line}\n") == f"{wanted}\n"
 
     @pytest.mark.parametrize(
@@ -152,25 +158,23 @@ class TestLabel:
             ('x{k="gateway_engine=1"} 1', 'k="gateway_engine=1"} 1'),
         ],
     )
-    def test_an_engine_that_has_the_label_keeps_it_under_another_name(
-        self, line: str, wanted: str
-    ) -> None:
+    def test_existing_engine_label_is_renamed(self, line: str, wanted: str) -> None:
         assert merge(a=f"{line}\n") == f'x{{gateway_engine="a",{wanted}\n'
 
-    def test_a_name_that_holds_the_labels_name(self) -> None:
+    def test_name_that_starts_with_the_label_name_is_kept(self) -> None:
         page = 'gateway_engine_state{k="v"} 1\ngateway_engine_x 1\n'
         assert merge(a=page) == (
             'gateway_engine_state{gateway_engine="a",k="v"} 1\n'
             'gateway_engine_x{gateway_engine="a"} 1\n'
         )
 
-    def test_an_engine_may_have_any_name(self) -> None:
+    def test_engine_name_is_escaped(self) -> None:
         name = 'a\\1"b\n\\g<0>'
         [(_, labels, *_)] = read(merge(**{name: "x 1\n"}))
         assert labels == {("gateway_engine", name)}
 
-    def test_whether_an_engine_is_there_stands_at_the_end(self) -> None:
-        merged = Merged()
+    def test_page_ends_with_gateway_engine_up(self) -> None:
+        merged = MergedPage()
         add(merged, "a", b"x 1\n")
         text = merged.text({"a": True, 'b"': False}).decode()
         ends = (
@@ -222,37 +226,37 @@ class TestMalformed:
             b"# TYPE x_sum gauge\n# TYPE x summary\n",
         ],
     )
-    def test_nothing_is_taken_of_a_page_that_is_wrong(self, page: bytes) -> None:
-        merged = Merged()
-        with pytest.raises(Malformed) as caught:
-            add(merged, "bad", b"good 1\n" * SLICE + page)
+    def test_malformed_page_adds_nothing(self, page: bytes) -> None:
+        merged = MergedPage()
+        with pytest.raises(MalformedPage) as caught:
+            add(merged, "bad", b"good 1\n" * SLICE_BYTES + page)
         assert "\n" not in str(caught.value)
         assert merged.text({}).decode() == UP
 
     @pytest.mark.parametrize(
-        ("page", "told"),
+        ("page", "error"),
         [
             (b'x{k="%s"} 1\n' % (b"y" * 100_000), "a line is longer than 65536 bytes"),
-            (b"".join(b"x%d 1\n" % n for n in range(MOST_FAMILIES + 1)), "2000 families"),
-            (b"x 1\n" * (MOST_SAMPLES + 1), "more than 100000 samples"),
+            (b"".join(b"x%d 1\n" % n for n in range(MAX_FAMILIES + 1)), "2000 families"),
+            (b"x 1\n" * (MAX_SAMPLES + 1), "more than 100000 samples"),
             pytest.param(
-                b"x 1\ny 1\n" * MOST_SAMPLES, "more than 100000 samples", marks=pytest.mark.slow
+                b"x 1\ny 1\n" * MAX_SAMPLES, "more than 100000 samples", marks=pytest.mark.slow
             ),
         ],
     )
-    def test_nothing_is_taken_of_a_page_that_is_too_large(self, page: bytes, told: str) -> None:
-        with pytest.raises(Malformed, match=told):
-            add(Merged(), "bad", page)
+    def test_page_above_a_limit_is_refused(self, page: bytes, error: str) -> None:
+        with pytest.raises(MalformedPage, match=error):
+            add(MergedPage(), "bad", page)
 
-    def test_all_pages_together_have_a_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(merge_module, "MOST_BYTES_OF_ALL", 100)
-        merged = Merged()
+    def test_all_pages_above_the_limit_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(merged_page, "MAX_TOTAL_BYTES", 100)
+        merged = MergedPage()
         for engine in "abcd":
             add(merged, engine, b"x 1\n")
-        with pytest.raises(Malformed, match="no room"):
+        with pytest.raises(MalformedPage, match="together are too large"):
             add(merged, "e", b"x 1\n")
 
-    def test_an_empty_page_says_nothing(self) -> None:
+    def test_empty_page_adds_nothing(self) -> None:
         assert merge(a="", b="\n# a remark\n") == ""
 
 
@@ -273,46 +277,46 @@ COUNT = st.floats(0, 1e9)
 
 @st.composite
 def families(draw: st.DrawFn) -> list[Metric]:
-    """What an engine tells: families of every type, as prometheus-client has them."""
+    """Return an engine's families, of every type of prometheus-client."""
     found: list[Metric] = []
     for name in draw(st.lists(NAMES, unique=True, max_size=4)):
         kind = draw(st.sampled_from(range(5)))
         each = draw(st.lists(LABELS, max_size=3))
         text = draw(st.text(max_size=5))
-        labels = sorted({key for one in each for key in one})
-        values = [[one.get(key, "") for key in labels] for one in each]
+        labels = sorted({key for sample in each for key in sample})
+        values = [[sample.get(key, "") for key in labels] for sample in each]
         family: Metric
         if kind == 0:
             family = CounterMetricFamily(name, text, labels=labels)
-            for one in values:
-                family.add_metric(one, draw(COUNT), created=draw(st.none() | COUNT))
+            for sample in values:
+                family.add_metric(sample, draw(COUNT), created=draw(st.none() | COUNT))
         elif kind == 1:
             family = HistogramMetricFamily(name, text, labels=labels)
-            for one in values:
+            for sample in values:
                 buckets = [("1.0", draw(COUNT)), ("+Inf", draw(COUNT))]
-                family.add_metric(one, buckets, draw(COUNT))
+                family.add_metric(sample, buckets, draw(COUNT))
         elif kind == 2:
             family = SummaryMetricFamily(name, text, labels=labels)
-            for one in values:
-                family.add_metric(one, draw(st.integers(0, 9)), draw(COUNT))
+            for sample in values:
+                family.add_metric(sample, draw(st.integers(0, 9)), draw(COUNT))
         else:
             make = GaugeMetricFamily if kind == 3 else UntypedMetricFamily
             family = make(name, text, labels=labels)
-            for one in values:
-                family.add_metric(one, draw(VALUE), draw(st.none() | st.integers(0, 2**40)))
+            for sample in values:
+                family.add_metric(sample, draw(VALUE), draw(st.none() | st.integers(0, 2**40)))
         found.append(family)
     return found
 
 
 def exposed(found: list[Metric]) -> bytes:
-    """Return the page that prometheus-client writes."""
+    """Return the page that prometheus-client renders."""
 
-    class Told:
+    class Families:
         def collect(self) -> list[Metric]:
             return found
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Told())
+    registry.register(Families())
     return generate_latest(registry)
 
 
@@ -329,14 +333,15 @@ def with_engine(series: Series, engine: str) -> Series:
 
 @pytest.mark.slow
 @settings(max_examples=60)
-@given(pages=st.lists(families().map(exposed), max_size=3), piece=st.sampled_from([1, 64, SLICE]))
-def test_what_is_read_from_the_page_is_what_is_read_from_each(
-    pages: list[bytes], piece: int
-) -> None:
-    merged, wanted = Merged(), Counter[Series]()
+@given(
+    pages=st.lists(families().map(exposed), max_size=3),
+    slice_bytes=st.sampled_from([1, 64, SLICE_BYTES]),
+)
+def test_merged_page_has_every_sample_of_every_page(pages: list[bytes], slice_bytes: int) -> None:
+    merged, wanted = MergedPage(), Counter[Series]()
     left_out: dict[str, list[str]] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge_module, "SLICE", piece)
+        patch.setattr(merged_page, "SLICE_BYTES", slice_bytes)
         for number, page in enumerate(pages):
             engine = f"demo-{number}"
             left_out[engine] = add(merged, engine, page)
@@ -357,11 +362,11 @@ def test_what_is_read_from_the_page_is_what_is_read_from_each(
     page=st.binary(max_size=60)
     | st.text(st.sampled_from('x_: {}=",\\n\n#1.e+NaIf\t-TYPEHLgauge'), max_size=60).map(str.encode)
 )
-def test_whatever_an_engine_says_the_page_can_be_read(page: bytes) -> None:
-    merged = Merged()
+def test_arbitrary_page_never_spoils_the_merged_page(page: bytes) -> None:
+    merged = MergedPage()
     add(merged, "good", b'# TYPE x gauge\nx{k="v"} 1\n')
-    with contextlib.suppress(Malformed):
-        add(merged, "wild", page)
+    with contextlib.suppress(MalformedPage):
+        add(merged, "arbitrary", page)
     found = read(merged.text({"good": True}).decode())
     assert ("x", frozenset({("gateway_engine", "good"), ("k", "v")}), "1.0", None) in found
     assert all("gateway_engine" in dict(labels) for _, labels, *_ in found)

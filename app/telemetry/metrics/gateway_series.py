@@ -1,0 +1,384 @@
+"""Every Prometheus series of the gateway, each declared once, in one registry per application.
+
+Labels are bounded: a model is a name of the configuration or "unknown", an endpoint a route of the
+allow-list, a status one of HTTP's. Text that a client makes up never becomes a label.
+"""
+
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from app.telemetry.logs.access import UNKNOWN_MODEL, Tokens
+from app.telemetry.metrics.engine_series import EngineFigures, EngineSeries
+from app.telemetry.metrics.series import Counter, Gauge, Histogram, Registry
+
+# Cached tokens are part of the prompt tokens.
+TOKEN_KINDS = ("prompt", "cached", "completion")
+# The endpoint of a request that reached none: an unknown path, or not HTTP at all.
+NO_ENDPOINT = "none"
+
+# A cached tokenize takes 2 ms, a long reasoning response ten minutes.
+DURATION_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+# vLLM's own buckets for vllm:time_to_first_token_seconds, so that one graph can show both.
+TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+# The gateway's own time: 50 µs as a rule, a millisecond when the event loop is busy.
+OVERHEAD_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1)
+# A tiny model on a warm machine loads in ten seconds, a large one from a network disk in an hour.
+LOAD_BUCKETS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560)
+# vLLM's own buckets for vllm:inter_token_latency_seconds.
+INTER_TOKEN_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+
+_MODEL = ("model",)
+
+
+class Metrics:
+    """The gateway's series. Each attribute is one series, named as on the page.
+
+    docs/metrics.md lists them with the same names, labels and help texts; a test compares both.
+    """
+
+    def __init__(self) -> None:
+        self.registry = r = Registry()
+        Gauge(r, "gateway_info", "1; the label is the gateway's version.", ("version",)).set(
+            (version("vllm-gateway"),), 1
+        )
+
+        # Requests
+        self.requests = Counter(
+            r,
+            "gateway_requests_total",
+            "Completed requests, by the status sent to the client; 499: the client disconnected.",
+            ("model", "endpoint", "status"),
+        )
+        self.request_duration = Histogram(
+            r,
+            "gateway_request_duration_seconds",
+            "Time from the request headers to the last byte of the response.",
+            ("model", "endpoint"),
+            DURATION_BUCKETS,
+        )
+        self.time_to_first_token = Histogram(
+            r,
+            "gateway_time_to_first_token_seconds",
+            "Time from the request headers to the first body byte of a stream.",
+            _MODEL,
+            TTFT_BUCKETS,
+        )
+        self.inter_token_latency = Histogram(
+            r,
+            "gateway_inter_token_latency_seconds",
+            "Time between two chunks of a stream, as they are sent to the client.",
+            _MODEL,
+            INTER_TOKEN_BUCKETS,
+        )
+        self.overhead = Histogram(
+            r,
+            "gateway_overhead_seconds",
+            "The gateway's own time, from the parsed body to the first request to an engine of the "
+            "requested model, queueing excluded.",
+            _MODEL,
+            OVERHEAD_BUCKETS,
+        )
+        self.requests_in_flight = Gauge(
+            r, "gateway_requests_in_flight", "Admitted requests that have not completed.", _MODEL
+        )
+        self.client_disconnects = Counter(
+            r,
+            "gateway_client_disconnects_total",
+            "Clients that disconnected before their response was complete.",
+        )
+        self.retries = Counter(
+            r,
+            "gateway_retries_total",
+            "Requests retried on another replica, by the error of the previous one.",
+            ("reason",),
+        )
+        self.fallbacks = Counter(
+            r,
+            "gateway_fallbacks_total",
+            "Requests for a model that were passed to a fallback because no engine of the model "
+            "could serve.",
+            ("model", "fallback"),
+        )
+        self.tokens = Counter(
+            r,
+            "gateway_tokens_total",
+            "Tokens of completed requests: prompt, cached (part of prompt), completion.",
+            ("model", "kind"),
+        )
+        # By model, in the order of TOKEN_KINDS; copied to the series at a scrape.
+        self._token_counts: dict[str, list[int]] = {}
+        r.before_scrape(self._set_tokens)
+
+        # Admission, limits and authentication
+        self.queue_depth = Gauge(
+            r,
+            "gateway_queue_depth",
+            "Requests waiting for an engine, or for a model to load.",
+            _MODEL,
+        )
+        self.queue_limit = Gauge(
+            r,
+            "gateway_queue_limit",
+            "Maximum number of waiting requests: queue.max_waiting.",
+            _MODEL,
+        )
+        self.queue_wait = Histogram(
+            r,
+            "gateway_queue_wait_seconds",
+            "Queueing time of requests that had to wait, timeouts included.",
+            _MODEL,
+            DURATION_BUCKETS,
+        )
+        self.auth_failures = Counter(
+            r,
+            "gateway_auth_failures_total",
+            "Requests refused for their API key: missing, invalid.",
+            ("reason",),
+            ("missing", "invalid"),
+        )
+        self.rate_limited = Counter(
+            r,
+            "gateway_rate_limited_total",
+            "Requests refused with 429, by limit: requests, tokens, concurrency, budget, "
+            "body_bytes.",
+            ("limit",),
+            ("requests", "tokens", "concurrency", "budget", "body_bytes"),
+        )
+        self.redis_errors = Counter(
+            r, "gateway_redis_errors_total", "Redis calls that failed or timed out."
+        )
+        self.redis_available = Gauge(
+            r,
+            "gateway_redis_available",
+            "1 while limits are counted in Redis, 0 while its circuit breaker is open and "
+            "limits.redis_unavailable applies; absent without Redis.",
+        )
+
+        # Usage and budgets
+        self.usage_records = Counter(
+            r,
+            "gateway_usage_records_total",
+            "Requests that reached an engine, one ledger record each: completed, refused (a 4xx of "
+            "the engine), failed, disconnected.",
+            ("outcome",),
+            ("completed", "refused", "failed", "disconnected"),
+        )
+        self.usage_records_pending = Gauge(
+            r,
+            "gateway_usage_records_pending",
+            "Usage records in memory that are not yet in the database.",
+        )
+        self.usage_records_lost = Counter(
+            r,
+            "gateway_usage_records_lost_total",
+            "Usage records dropped because the database was unavailable until the buffer was full.",
+        )
+        self.ledger_errors = Counter(
+            r,
+            "gateway_ledger_errors_total",
+            "Failed writes of usage records; they are retried while that can help.",
+        )
+        self.budgets_nearly_used = Gauge(
+            r,
+            "gateway_budgets_nearly_used",
+            "Keys and owners active in the last minute that have used 90 % or more of a budget, "
+            "exhausted ones included.",
+            ("window",),
+        )
+        self.budgets_exhausted = Gauge(
+            r,
+            "gateway_budgets_exhausted",
+            "Keys and owners active in the last minute that have used all of a budget; budgets of "
+            "0 do not count.",
+            ("window",),
+        )
+        self.alerts = Counter(
+            r,
+            "gateway_alerts_total",
+            "Delivery attempts of budget alerts: delivered, failed (will be retried), given_up "
+            "(the last of 20 attempts).",
+            ("outcome",),
+            ("delivered", "failed", "given_up"),
+        )
+
+        # Engines and models
+        self._engines = EngineSeries(r)
+        self.engine_load = Histogram(
+            r,
+            "gateway_engine_load_seconds",
+            "Time that the engines of a model took to start or to wake up.",
+            _MODEL,
+            LOAD_BUCKETS,
+        )
+        self.engine_scrape_errors = Counter(
+            r,
+            "gateway_engine_scrape_errors_total",
+            "Scrapes of an engine for /metrics/engines that failed or were incomplete.",
+            ("model", "gateway_engine"),
+        )
+        self.model_on_demand = Gauge(
+            r,
+            "gateway_model_on_demand",
+            "1 for a model whose engines start on request, 0 for a model that is always loaded.",
+            _MODEL,
+        )
+        self.model_evictions = Counter(
+            r,
+            "gateway_model_evictions_total",
+            "Unloaded on-demand models, by reason: idle, room (another model needed the memory), "
+            "operator.",
+            ("model", "reason"),
+        )
+
+        # The process
+        self.connections = Gauge(r, "gateway_connections", "Open client connections.")
+        self.connections_limit = Gauge(
+            r,
+            "gateway_connections_limit",
+            "Maximum number of client connections: server.max_connections.",
+        )
+        self.event_loop_lag = Gauge(
+            r,
+            "gateway_event_loop_lag_seconds",
+            "Longest delay of a timer on the event loop in the last 15 to 30 s.",
+        )
+        self.reloads = Counter(
+            r,
+            "gateway_reloads_total",
+            "Configuration reloads: done, partial (some models failed), invalid (nothing changed), "
+            "failed (a fault of the gateway).",
+            ("outcome",),
+            ("done", "partial", "invalid", "failed"),
+        )
+        self.log_lines_lost = Counter(
+            r,
+            "gateway_log_lines_lost_total",
+            "Log lines that did not reach their destination.",
+        )
+        self.trace_spans = Counter(
+            r,
+            "gateway_trace_spans_total",
+            "Trace spans: exported to the collector, or dropped because it was unavailable or the "
+            "queue was full.",
+            ("outcome",),
+            ("exported", "dropped"),
+        )
+        ProcessCollector(registry=r)
+
+    def add_model(self, model: str) -> None:
+        """Create the series of a model that are always on the page."""
+        self.requests_in_flight.add((model,), 0)
+        self.queue_depth.add((model,), 0)
+        self._token_counts.setdefault(model, [0, 0, 0])
+
+    def record_request(self, model: str, endpoint: str, status: int, seconds: float) -> None:
+        """Record a completed request."""
+        counts, labels = self.requests.values, (model, endpoint, str(status))
+        counts[labels] = counts.get(labels, 0) + 1
+        self.request_duration.buckets((model, endpoint)).observe(seconds)
+
+    def record_refusal(self, status: int) -> None:
+        """Record a request that was refused before its model and endpoint were known."""
+        self.requests.add((UNKNOWN_MODEL, NO_ENDPOINT, str(status)))
+
+    def record_usage(self, model: str, outcome: str, tokens: Tokens | None) -> None:
+        """Record the outcome and the tokens of a request that reached an engine."""
+        self.usage_records.values[(outcome,)] += 1
+        if tokens is not None:
+            counts = self._token_counts.get(model) or self._token_counts.setdefault(
+                model, [0, 0, 0]
+            )
+            counts[0] += tokens.prompt
+            counts[1] += tokens.cached
+            counts[2] += tokens.completion
+
+    def _set_tokens(self) -> None:
+        for model, counts in self._token_counts.items():
+            for kind, count in zip(TOKEN_KINDS, counts, strict=True):
+                self.tokens.values[model, kind] = count
+
+    # Values that are read at a scrape
+
+    def watch_engines(
+        self, read: Callable[[], Iterable[tuple[str, str, str]]], states: list[str]
+    ) -> None:
+        """Export the state of engines; `read` returns (model, engine, state) for each."""
+        self._engines.watch_states(read, states)
+
+    def watch_figures(self, read: Callable[[], Iterable[EngineFigures]]) -> None:
+        """Export the figures of engines; `read` returns one for each engine."""
+        self._engines.watch_figures(read)
+
+    def watch_in_flight(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """Export the requests in flight; `read` returns (model, requests) pairs."""
+        gauge = self.requests_in_flight
+
+        def set_in_flight() -> None:
+            gauge.values = dict.fromkeys(gauge.values, 0)
+            for model, count in read():
+                gauge.add((model,), count)
+
+        self.registry.before_scrape(set_in_flight)
+
+    def watch_queues(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """Export the queue limits; `read` returns (model, limit) pairs."""
+        self._watch_models(self.queue_limit, read)
+
+    def watch_models(self, read: Callable[[], Iterable[tuple[str, bool]]]) -> None:
+        """Export which models are on demand; `read` returns (model, on demand) pairs."""
+        self._watch_models(self.model_on_demand, read)
+
+    def _watch_models(self, gauge: Gauge, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        def set_values() -> None:
+            gauge.values = {(model,): int(value) for model, value in read()}
+
+        self.registry.before_scrape(set_values)
+
+    def watch_budgets(self, read: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        """Export the budgets; `read` returns (window, nearly used, exhausted) for each window."""
+
+        def set_budgets() -> None:
+            for window, nearly_used, exhausted in read():
+                self.budgets_nearly_used.set((window,), nearly_used)
+                self.budgets_exhausted.set((window,), exhausted)
+
+        self.registry.before_scrape(set_budgets)
+
+    def watch_ledger(self, pending: Callable[[], int]) -> None:
+        """Export the number of usage records that are not yet in the database."""
+        self.registry.before_scrape(lambda: self.usage_records_pending.set((), pending()))
+
+    def watch_connections(self, count_open: Callable[[], int], limit: int) -> None:
+        """Export the open client connections and their maximum."""
+        self.connections_limit.set((), limit)
+        self.registry.before_scrape(lambda: self.connections.set((), count_open()))
+
+    def watch_spans(self, read: Callable[[], tuple[int, int]]) -> None:
+        """Export the trace spans, counted in another thread; `read` returns exported, dropped."""
+
+        def set_spans() -> None:
+            exported, dropped = read()
+            self.trace_spans.values = {("exported",): exported, ("dropped",): dropped}
+
+        self.registry.before_scrape(set_spans)
+
+    def watch_loop(self, lag_s: Callable[[], float]) -> None:
+        """Export the lag of the event loop."""
+        self.registry.before_scrape(lambda: self.event_loop_lag.set((), lag_s()))
+
+    def watch_log(self, lost: Callable[[], int]) -> None:
+        """Export the number of lost log lines, counted in another thread."""
+        self.registry.before_scrape(lambda: self.log_lines_lost.values.update({(): lost()}))
+
+    def exposition(self) -> tuple[bytes, str]:
+        """Return body and content type of GET /metrics."""
+        return self.registry.page(), CONTENT_TYPE_PLAIN_0_0_4

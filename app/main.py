@@ -73,7 +73,7 @@ from app.usage.ledger import Ledger
 from app.usage.report import usage_report
 from engines.base import Engine, EngineState, EngineUnavailable
 from engines.gpu.placement import Placement
-from engines.guard.link import RECORD, end_strangers
+from engines.guard.guardian_client import RECORD_FILE, stop_unconfigured
 from engines.inprocess.engine import InProcessEngine
 from engines.process.engine import ProcessEngine
 from engines.process.launch import Origin, running_engines
@@ -432,7 +432,7 @@ async def _hint(state: State) -> None:
 
 async def _start_engines(state: State) -> None:
     run_dir = state.settings.server.run_dir.absolute()
-    await end_strangers(run_dir, {e.name for e in state.catalogue.engines})
+    await stop_unconfigured(run_dir, {e.name for e in state.catalogue.engines})
 
     async def start(model: str, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
@@ -452,7 +452,7 @@ async def _start_engines(state: State) -> None:
         model.name
         for model in state.catalogue.models
         if model.on_demand and state.settings.server.keep_engines
-        if any((run_dir / replica.engine.name / RECORD).exists() for replica in model.replicas)
+        if any((run_dir / replica.engine.name / RECORD_FILE).exists() for replica in model.replicas)
     ]
     await asyncio.gather(
         *(start(m.name, replica.engine) for m in eager for replica in m.replicas),

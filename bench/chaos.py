@@ -118,7 +118,7 @@ class Storm:
         family |= acts.family_of(loading)
         pid = self._dice.choice(acts.vital(loading))
         state = self._watcher.states.get(f"{model}-0")
-        job = acts.job(loading, pid, process_tree.title(pid)) or "spawned, without a title yet"
+        job = acts.job(loading, pid, process_tree.read_title(pid)) or "spawned, without a title yet"
         self._announce(act, f"of {model} (pid {pid}, {job}, {state})")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -250,7 +250,7 @@ def run(minutes: float, seed: int, say: Say) -> Chaos:
         asyncio.run(_serve(chaos, gateway, say))
         chaos.exit_code = gateway.end()
         orphans = acts.alive(gateway.family | acts.marked(gateway.run_dir))
-        chaos.orphans = [f"pid {pid} ({process_tree.title(pid)[:60]})" for pid in orphans]
+        chaos.orphans = [f"pid {pid} ({process_tree.read_title(pid)[:60]})" for pid in orphans]
         chaos.sockets = [str(path) for path in acts.live_sockets(gateway.run_dir)]
         chaos.gateway_starts = gateway.starts
         chaos.traces = list(_traces(gateway.starts))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.guard import process_tree
-from engines.guard.link import RECORD
-from engines.guard.process_tree import MARK
+from engines.guard.guardian_client import RECORD_FILE
+from engines.guard.process_tree import MARKER_VARIABLE
 
 
 class Target(enum.StrEnum):
@@ -67,7 +67,7 @@ def deck(dice: random.Random, targets: list[Target]) -> Iterator[Act]:
 def run_of(directory: Path) -> Run | None:
     """Return what runs in an engine's directory according to its guardian."""
     try:
-        record = json.loads((directory / RECORD).read_text())
+        record = json.loads((directory / RECORD_FILE).read_text())
         return Run(*(int(record[name]) for name in Run.__slots__))
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -76,9 +76,9 @@ def run_of(directory: Path) -> Run | None:
 def members(run: Run) -> dict[Target, list[int]]:
     """Return the processes of an engine that runs, by their job."""
     found: dict[Target, list[int]] = {}
-    if process_tree.lives(run.guardian, run.guardian_started):
+    if process_tree.is_alive(run.guardian, run.guardian_started):
         for pid in (run.guardian, *process_tree.descendants(run.guardian)):
-            if (target := job(run, pid, process_tree.title(pid))) is not None:
+            if (target := job(run, pid, process_tree.read_title(pid))) is not None:
                 found.setdefault(target, []).append(pid)
     return found
 
@@ -97,7 +97,7 @@ def job(run: Run, pid: int, title: str) -> Target | None:
 
 def family(root: int) -> Family:
     """Return everything below a process."""
-    return {pid: one.started for pid, one in process_tree.descendants(root).items()}
+    return {pid: one.start_time for pid, one in process_tree.descendants(root).items()}
 
 
 def family_of(run: Run) -> Family:
@@ -110,26 +110,26 @@ def vital(run: Run) -> list[int]:
     return [
         pid
         for pid in sorted(family_of(run))
-        if job(run, pid, title := process_tree.title(pid)) is not None or "spawn_main" in title
+        if job(run, pid, title := process_tree.read_title(pid)) is not None or "spawn_main" in title
     ]
 
 
 def alive(them: Mapping[int, int]) -> list[int]:
     """Return those of some processes that still live."""
-    return [pid for pid, started in them.items() if process_tree.lives(pid, started)]
+    return [pid for pid, started in them.items() if process_tree.is_alive(pid, started)]
 
 
 def marked(run_dir: Path) -> Family:
     """Return every process on this machine that was started for an engine of a run directory."""
-    sign = f"{MARK}={run_dir}{os.sep}".encode()
+    sign = f"{MARKER_VARIABLE}={run_dir}{os.sep}".encode()
     found: Family = {}
-    for pid, one in process_tree.all_stats().items():
+    for pid, one in process_tree.read_all_stats().items():
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue  # it ended meanwhile, or is somebody else's
         if one.state != "Z" and any(v.startswith(sign) for v in environ.split(b"\0")):
-            found[pid] = one.started
+            found[pid] = one.start_time
     return found
 
 

@@ -18,7 +18,7 @@ from bench.chaos_load import SLOTS
 from bench.children import ROOT, Child, child, environment, free_port
 from bench.peers import configuration
 from bench.real import DEMO
-from engines.guard.link import RECORD
+from engines.guard.guardian_client import RECORD_FILE
 
 ADMIN_KEY = "sk-chaos-admin-0123456789abcdef"
 # Different, so that no engine can pass for the other.
@@ -96,7 +96,7 @@ class Watcher:
     async def look(self) -> str | None:
         """Look once; return what /metrics says, or None when it does not answer."""
         seen = self._gateway.family
-        for record in self._gateway.run_dir.glob(f"*/{RECORD}"):
+        for record in self._gateway.run_dir.glob(f"*/{RECORD_FILE}"):
             if (run := acts.run_of(record.parent)) is not None:
                 self.runs.setdefault(record.parent.name, set()).add(run)
                 seen[run.guardian] = run.guardian_started

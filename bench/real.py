@@ -15,7 +15,7 @@ from bench.load import Load
 from bench.peers import BEFORE, DIRECT, GATEWAY, KEY, MODEL, ROUTER, Peer, answers
 from bench.rounds import Say, send, turns
 from bench.samples import Sample
-from engines.guard.process_tree import MARK
+from engines.guard.process_tree import MARKER_VARIABLE
 from engines.process.engine import vllm_launcher
 from engines.spec import ProcessSpec
 
@@ -88,7 +88,7 @@ def _engine() -> Iterator[str]:
     argv = [*vllm_launcher(), f"--model={DEMO}", f"--served-model-name={MODEL}"]
     argv += ["--host=127.0.0.1", f"--port={port}", *demo.argv()]
     url = f"http://127.0.0.1:{port}"
-    env = environment(**demo.env, **{MARK: str(ROOT / ".bench" / "engine")})
+    env = environment(**demo.env, **{MARKER_VARIABLE: str(ROOT / ".bench" / "engine")})
     with child("vllm", argv, env=env, end_s=30) as running:
         wait_until(lambda: answers(url), running, START_S)
         yield url

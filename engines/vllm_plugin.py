@@ -14,7 +14,7 @@ import logging
 import os
 import time
 
-from engines.guard.process_tree import MARK
+from engines.guard.process_tree import MARKER_VARIABLE
 
 # A step of the smallest model takes 2 ms, and the kernel adds 50 us of its own. At 10 us the
 # waiting itself took the cores; 300 us cost 15 % of the tokens at 8 streams.
@@ -23,7 +23,7 @@ POLL_S = 0.0001
 
 def register() -> None:
     """Have this process of vLLM sleep where it would spin; do nothing where that is not wanted."""
-    if MARK not in os.environ:
+    if MARKER_VARIABLE not in os.environ:
         return
     from vllm.platforms import current_platform
 

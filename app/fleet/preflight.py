@@ -71,11 +71,11 @@ def _long_paths(settings: Settings, engines: Sequence[str]) -> Iterator[str]:
         return
     run_dir = settings.server.run_dir.absolute()
     path = run_dir / max(engines, key=len) / SOCKET
-    if (length := len(os.fsencode(path))) > scratch.LONGEST_SOCKET_PATH:
+    if (length := len(os.fsencode(path))) > scratch.MAX_SOCKET_PATH:
         yield settings.source.fault(
             ("server", "run_dir"),
             f"the path of a socket, {path}, has {length} bytes, at most "
-            f"{scratch.LONGEST_SOCKET_PATH} are possible: choose a shorter directory",
+            f"{scratch.MAX_SOCKET_PATH} are possible: choose a shorter directory",
         )
 
 

@@ -161,7 +161,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        directories.claim(run_dir)
+        directories.make_private(run_dir)
         file = os.open(run_dir / "gateway.lock", flags, 0o600)
     except directories.ForeignDirectory as error:
         raise ConfigError([f"server.run_dir: {error}; choose another directory"]) from None

@@ -24,7 +24,7 @@ from typing import Any
 from engines import environment
 from engines.flags import table as flags
 from engines.flags.table import FlagFault, FlagTable
-from engines.guard.directories import WRITABLE_BY_OTHERS, foreign
+from engines.guard.directories import WRITABLE_BY_OTHERS, ownership_fault
 from engines.output.redact import hidden
 from engines.spec import LocalSpec
 
@@ -196,7 +196,7 @@ def _write(file: Path, kept: _Kept) -> None:
     leave a directory that the gateway's own user cannot have.
     """
     nearest = next(one for one in (file.parent, *file.parent.absolute().parents) if one.exists())
-    if foreign(nearest):
+    if ownership_fault(nearest):
         return
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     data = {"vllm": kept.vllm, "table": kept.table, "accepted": kept.accepted}

@@ -1,10 +1,10 @@
-"""Runs a command apart from the gateway that starts it. Standard library only.
+"""Runs a command detached from the gateway that starts it. Standard library only.
 
-A script, never imported: `python -I -S detach.py PARENT MARK LOGFILE DROPPED ARGV...`. The command
-gets a session of its own, so that Ctrl-C in the gateway's terminal is the gateway's alone to
-answer; the mark that `sweep.py` finds it by; a log file for its output; and the environment without
-the variables in DROPPED, a list of names in JSON. The kernel kills it when the thread that started
-it ends (its parent death signal, prctl(2)).
+A script, never imported: `python -I -S detach.py PARENT MARKER LOGFILE DROPPED ARGV...`. The
+command gets its own session, so that Ctrl-C in the gateway's terminal reaches only the gateway; the
+marker variable by which `marked_processes.py` finds it; a log file for its output; and the
+environment without the variables in DROPPED, a list of names in JSON. The kernel kills it when the
+thread that started it ends (its parent death signal, prctl(2)).
 """
 
 import contextlib
@@ -17,18 +17,18 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(parent: int, mark: str, log_file: str, dropped: list[str], argv: list[str]) -> None:
-    """Become the command. `mark` is an environment variable with its value."""
-    with contextlib.suppress(PermissionError):  # it leads a session already
+def main(parent: int, marker: str, log_file: str, dropped: list[str], argv: list[str]) -> None:
+    """Become the command. `marker` is an environment variable with its value."""
+    with contextlib.suppress(PermissionError):  # already a session leader
         os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before the line above
         sys.exit(1)
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     environment = {k: v for k, v in os.environ.items() if k not in dropped}
-    name, _, value = mark.partition("=")
+    name, _, value = marker.partition("=")
     os.execve(argv[0], argv, environment | {name: value})
 
 

@@ -1,4 +1,4 @@
-"""Directories that no other user may put anything into. Standard library only."""
+"""Directories that only this user can write to. Standard library only."""
 
 import contextlib
 import os
@@ -9,18 +9,18 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ForeignDirectory(Exception):
-    """A directory is under another user's control; the text names it and says how, in one line."""
+    """Another user controls a directory; the text names it and says how, in one line."""
 
 
-def claim(directory: Path) -> None:
-    """Make a directory for this user alone, or take one that is there and is this user's.
+def make_private(directory: Path) -> None:
+    """Create a directory for this user only, or accept an existing one of this user's.
 
-    One that others may write to becomes private, and is refused if another user has left something
-    in it: compiled code of the engines, for one, is loaded from there. Raises OSError and
-    ForeignDirectory.
+    An existing one that others may write to becomes private, and is refused if it contains files of
+    another user: compiled code of the engines, for example, is loaded from there. Raises OSError
+    and ForeignDirectory.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if fault := foreign(directory):
+    if fault := ownership_fault(directory):
         raise ForeignDirectory(f"{directory} {fault}")
     if directory.stat().st_mode & WRITABLE_BY_OTHERS:
         directory.chmod(0o700)
@@ -30,10 +30,10 @@ def claim(directory: Path) -> None:
                 raise ForeignDirectory(f"{entry} belongs to another user (uid {owner})")
 
 
-def foreign(directory: Path) -> str | None:
-    """Return how another user controls a directory, None if none does or it does not exist.
+def ownership_fault(directory: Path) -> str | None:
+    """Return how another user controls a directory; None if none does or it does not exist.
 
-    A link of root's is followed: with DynamicUser= systemd keeps a service's directories in
+    A link that root owns is followed: with DynamicUser= systemd keeps a service's directories in
     /var/lib/private and makes /var/lib/NAME a link (systemd.exec(5)).
     """
     us = os.geteuid()

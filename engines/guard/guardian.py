@@ -1,23 +1,24 @@
-"""The parent of an engine's processes. It outlives nobody, and nothing outlives it.
+"""The parent of an engine's processes: starts, stops and outlives the engine, and keeps its log.
 
-Run as a script by `link.py`, never imported:
+Run as a script by `guardian_client.py`, never imported:
 
     python -I -S guardian.py DIRECTORY KEEP FINGERPRINT ARGV...
 
-    stdin            a socket to the gateway that started it
-    DIRECTORY/ctl.sock   where another gateway, that takes the engine over, connects
+    stdin                a socket to the gateway that started it
+    DIRECTORY/ctl.sock   where a gateway that takes the engine over connects
 
-Both speak the same lines. From the gateway: "stop SECONDS" ends the engine in order; "keep 0" and
-"keep 1" say whether the engine goes on without a gateway. When the last gateway has gone and the
-engine is not to be kept, it is killed at once. To every gateway, in JSON: {"pid": n, "fingerprint":
-text} when it meets the engine, or {"error": text} when that could not be run, and {"exit": code}
-(negative for a signal) when nothing of it is left or killed processes have not vanished in SWEEP_S.
+Both use the same protocol, one line per message. From the gateway: "stop SECONDS" stops the engine
+gracefully, with SIGKILL after that time; "keep 0" and "keep 1" say whether the engine keeps running
+without a gateway. When the last gateway has disconnected and the engine is not to be kept, it is
+killed at once. To every gateway, in JSON: {"pid": n, "fingerprint": text} on connecting, or
+{"error": text} if the engine could not be started, and {"exit": code} (negative for a signal) when
+no process of the engine is left or killed processes have not vanished in KILL_TIMEOUT_S.
 
-DIRECTORY/engine.json says which processes these are, for a gateway that comes when this one is
-gone. As a child subreaper (prctl(2)) the guardian becomes the parent of every orphan below it,
-whatever process group or session that has moved to. So "waitpid finds no child" is proof that no
-EngineCore and no worker is left. Should the guardian itself be killed, the kernel kills the API
-server (its parent death signal) and the gateway kills the rest.
+DIRECTORY/engine.json records which processes these are, for a gateway that finds the guardian dead.
+As a child subreaper (prctl(2)) the guardian becomes the parent of every orphan below it, whatever
+process group or session that has moved to. So when waitpid finds no child, no EngineCore and no
+worker is left. If the guardian itself is killed, the kernel kills the API server (its parent death
+signal) and the gateway kills the rest.
 """
 
 import contextlib
@@ -37,9 +38,10 @@ from engines.guard import process_tree, scratch
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-LOG_LIMIT = 16 * 1024 * 1024  # then the log moves to LOGFILE.1 and a new one begins
-SWEEP_S = 10.0  # how long killed processes may take to vanish (uninterruptible sleep)
-TRACKERS_S = 3.0  # how long resource trackers may take to clean up, a tenth of a second as a rule
+READ_BYTES = 64 * 1024
+MAX_LOG_BYTES = 16 * 1024 * 1024  # then the log is renamed to LOGFILE.1 and a new one begins
+KILL_TIMEOUT_S = 10.0  # killed processes vanish later only in uninterruptible sleep
+TRACKER_TIMEOUT_S = 3.0  # for resource trackers to clean up; they normally take a tenth of a second
 
 
 def prctl(option: int, value: int) -> None:
@@ -50,15 +52,17 @@ def prctl(option: int, value: int) -> None:
 
 
 def spawn(argv: list[str], log_pipe: int) -> int:
-    """Start the engine in its own process group, its output into `log_pipe`. Raises OSError."""
-    report, report_child = os.pipe()  # close-on-exec: its end without a byte means exec worked
+    """Start the engine in its own process group, with output to `log_pipe`. Raises OSError."""
+    report, report_child = (
+        os.pipe()
+    )  # close-on-exec: end of file without a byte means exec succeeded
     guardian = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
             os.setpgid(0, 0)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guardian:  # it died before the line above
+            if os.getppid() != guardian:  # the guardian died before the line above
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -89,7 +93,7 @@ def kill(pid: int, signum: int) -> None:
 
 
 class Log:
-    """The engine's output on disk, at most two files of LOG_LIMIT bytes."""
+    """The engine's output on disk: at most two files of MAX_LOG_BYTES."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -103,7 +107,7 @@ class Log:
     def write(self, data: bytes) -> None:
         # A full disk must not stop the engine.
         with contextlib.suppress(OSError):
-            if self.size + len(data) > LOG_LIMIT:
+            if self.size + len(data) > MAX_LOG_BYTES:
                 os.close(self.file)
                 os.replace(self.path, self.path + ".1")
                 self.open()
@@ -111,20 +115,20 @@ class Log:
 
 
 class Gateway:
-    """A connection to a gateway: orders come, reports go."""
+    """A connection to a gateway: receives commands, sends reports."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.pending = b""
 
-    def say(self, message: dict[str, object]) -> None:
-        # Nobody may be left to hear it.
+    def send(self, message: dict[str, object]) -> None:
+        # The gateway may have disconnected.
         with contextlib.suppress(OSError):
             self.sock.send(json.dumps(message).encode() + b"\n")
 
-    def orders(self) -> list[bytes] | None:
-        """Return the whole lines that have come; None when the gateway is gone."""
+    def receive(self) -> list[bytes] | None:
+        """Return the complete lines received; None when the gateway has disconnected."""
         try:
             data = self.sock.recv(4096)
         except BlockingIOError:
@@ -138,6 +142,8 @@ class Gateway:
 
 
 class Guardian:
+    """Supervises one engine until no process of it is left."""
+
     def __init__(
         self, directory: str, first: Gateway, log: Log, engine: int, log_pipe: int, *, keep: bool
     ) -> None:
@@ -155,22 +161,22 @@ class Guardian:
         os.set_blocking(signals, False)
         signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
 
-    def introduce(self, fingerprint: str) -> None:
-        """Put down who this is, and open the door for gateways to come."""
+    def publish(self, fingerprint: str) -> None:
+        """Write engine.json and listen for gateways."""
         self.hello = {"pid": self.engine, "fingerprint": fingerprint}
-        ours, engine = process_tree.stat(os.getpid()), process_tree.stat(self.engine)
+        guardian, engine = map(process_tree.read_stat, (os.getpid(), self.engine))
         record = {
             "boot": process_tree.boot_id(),
             "guardian": os.getpid(),
-            "guardian_started": ours.started if ours else 0,
+            "guardian_started": guardian.start_time if guardian else 0,
             "engine": self.engine,
-            "engine_started": engine.started if engine else 0,
+            "engine_started": engine.start_time if engine else 0,
         }
-        door = os.path.join(self.directory, "ctl.sock")
+        control_socket = os.path.join(self.directory, "ctl.sock")
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(door)
+            os.unlink(control_socket)
         self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(door)
+        self.listener.bind(control_socket)
         self.listener.listen()
         written = os.path.join(self.directory, "engine.json.new")
         with open(written, "w") as file:
@@ -178,7 +184,7 @@ class Guardian:
         os.replace(written, os.path.join(self.directory, "engine.json"))
 
     def run(self) -> int:
-        """Watch until nothing of the engine is left; return its exit code."""
+        """Supervise until no process of the engine is left; return its exit code."""
         for fd in (self.log_pipe, self.wakeup):
             os.set_blocking(fd, False)
             self.selector.register(fd, selectors.EVENT_READ)
@@ -186,60 +192,61 @@ class Guardian:
         self.selector.register(self.listener, selectors.EVENT_READ)
         for gateway in self.gateways:
             self.selector.register(gateway.sock, selectors.EVENT_READ, gateway)
-            gateway.say(self.hello)
-        self.reap()  # the engine may have ended before anybody listened for signals
+            gateway.send(self.hello)
+        self.reap()  # the engine may have exited before signals were watched
         while self.exit_code is None:
             wait = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
             for key, _ in self.selector.select(wait):
-                self.react(key)
+                self.handle(key)
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 break
             if not self.gateways and not self.keep:
                 break
-        self.sweep()
-        # Bounded: had the sweep left somebody alive, it could go on writing for ever.
-        for _ in range(LOG_LIMIT // 65536):
-            if not self.pump():
+        self.kill_all()
+        # Bounded: a process that survived could write for ever.
+        for _ in range(MAX_LOG_BYTES // READ_BYTES):
+            if not self.copy_output():
                 break
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(self.directory, "engine.json"))
             os.unlink(os.path.join(self.directory, "ctl.sock"))
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
-    def react(self, key: selectors.SelectorKey) -> None:
+    def handle(self, key: selectors.SelectorKey) -> None:
+        """Handle one ready file descriptor."""
         if isinstance(key.data, Gateway):
-            self.obey(key.data)
+            self.execute_commands(key.data)
         elif key.fileobj is self.listener:
             with contextlib.suppress(OSError):
                 gateway = Gateway(self.listener.accept()[0])
                 self.gateways.add(gateway)
                 self.selector.register(gateway.sock, selectors.EVENT_READ, gateway)
-                gateway.say(self.hello)
+                gateway.send(self.hello)
         elif key.fd == self.wakeup:
             os.read(self.wakeup, 4096)
             self.reap()
-        elif not self.pump():
+        elif not self.copy_output():
             self.selector.unregister(self.log_pipe)
 
-    def pump(self) -> bool:
-        """Copy what the engine wrote into the log; return False at the end of the pipe."""
+    def copy_output(self) -> bool:
+        """Copy the engine's output to the log; return False at the end of the pipe."""
         try:
-            data = os.read(self.log_pipe, 65536)
+            data = os.read(self.log_pipe, READ_BYTES)
         except BlockingIOError:
             return True
         self.log.write(data)
         return bool(data)
 
-    def obey(self, gateway: Gateway) -> None:
-        """Do what a gateway says, or let it go."""
-        orders = gateway.orders()
-        if orders is None:
+    def execute_commands(self, gateway: Gateway) -> None:
+        """Carry out the commands of a gateway, or close the connection if it has disconnected."""
+        commands = gateway.receive()
+        if commands is None:
             self.selector.unregister(gateway.sock)
             gateway.sock.close()
             self.gateways.discard(gateway)
             return
-        for order in orders:
-            verb, _, argument = order.partition(b" ")
+        for command in commands:
+            verb, _, argument = command.partition(b" ")
             if verb == b"stop":
                 self.kill_at = time.monotonic() + float(argument)
                 kill(self.engine, signal.SIGTERM)
@@ -247,7 +254,7 @@ class Guardian:
                 self.keep = argument == b"1"
 
     def reap(self) -> bool:
-        """Collect the dead; return whether any child is left, alive or dying."""
+        """Collect exited children; return whether any child is left, alive or dying."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -258,24 +265,25 @@ class Guardian:
             if pid == self.engine:
                 self.exit_code = os.waitstatus_to_exitcode(status)
 
-    def sweep(self) -> None:
-        """Kill whatever is left below us, wait until it is gone, and remove its temporary files.
+    def kill_all(self) -> None:
+        """Kill every process below this one, wait for them, and remove their temporary files.
 
-        Resource trackers end by themselves, when they have cleaned up after the others.
+        Resource trackers exit by themselves once they have cleaned up after the others.
         """
         began = time.monotonic()
-        while self.reap() and (passed := time.monotonic() - began) < SWEEP_S:
+        while self.reap() and (elapsed := time.monotonic() - began) < KILL_TIMEOUT_S:
             for pid in process_tree.descendants(os.getpid()):
-                if passed >= TRACKERS_S or not process_tree.is_tracker(pid):
+                if elapsed >= TRACKER_TIMEOUT_S or not process_tree.is_resource_tracker(pid):
                     kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         scratch.remove(Path(self.directory))
 
 
 def main(directory: str, keep: str, fingerprint: str, argv: list[str]) -> int:
+    """Start an engine and supervise it; return the exit code."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # Ctrl-C, a terminal that closes and SIGTERM are the gateway's to answer; it gives us orders.
+    # The gateway handles Ctrl-C, a closing terminal and SIGTERM, and sends commands.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -286,18 +294,18 @@ def main(directory: str, keep: str, fingerprint: str, argv: list[str]) -> int:
         engine = spawn(argv, log_pipe_engine)
     except OSError as error:
         scratch.remove(Path(directory))
-        gateway.say({"error": f"cannot run {argv[0]}: {os.strerror(error.errno or errno.EIO)}"})
+        gateway.send({"error": f"cannot run {argv[0]}: {os.strerror(error.errno or errno.EIO)}"})
         return 1
     os.close(log_pipe_engine)
     guardian = Guardian(directory, gateway, log, engine, log_pipe, keep=keep == "1")
     try:
-        guardian.introduce(fingerprint)
+        guardian.publish(fingerprint)
         code = guardian.run()
     except BaseException:
-        guardian.sweep()
+        guardian.kill_all()
         raise
     for gateway in guardian.gateways:
-        gateway.say({"exit": code})
+        gateway.send({"exit": code})
     return 0
 
 

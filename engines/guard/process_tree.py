@@ -1,73 +1,73 @@
-"""What Linux tells of processes in /proc. Standard library only: the guardian uses it too."""
+"""Processes as Linux shows them in /proc. Standard library only: the guardian uses it too."""
 
 import os
 from dataclasses import dataclass
 
-# In the environment of every process of an engine: the directory of that engine. vLLM warns of
-# unknown variables that begin with VLLM_, and those with GATEWAY_ are settings of the gateway.
-MARK = "ENGINE_OF_GATEWAY"
+# In the environment of every process of an engine, with that engine's directory as its value. vLLM
+# warns of unknown variables that begin with VLLM_, and those with GATEWAY_ are gateway settings.
+MARKER_VARIABLE = "ENGINE_OF_GATEWAY"
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class ProcessStat:
     """A line of /proc/PID/stat (proc(5))."""
 
     state: str
     parent: int
     session: int
-    # Clock ticks since boot: with the pid it names one process, which a pid alone does not.
-    started: int
+    # Clock ticks since boot. PIDs are reused: only the PID and this together identify a process.
+    start_time: int
 
 
-def stat(pid: int) -> Stat | None:
-    """Return what a process is, or None when there is none; a zombie is there."""
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return the state of a process, zombies included; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rsplit(b")", 1)[1].split()
     except (OSError, IndexError):
-        return None  # it ended meanwhile
-    return Stat(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+        return None  # it exited meanwhile
+    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
 
 
-def all_stats() -> dict[int, Stat]:
-    """Return every process that there is."""
-    found = ((int(name), stat(int(name))) for name in os.listdir("/proc") if name.isdigit())
-    return {pid: one for pid, one in found if one is not None}
+def read_all_stats() -> dict[int, ProcessStat]:
+    """Return the state of every process, by PID."""
+    found = ((int(name), read_stat(int(name))) for name in os.listdir("/proc") if name.isdigit())
+    return {pid: stat for pid, stat in found if stat is not None}
 
 
-def descendants(root: int) -> dict[int, Stat]:
-    """Return every process below `root`, zombies left out."""
-    everybody = all_stats()
+def descendants(root: int) -> dict[int, ProcessStat]:
+    """Return every process below `root`, except zombies."""
+    stats = read_all_stats()
     children: dict[int, list[int]] = {}
-    for pid, one in everybody.items():
-        if one.state != "Z":
-            children.setdefault(one.parent, []).append(pid)
-    found: dict[int, Stat] = {}
+    for pid, stat in stats.items():
+        if stat.state != "Z":
+            children.setdefault(stat.parent, []).append(pid)
+    found: dict[int, ProcessStat] = {}
     todo = [root]
     while todo:
         for pid in children.get(todo.pop(), ()):
-            found[pid] = everybody[pid]
+            found[pid] = stats[pid]
             todo.append(pid)
     return found
 
 
-def lives(pid: int, started: int) -> bool:
-    """Whether the process of that pid is still the one that began at `started`, and no zombie."""
-    one = stat(pid)
-    return one is not None and one.started == started and one.state != "Z"
+def is_alive(pid: int, start_time: int) -> bool:
+    """Return whether the process with this PID and start time still runs; a zombie does not."""
+    stat = read_stat(pid)
+    return stat is not None and stat.start_time == start_time and stat.state != "Z"
 
 
-def carries(pid: int, variable: str, value: str) -> bool:
-    """Whether a process was started with an environment variable of that value.
+def has_variable(pid: int, name: str, value: str) -> bool:
+    """Return whether a process was started with this environment variable.
 
-    Children inherit it over sessions, groups and parents; one that gives itself a title
-    (setproctitle, as vLLM's EngineCore does) writes over what the kernel shows of it.
+    Children inherit it across sessions, groups and parents. A process that sets its own title
+    (setproctitle, as vLLM's EngineCore does) overwrites what the kernel shows of its environment.
     """
-    return os.fsencode(f"{variable}={value}") in _read(f"/proc/{pid}/environ").split(b"\0")
+    return os.fsencode(f"{name}={value}") in _read(f"/proc/{pid}/environ").split(b"\0")
 
 
-def title(pid: int) -> str:
-    """Return a process's command line, or the title it gave itself; "" when it tells none."""
+def read_title(pid: int) -> str:
+    """Return a process's command line, or the title it gave itself; "" when it has none."""
     return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
 
 
@@ -76,20 +76,20 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError:
-        return b""  # it ended meanwhile, or is somebody else's
+        return b""  # it exited meanwhile, or belongs to another user
 
 
-def is_tracker(pid: int) -> bool:
-    """Whether it is a resource tracker of Python's multiprocessing, and has not ended.
+def is_resource_tracker(pid: int) -> bool:
+    """Return whether a running process is a resource tracker of Python's multiprocessing.
 
-    When those that it works for have ended, however they did, it removes what they left in
-    /dev/shm and ends. Nobody else knows what that was: such names are random.
+    After its clients have exited, for any reason, a tracker removes what they left in /dev/shm and
+    exits. Nothing else can remove it: the names are random and known only to the tracker.
     """
-    return "multiprocessing.resource_tracker import main" in title(pid)
+    return "multiprocessing.resource_tracker import main" in read_title(pid)
 
 
 def boot_id() -> str:
-    """Return what distinguishes this boot of the machine from every other."""
+    """Return the identifier of this boot of the machine."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

@@ -7,7 +7,7 @@ other models meanwhile. What vLLM changes of its host process is undone: see
 
 One task, `_life`, builds the engine, watches it and writes the state; everybody else asks for an
 outcome. The processes carry a mark; a sentinel kills what carries it when the gateway is gone, and
-before every start and after every end nothing may carry it (see `engines.guard.sweep`).
+before every start and after every end nothing may carry it (see `engines.guard.marked_processes`).
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from pathlib import Path
 from engines import environment, media
 from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress, Start
 from engines.guard import directories, scratch
-from engines.guard.sweep import sweep
+from engines.guard.marked_processes import kill_marked
 from engines.http.probe import Probe
 from engines.http.response import ResponseBody
 from engines.http.scrape import scrape
@@ -38,7 +38,7 @@ from engines.spec import InProcessSpec
 
 log = logging.getLogger(__name__)
 
-SENTINEL = Path(__file__).parents[1] / "guard" / "sweep.py"
+SENTINEL = Path(__file__).parents[1] / "guard" / "marked_processes.py"
 # How often a start that is given up is looked after, until vLLM has let go of it.
 ABANDON_S = 0.2
 
@@ -301,7 +301,7 @@ class InProcessEngine:
         if missing := self._spec.missing_model():
             raise BuildFailed(missing)
         try:
-            directories.claim(self._dir)
+            directories.make_private(self._dir)
             self._dir.chmod(0o700)
             if self._log.path.exists():
                 self._log.path.replace(self._log.path.with_suffix(".log.previous"))
@@ -313,8 +313,8 @@ class InProcessEngine:
             await self._sweep()
             if scratch.TMPDIR not in self._env:
                 try:
-                    construction.temporary = scratch.fresh(self._dir)
-                except scratch.TooDeep as error:
+                    construction.temporary = scratch.create(self._dir)
+                except scratch.SocketPathTooLong as error:
                     raise BuildFailed(str(error)) from None
                 except OSError as error:
                     raise BuildFailed(f"{self._dir}: {error.strerror}") from None
@@ -371,7 +371,7 @@ class InProcessEngine:
 
     async def _sweep(self) -> bool:
         """Kill what is left of its processes; return whether nothing is."""
-        left = await asyncio.to_thread(sweep, self._mark)
+        left = await asyncio.to_thread(kill_marked, self._mark)
         if left:
             log.error("engine %s: processes %s do not end", self._name, left)
         return not left

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from engines.base import Progress
 from engines.guard import scratch
-from engines.guard.process_tree import MARK
+from engines.guard.process_tree import MARKER_VARIABLE
 from engines.inprocess.bridge import App
 from engines.output.failure import classify
 from engines.output.log import EngineLog
@@ -253,7 +253,7 @@ class Construction:
     def _write_executable(self) -> Path:
         """Write the script that runs vLLM's processes; return its path."""
         python = sys.executable
-        mark = f"{MARK}={self._directory}"
+        mark = f"{MARKER_VARIABLE}={self._directory}"
         apart = [str(APART), str(os.getpid()), mark, str(self._log), json.dumps(self._dropped)]
         command = [python, "-I", "-S", *apart, python]
         variables = {}

@@ -181,12 +181,12 @@ class Session:
         # The guardian removes what vLLM leaves there, also where this process is killed. Code that
         # PyTorch compiles is for the next batch as well.
         try:
-            environment[scratch.TMPDIR] = str(scratch.fresh(Path(directory)))
-        except scratch.TooDeep as error:
+            environment[scratch.TMPDIR] = str(scratch.create(Path(directory)))
+        except scratch.SocketPathTooLong as error:
             raise OfflineError(str(error), users=True) from None
         compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
-        environment.setdefault(scratch.INDUCTOR, str(compiled))
-        environment[process_tree.MARK] = directory
+        environment.setdefault(scratch.INDUCTOR_CACHE, str(compiled))
+        environment[process_tree.MARKER_VARIABLE] = directory
         return subprocess.Popen(  # noqa: S603 - our own interpreter and files
             [sys.executable, "-I", "-S", str(GUARDIAN), directory, NOT_KEPT, "", *worker],
             stdin=door.fileno(),

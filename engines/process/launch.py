@@ -12,8 +12,7 @@ from engines import environment, media
 from engines.base import EngineFacts
 from engines.gpu.engine_memory import EngineMemory
 from engines.guard import directories, scratch
-from engines.guard import link as links
-from engines.guard.link import CannotRun
+from engines.guard.guardian_client import LaunchError, compute_fingerprint, is_running
 from engines.process.sleep_mode import SLEEP_ENV
 from engines.spec import ProcessSpec
 
@@ -60,7 +59,7 @@ class Launch:
     @property
     def fingerprint(self) -> str:
         """What an engine must have been started with to be taken over."""
-        return links.fingerprint(self.command, self.own_env, self.spec.inherit_env)
+        return compute_fingerprint(self.command, self.own_env, self.spec.inherit_env)
 
     @property
     def own_env(self) -> dict[str, str]:
@@ -71,17 +70,19 @@ class Launch:
     def prepare(self) -> dict[str, str]:
         """Make the directory; return the whole environment of the engine.
 
-        Raises OSError, and CannotRun where the directory or the model plainly will not do.
+        Raises OSError, and LaunchError where the directory or the model plainly will not do.
         """
         try:
-            directories.claim(self.directory)
+            directories.make_private(self.directory)
         except directories.ForeignDirectory as error:
-            raise CannotRun(str(error)) from None
+            raise LaunchError(str(error)) from None
         self.directory.chmod(0o700)
-        if len(os.fsencode(str(self.socket))) > scratch.LONGEST_SOCKET_PATH:
-            raise CannotRun(f"the path {self.socket} is too long for a socket: set server.run_dir")
+        if len(os.fsencode(str(self.socket))) > scratch.MAX_SOCKET_PATH:
+            raise LaunchError(
+                f"the path {self.socket} is too long for a socket: set server.run_dir"
+            )
         if missing := self.spec.missing_model():
-            raise CannotRun(missing)
+            raise LaunchError(missing)
         if self.origin is not None:
             written = json.dumps(dataclasses.asdict(self.origin))
             (self.directory / ORIGIN).write_text(written)
@@ -92,9 +93,9 @@ class Launch:
         if scratch.TMPDIR in self.own_env:
             return {}
         try:
-            return scratch.variables(self.directory, scratch.fresh(self.directory))
-        except scratch.TooDeep as error:
-            raise CannotRun(str(error)) from None
+            return scratch.variables(self.directory, scratch.create(self.directory))
+        except scratch.SocketPathTooLong as error:
+            raise LaunchError(str(error)) from None
 
     def note(self, facts: EngineFacts, load_s: float | None) -> None:
         """Put down what is known of the engine, for a gateway that takes it over."""
@@ -122,7 +123,7 @@ def running_engines(run_dir: Path) -> dict[str, Origin]:
     found: dict[str, Origin] = {}
     for file in sorted(run_dir.glob(f"*/{ORIGIN}")):
         directory = file.parent
-        if links.runs(directory):
+        if is_running(directory):
             with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
                 data = json.loads(file.read_text())
                 gpus = None if data["gpus"] is None else tuple(map(int, data["gpus"]))

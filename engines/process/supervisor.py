@@ -17,8 +17,7 @@ from math import inf
 from typing import Any
 
 from engines.base import EngineFacts, EngineState, Progress, Start
-from engines.guard import link as links
-from engines.guard.link import CannotRun, Link
+from engines.guard.guardian_client import GuardianClient, LaunchError, find_guardian, start_guardian
 from engines.http.client import Address, Http1Client
 from engines.http.probe import Probe
 from engines.lifecycle import Event, after
@@ -102,7 +101,7 @@ class Supervisor:
         self._served_s = 0.0  # in all its runs
         self._level: int = launch.spec.sleep_level or 1
         self._released = False
-        self._link: Link | None = None
+        self._link: GuardianClient | None = None
         self._phase: str | None = None
         self._task: asyncio.Task[None] | None = None
         # When an engine that was given up may be tried again.
@@ -121,7 +120,7 @@ class Supervisor:
     @property
     def pid(self) -> int | None:
         """The API server's process, while there is one."""
-        return None if self._link is None else self._link.engine
+        return None if self._link is None else self._link.engine_pid
 
     @property
     def progress(self) -> Progress | None:
@@ -294,7 +293,7 @@ class Supervisor:
         async with contextlib.AsyncExitStack() as turn:
             # Before the first wait: engines load in the order in which they are started.
             taking = self._queue_for_turn(turn)
-            link = await links.find(self._launch.directory)
+            link = await find_guardian(self._launch.directory)
             if link is not None and link.fingerprint != self._launch.fingerprint:
                 self._phase = "ending the engine of another configuration"
                 await self._retire(link)
@@ -313,17 +312,17 @@ class Supervisor:
                     _, self.load_s = self._launch.recall()
                 try:
                     link = await self._spawn()
-                except (OSError, CannotRun) as error:
+                except (OSError, LaunchError) as error:
                     missing = self._launch.spec.missing_model() is not None
                     cause = Cause.MISSING_FILES if missing else Cause.OTHER
                     return Failure(str(error), lasting=True, cause=cause)
             self._link = link
             self._phase = None
             link.keep(self._launch.keep)
-            gone = asyncio.create_task(link.ended(), name=f"guardian of {self._launch.name}")
+            gone = asyncio.create_task(link.wait(), name=f"guardian of {self._launch.name}")
             try:
                 if adopted:
-                    log.info("engine %s: taken over, pid %d", self._launch.name, link.engine)
+                    log.info("engine %s: taken over, pid %d", self._launch.name, link.engine_pid)
                 failure = await self._until_up(link, gone, adopted=adopted)
                 await turn.aclose()
                 if failure is None and self.state is State.READY:
@@ -343,7 +342,7 @@ class Supervisor:
                     self._client.close()
                     await self._bury(link, gone)
 
-    async def _bury(self, link: Link, gone: asyncio.Task[int]) -> None:
+    async def _bury(self, link: GuardianClient, gone: asyncio.Task[int]) -> None:
         """End what this task leaves behind when it is cancelled or breaks."""
         if not gone.done() or gone.cancelled():
             link.kill()
@@ -370,22 +369,22 @@ class Supervisor:
             await self._first(taking)
         return self.wanted is not DesiredState.STOPPED
 
-    async def _spawn(self) -> Link:
+    async def _spawn(self) -> GuardianClient:
         launch = self._launch
         environment = launch.prepare()
         if self._log.path.exists():
             self._log.path.replace(self._log.path.with_suffix(".log.previous"))
         await launch.memory.note_before()
-        return await links.spawn(
+        return await start_guardian(
             launch.directory,
             launch.command,
             environment,
-            mark=launch.fingerprint,
+            fingerprint=launch.fingerprint,
             keep=launch.keep,
         )
 
     async def _until_up(
-        self, link: Link, gone: asyncio.Task[int], *, adopted: bool
+        self, link: GuardianClient, gone: asyncio.Task[int], *, adopted: bool
     ) -> Failure | None:
         """Return when the engine is READY, gone, or told to stop; a failure when it never will be.
 
@@ -406,7 +405,7 @@ class Supervisor:
                 return Failure(f"not ready after {patience:g} s (start_timeout_s)")
             if now >= next_look:
                 next_look = now + LOOK_S
-                standing = stopped((await link.family()).items())
+                standing = stopped((await link.find_processes()).items())
                 if verdict := judge.verdict(Sample(now, standing, 200, 0.0, None)):
                     return Failure(verdict)
             await self._first(gone, timeout=PROBE_S)
@@ -426,7 +425,7 @@ class Supervisor:
         self._start_failed = False
         self._fire(Event.LOADED)
 
-    async def _serve(self, link: Link, gone: asyncio.Task[int]) -> Failure | None:
+    async def _serve(self, link: GuardianClient, gone: asyncio.Task[int]) -> Failure | None:
         """Keep the engine as it is wanted until it has to end."""
         watching = asyncio.create_task(self._watch(link))
         try:
@@ -489,16 +488,16 @@ class Supervisor:
         if self._link is None:
             return None
         # Looked for anew: of an engine that was taken over only the API server is known at first.
-        return await self._launch.memory.held_gib(await self._link.family())
+        return await self._launch.memory.held_gib(await self._link.find_processes())
 
-    async def _weigh(self, link: Link) -> None:
+    async def _weigh(self, link: GuardianClient) -> None:
         """Learn which processes the engine has and, where nobody has declared it, what it takes."""
         if self._launch.spec.memory_gib is not None:
-            await link.family()
+            await link.find_processes()
         elif (held := await self._held()) is not None:
             self.memory_gib = max(held, self.memory_gib or 0.0)
 
-    async def _watch(self, link: Link) -> str:
+    async def _watch(self, link: GuardianClient) -> str:
         """Return why the engine is dead once it is."""
         judge = Watchdog(self._launch.spec.progress_timeout_s)
         for number in itertools.count():
@@ -513,7 +512,7 @@ class Supervisor:
         raise AssertionError("nobody counts that far")
 
     async def _finish(
-        self, link: Link, gone: asyncio.Task[int], failure: Failure | None
+        self, link: GuardianClient, gone: asyncio.Task[int], failure: Failure | None
     ) -> Failure | None:
         """End what is left of a run; return why it failed, None when it was stopped."""
         if gone.done() and failure is None:
@@ -528,7 +527,7 @@ class Supervisor:
         await self._end(link, gone, 0.0)
         return failure
 
-    async def _retire(self, link: Link) -> None:
+    async def _retire(self, link: GuardianClient) -> None:
         """End an engine that another configuration started, once it has done what it is at."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETIRE_S
@@ -536,9 +535,9 @@ class Supervisor:
             if not await self._probe.busy():
                 break
             await self._first(timeout=PROBE_S)
-        await self._end(link, asyncio.create_task(link.ended()), self.grace)
+        await self._end(link, asyncio.create_task(link.wait()), self.grace)
 
-    async def _end(self, link: Link, gone: asyncio.Task[int], grace: float) -> None:
+    async def _end(self, link: GuardianClient, gone: asyncio.Task[int], grace: float) -> None:
         link.stop(grace)
         patience = 0.0 if link.frozen else grace + GUARDIAN_SLACK_S
         done, _ = await asyncio.wait({gone}, timeout=patience)

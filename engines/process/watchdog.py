@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engines.guard.link import Link
-from engines.guard.process_tree import Stat
+from engines.guard.guardian_client import GuardianClient
+from engines.guard.process_tree import ProcessStat
 from engines.http.client import Http1Client
 from engines.http.probe import Probe
 
@@ -92,16 +92,16 @@ class Watchdog:
         )
 
 
-def stopped(family: Iterable[tuple[int, Stat]]) -> tuple[int, ...]:
+def stopped(family: Iterable[tuple[int, ProcessStat]]) -> tuple[int, ...]:
     """Return those of some processes that a signal has stopped."""
     return tuple(pid for pid, one in family if one.state == "T")
 
 
-async def take_sample(link: Link, probe: Probe, client: Http1Client) -> Sample:
+async def take_sample(link: GuardianClient, probe: Probe, client: Http1Client) -> Sample:
     """Look at an engine that runs: its processes, its door, and what it owes the client."""
     now = asyncio.get_running_loop().time
     waiting_s = client.silence_s(now())
-    standing = stopped(link.members().items())
+    standing = stopped(link.live_processes().items())
     # One that stands still would keep the questions waiting as well.
     asked = not standing and waiting_s >= LOOK_S
     exposition = await probe.metrics() if asked else None

@@ -21,7 +21,7 @@ from bench.chaos_gateway import Gateway, gauges
 from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, judge, slots
 from bench.chaos_report import ACTS, CHECKS, REQUESTS, Chaos, Done, tables
 from engines.guard import process_tree
-from engines.guard.process_tree import MARK
+from engines.guard.process_tree import MARKER_VARIABLE
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 CHUNK = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -179,7 +179,7 @@ def test_what_a_guardian_wrote_down_is_read_and_nothing_else(tmp_path: Path) -> 
 
 
 def test_a_process_of_an_engine_is_found_by_its_mark_until_it_is_gone(tmp_path: Path) -> None:
-    env = {**os.environ, MARK: str(tmp_path / "run" / "alpha-0")}
+    env = {**os.environ, MARKER_VARIABLE: str(tmp_path / "run" / "alpha-0")}
     argv = [sys.executable, "-c", "input('here\\n')"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as child:
         assert child.stdout is not None
@@ -192,7 +192,7 @@ def test_a_process_of_an_engine_is_found_by_its_mark_until_it_is_gone(tmp_path: 
         assert child.pid in chaos_acts.family(os.getpid())
         child.communicate(b"\n", timeout=30)
     assert not chaos_acts.alive(found)
-    assert not process_tree.lives(child.pid, found[child.pid])
+    assert not process_tree.is_alive(child.pid, found[child.pid])
 
 
 def test_a_socket_file_that_nobody_listens_on_is_no_live_socket(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from engines.base import Engine, EngineRequest, EngineResponse, EngineState, EngineUnavailable
-from engines.guard.sweep import marked
+from engines.guard.marked_processes import find_marked
 from engines.http.client import Address, Http1Client
 from engines.inprocess.engine import InProcessEngine
 from engines.process.engine import ProcessEngine, vllm_launcher
@@ -243,7 +243,7 @@ async def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
     os.environ.clear()
     os.environ.update(before)
     assert engine.state is EngineState.STOPPED
-    assert marked(str(run_dir / "e")) == []
+    assert find_marked(str(run_dir / "e")) == []
 
 
 @pytest.mark.vllm

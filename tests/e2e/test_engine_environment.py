@@ -6,7 +6,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engines.guard.sweep import marked
+from engines.guard.marked_processes import find_marked
 from tests.e2e.deployment import ADMIN_KEY, ENGINE, Deployment, demo_model, deployed, until_ready
 from tests.e2e.test_usage import counted
 
@@ -25,7 +25,7 @@ def processes(deployment: Deployment, kind: str) -> list[psutil.Process]:
     """Every process of the engine apart from the gateway's own."""
     if kind == "process":
         return deployment.family()
-    return [psutil.Process(pid) for pid in marked(str(deployment.run_dir / "demo-0"))]
+    return [psutil.Process(pid) for pid in find_marked(str(deployment.run_dir / "demo-0"))]
 
 
 @pytest.mark.parametrize("kind", ["process", "in_process"])

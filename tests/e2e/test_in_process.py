@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from engines.guard.sweep import marked
+from engines.guard.marked_processes import find_marked
 from tests.e2e.deployment import (
     ENGINE,
     START_S,
@@ -37,7 +37,7 @@ HELLO: dict[str, Any] = {
 
 def engine_processes(deployment: Deployment) -> list[int]:
     """EngineCore and its worker, the one that was started first at the front."""
-    return sorted(marked(str(deployment.run_dir / "demo-0")))
+    return sorted(find_marked(str(deployment.run_dir / "demo-0")))
 
 
 def engine_core(deployment: Deployment) -> int:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from engines import vllm_plugin
-from engines.guard.process_tree import MARK
+from engines.guard.process_tree import MARKER_VARIABLE
 from tests.e2e.deployment import Deployment
 
 SHOWS_WHO_WAITS = """
@@ -26,7 +26,7 @@ def test_vllm_finds_it() -> None:
 
 
 def test_vllm_that_no_gateway_runs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(MARK, raising=False)
+    monkeypatch.delenv(MARKER_VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "vllm", None)  # an import of it would fail
     vllm_plugin.register()
 
@@ -38,7 +38,7 @@ def test_engines_on_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPat
 
     platforms = ModuleType("vllm.platforms")
     vars(platforms)["current_platform"] = Gpu()
-    monkeypatch.setenv(MARK, "/run/engine")
+    monkeypatch.setenv(MARKER_VARIABLE, "/run/engine")
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.setitem(sys.modules, "vllm.distributed", None)
@@ -49,11 +49,11 @@ def test_engines_on_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPat
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     ("marks", "who"),
-    [({MARK: "/run/engine"}, "engines.vllm_plugin"), ({}, "vllm.distributed.utils")],
+    [({MARKER_VARIABLE: "/run/engine"}, "engines.vllm_plugin"), ({}, "vllm.distributed.utils")],
     ids=["an engine of a gateway", "somebody else's"],
 )
 def test_what_waits_for_shared_memory(marks: dict[str, str], who: str) -> None:
-    env = {name: value for name, value in os.environ.items() if name != MARK}
+    env = {name: value for name, value in os.environ.items() if name != MARKER_VARIABLE}
     command = [sys.executable, "-c", SHOWS_WHO_WAITS]
     done = subprocess.run(
         command, env={**env, **marks}, capture_output=True, text=True, timeout=120, check=True

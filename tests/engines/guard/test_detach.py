@@ -1,4 +1,4 @@
-"""A command that runs apart from the process that starts it."""
+"""Commands that run detached from the process that starts them."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import engines
 
-APART = Path(engines.__path__[0]) / "guard" / "detach.py"
-TELL = (
+DETACH = Path(engines.__path__[0]) / "guard" / "detach.py"
+REPORT = (
     "import json, os, sys; print(json.dumps("
     "[os.getpid(), os.getsid(0), dict(os.environ), sys.argv[1:]]), flush=True); "
     "print('to stderr', file=sys.stderr)"
@@ -19,23 +19,23 @@ TELL = (
 
 
 def command(log: Path, *argv: str, parent: int | None = None) -> list[str]:
-    """Return what runs a command apart."""
+    """Return the command line that runs a command detached."""
     parent = os.getpid() if parent is None else parent
-    script = [sys.executable, "-I", "-S", str(APART)]
+    script = [sys.executable, "-I", "-S", str(DETACH)]
     return [*script, str(parent), "MARK=a=b", str(log), '["GATEWAY_ADMIN_KEY", "MISSING"]', *argv]
 
 
-def test_command_has_session_mark_and_log_and_not_what_is_dropped(tmp_path: Path) -> None:
+def test_command_has_own_session_marker_and_log_without_dropped_variables(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("earlier\n")
     child = subprocess.Popen(
-        command(log, sys.executable, "-S", "-c", TELL, "one", "--two"),
+        command(log, sys.executable, "-S", "-c", REPORT, "one", "--two"),
         env={"GATEWAY_ADMIN_KEY": "secret", "OTHER": "kept"},
     )
     assert child.wait(20) == 0
-    earlier, told, complaint = log.read_text().splitlines()
-    pid, session, environment, arguments = json.loads(told)
-    assert (earlier, complaint) == ("earlier", "to stderr")
+    earlier, report, error = log.read_text().splitlines()
+    pid, session, environment, arguments = json.loads(report)
+    assert (earlier, error) == ("earlier", "to stderr")
     assert pid == session == child.pid
     assert environment["MARK"] == "a=b"
     assert environment["OTHER"] == "kept"
@@ -65,8 +65,8 @@ def test_command_dies_with_the_thread_that_started_it(tmp_path: Path) -> None:
     assert started[0].wait(20) == -signal.SIGKILL
 
 
-def test_command_whose_parent_has_gone_does_not_run(tmp_path: Path) -> None:
+def test_command_with_a_dead_parent_does_not_run(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    child = subprocess.Popen(command(log, sys.executable, "-S", "-c", TELL, parent=1))
+    child = subprocess.Popen(command(log, sys.executable, "-S", "-c", REPORT, parent=1))
     assert child.wait(20) == 1
     assert not log.exists()

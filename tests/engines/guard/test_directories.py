@@ -1,6 +1,6 @@
-"""Whose directories a gateway works in: its own user's, through nobody else's links.
+"""Directories of other users, and links of other users to any directory, are refused.
 
-Owners are real where the tests run as root, as they do in a container.
+Run as root, as in a container, the tests give files to another user.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.guard.directories import ForeignDirectory, claim, foreign
+from engines.guard.directories import ForeignDirectory, make_private, ownership_fault
 
 OTHER = 12_345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -26,46 +26,46 @@ def link(at: Path, target: Path, owner: int) -> Path:
     return at
 
 
-def test_new_directory_is_private_and_its_parents_are_made(tmp_path: Path) -> None:
-    claim(tmp_path / "a" / "b")
+def test_new_directory_is_private_and_its_parents_are_created(tmp_path: Path) -> None:
+    make_private(tmp_path / "a" / "b")
     assert mode(tmp_path / "a" / "b") == 0o700
 
 
 @pytest.mark.parametrize(("before", "after"), [(0o755, 0o755), (0o775, 0o700), (0o777, 0o700)])
-def test_directory_that_others_may_write_to_becomes_private(
+def test_directory_writable_by_others_becomes_private(
     tmp_path: Path, before: int, after: int
 ) -> None:
     tmp_path.chmod(before)
-    claim(tmp_path)
+    make_private(tmp_path)
     assert mode(tmp_path) == after
 
 
 def test_own_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    claim(link(tmp_path / "run", tmp_path / "there", os.geteuid()))
+    make_private(link(tmp_path / "run", tmp_path / "there", os.geteuid()))
 
 
-def test_link_to_nothing_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_dangling_link_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
-        claim(link(tmp_path / "run", tmp_path / "nothing", os.geteuid()))
+        make_private(link(tmp_path / "run", tmp_path / "nothing", os.geteuid()))
 
 
-def test_directory_that_does_not_exist_is_nobody_elses(tmp_path: Path) -> None:
-    assert foreign(tmp_path / "nothing") is None
+def test_missing_directory_has_no_ownership_fault(tmp_path: Path) -> None:
+    assert ownership_fault(tmp_path / "nothing") is None
 
 
 @as_root
-def test_directory_of_another_user_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_directory_of_another_user_is_refused_and_unchanged(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     os.chown(tmp_path, OTHER, OTHER)
     with pytest.raises(ForeignDirectory, match=f"{tmp_path} belongs to another user .uid {OTHER}"):
-        claim(tmp_path)
+        make_private(tmp_path)
     assert mode(tmp_path) == 0o777
 
 
 @as_root
 @pytest.mark.parametrize("kind", ["directory", "link"])
-def test_what_another_user_has_left_in_a_directory_is_refused(tmp_path: Path, kind: str) -> None:
+def test_directory_with_an_entry_of_another_user_is_refused(tmp_path: Path, kind: str) -> None:
     tmp_path.chmod(0o777)
     left = tmp_path / "torchinductor"
     if kind == "directory":
@@ -74,24 +74,24 @@ def test_what_another_user_has_left_in_a_directory_is_refused(tmp_path: Path, ki
         left.symlink_to(tmp_path)
     os.lchown(left, OTHER, OTHER)
     with pytest.raises(ForeignDirectory, match=f"{left} belongs to another user .uid {OTHER}"):
-        claim(tmp_path)
+        make_private(tmp_path)
     assert mode(tmp_path) == 0o700
 
 
 @as_root
-def test_link_of_another_user_is_refused_though_it_leads_to_an_own_directory(
+def test_link_of_another_user_to_an_own_directory_is_refused(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "ours").mkdir(mode=0o700)
     planted = link(tmp_path / "run", tmp_path / "ours", OTHER)
     with pytest.raises(ForeignDirectory, match="run is a symbolic link of another user"):
-        claim(planted)
+        make_private(planted)
 
 
 @as_root
-def test_link_of_root_is_followed_as_with_dynamic_users_of_systemd() -> None:
-    """As /var/lib/NAME, which root makes a link to /var/lib/private/NAME."""
-    with tempfile.TemporaryDirectory() as place:  # pytest's are below one that is root's alone
+def test_link_of_root_is_followed() -> None:
+    """As /var/lib/NAME with DynamicUser= of systemd, a link to /var/lib/private/NAME."""
+    with tempfile.TemporaryDirectory() as place:  # others may not enter pytest's
         Path(place).chmod(0o755)
         private = Path(place, "private")
         private.mkdir(mode=0o700)
@@ -99,7 +99,7 @@ def test_link_of_root_is_followed_as_with_dynamic_users_of_systemd() -> None:
         published = link(Path(place, "run"), private, 0)
         os.seteuid(OTHER)
         try:
-            claim(published)
-            claim(published / "engine-0")
+            make_private(published)
+            make_private(published / "engine-0")
         finally:
             os.seteuid(0)

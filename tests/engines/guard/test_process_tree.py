@@ -1,4 +1,4 @@
-"""What /proc tells of real processes."""
+"""Reading /proc, with real processes."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from engines.guard import process_tree
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    # The grandchild itself says that it is there: until its exec is over it has no environment.
+    # The grandchild reports itself: until its exec is over it has no environment.
     program = "import subprocess, sys; subprocess.Popen(['sh', '-c', 'echo; read _']);"
     program += " sys.stdin.read()"
     process = subprocess.Popen(
@@ -31,40 +31,40 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def test_a_process_is_told_with_its_parent_and_session(child: subprocess.Popen[bytes]) -> None:
-    one = process_tree.stat(child.pid)
-    assert one is not None
-    assert one.parent == os.getpid()
-    assert one.session == child.pid
-    assert process_tree.lives(child.pid, one.started)
-    assert not process_tree.lives(child.pid, one.started + 1)
+def test_stat_has_parent_session_and_start_time(child: subprocess.Popen[bytes]) -> None:
+    stat = process_tree.read_stat(child.pid)
+    assert stat is not None
+    assert stat.parent == os.getpid()
+    assert stat.session == child.pid
+    assert process_tree.is_alive(child.pid, stat.start_time)
+    assert not process_tree.is_alive(child.pid, stat.start_time + 1)
 
 
-def test_descendants_are_children_of_children_too(child: subprocess.Popen[bytes]) -> None:
+def test_descendants_include_children_of_children(child: subprocess.Popen[bytes]) -> None:
     below = process_tree.descendants(os.getpid())
     assert child.pid in below
     assert len(process_tree.descendants(child.pid)) == 1
     assert set(process_tree.descendants(child.pid)) < set(below)
 
 
-def test_a_mark_is_inherited(child: subprocess.Popen[bytes]) -> None:
+def test_environment_variable_is_inherited(child: subprocess.Popen[bytes]) -> None:
     (grandchild,) = process_tree.descendants(child.pid)
-    assert process_tree.carries(grandchild, "MARK", "this one")
-    assert not process_tree.carries(grandchild, "MARK", "this")
-    assert not process_tree.carries(os.getpid(), "MARK", "this one")
+    assert process_tree.has_variable(grandchild, "MARK", "this one")
+    assert not process_tree.has_variable(grandchild, "MARK", "this")
+    assert not process_tree.has_variable(os.getpid(), "MARK", "this one")
 
 
-def test_a_zombie_does_not_live(child: subprocess.Popen[bytes]) -> None:
-    one = process_tree.stat(child.pid)
-    assert one is not None
+def test_zombie_is_not_alive(child: subprocess.Popen[bytes]) -> None:
+    stat = process_tree.read_stat(child.pid)
+    assert stat is not None
     for pid in process_tree.descendants(child.pid):
         os.kill(pid, 9)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not process_tree.lives(child.pid, one.started)
+    assert not process_tree.is_alive(child.pid, stat.start_time)
 
 
-def test_nothing_is_told_of_what_is_not_there() -> None:
-    assert process_tree.stat(2**22 + 1) is None
-    assert process_tree.title(2**22 + 1) == ""
-    assert not process_tree.carries(2**22 + 1, "A", "b")
+def test_missing_process_has_no_stat_title_or_variables() -> None:
+    assert process_tree.read_stat(2**22 + 1) is None
+    assert process_tree.read_title(2**22 + 1) == ""
+    assert not process_tree.has_variable(2**22 + 1, "A", "b")

@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 
 from engines.guard import process_tree
-from engines.guard.link import RECORD
+from engines.guard.guardian_client import RECORD_FILE
 from engines.process.launch import ORIGIN, Origin, running_engines
 
 
 def left(run_dir: Path, name: str, origin: object, **differs: object) -> None:
     """Leave an engine whose guardian is this process, but for what differs."""
-    itself = process_tree.stat(os.getpid())
+    itself = process_tree.read_stat(os.getpid())
     assert itself is not None
     record = {
         "boot": process_tree.boot_id(),
         "guardian": os.getpid(),
-        "guardian_started": itself.started,
+        "guardian_started": itself.start_time,
         "engine": os.getpid(),
-        "engine_started": itself.started,
+        "engine_started": itself.start_time,
     }
     directory = run_dir / name
     directory.mkdir()
-    (directory / RECORD).write_text(json.dumps(record | differs))
+    (directory / RECORD_FILE).write_text(json.dumps(record | differs))
     (directory / ORIGIN).write_text(origin if isinstance(origin, str) else json.dumps(origin))
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from engines.base import EngineDied, EngineState, EngineUnavailable, Start
-from engines.guard import link as links
+from engines.guard import guardian_client
 from engines.process import supervisor, watchdog
 from engines.process.engine import ProcessEngine
 from engines.restarts import GIVEN_UP
@@ -44,7 +44,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     yield one
     for engine in reversed(made):
         await engine.stop(0.0)
-    await links.end_strangers(tmp_path, set())
+    await guardian_client.stop_unconfigured(tmp_path, set())
 
 
 @pytest.fixture
@@ -459,7 +459,7 @@ class TestAdoption:
         await ready(old)
         processes = family(old)
         await old.release()
-        await links.end_strangers(tmp_path, {"another"})
+        await guardian_client.stop_unconfigured(tmp_path, {"another"})
         assert gone(processes)
 
 
@@ -511,7 +511,7 @@ class TestLeftovers:
     async def test_frozen_guardian_of_before_is_ended_with_its_engine(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(links, "HELLO_S", 0.3)
+        monkeypatch.setattr(guardian_client, "HELLO_TIMEOUT_S", 0.3)
         old = make(keep=True, args={"fake-children": True})
         await ready(old)
         processes = family(old)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.guard.process_tree import Stat
+from engines.guard.process_tree import ProcessStat
 from engines.process.watchdog import (
     FROZEN_S,
     GAP_S,
@@ -135,5 +135,5 @@ def test_a_token_is_progress() -> None:
 
 
 def test_only_a_process_that_a_signal_stopped_stands_still() -> None:
-    family = {pid: Stat(state, 1, 1, 1) for pid, state in enumerate("RSDZTt")}
+    family = {pid: ProcessStat(state, 1, 1, 1) for pid, state in enumerate("RSDZTt")}
     assert stopped(family.items()) == (4,)

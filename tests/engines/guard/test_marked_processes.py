@@ -1,4 +1,4 @@
-"""Finding and killing what carries a mark, on real processes."""
+"""Finding and killing marked processes, with real ones."""
 
 import os
 import signal
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from engines.guard import sweep
-from engines.guard.process_tree import MARK
-from engines.guard.sweep import marked
+from engines.guard import marked_processes
+from engines.guard.marked_processes import find_marked, kill_marked
+from engines.guard.process_tree import MARKER_VARIABLE
 
-# A parent, and a child in a session of its own; both wait for ever. The child says that it is
-# there before its pid is told: until its exec is over it has no environment.
+# A parent, and a child in its own session; both wait for ever. The child reports itself before its
+# PID is printed: until its exec is over it has no environment.
 FAMILY = """
 import os, subprocess, sys, time
 program = "import time; print(flush=True); time.sleep(600)"
@@ -27,18 +27,18 @@ time.sleep(600)
 
 
 class Family:
-    """Two processes that carry a mark."""
+    """Two marked processes."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, value: str) -> None:
         self.parent = subprocess.Popen(
             [sys.executable, "-S", "-c", FAMILY],
             stdout=subprocess.PIPE,
-            env={**os.environ, MARK: mark},
+            env={**os.environ, MARKER_VARIABLE: value},
         )
         assert self.parent.stdout is not None
         self.pids = [int(word) for word in self.parent.stdout.readline().split()]
 
-    def end(self) -> None:
+    def kill(self) -> None:
         for pid in self.pids:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -56,60 +56,55 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[Family]:
-    one = Family(str(tmp_path))
-    yield one
-    one.end()
+    processes = Family(str(tmp_path))
+    yield processes
+    processes.kill()
 
 
-def test_marked_finds_children_whatever_session_they_moved_to(
-    family: Family, tmp_path: Path
-) -> None:
-    assert sorted(marked(str(tmp_path))) == sorted(family.pids)
+def test_children_in_another_session_are_found(family: Family, tmp_path: Path) -> None:
+    assert sorted(find_marked(str(tmp_path))) == sorted(family.pids)
 
 
-def test_mark_is_compared_whole(family: Family, tmp_path: Path) -> None:
-    assert marked(str(tmp_path)[:-1]) == []
-    assert marked(f"{tmp_path}/") == []
+def test_marker_value_is_compared_whole(family: Family, tmp_path: Path) -> None:
+    assert find_marked(str(tmp_path)[:-1]) == []
+    assert find_marked(f"{tmp_path}/") == []
     assert all(alive(pid) for pid in family.pids)
 
 
-def test_sweep_leaves_nothing_with_the_mark_and_everything_else(
-    family: Family, tmp_path: Path
-) -> None:
+def test_only_marked_processes_are_killed(family: Family, tmp_path: Path) -> None:
     other = Family(f"{tmp_path}-other")
     try:
-        assert sweep.sweep(str(tmp_path)) == []
-        assert marked(str(tmp_path)) == []
+        assert kill_marked(str(tmp_path)) == []
+        assert find_marked(str(tmp_path)) == []
         assert not any(alive(pid) for pid in family.pids)
         assert all(alive(pid) for pid in other.pids)
     finally:
-        other.end()
+        other.kill()
 
 
-def test_stopped_process_is_swept_too(family: Family, tmp_path: Path) -> None:
+def test_stopped_process_is_killed(family: Family, tmp_path: Path) -> None:
     for pid in family.pids:
         os.kill(pid, signal.SIGSTOP)
-    assert sweep.sweep(str(tmp_path)) == []
+    assert kill_marked(str(tmp_path)) == []
 
 
-def test_process_that_does_not_vanish_in_time_is_told(family: Family, tmp_path: Path) -> None:
-    assert sorted(sweep.sweep(str(tmp_path), within_s=0.0)) == sorted(family.pids)
+def test_process_that_does_not_vanish_in_time_is_returned(family: Family, tmp_path: Path) -> None:
+    assert sorted(kill_marked(str(tmp_path), timeout_s=0.0)) == sorted(family.pids)
 
 
-def test_nothing_marked_is_nothing_to_do(tmp_path: Path) -> None:
-    assert sweep.sweep(str(tmp_path)) == []
+def test_no_marked_processes_is_no_error(tmp_path: Path) -> None:
+    assert kill_marked(str(tmp_path)) == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, None])
-def test_sentinel_sweeps_at_the_end_of_its_pipe_and_no_sooner(
+def test_sentinel_kills_when_its_pipe_closes_and_ignores_signals(
     family: Family, tmp_path: Path, signum: signal.Signals | None
 ) -> None:
-    sentinel = subprocess.Popen(
-        [sys.executable, "-I", "-S", sweep.__file__, str(tmp_path)], stdin=subprocess.PIPE, env={}
-    )
+    command = [sys.executable, "-I", "-S", marked_processes.__file__, str(tmp_path)]
+    sentinel = subprocess.Popen(command, stdin=subprocess.PIPE, env={})
     assert sentinel.stdin is not None
     if signum is not None:
-        # It is deaf to both from its first lines on; they come before it can be asked anything.
+        # It ignores both from its first lines on; wait for them.
         while not _ignores(sentinel.pid, signum):
             assert sentinel.poll() is None
         sentinel.send_signal(signum)

@@ -69,8 +69,7 @@ lock: ## pin the requirements again; UPGRADE=--upgrade for the newest
 	@UV=$$(deploy/setup.sh uv) UPGRADE=$(UPGRADE) requirements/lock.sh
 
 .PHONY: schema
-schema: setup-dev ## write what is made from the code: the JSON Schema, the pages of settings, commands and the API
-	@$(BIN)/python -c 'import json; from app.settings import schema; print(json.dumps(schema(), indent=2))' > deploy/gateway.schema.json
+schema: setup-dev ## write the generated files: JSON Schema, .env.example, the pages of settings, commands and API
 	@$(BIN)/python -m tests.docs.reference
 
 .PHONY: dashboards

@@ -12,7 +12,7 @@ from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import BadRequest
-from app.settings.sections import MAX_LEVELS, LoggerName, LogLevel
+from app.settings import MAX_LEVELS, LoggerName, LogLevel
 from app.telemetry.logs.levels import Levels, TooManyLevels
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from app.importing.source import SourceFault, one_line
 from app.settings import LogSettings, ModelSettings, ServerSettings, StateSettings
-from app.settings.fallbacks import fault_of
+from app.settings.fallbacks import find_fallback_fault
 from engines.environment import PRIVATE_PREFIX
 
 __all__ = ("Draft", "Imported", "Note", "SourceFault")
@@ -145,7 +145,7 @@ class Draft:
                     wanted[name].append(fallback)
                 elif fallback != name:
                     self.note(f"fallback {fallback!r} of {name!r}", "is left out: it is no model")
-        settled = wanted if fault_of(wanted) is None else self._without_rings(wanted)
+        settled = wanted if find_fallback_fault(wanted) is None else self._without_rings(wanted)
         for name, names in settled.items():
             if names:
                 self._models[name]["fallbacks"] = names
@@ -156,7 +156,7 @@ class Draft:
         for name, fallbacks in wanted.items():
             for fallback in fallbacks:
                 settled[name].append(fallback)
-                if fault := fault_of(settled):
+                if fault := find_fallback_fault(settled):
                     settled[name].pop()
                     self.note(f"fallback {fallback!r} of {name!r}", f"is left out: {fault.message}")
         return settled

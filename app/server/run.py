@@ -30,8 +30,7 @@ from app.fleet.fleet import STOP_GRACE_S
 from app.main import State, create_app, hopeless, release_engines
 from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.server.notify import ServiceManager
-from app.settings import ConfigError, ServerSettings, Settings
-from app.settings.sections import LOOPBACK
+from app.settings import LOOPBACK, ConfigError, ServerSettings, Settings
 from app.telemetry.logs.access import RequestRecord, request_id
 from app.telemetry.logs.writer import Output
 from app.telemetry.metrics import NO_ENDPOINT

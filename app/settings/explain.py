@@ -1,6 +1,5 @@
-"""What pydantic finds wrong, in words for who wrote the file: one line for each fault. Pure."""
+"""Pydantic's errors as faults for the author of the file: one line each. Pure."""
 
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
@@ -8,7 +7,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from app.settings.secrets import SECRETS, SECTION_SECRETS, misplaced_secret
 from app.settings.source import Place, Source, shown
+from app.settings.suggest import did_you_mean
 from engines.output.redact import is_secret
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
 
@@ -17,10 +18,7 @@ SPECS: Mapping[int | str, type[BaseModel]] = {
     "in_process": InProcessSpec,
     "remote": RemoteSpec,
 }
-# Given in the environment or .env only, never in a file that is copied and committed.
-SECRETS = frozenset({"api_keys", "admin_key", "metrics_key"})
-SECTION_SECRETS = frozenset({("alerts", "webhook_secret")})
-# What a value must be, by the type of pydantic's error; ", not X" follows.
+# By the type of pydantic's error: "must be " stands before it and ", not X" after it.
 _MUST: Mapping[str, str] = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -49,20 +47,15 @@ _QUOTED = re.compile(r"'([^']+)'")
 
 
 def explain(error: ValidationError, source: Source, root: type[BaseModel]) -> Iterator[str]:
-    """Return what is wrong, a line each; `root` is the model of the whole file."""
+    """Yield a line for each fault; `root` is the model of the whole file."""
     items = error.errors(include_url=False)
     places = [item["loc"] for item in items]
     for item in items:
         loc = item["loc"]
         if item["type"] == "too_short" and any(p[: len(loc)] == loc != p for p in places):
-            continue  # a sequence is empty for pydantic once its members are at fault
+            continue  # pydantic counts a sequence with faulty members as empty
         place, message = _explained(item, root)
         yield source.fault(place, message)
-
-
-def nearest(name: str, known: Collection[str]) -> str | None:
-    """Return the name that somebody who wrote `name` most likely meant."""
-    return next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.5)), None)
 
 
 def _explained(item: ErrorDetails, root: type[BaseModel]) -> tuple[Place, str]:
@@ -78,60 +71,46 @@ def _explained(item: ErrorDetails, root: type[BaseModel]) -> tuple[Place, str]:
     if kind == "union_tag_not_found":
         return (*place, "kind"), f"is required: {_either(SPECS)}"
     if place[-1:] == ("[key]",):
-        return place[:-1], "is not a name that can stand here"
+        return place[:-1], "is not a valid name here"
     return (*place, "kind") if kind == "union_tag_invalid" else place, _wrong_value(item, place)
 
 
 def _wrong_value(item: ErrorDetails, place: Place) -> str:
     kind, context, value = item["type"], item.get("ctx", {}), item["input"]
     hint = ""
-    if kind == "union_tag_invalid":
-        value = context["tag"]
-        must, hint = _either(SPECS), _hint(value, list(map(str, SPECS)))
-    elif kind == "literal_error":
-        must = context["expected"].replace("'", "")
-        hint = _hint(value, _QUOTED.findall(context["expected"]))
-    elif kind in ("too_short", "too_long"):
-        fewest, most = context.get("min_length"), context.get("max_length")
-        return (
-            f"has {context['actual_length']} members, at most {most} are allowed"
-            if kind == "too_long"
-            else "must not be empty"
-            if fewest == 1
-            else f"needs at least {fewest} members"
-        )
-    elif kind == "string_too_short":
-        return "must not be empty"
-    elif kind == "string_too_long":
-        return f"is longer than {context['max_length']} characters"
-    elif kind == "string_pattern_mismatch":
-        must = f"text of the form {context['pattern']}"
-    elif kind in _MUST:
-        must = _MUST[kind].format_map(context)
-    else:
-        must = item["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    return f"must be {must}{_not(place, value)}{hint}"
-
-
-def _not(place: Place, value: object) -> str:
-    """Return what the value is instead; nothing where it may be a secret."""
-    if any(is_secret(str(part), "") for part in place):
-        return ""
-    return f", not {shown(value)}"
-
-
-def _hint(value: object, known: Collection[str]) -> str:
-    near = nearest(value, known) if isinstance(value, str) else None
-    return f"; did you mean {near}?" if near else ""
+    match kind:
+        case "too_long":
+            allowed = f"at most {context['max_length']} are allowed"
+            return f"has {context['actual_length']} members, {allowed}"
+        case "string_too_short":
+            return "must not be empty"
+        case "too_short":
+            fewest = context["min_length"]
+            return "must not be empty" if fewest == 1 else f"needs at least {fewest} members"
+        case "string_too_long":
+            return f"is longer than {context['max_length']} characters"
+        case "string_pattern_mismatch":
+            must = f"text of the form {context['pattern']}"
+        case "union_tag_invalid":
+            value = context["tag"]
+            must, hint = _either(SPECS), did_you_mean(value, list(map(str, SPECS)))
+        case "literal_error":
+            must = context["expected"].replace("'", "")
+            hint = did_you_mean(value, _QUOTED.findall(context["expected"]))
+        case _ if kind in _MUST:
+            must = _MUST[kind].format_map(context)
+        case _:
+            must = item["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    secret = any(is_secret(str(part), "") for part in place)
+    instead = "" if secret else f", not {shown(value)}"
+    return f"must be {must}{instead}{hint}"
 
 
 def _unknown_key(name: str, known: Collection[str]) -> str:
     if name in SECRETS:
-        return f"belongs in the environment or .env: GATEWAY_{name.upper()}"
-    near = nearest(name, known)
-    return "unknown key; " + (
-        f"did you mean {near}?" if near else f"known: {', '.join(sorted(known))}"
-    )
+        return misplaced_secret(name)
+    every = f"; known: {', '.join(sorted(known))}"
+    return f"unknown key{did_you_mean(name, known, otherwise=every)}"
 
 
 def _either(names: Mapping[int | str, Any]) -> str:
@@ -140,13 +119,13 @@ def _either(names: Mapping[int | str, Any]) -> str:
 
 
 def _in_file(loc: Place) -> Place:
-    """Return a place as it stands in the file, which has no level for the kind of an engine."""
+    """Return a place in the file, which unlike pydantic's has no level for an engine's kind."""
     kind = 4  # models.N.engines.M.KIND
     return (*loc[:kind], *loc[kind + 1 :]) if loc[2:3] == ("engines",) else loc
 
 
 def _known_keys(path: Place, root: type[BaseModel]) -> list[str]:
-    """Return the keys that the mapping at a place in the file may have."""
+    """Return the valid keys of the mapping at a place in the file."""
     model = root
     for part in path:
         if part in SPECS:

@@ -1,20 +1,21 @@
-"""What may stand in `models[].fallbacks`. Pure."""
+"""Check of `models[].fallbacks`. Pure."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from app.settings.suggest import did_you_mean
+
 
 class FallbackFault(NamedTuple):
-    """What is wrong with the fallbacks of one model: its number, and which fallback, if one is."""
+    """A fault in the fallbacks of a model; `place` is the number of the fallback, if one is."""
 
     message: str
     model: int
     place: tuple[int, ...] = ()
 
 
-def fault_of(fallbacks: Mapping[str, Sequence[str]]) -> FallbackFault | None:
-    """Return what is wrong with the fallbacks of all models, by name; None if nothing is."""
+def find_fallback_fault(fallbacks: Mapping[str, Sequence[str]]) -> FallbackFault | None:
+    """Return the first fault in the fallbacks of all models, by name; None if there is none."""
     for number, (model, names) in enumerate(fallbacks.items()):
         for place, name in enumerate(names):
             if name == model:
@@ -22,30 +23,29 @@ def fault_of(fallbacks: Mapping[str, Sequence[str]]) -> FallbackFault | None:
             if name in names[:place]:
                 return FallbackFault(f"{name!r} is given twice", number, (place,))
             if name not in fallbacks:
-                near = difflib.get_close_matches(name, fallbacks, 1, cutoff=0.5)
-                hint = f"; did you mean {near[0]!r}?" if near else "; use a model's own name"
+                hint = did_you_mean(name, fallbacks, "; use a model's name, not an alias")
                 return FallbackFault(f"{name!r} is not a model{hint}", number, (place,))
-    if ring := _ring(fallbacks):
-        message = f"fallbacks form a cycle: {' → '.join(map(repr, ring))}"
-        return FallbackFault(message, list(fallbacks).index(ring[0]))
+    if cycle := _find_cycle(fallbacks):
+        message = f"fallbacks form a cycle: {' → '.join(map(repr, cycle))}"
+        return FallbackFault(message, list(fallbacks).index(cycle[0]))
     return None
 
 
-def _ring(fallbacks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a way along fallbacks that ends where it began; empty if there is none."""
-    clear: set[str] = set()  # those from which no way leads into a ring
+def _find_cycle(fallbacks: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a path along fallbacks that ends where it began; empty if there is none."""
+    acyclic: set[str] = set()  # models from which no path leads into a cycle
     for start in fallbacks:
-        way: list[str] = []
-        rest = [iter((start,))]
-        while rest:
-            name = next(rest[-1], None)
+        path: list[str] = []
+        remaining = [iter((start,))]
+        while remaining:
+            name = next(remaining[-1], None)
             if name is None:
-                rest.pop()
-                if way:
-                    clear.add(way.pop())
-            elif name in way:
-                return [*way[way.index(name) :], name]
-            elif name not in clear:
-                way.append(name)
-                rest.append(iter(fallbacks[name]))
+                remaining.pop()
+                if path:
+                    acyclic.add(path.pop())
+            elif name in path:
+                return [*path[path.index(name) :], name]
+            elif name not in acyclic:
+                path.append(name)
+                remaining.append(iter(fallbacks[name]))
     return []

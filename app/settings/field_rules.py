@@ -1,4 +1,4 @@
-"""Rules on the fields of request bodies, of a model or a key. Pure."""
+"""Rules on the fields of request bodies, for a model or a key. Pure."""
 
 from collections.abc import Iterator
 from math import isfinite
@@ -17,12 +17,12 @@ from engines.spec import SpecModel
 
 MAX_RULES = 64
 _NAME = "[A-Za-z_][A-Za-z0-9_-]*"
-# The gateway sets it to the engine's name of the model.
+# The gateway sets it to the name that the engine knows the model by.
 _RESERVED = "model"
 
 
 def _number(value: object) -> int | float:
-    # True is an int, and a text of digits would be taken for one.
+    # bool is a subclass of int, and pydantic would take text of digits for a number.
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise ValueError("must be a finite number")
     return value
@@ -30,40 +30,40 @@ def _number(value: object) -> int | float:
 
 FieldPath = Annotated[str, Field(max_length=256, pattern=rf"^{_NAME}(\.{_NAME}){{0,3}}$")]
 Bound = Annotated[int | float, BeforeValidator(_number, json_schema_input_type=int | float)]
-# Else the schema would refer to a definition of its own, which says nothing.
+# Otherwise the schema would refer to an empty definition.
 ForcedValue = Annotated[JsonValue, WithJsonSchema({})]
 
 
 class FieldSettings(SpecModel):
-    """What may stand in the body of a request. A path is names joined by dots, at most four."""
+    """Rules on the fields of request bodies. A field is up to four names, joined by dots."""
 
     model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
 
     allow: tuple[FieldPath, ...] = Field(
         (),
         max_length=MAX_RULES,
-        description="Fields that are dropped by default (kv_transfer_params, ec_transfer_params, "
-        "request_id, session_id, priority, vllm_xargs, stream_interval) and pass here.",
+        description="Fields to pass on that are dropped by default: kv_transfer_params, "
+        "ec_transfer_params, request_id, session_id, priority, vllm_xargs, stream_interval.",
     )
     deny: tuple[FieldPath, ...] = Field(
         (),
         max_length=MAX_RULES,
-        description="Fields of a request's body that are refused with 400.",
+        description="Fields that a request may not have. A request with one is refused with 400.",
     )
     force: dict[FieldPath, ForcedValue] = Field(
         {},
         max_length=MAX_RULES,
-        description="Fields that are set, whatever the client sent.",
+        description="Fields to set, with their values, whatever the client sent.",
     )
     max: dict[FieldPath, Bound] = Field(
         {},
         max_length=MAX_RULES,
-        description="Numbers that are lowered to this bound.",
+        description="Upper bounds of numeric fields. Larger numbers are lowered to the bound.",
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        # No path is repeated in a fault: a client may have sent its key as one.
+    def _check_rules(self) -> Self:
+        # Faults do not repeat paths: one may be a key that was pasted there.
         for path in self._paths():
             if path.partition(".")[0] == _RESERVED:
                 raise ValueError("model cannot be named: the gateway sets it")

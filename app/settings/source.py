@@ -1,4 +1,4 @@
-"""The configuration file: its YAML, and the line of every setting in it."""
+"""The configuration file: its YAML, and the line of every setting."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,16 +10,16 @@ import yaml
 from engines.output.redact import hidden
 from engines.spec import flag_name
 
-# The way to a setting: keys of mappings and numbers of list members.
+# Path of a setting: keys of mappings and indices of lists.
 Place = tuple[str | int, ...]
 PREFIX = "GATEWAY_"
 LONGEST = 80
-# Counted with every use of an anchor: a few lines could stand for billions of values, and merged
-# mappings (`<<`) are copied. Far more than any configuration has.
+# Counted with every use of an anchor: a few lines can stand for billions of values, and merged
+# mappings (`<<`) are copied. No real configuration comes near it.
 MAX_VALUES = 100_000
 
 _STRING = "tag:yaml.org,2002:str"
-# What YAML makes of 022, 1_000, 1:30 and 2026-01-01, and an environment variable does not mean.
+# YAML converts 022, 1_000, 1:30 and 2026-01-01; in an environment variable they are text.
 _CONVERTED = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 
 
@@ -33,18 +33,18 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where settings come from. Holds no value except the names of models."""
+    """Origin of the settings: their lines and variables, and no value except models' names."""
 
-    # None: they were made in code.
+    # None: the settings were made in code.
     file: Path | None = None
     lines: Mapping[Place, int] = field(default_factory=dict)
-    # The names of models by their place in the list; None where the file gives none.
+    # Names of the models, in order; None where the file gives none.
     names: tuple[str | None, ...] = ()
     # GATEWAY_ variables of the environment and .env, which override the file.
     variables: frozenset[str] = frozenset()
 
     def fault(self, place: Place, message: str) -> str:
-        """Return the line that tells a fault: where it is, and what is wrong."""
+        """Return the line of a fault: its place, then the message."""
         variable = self._variable(place)
         if variable is not None:
             within = "" if len(place) == variable.count("__") + 1 else f"{self.setting(place)}: "
@@ -56,7 +56,7 @@ class Source:
         return one_line(": ".join(filter(None, parts)))
 
     def setting(self, place: Place) -> str:
-        """Return a place for people: `server.port`, `model demo: engines[0].args.dtype`."""
+        """Return a place as readers know it: `server.port`, `model demo: engines[0].args.dtype`."""
         model = ""
         if place[:1] == ("models",) and len(place) > 1 and isinstance(place[1], int):
             number, place = place[1], place[2:]
@@ -75,14 +75,14 @@ class Source:
         return None
 
     def _line(self, place: Place) -> int | None:
-        """Return the line of a setting, or of the nearest one around it."""
+        """Return the line of a setting, or of the nearest mapping or list that contains it."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place)
 
 
 def read(file: Path, variables: frozenset[str]) -> tuple[dict[str, Any], Source]:
-    """Return what a file holds. Raises ConfigError."""
+    """Return the values in a file and their places. Raises ConfigError."""
     try:
         loader = yaml.SafeLoader(file.read_text(encoding="utf-8"))
         root = loader.get_single_node()
@@ -106,9 +106,9 @@ def read(file: Path, variables: frozenset[str]) -> tuple[dict[str, Any], Source]
         problem = getattr(error, "problem", None) or "not YAML"
         raise ConfigError([f"{file}:{where}{problem}"]) from None
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        # PyYAML lets its constructors' own errors out, whose words may hold the value.
+        # PyYAML does not translate its constructors' errors; their messages may hold the value.
         raise ConfigError(
-            [f"{file}: a value is not what its tag or form says, or is nested too deeply"]
+            [f"{file}: a value does not fit its YAML tag or form, or is nested too deeply"]
         ) from None
     if faults:
         raise ConfigError(faults)
@@ -120,18 +120,18 @@ def read(file: Path, variables: frozenset[str]) -> tuple[dict[str, Any], Source]
 
 
 def cut(text: str) -> str:
-    """Return a text in one line, and not a long one."""
-    clean = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    """Return text in one line, cut to a readable length."""
+    clean = one_line(text)
     return clean if len(clean) <= LONGEST else clean[:LONGEST] + "…"
 
 
 def one_line(text: str) -> str:
-    """Return a text without what ends a line or steers a terminal."""
+    """Return text in one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def shown(value: object) -> str:
-    """Return a value of the file as a fault shows it; text of the form of a secret is hidden."""
+    """Return a value as faults show it; text that looks like a secret is hidden."""
     match value:
         case None:
             return "empty"
@@ -162,36 +162,36 @@ def _names(data: Mapping[str, Any]) -> tuple[str | None, ...]:
 
 
 def _count(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Return how many values a node stands for; one that is in itself has more than any bound."""
+    """Return the number of values in a node; more than MAX_VALUES for one that contains itself."""
     if (known := counted.get(id(node))) is not None:
         return known
-    counted[id(node)] = MAX_VALUES + 1  # while it is open
+    counted[id(node)] = MAX_VALUES + 1  # until its members are counted
     inside: list[yaml.Node] = []
     if isinstance(node, yaml.SequenceNode):
         inside = node.value
     elif isinstance(node, yaml.MappingNode):
-        inside = [one for pair in node.value for one in pair]
-    counted[id(node)] = found = 1 + sum(_count(one, counted) for one in inside)
+        inside = [member for pair in node.value for member in pair]
+    counted[id(node)] = found = 1 + sum(_count(member, counted) for member in inside)
     return found
 
 
 def _number_lines(root: yaml.Node, lines: dict[Place, int]) -> Iterator[str]:
-    """Note the line of every setting; yield a fault for each key that is given twice.
+    """Record the line of every setting; yield a fault for each repeated key.
 
-    What stands behind an alias is numbered where it is first met: a file of ten aliases of each
-    other would otherwise have billions of places.
+    The target of an alias is recorded at its first place only: ten aliases of each other would
+    otherwise make billions of places.
     """
-    met: set[int] = set()
-    left: list[tuple[Place, yaml.Node]] = [((), root)]
-    while left:
-        place, node = left.pop()
-        if id(node) in met:
+    seen: set[int] = set()
+    remaining: list[tuple[Place, yaml.Node]] = [((), root)]
+    while remaining:
+        place, node = remaining.pop()
+        if id(node) in seen:
             continue
-        met.add(id(node))
+        seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             for number, member in enumerate(node.value):
                 lines[*place, number] = member.start_mark.line + 1
-                left.append(((*place, number), member))
+                remaining.append(((*place, number), member))
         elif isinstance(node, yaml.MappingNode):
             for key, member in node.value:
                 if not isinstance(key, yaml.ScalarNode):
@@ -204,11 +204,11 @@ def _number_lines(root: yaml.Node, lines: dict[Place, int]) -> Iterator[str]:
                     yield one_line(f"{line}: {setting}: given twice, first in line {lines[inside]}")
                     continue
                 lines[inside] = line
-                left.append((inside, member))
+                remaining.append((inside, member))
 
 
 def _keep_variables_as_written(root: yaml.Node) -> None:
-    """Have the numbers in `env` of every engine be the texts that stand in the file."""
+    """Keep the numbers in every engine's `env` as the text in the file."""
     for models in _members(root, "models"):
         for model in models.value if isinstance(models, yaml.SequenceNode) else ():
             for engines in _members(model, "engines"):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from app.auth.key_format import make
 from app.settings import ConfigError, digest, load_settings
-from app.settings.fallbacks import fault_of
+from app.settings.fallbacks import find_fallback_fault
 from tests.app.configuration import (
     CANARY,
     GOOD,
@@ -268,11 +268,11 @@ class TestFallbacks:
         [
             (
                 with_fallbacks(demo=["dmeo-small"], **{"demo-small": []}),
-                "model demo: fallbacks[0]: 'dmeo-small' is not a model; did you mean 'demo-small'?",
+                "model demo: fallbacks[0]: 'dmeo-small' is not a model; did you mean demo-small?",
             ),
             (
                 with_fallbacks(demo=["xyz"]),
-                "model demo: fallbacks[0]: 'xyz' is not a model; use a model's own name",
+                "model demo: fallbacks[0]: 'xyz' is not a model; use a model's name, not an alias",
             ),
             (
                 with_fallbacks(demo=["demo"]),
@@ -312,7 +312,7 @@ class TestFallbacks:
             str(name): [str(other) for other in others if other in graph and other != name]
             for name, others in graph.items()
         }
-        fault = fault_of(fallbacks)
+        fault = find_fallback_fault(fallbacks)
         # What leads nowhere is taken away until nothing is left, or only what leads into rings.
         left = dict(fallbacks)
         while ends := [name for name, others in left.items() if not set(others) & left.keys()]:
@@ -699,8 +699,8 @@ class TestMedia:
         media = json.dumps({"domains": [domain]}, ensure_ascii=False)
         [line] = faults(f"{GOOD[:-3]}, media: {media}}}]\n")
         assert line == (
-            f"model demo: media.domains[0]: {' '.join(repr(domain).split())} is not the name of a "
-            "host such as images.example.com, without scheme, port and path"
+            f"model demo: media.domains[0]: {' '.join(repr(domain).split())} is not a host "
+            "name such as images.example.com, without scheme, port and path"
         )
 
 

@@ -15,8 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from app.settings import ServerSettings, load_settings
-from app.settings.sections import QueueSettings
+from app.settings import QueueSettings, ServerSettings, load_settings
 from tests.deploy.image import CACHE, ROOT, STATE
 
 K8S = ROOT / "deploy" / "k8s"

@@ -9,8 +9,7 @@ the logger of a library (`httpx`).
 import logging
 from collections.abc import Mapping
 
-from app.settings import LogSettings
-from app.settings.sections import MAX_LEVELS, LogLevel
+from app.settings import MAX_LEVELS, LogLevel, LogSettings
 
 # uvicorn's notices of start and stop are told better by ours.
 QUIET: Mapping[str, LogLevel] = dict.fromkeys(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.settings.sections import MAX_LEVELS
+from app.settings import MAX_LEVELS
 from tests.gateway import AUTH, ROOT, Gateway, remote, running, settings_for
 
 pytestmark = pytest.mark.usefixtures("levels_as_before")

@@ -68,7 +68,7 @@ WRONG = {
     "fallback with a typing error": Wrong(
         GOOD + "    fallbacks: [demo-smal]\n" + "  - {name: demo-small, "
         "engines: [{kind: process, model: m}]}\n",
-        ":6: model demo: fallbacks[0]: 'demo-smal' is not a model; did you mean 'demo-small'?",
+        ":6: model demo: fallbacks[0]: 'demo-smal' is not a model; did you mean demo-small?",
     ),
     "URL without a scheme": Wrong(
         "models:\n  - name: demo\n    engines:\n      - kind: remote\n        url: gpu-box:8000\n",

@@ -142,7 +142,7 @@ def test_the_flags_are_the_same_words_again(check: Check) -> None:
         ("--middleware a.b", "no middleware of others"),
         ("--dtype $DTYPE", "shell variable DTYPE"),
         ("--dtype `cat x`", "belongs to no flag"),
-        ("--allowed-media-domains https://x/", "is not the name of a host"),
+        ("--allowed-media-domains https://x/", "is not a host name"),
         ("--dtype auto --dtype half", "--dtype is given twice"),
         ("stray", "'stray' belongs to no flag"),
     ],

@@ -1,0 +1,173 @@
+"""The section `models`: names, bounds, routing, loading and engines of each model."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from app.settings.field_rules import FieldSettings
+from app.settings.limits import NO_LIMITS, LimitSettings
+from engines.spec import EngineSpec, SpecModel
+
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+
+
+def _host_name(text: str) -> str:
+    """Return a host's name in lower case, as vLLM compares it. Raises ValueError."""
+    name = text.lower()
+    if len(name) > 253 or not re.fullmatch(rf"{_LABEL}(?:\.{_LABEL})*", name):
+        raise ValueError(
+            f"{text!r} is not a host name such as images.example.com, without scheme, port and path"
+        )
+    return name
+
+
+Domain = Annotated[str, AfterValidator(_host_name)]
+
+
+class MediaSettings(SpecModel):
+    """Images, audio and video in requests."""
+
+    domains: tuple[Domain, ...] = Field(
+        (),
+        description="Hosts, by exact name, whose images, audio and video a request may name by "
+        "URL. Other URLs are refused with 400. Engines that the gateway runs follow no redirects. "
+        "Default: none; media must be data: URLs.",
+    )
+
+
+class QueueSettings(SpecModel):
+    """The fair queue in front of the model's engines."""
+
+    max_in_flight: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum number of requests that each engine gets at once. Further requests "
+        "wait in the gateway's fair queue. Default: no limit; vLLM's own queue holds them.",
+    )
+    max_waiting: int = Field(
+        256,
+        ge=0,
+        description="Maximum number of requests in the queue. Further requests are refused with "
+        "503.",
+    )
+    timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="Maximum time that a request waits in the queue, in seconds. It is then "
+        "refused with 503.",
+    )
+
+
+class PriceSettings(SpecModel):
+    """Prices per million tokens, in the currency of your reports."""
+
+    prompt: float = Field(0.0, ge=0, description="Price of a million uncached prompt tokens.")
+    cached: float = Field(0.0, ge=0, description="Price of a million cached prompt tokens.")
+    completion: float = Field(0.0, ge=0, description="Price of a million output tokens.")
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ModelSettings(SpecModel):
+    """A model that clients can request, and the engines that serve it."""
+
+    name: ModelName = Field(description="Name that clients send as model.")
+    aliases: tuple[ModelName, ...] = Field((), description="Other names of the same model.")
+    max_choices: int | None = Field(
+        128,
+        ge=1,
+        description="Maximum number of choices (`n`) per request. A larger n is lowered to it.",
+    )
+    max_output_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum number of output tokens per request. A larger or missing max_tokens "
+        "is set to it. Default: no limit.",
+    )
+    max_sequences: int | None = Field(
+        256,
+        ge=1,
+        description="Maximum number of sequences per request: prompts times choices. Requests "
+        "with more are refused.",
+    )
+    max_inputs: int | None = Field(
+        2048,
+        ge=1,
+        description="Maximum number of inputs per request: texts or documents for embeddings, "
+        "scores and the like. Requests with more are refused.",
+    )
+    media: MediaSettings = MediaSettings()
+    isolation: Literal["key", "owner", "none"] = Field(
+        "key",
+        description="Which requests share the engines' prefix cache: those of one key, of all "
+        "keys with one owner, or all requests (none). Clients that share a cache can infer each "
+        "other's prompts from response times.",
+    )
+    stores_responses: bool = Field(
+        False,
+        description="Allow store, background and previous_response_id in /v1/responses. Requires "
+        "engines with VLLM_ENABLE_RESPONSES_API_STORE=1.",
+    )
+    limits: LimitSettings = Field(
+        NO_LIMITS, description="Limits of the model for all keys together."
+    )
+    policy: Literal["round_robin", "least_loaded", "prefix", "session"] = Field(
+        "least_loaded",
+        description="How an engine is chosen for a request. round_robin: in turn; least_loaded: "
+        "fewest requests in flight; prefix: the engine that has served prompts with the same "
+        "beginning; session: one engine per session (x-session-id, prompt_cache_key, user or the "
+        "key).",
+    )
+    fallbacks: tuple[ModelName, ...] = Field(
+        (),
+        description="Models, by name, that serve a request when no engine of this model can, "
+        "tried in this order. Models that the key may not use are skipped, and a fallback's own "
+        "fallbacks are not tried.",
+    )
+    queue: QueueSettings = QueueSettings()
+    fields: FieldSettings = FieldSettings()
+    load: Literal["eager", "on_demand"] = Field(
+        "eager",
+        description="When the engines start. eager: with the gateway; on_demand: at the first "
+        "request.",
+    )
+    idle_unload_s: float | None = Field(
+        None,
+        gt=0,
+        description="Time without requests after which a model loaded on demand is unloaded, in "
+        "seconds. Default: it is unloaded only to make room for another model.",
+    )
+    load_wait_s: float = Field(
+        300.0,
+        ge=0,
+        description="Maximum time that a request waits for a model to load, in seconds. It "
+        "applies to models loaded on demand, and to models that are starting while none of their "
+        "fallbacks is up. A request that would wait longer goes to a fallback, or is refused at "
+        "once with a Retry-After header.",
+    )
+    keep_priority: int = Field(
+        0,
+        description="Priority for staying loaded. Models with a lower number are unloaded first "
+        "to make room.",
+    )
+    price: PriceSettings = PriceSettings()
+    engines: tuple[EngineSpec, ...] = Field(
+        min_length=1, description="Engines that serve the model."
+    )
+
+    @model_validator(mode="after")
+    def _check_loading(self) -> Self:
+        if self.load == "on_demand":
+            for spec in self.engines:
+                if spec.kind != "process":
+                    raise ValueError(f"load: on_demand needs kind: process, not {spec.kind}")
+        elif self.idle_unload_s is not None:
+            raise ValueError("idle_unload_s needs load: on_demand")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return (self.name, *self.aliases)

@@ -1,0 +1,159 @@
+"""The whole configuration, its consistency across sections, and its JSON Schema."""
+
+from dataclasses import replace
+from typing import Any, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from app.settings.alerts import AlertsSettings
+from app.settings.fallbacks import find_fallback_fault
+from app.settings.limits import LimitsSettings
+from app.settings.models import ModelSettings
+from app.settings.secrets import SECRETS, SECTION_SECRETS, KeyDigest, KeyDigests
+from app.settings.server import ServerSettings
+from app.settings.source import PREFIX, Source
+from app.settings.state import AuthSettings, StateSettings, UsageSettings
+from app.settings.telemetry import LogSettings, MetricsSettings, TracesSettings
+from engines.spec import LocalSpec, PlacedError, RemoteSpec, SpecModel
+
+ENV_FILE = ".env"
+
+
+class _Layered(BaseSettings):
+    """Settings of three layers: the environment overrides .env, and .env overrides the file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        env_file=ENV_FILE,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # The file's values are passed as init arguments, so they come last.
+        return env_settings, _DotEnv(settings_cls, dotenv_settings), init_settings
+
+
+class _DotEnv(InitSettingsSource):
+    """.env without variables that are not settings, such as an engine's HF_TOKEN."""
+
+    def __init__(self, settings: type[BaseSettings], source: PydanticBaseSettingsSource) -> None:
+        known = {k: v for k, v in source().items() if k in settings.model_fields}
+        super().__init__(settings, known)
+
+
+class Settings(_Layered):
+    """The whole configuration."""
+
+    server: ServerSettings = ServerSettings()
+    auth: AuthSettings = AuthSettings()
+    state: StateSettings = StateSettings()
+    limits: LimitsSettings = LimitsSettings()
+    usage: UsageSettings = UsageSettings()
+    alerts: AlertsSettings = AlertsSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    traces: TracesSettings = TracesSettings()
+    logs: LogSettings = LogSettings()
+    models: tuple[ModelSettings, ...] = Field(min_length=1)
+    api_keys: KeyDigests = Field(
+        (),
+        repr=False,
+        description="Client keys, comma-separated, of at least 20 characters each: "
+        "openssl rand -base64 32.",
+    )
+    admin_key: KeyDigest = Field(
+        None,
+        repr=False,
+        description="The root key of /admin, of at least 20 characters: openssl rand -base64 32. "
+        "Not a key that `vllm-gateway keys create` made. Default: only admin keys of the key "
+        "store work.",
+    )
+    metrics_key: KeyDigest = Field(
+        None,
+        repr=False,
+        description="The key of /metrics and /metrics/engines, of at least 20 characters. "
+        "Prometheus sends it as a Bearer token. Default: no key is needed.",
+    )
+
+    # Where each setting comes from, for faults found later.
+    _source: Source = PrivateAttr(default_factory=Source)
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        seen: set[str] = set()
+        for number, model in enumerate(self.models):
+            for name in model.names:
+                if name in seen:
+                    raise PlacedError(f"two models answer to the name {name!r}", "models", number)
+                seen.add(name)
+        fallbacks = {model.name: model.fallbacks for model in self.models}
+        if fault := find_fallback_fault(fallbacks):
+            raise PlacedError(fault.message, "models", fault.model, "fallbacks", *fault.place)
+        for number, model in enumerate(self.models):
+            for engine, spec in enumerate(model.engines):
+                inherited = spec.inherit_env if isinstance(spec, LocalSpec) else ()
+                if keys := sorted(self.key_variables.intersection(inherited)):
+                    raise PlacedError(
+                        f"{keys[0]} is the key of a remote engine (api_key_env) and is never "
+                        "inherited",
+                        *("models", number, "engines", engine, "inherit_env"),
+                    )
+        return self
+
+    @property
+    def source(self) -> Source:
+        """Where each setting comes from."""
+        return replace(self._source, names=tuple(model.name for model in self.models))
+
+    def engine_fault(self, spec: SpecModel, message: str, *place: str | int) -> str:
+        """Return the line of a fault in an engine's settings; `place` is relative to them."""
+        for number, model in enumerate(self.models):
+            for engine, candidate in enumerate(model.engines):
+                if candidate is spec:
+                    inside = ("models", number, "engines", engine, *place)
+                    return self.source.fault(inside, message)
+        return self.source.fault((), message)
+
+    @property
+    def key_variables(self) -> frozenset[str]:
+        """Names of the variables that hold the keys of remote engines."""
+        specs = (spec for model in self.models for spec in model.engines)
+        return frozenset(
+            spec.api_key_env for spec in specs if isinstance(spec, RemoteSpec) and spec.api_key_env
+        )
+
+
+class ServerOnly(_Layered):
+    """The section `server`, whatever the other sections hold."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    server: ServerSettings = ServerSettings()
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of the configuration file."""
+    document = Settings.model_json_schema()
+    for secret in SECRETS:
+        del document["properties"][secret]
+    for section, secret in SECTION_SECRETS:
+        name = document["properties"][section]["$ref"].rpartition("/")[2]
+        del document["$defs"][name]["properties"][secret]
+    document["title"] = "vllm-gateway configuration"
+    return document

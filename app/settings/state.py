@@ -1,0 +1,93 @@
+"""The sections `auth`, `state` and `usage`: the key store, the database, Redis and the ledger."""
+
+import re
+
+from pydantic import Field, SecretStr, field_validator
+
+from engines.spec import SpecModel
+
+DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+_DATABASE_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(?::[0-9]{1,5})?")
+
+
+class AuthSettings(SpecModel):
+    """Client keys."""
+
+    enabled: bool = Field(
+        True, description="Require a key on the data plane. false opens it to all clients."
+    )
+    offline_grace_s: float = Field(
+        3600.0,
+        ge=0,
+        description="Time that keys seen before stay valid while the database is unreachable, in "
+        "seconds.",
+    )
+
+
+class StateSettings(SpecModel):
+    """Where the gateway keeps its data."""
+
+    database_url: SecretStr = Field(
+        SecretStr("sqlite+aiosqlite:///var/gateway.db"),
+        description="Database of keys and usage: sqlite+aiosqlite:///FILE for one gateway, "
+        "postgresql+asyncpg://USER:PASSWORD@HOST/NAME for several.",
+    )
+    redis_url: SecretStr | None = Field(
+        None,
+        description="Redis through which several gateways count limits together, such as "
+        "redis://:PASSWORD@HOST:6379/0. Default: each gateway counts in its own memory.",
+    )
+    redis_timeout_s: float = Field(
+        0.25,
+        gt=0,
+        description="Maximum time that a request waits for Redis, in seconds. After that, "
+        "limits.redis_unavailable applies.",
+    )
+    redis_prefix: str = Field(
+        "vllm-gateway",
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Prefix of every key in Redis. Gateways that share limits share the prefix.",
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database(cls, url: SecretStr) -> SecretStr:
+        scheme, _, rest = url.get_secret_value().partition("://")
+        _check_scheme(scheme, DATABASE_SCHEMES)
+        if scheme.startswith("sqlite"):
+            if rest and not rest.startswith("/"):
+                raise ValueError("must be sqlite+aiosqlite:/// and a file")
+            return url
+        # Checked here because SQLAlchemy's and asyncpg's errors come late and show the URL.
+        place, _, query = rest.rpartition("@")[2].partition("?")
+        if not _DATABASE_HOST.fullmatch(place.partition("/")[0]):
+            raise ValueError(
+                "must look like postgresql+asyncpg://USER:PASSWORD@HOST:5432/NAME, with an @ in "
+                "user or password written as %40"
+            )
+        if any(option.startswith("sslmode=") for option in query.split("&")):
+            raise ValueError("must have ssl=… instead of sslmode=…, which asyncpg does not know")
+        return url
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            _check_scheme(url.get_secret_value().partition("://")[0], REDIS_SCHEMES)
+        return url
+
+
+def _check_scheme(scheme: str, known: tuple[str, ...]) -> None:
+    if scheme not in known:
+        raise ValueError(f"must begin with {' or '.join(f'{name}://' for name in known)}")
+
+
+class UsageSettings(SpecModel):
+    """The ledger of requests."""
+
+    retention_days: int = Field(
+        90,
+        ge=1,
+        description="Days that the record of each request is kept. Daily totals are never deleted.",
+    )

@@ -13,6 +13,7 @@ import pytest
 
 from engines.base import EngineDied, EngineState, EngineUnavailable, Start
 from engines.guard import guardian_client
+from engines.guard.guardian_client import GuardianClient
 from engines.process import supervisor, watchdog
 from engines.process.engine import ProcessEngine
 from engines.restarts import GIVEN_UP
@@ -194,18 +195,18 @@ class TestRestart:
     async def test_engines_load_in_the_order_in_which_they_are_started(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        find, spawn, loads = links.find, links.spawn, []
+        loads: list[str] = []
 
-        async def find_slowly(directory: Path) -> links.Link | None:
+        async def find_slowly(directory: Path) -> GuardianClient | None:
             await asyncio.sleep(0.05 if directory.name == "first" else 0)
-            return await find(directory)
+            return await guardian_client.find_guardian(directory)
 
-        async def record_load(directory: Path, *args: Any, **fields: Any) -> links.Link:
+        async def record_load(directory: Path, *args: Any, **fields: Any) -> GuardianClient:
             loads.append(directory.name)
-            return await spawn(directory, *args, **fields)
+            return await guardian_client.start_guardian(directory, *args, **fields)
 
-        monkeypatch.setattr(links, "find", find_slowly)
-        monkeypatch.setattr(links, "spawn", record_load)
+        monkeypatch.setattr(supervisor, "find_guardian", find_slowly)
+        monkeypatch.setattr(supervisor, "start_guardian", record_load)
         turn = asyncio.Semaphore(1)
         await asyncio.gather(*(ready(make(name=name, turn=turn)) for name in ("first", "second")))
         assert loads == ["first", "second"]

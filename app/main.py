@@ -71,11 +71,9 @@ from app.usage.alerts import Alerts
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
 from app.usage.report import usage_report
-from engines.base import Engine, EngineState, EngineUnavailable
+from engines.base import Engine, EngineNotReady, EngineState
 from engines.gpu.placement import Placement
 from engines.guard.guardian_client import RECORD_FILE, stop_unconfigured
-from engines.inprocess.engine import InProcessEngine
-from engines.process.engine import ProcessEngine
 from engines.process.launch import Origin, running_engines
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
@@ -96,9 +94,6 @@ EXPOSED_HEADERS = (
 )
 # The name of the secret that salts of the prefix cache are made from.
 SALT_SECRET = "cache_salt"  # noqa: S105 - a name
-LOOK_S = 0.2
-# Kinds of engine that end when this gateway does, or are left to the next.
-OURS = (ProcessEngine, InProcessEngine)
 
 
 # What an operator has done to a model, by its name.
@@ -192,11 +187,12 @@ def create_app(
         alerts = Alerts(settings.alerts, database, metrics, lambda: ledger.written)
     budgets = Budgets(database, ledger, watch=alerts)
     queues = {model.name: model.queue for model in settings.models}
-    admission = Admission(metrics, queues, catalogue.ready_engines)
+    admission = Admission(metrics, queues, catalogue.ready_engines, catalogue.changes)
     server = settings.server
     keeper = OnDemandLoader(
         [model for one in standing if (model := one.on_demand()) is not None],
         metrics,
+        engine_changes=catalogue.changes,
         budget_gib=server.memory_budget_gib,
         fixed_gib=lambda: _eager_gib(catalogue) + reloader.uncounted_gib,
         slots=server.parallel_starts,
@@ -370,7 +366,7 @@ def catalogue_of(settings: Settings, builder: Builder) -> Catalogue:
 def _eager_gib(catalogue: Catalogue) -> float:
     """Return what the engines take that are always loaded, as far as that is known."""
     engines = (r.engine for m in catalogue.models if not m.on_demand for r in m.replicas)
-    return sum(e.memory_gib or 0.0 for e in engines if isinstance(e, ProcessEngine))
+    return sum(engine.memory_gib or 0.0 for engine in engines)
 
 
 @asynccontextmanager
@@ -437,10 +433,10 @@ async def _start_engines(state: State) -> None:
     async def start(model: str, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
         # An engine of ours has its own bound, start_timeout_s, and knows why it failed.
-        patience = inf if isinstance(engine, OURS) else loop.time() + REMOTE_START_S
+        patience = inf if engine.capabilities.managed else loop.time() + REMOTE_START_S
         try:
             await engine.ensure_ready(patience)
-        except EngineUnavailable as error:
+        except EngineNotReady as error:
             log.debug("%s did not start: %s", engine.name, error)
         else:
             log.info("engine %s is ready", engine.name)
@@ -458,10 +454,11 @@ async def _start_engines(state: State) -> None:
         *(start(m.name, replica.engine) for m in eager for replica in m.replicas),
         *(_take_over(state.keeper, name) for name in kept),
     )
-    ours = [e for e in state.catalogue.engines if isinstance(e, OURS)]
-    # One of them may come up by a restart, of which no event tells.
-    while not state.catalogue.ready and not all(e.given_up for e in ours):  # noqa: ASYNC110
-        await asyncio.sleep(LOOK_S)
+    ours = [e for e in state.catalogue.engines if e.capabilities.managed]
+    # One of them may come up by a restart.
+    await state.catalogue.changes.wait_for(
+        lambda: state.catalogue.ready or all(engine.given_up for engine in ours)
+    )
     state.settled.set()
 
 
@@ -480,14 +477,13 @@ def hopeless(state: State) -> bool:
     """
     if any(model.on_demand for model in state.catalogue.models):
         return False
-    return all(isinstance(e, OURS) and e.given_up for e in state.catalogue.engines)
+    return all(engine.given_up for engine in state.catalogue.engines)
 
 
 async def release_engines(state: State) -> None:
     """Let go of the engines that go on without this gateway; requests in flight go on."""
     if state.settings.server.keep_engines:
-        ours = (e for e in state.catalogue.engines if isinstance(e, ProcessEngine))
-        await asyncio.gather(*(engine.release() for engine in ours))
+        await asyncio.gather(*(engine.release() for engine in state.catalogue.engines))
 
 
 async def _end_engines(state: State) -> None:

@@ -1,77 +1,109 @@
-"""The door between the gateway and whatever runs a model. Standard library only.
+"""The interface between the gateway and an engine: whatever runs a model. Standard library only.
 
-EngineError                 an engine did not do what it was asked
-├── EngineUnavailable       nothing reached it: another replica may be asked
-│   └── ConnectTimeout      it did not accept the connection in time
-├── EngineTimeout           it took the request and was too slow
-│   ├── FirstByteTimeout    no answer began
-│   └── StallTimeout        the answer began and then stood still
-├── EngineDied              the connection broke before the answer was whole
-└── EngineProtocolError     what it answered is not HTTP/1.1 within the limits
+EngineError                 the engine did not do what was asked
+├── EngineNotReady          nothing was sent: retrying on another replica is safe
+│   └── ConnectTimeout      the connection was not accepted in time
+├── EngineTimeout           the engine took the request and was too slow
+│   ├── FirstByteTimeout    no response began
+│   └── StallTimeout        the response began, then no byte arrived
+├── EngineDied              the connection broke before the response was complete
+└── EngineProtocolError     the response is not HTTP/1.1 within the limits
 """
 
 import dataclasses
-import enum
-from collections.abc import Callable, Mapping, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from engines.changes import ChangeNotifier
+from engines.lifecycle import EngineState, Event, after
+
+__all__ = [
+    "SERVING",
+    "ChangeNotifier",
+    "ConnectTimeout",
+    "Engine",
+    "EngineCapabilities",
+    "EngineDied",
+    "EngineError",
+    "EngineFacts",
+    "EngineNotReady",
+    "EngineProtocolError",
+    "EngineRequest",
+    "EngineResponse",
+    "EngineState",
+    "EngineStatus",
+    "EngineTimeout",
+    "FirstByteTimeout",
+    "Headers",
+    "Progress",
+    "StallTimeout",
+    "Start",
+]
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class EngineError(Exception):
-    """An engine did not do what it was asked; the text is fit for an operator's log."""
+    """The engine did not do what was asked. The text is fit for an operator's log."""
+
+    # The value of the label `reason` in metrics: public, so it outlives the name of the class.
+    reason: ClassVar[str] = "EngineError"
 
 
-class EngineUnavailable(EngineError):
-    """Nothing of the request reached the engine, so asking another replica is safe."""
+class EngineNotReady(EngineError):
+    """Nothing of the request was sent to the engine, so retrying on another replica is safe."""
+
+    reason = "EngineUnavailable"
 
 
-class ConnectTimeout(EngineUnavailable):
+class ConnectTimeout(EngineNotReady):
     """The engine's address did not accept a connection in time."""
+
+    reason = "ConnectTimeout"
 
 
 class EngineTimeout(EngineError):
     """The engine took the request and was too slow."""
 
+    reason = "EngineTimeout"
+
 
 class FirstByteTimeout(EngineTimeout):
-    """No answer began within the first-byte timeout."""
+    """No response began within the first-byte timeout."""
+
+    reason = "FirstByteTimeout"
 
 
 class StallTimeout(EngineTimeout):
-    """An answer began, then no byte came for the stall timeout."""
+    """A response began, then no byte arrived for the stall timeout."""
+
+    reason = "StallTimeout"
 
 
 class EngineDied(EngineError):
-    """The connection ended before the answer was whole."""
+    """The connection ended before the response was complete."""
+
+    reason = "EngineDied"
 
 
 class EngineProtocolError(EngineError):
-    """The engine answered something that is not HTTP/1.1 within our limits."""
+    """The response is not HTTP/1.1 within the limits."""
 
-
-class EngineState(enum.StrEnum):
-    """Where an engine is in its life; `lifecycle.py` has the table of moves."""
-
-    STOPPED = "stopped"
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    ASLEEP = "asleep"
-    FAILED = "failed"
+    reason = "EngineProtocolError"
 
 
 # An engine in these states works on requests.
 SERVING = (EngineState.READY, EngineState.DRAINING)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine said of itself, on its door and in its log; None where it did not say.
+    """What an engine reports about itself, over HTTP and in its log; None: not reported.
 
-    Seconds and GiB are the engine's own figures, of one rank where it speaks for one.
+    Seconds and GiB are the engine's own figures, of one rank where it reports for one.
     """
 
     version: str | None = None
@@ -88,28 +120,28 @@ class EngineFacts:
     weights_gib: float | None = None
     kv_cache_gib: float | None = None
     kv_cache_tokens: int | None = None
-    # How many requests of the longest length the KV cache holds at once.
+    # Requests of the maximum length that the KV cache holds at once.
     max_concurrency: float | None = None
     compile_s: float | None = None
     graph_capture_s: float | None = None
     graph_capture_gib: float | None = None
     init_s: float | None = None
-    # What the model's generation_config.json changed of vLLM's sampling defaults.
+    # vLLM's sampling defaults that the model's generation_config.json overrides.
     sampling_defaults: Mapping[str, float | int | str | bool] | None = None
     chat_template_format: str | None = None
     supported_tasks: tuple[str, ...] | None = None
 
-    def updated(self, told: "EngineFacts") -> "EngineFacts":
-        """Return these facts, with what `told` knows in their place."""
+    def updated(self, newer: "EngineFacts") -> "EngineFacts":
+        """Return these facts, replaced by those that `newer` has."""
         known = {
-            name: value for name, value in dataclasses.asdict(told).items() if value is not None
+            name: value for name, value in dataclasses.asdict(newer).items() if value is not None
         }
         return dataclasses.replace(self, **known)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a start is: a phase in words, and where the engine counts, k of n."""
+    """The progress of a start: a phase in words and, where the engine counts, k of n."""
 
     phase: str
     done: int | None = None
@@ -118,16 +150,31 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A start that is under way, or that begins without being asked for."""
+    """A start that is under way, or that begins by itself."""
 
     # Since it began; 0 before that.
     elapsed_s: float
-    # From its beginning to READY, by the start before it, a wait before it included; None: unknown.
+    # From its beginning to READY, a pause before it included, as the previous start took; None:
+    # unknown.
     expected_s: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapabilities:
+    """The operations that a kind of engine has. Callers ask for these, never for a class."""
+
+    # The gateway starts and stops it; else it runs elsewhere, and its state is only observed.
+    managed: bool = False
+    # `unload` gives its memory back, `rest` keeps it down after a failure.
+    unloadable: bool = False
+    # `sleep` is supported, where the configuration has a `sleep_level`.
+    can_sleep: bool = False
+    # Its output can be followed in `engine.log` of its run directory.
+    has_log: bool = False
+
+
 class EngineRequest(NamedTuple):
-    """One HTTP request for an engine. `target` is path and query, `headers` hold no framing."""
+    """One HTTP request for an engine. `target` is path and query; `headers` have no framing."""
 
     method: str
     target: str
@@ -136,7 +183,7 @@ class EngineRequest(NamedTuple):
 
 
 class EngineResponse(Protocol):
-    """An answer whose head has arrived; the body is pulled."""
+    """A response whose head has arrived; the body is pulled."""
 
     @property
     def status(self) -> int: ...
@@ -146,7 +193,7 @@ class EngineResponse(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left: the next `read` returns b"" without waiting."""
+        """True when nothing is left: the next `read` returns b"" without waiting."""
         ...
 
     async def read(self) -> bytes:
@@ -157,56 +204,118 @@ class EngineResponse(Protocol):
         ...
 
     async def pump(self, sink: Callable[[bytes], bool]) -> bool:
-        """Hand the body to `sink` as it comes, each time what came together; no task wakes for it.
+        """Pass the body to `sink` as it arrives, coalesced; no asyncio task wakes for a piece.
 
-        `sink` returns whether it takes more at once. Returns True at the end of the body; False
-        when the sink has had enough: what comes then waits for the next `read` or `pump`.
-        While the last bytes are handed over, `ended` is True already. Raises what `read` raises,
+        `sink` returns whether it takes more at once. Returns True at the end of the body, False
+        when the sink takes no more: what arrives then waits for the next `read` or `pump`.
+        While the last bytes are passed on, `ended` is True already. Raises what `read` raises,
         and what the sink raises.
         """
         ...
 
     def close(self) -> None:
-        """Let go. Before the end of the body this aborts generation in the engine."""
+        """Release the response. Before the end of the body this aborts generation."""
         ...
 
 
-class Engine(Protocol):
-    """One running (or startable) model server. One task writes its state; others read."""
+class EngineStatus:
+    """The state of one engine and what is known of it.
+
+    One task of the engine writes it; everything else reads it through `Engine`.
+    """
+
+    __slots__ = (
+        "changes", "facts", "last_error", "load_s", "memory_gib", "restarts", "since", "state",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.state = EngineState.STOPPED
+        self.since = time.time()
+        self.changes = ChangeNotifier()
+        self.facts = EngineFacts()
+        self.last_error: str | None = None
+        self.restarts = 0
+        self.load_s: float | None = None
+        self.memory_gib: float | None = None
+
+    def fire(self, event: Event) -> None:
+        """Move to the state that follows. Raises IllegalTransition."""
+        before, self.state = self.state, after(self.state, event)
+        if self.state is not before:
+            self.since = time.time()
+        self.changes.notify()
+
+
+class Engine(ABC):
+    """One running (or startable) model server.
+
+    One task of the engine writes its state; callers read it and ask for an outcome.
+    """
+
+    # As the configuration calls it.
+    kind: str
+    capabilities: EngineCapabilities = EngineCapabilities()
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._status = EngineStatus()
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        return self._name
 
     @property
-    def state(self) -> EngineState: ...
+    def state(self) -> EngineState:
+        return self._status.state
 
     @property
-    def facts(self) -> EngineFacts: ...
+    def since(self) -> float:
+        """The time of the last change of state, in seconds since 1970."""
+        return self._status.since
 
     @property
-    def progress(self) -> Progress | None:
-        """How far it is while it is STARTING, as far as it tells."""
-        ...
+    def changes(self) -> ChangeNotifier:
+        """The event of every change of `state`, `starting` and `given_up`."""
+        return self._status.changes
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._status.facts
 
     @property
     def last_error(self) -> str | None:
-        """Why it last failed, and what to do where that is known, in one line."""
-        ...
+        """The reason of its last failure, and what to do where that is known, in one line."""
+        return self._status.last_error
 
     @property
     def restarts(self) -> int:
-        """How many times it was started again after it had failed."""
-        ...
+        """The number of restarts after a failure."""
+        return self._status.restarts
 
     @property
     def load_s(self) -> float | None:
-        """How many seconds its last start took from the first process to READY."""
-        ...
+        """Seconds that its last start took, from the first process to READY."""
+        return self._status.load_s
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Memory that it takes while it is loaded, declared or measured; None: not known."""
+        return self._status.memory_gib
+
+    @property
+    def pid(self) -> int | None:
+        """The process of its API server, where that is a process of the gateway's."""
+        return None
+
+    @property
+    def progress(self) -> Progress | None:
+        """The progress of its start while it is STARTING, as far as the engine reports it."""
+        return None
 
     @property
     def starting(self) -> Start | None:
-        """The start that will make it READY; None: there is none, or the one before it failed."""
-        ...
+        """The start that will make it READY; None: there is none, or the previous one failed."""
+        return None
 
     @property
     def blocked_by(self) -> str | None:
@@ -214,38 +323,69 @@ class Engine(Protocol):
 
         In words that clients may read: nothing of the configuration is in them.
         """
-        ...
+        return None
 
+    @property
+    def given_up(self) -> bool:
+        """True when it failed and will not be restarted by itself."""
+        return False
+
+    @abstractmethod
     def describe(self) -> str:
         """Return in one line what runs, without secrets."""
-        ...
 
+    @abstractmethod
     async def ensure_ready(self, deadline: float) -> None:
         """Start or wake it if need be and return once it is READY.
 
-        `deadline` is in the event loop's time. Raises EngineUnavailable when it is late, and at
-        once when it fails, though it may be starting again by itself.
+        `deadline` is in the event loop's time. Raises EngineNotReady when it passes, and at once
+        when the start fails, though a restart may follow.
         """
-        ...
 
-    async def send(self, request: EngineRequest) -> EngineResponse:
-        """Send a request and return when the head of the answer is here. Raises EngineError."""
-        ...
+    @abstractmethod
+    def send(self, request: EngineRequest) -> Coroutine[Any, Any, EngineResponse]:
+        """Send a request; return when the head of the response is here. Raises EngineError."""
 
+    @abstractmethod
     async def exposition(self) -> bytes:
-        """Return its own Prometheus series, as it writes them.
+        """Return its own Prometheus series, as the engine writes them.
 
-        Counts as no request, and neither starts nor wakes it. Raises EngineError, soon.
+        Does not count as a request, and neither starts nor wakes the engine. Raises EngineError,
+        soon.
         """
-        ...
 
+    @abstractmethod
     async def drain(self) -> None:
         """Refuse new requests and return when none is in flight."""
-        ...
 
+    @abstractmethod
     async def stop(self, grace: float) -> None:
-        """End it, within `grace` seconds if it can, by force after that. Never raises.
+        """Stop it, within `grace` seconds if possible, by force after that. Never raises.
 
-        When this returns nothing of it is left; `ensure_ready` starts it again.
+        When this returns none of its processes is left; `ensure_ready` starts it again.
         """
-        ...
+
+    async def unload(self) -> None:
+        """Give its memory back once nothing is in flight; `ensure_ready` loads it again.
+
+        New requests are refused at once. Raises EngineNotReady where it is not `unloadable`.
+        """
+        raise EngineNotReady(f"engine {self._name} cannot be unloaded")
+
+    async def rest(self) -> None:
+        """End what is left of it after a failure; it stays FAILED until it is started again.
+
+        Raises EngineNotReady where it is not `unloadable`.
+        """
+        raise EngineNotReady(f"engine {self._name} cannot be unloaded")
+
+    async def sleep(self, level: int) -> None:
+        """Put it into sleep mode once nothing is in flight. Raises EngineNotReady."""
+        raise EngineNotReady(f"engine {self._name} has no sleep mode")
+
+    async def release(self) -> None:  # noqa: B027 - not abstract: most kinds end with the gateway
+        """Leave it running for the next gateway; does nothing where it cannot be left."""
+
+    def last_start_s(self) -> float | None:
+        """Return the seconds that its last load took, by any gateway; None: unknown. May block."""
+        return None

@@ -1,4 +1,4 @@
-"""The life of an engine as a table: pure, no I/O, no clock.
+"""The state machine of an engine as a table: pure, no I/O, no clock.
 
                         ┌───────────────start──────────────┐
                         ▼                                  │
@@ -10,20 +10,31 @@
 
     FAILED ◀──fail── (STARTING, READY, DRAINING, ASLEEP);  FAILED ──start──▶ STARTING
 
-An exit that was asked for ends in STOPPED, one that was not is a failure. An engine that is judged
-to be dead is FAILED from then on, while its remains are swept. A pair that is not in the table is a
-bug in the caller and raises, so that no engine can be in a state nobody thought of.
+A requested exit ends in STOPPED; any other exit is a failure. An engine that is found dead is
+FAILED from then on, while its remaining processes are ended. A pair that is not in the table is a
+bug in the caller and raises, so an engine is never in an undefined state.
 """
 
 import enum
 
-from engines.base import EngineState
+
+class EngineState(enum.StrEnum):
+    """The states of an engine."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    ASLEEP = "asleep"
+    FAILED = "failed"
+
 
 _S = EngineState
 
 
 class Event(enum.Enum):
-    """What can happen to an engine."""
+    """The events in the life of an engine."""
 
     START = enum.auto()
     LOADED = enum.auto()
@@ -58,7 +69,7 @@ TRANSITIONS: dict[tuple[EngineState, Event], EngineState] = {
 
 
 class IllegalTransition(Exception):
-    """An event came that the state has no answer to."""
+    """The state has no transition for the event."""
 
 
 def after(state: EngineState, event: Event) -> EngineState:

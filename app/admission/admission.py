@@ -16,6 +16,7 @@ from app.errors import EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
 from app.telemetry.logs.access import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
+from engines.base import ChangeNotifier
 
 
 class Permit(msgspec.Struct, gc=False, eq=False):
@@ -40,10 +41,19 @@ class Admission:
     """Gives permits, until the gateway drains."""
 
     def __init__(
-        self, metrics: Metrics, queues: Mapping[str, QueueSettings], ready: Callable[[str], int]
+        self,
+        metrics: Metrics,
+        queues: Mapping[str, QueueSettings],
+        ready: Callable[[str], int],
+        engine_changes: ChangeNotifier,
     ) -> None:
-        """`queues` has the settings of every model, `ready` tells how many of its engines are."""
+        """`queues` has the settings of every model.
+
+        `ready` returns how many engines of a model are READY; `engine_changes` is the event of its
+        changes.
+        """
         self._ready = ready
+        self._engine_changes = engine_changes
         self._metrics = metrics
         self._draining = False
         self._lanes: dict[str | None, ModelQueue] = {}
@@ -52,7 +62,7 @@ class Admission:
         for model, settings in queues.items():
             self.open(model, settings)
         no_queue = QueueSettings()
-        self._lanes[None] = ModelQueue(UNKNOWN_MODEL, no_queue, lambda: 1, metrics)
+        self._lanes[None] = self._queue(UNKNOWN_MODEL, no_queue, lambda: 1)
 
     @property
     def draining(self) -> bool:
@@ -73,7 +83,7 @@ class Admission:
         lane = self._lanes.get(model)
         if lane is None:
             ready = partial(self._ready, model)
-            self._lanes[model] = ModelQueue(model, settings, ready, self._metrics)
+            self._lanes[model] = self._queue(model, settings, ready)
         else:
             lane.rebound(settings)
 
@@ -145,11 +155,15 @@ class Admission:
     def drain(self) -> None:
         """Give no more permits but to those who wait for one."""
         self._draining = True
+        self._engine_changes.notify()  # requests that wait for an engine's start wait no longer
 
     async def idle(self) -> None:
         """Return when no request is under way; then none waits either."""
         while (lane := next((lane for lane in self._all() if lane.in_flight), None)) is not None:
             await lane.quiet()
+
+    def _queue(self, model: str, settings: QueueSettings, ready: Callable[[], int]) -> ModelQueue:
+        return ModelQueue(model, settings, ready, self._engine_changes, self._metrics)
 
     def _all(self) -> tuple[ModelQueue, ...]:
         return *self._lanes.values(), *self._leaving

@@ -10,9 +10,7 @@ from app.admission.service_rate import ServiceRate
 from app.errors import EngineOverloaded
 from app.settings import QueueSettings
 from app.telemetry.metrics import Metrics
-
-# No event tells that an engine became READY, so while somebody waits the lane looks this often.
-LOOK_S = 0.25
+from engines.base import ChangeNotifier
 
 
 class ModelQueue:
@@ -27,16 +25,20 @@ class ModelQueue:
         model: str,
         settings: QueueSettings,
         ready: Callable[[], int],
+        engine_changes: ChangeNotifier,
         metrics: Metrics,
     ) -> None:
+        """`ready` returns how many engines are READY; `engine_changes` is the event of changes."""
         self.model = model
         self._ready = ready
+        self._engine_changes = engine_changes
         self._metrics = metrics
         self.in_flight = 0  # slots that are held
         # Each item is what its request awaits: True, it has a slot; False, it has waited too long.
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
         self._pace = ServiceRate()
-        self._look_again: asyncio.TimerHandle | None = None
+        # Done at the next change of an engine; None: no request waits for that.
+        self._engine_change: asyncio.Future[None] | None = None
         # Set when no slot is held; None: nothing waits for that.
         self._quiet: asyncio.Event | None = None
         metrics.add_model(model)
@@ -84,7 +86,7 @@ class ModelQueue:
         given: asyncio.Future[bool] = loop.create_future()
         place = self._queue.push(given, key_id, priority, weight, tokens)
         timeout = loop.call_later(self._timeout_s, _give_up, given)
-        self._look_later()
+        self._watch_engines()
         self._metrics.queue_depth.add((self.model,), 1)
         try:
             has_slot = await given
@@ -95,6 +97,9 @@ class ModelQueue:
         finally:
             timeout.cancel()
             self._queue.remove(place)
+            if not self._queue.size and self._engine_change is not None:
+                self._engine_change.cancel()
+                self._engine_change = None
             waited_s = perf_counter() - began
             self._metrics.queue_depth.add((self.model,), -1)
             self._metrics.queue_wait.observe((self.model,), waited_s)
@@ -130,17 +135,19 @@ class ModelQueue:
             else:
                 return
 
-    def _look_later(self) -> None:
-        if self._look_again is None:
-            loop = asyncio.get_running_loop()
-            self._look_again = loop.call_later(LOOK_S, self._look)
+    def _watch_engines(self) -> None:
+        if self._engine_change is None:
+            self._engine_change = self._engine_changes.next()
+            self._engine_change.add_done_callback(self._on_engine_change)
 
-    def _look(self) -> None:
-        """Look whether an engine came up since; again later, as long as somebody waits."""
-        self._look_again = None
+    def _on_engine_change(self, change: asyncio.Future[None]) -> None:
+        """Hand out the slots of an engine that became READY; keep watching while requests wait."""
+        if change.cancelled():
+            return
+        self._engine_change = None
         self._hand_out()
         if self._queue.size:
-            self._look_later()
+            self._watch_engines()
 
     def _overloaded(self, what: str, now: float) -> EngineOverloaded:
         retry_after_s = self._pace.retry_after_s(self._queue.size, now)

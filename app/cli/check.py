@@ -92,7 +92,7 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
         )
     counted = {model.name for model in settings.models if _cached_tokens_matter(settings, model)}
     for model in catalogue.models:
-        remote = [one.engine.name for one in model.replicas if one.kind == "remote"]
+        remote = [one.engine.name for one in model.replicas if not one.engine.capabilities.managed]
         if remote and model.name in counted:
             yield (
                 f"cached tokens of {', '.join(remote)} are counted only if the server runs with "

@@ -130,7 +130,7 @@ class Builder:
                 accelerator=lambda: self.accelerator,
                 mark=mark(model, slot),
             )
-            return Replica(engine, model, kind=spec.kind, by_priority=spec.by_priority)
+            return Replica(engine, model, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):
             if self._launcher is None:
                 vllm_launcher()  # whether vLLM is there
@@ -144,10 +144,8 @@ class Builder:
                 media_domains=slot.media_domains,
                 withheld=self._withheld,
             )
-            return Replica(hosted, model, kind=spec.kind, by_priority=spec.by_priority)
-        return Replica(
-            RemoteEngine(slot.name, spec), spec.served_model_name or model, kind=spec.kind
-        )
+            return Replica(hosted, model, by_priority=spec.by_priority)
+        return Replica(RemoteEngine(slot.name, spec), spec.served_model_name or model)
 
     def _gpus(self, slot: Slot) -> tuple[int, ...] | None:
         placement = self._placement(slot)

@@ -8,14 +8,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from app.fleet.slots import Plan, Slot
 from app.reload.takeover import Prospect
 from app.residency.entry import OnDemand
 from app.routing import POLICIES, Bounds, Model, Replica, SelectionPolicy
 from app.settings import ModelSettings, Settings
-from engines.base import Engine, EngineState, EngineUnavailable
-from engines.process.engine import ProcessEngine
+from engines.base import Engine, EngineNotReady, EngineState
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,8 @@ STOP_GRACE_S = 5.0
 # How long a remote server is waited for.
 REMOTE_START_S = 10.0
 
-# How often an engine that has been replaced is looked at; no event tells that it has nothing to do.
-LOOK_S = 0.05
+# A replica counts its requests as a plain integer: an event would cost every request something.
+DRAIN_POLL_S = 0.05
 
 # Makes an engine that is not started: of which model, and under what name.
 Build = Callable[[str, Slot], Replica]
@@ -36,11 +36,10 @@ Ask = Callable[["Running", Slot], Awaitable[Prospect]]
 IDLE = frozenset({EngineState.STOPPED, EngineState.ASLEEP, EngineState.FAILED})
 
 
-async def start(slot: Slot, engine: Engine) -> None:
-    """Return once an engine is READY. Raises EngineUnavailable with the engine's own reason."""
-    remote = slot.spec.kind == "remote"
+async def start(engine: Engine) -> None:
+    """Return once an engine is READY. Raises EngineNotReady with the engine's own reason."""
     # One of ours has its own bound, start_timeout_s, and knows why it failed.
-    bound_s = REMOTE_START_S if remote else float("inf")
+    bound_s = inf if engine.capabilities.managed else REMOTE_START_S
     await engine.ensure_ready(asyncio.get_running_loop().time() + bound_s)
 
 
@@ -86,7 +85,7 @@ class ModelDeployment:
         if self.settings.load == "eager":
             return None
         engines = (one.engine for one in self.engines if one is not self.coming)
-        return OnDemand(self.settings, tuple(e for e in engines if isinstance(e, ProcessEngine)))
+        return OnDemand(self.settings, tuple(e for e in engines if e.capabilities.unloadable))
 
     def model(self) -> Model:
         """Return the model as the catalogue has it."""
@@ -355,15 +354,15 @@ async def _drained(replaced: Running) -> None:
 
     It refuses none before: one that chose it an instant ago may not have reached it yet.
     """
-    while replaced.replica.in_flight:  # noqa: ASYNC110 - see LOOK_S
-        await asyncio.sleep(LOOK_S)
+    while replaced.replica.in_flight:  # noqa: ASYNC110 - see DRAIN_POLL_S
+        await asyncio.sleep(DRAIN_POLL_S)
     await replaced.engine.drain()
 
 
 async def _started(one: Running) -> None:
     try:
-        await start(one.slot, one.engine)
-    except EngineUnavailable as error:
+        await start(one.engine)
+    except EngineNotReady as error:
         raise NotStarted(f"engine {one.slot.name}: {error}") from None
 
 
@@ -375,4 +374,4 @@ def _sort(standing: ModelDeployment, slots: tuple[Slot, ...]) -> None:
 
 def memory_gib(engine: Engine) -> float:
     """Return the GiB that an engine of this machine takes, as far as that is known."""
-    return (isinstance(engine, ProcessEngine) and engine.memory_gib) or 0.0
+    return engine.memory_gib or 0.0

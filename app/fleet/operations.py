@@ -5,11 +5,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from math import inf
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from app import errors
 from app.routing import Catalogue, Replica
-from engines.base import Engine, EngineError, EngineState
+from engines.base import Engine, EngineCapabilities, EngineError, EngineState
 from engines.output.redact import hidden
 from engines.output.tail import Tail
 
@@ -22,20 +21,6 @@ REMOTE_S = 10.0
 
 
 Operation = asyncio.Task[None]
-
-
-@runtime_checkable
-class Unloadable(Protocol):
-    """An engine that can give its memory back."""
-
-    async def unload(self) -> None: ...
-
-
-@runtime_checkable
-class Sleeper(Protocol):
-    """An engine that may know vLLM's sleep mode."""
-
-    async def sleep(self, level: int) -> None: ...
 
 
 def without_secrets(line: str) -> str:
@@ -93,10 +78,9 @@ class ModelOperations:
         """
 
         async def end(replica: Replica) -> None:
-            assert isinstance(replica.engine, Unloadable)
             await replica.engine.unload()
 
-        await self._each(self._able(name, Unloadable, "be unloaded"), end)
+        await self._each(self._able(name, "be unloaded", lambda has: has.unloadable), end)
 
     async def sleep(self, name: str, level: int) -> None:
         """Put every engine of a model to sleep that can; level 1 keeps the weights in memory.
@@ -105,10 +89,9 @@ class ModelOperations:
         """
 
         async def doze(replica: Replica) -> None:
-            assert isinstance(replica.engine, Sleeper)
             await replica.engine.sleep(level)
 
-        await self._each(self._able(name, Sleeper, "sleep"), doze)
+        await self._each(self._able(name, "sleep", lambda has: has.can_sleep), doze)
 
     async def restart(self, engine: str) -> None:
         """End an engine and start it. Requests that it works on are broken off.
@@ -116,7 +99,7 @@ class ModelOperations:
         Raises RouteNotFound, Conflict for one that is not ours, and EngineUnavailable.
         """
         _, replica = self._catalogue.find_replica(engine)
-        if replica.kind == "remote":
+        if not replica.engine.capabilities.managed:
             raise errors.Conflict(f"engine {engine} is remote: it is started where it runs")
         await replica.engine.stop(STOP_GRACE_S)
         await self._each((replica,), self._ready)
@@ -124,23 +107,24 @@ class ModelOperations:
     def log(self, engine: str) -> Tail:
         """Return a reader of an engine's log. Raises RouteNotFound, and Conflict without a log."""
         _, replica = self._catalogue.find_replica(engine)
-        if replica.kind != "process":
-            raise errors.Conflict(
-                f"engine {engine} is {replica.kind.replace('_', ' ')} and has no log of its own"
-            )
+        if not replica.engine.capabilities.has_log:
+            kind = replica.engine.kind.replace("_", " ")
+            raise errors.Conflict(f"engine {engine} is {kind} and has no log of its own")
         return Tail(self._run_dir / engine / "engine.log")
 
-    def _able(self, name: str, what: type, verb: str) -> tuple[Replica, ...]:
+    def _able(
+        self, name: str, verb: str, able_to: Callable[[EngineCapabilities], bool]
+    ) -> tuple[Replica, ...]:
         model = self._catalogue.resolve(name)
-        able = tuple(replica for replica in model.replicas if isinstance(replica.engine, what))
+        able = tuple(replica for replica in model.replicas if able_to(replica.engine.capabilities))
         if not able:
-            kinds = " and ".join(sorted({r.kind.replace("_", " ") for r in model.replicas}))
+            kinds = " and ".join(sorted({r.engine.kind.replace("_", " ") for r in model.replicas}))
             raise errors.Conflict(f"the model {model.name} cannot {verb}: its engines are {kinds}")
         return able
 
     async def _ready(self, replica: Replica) -> None:
         engine = replica.engine
-        if replica.kind == "remote":
+        if not engine.capabilities.managed:
             await engine.ensure_ready(asyncio.get_running_loop().time() + REMOTE_S)
             return
         if engine.state is EngineState.FAILED:

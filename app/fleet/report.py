@@ -4,39 +4,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PlainSerializer
 
 from app.routing import Catalogue, Model, Replica
 from app.telemetry.metrics import EngineFigures
-from engines.base import Engine, EngineFacts, EngineState
+from engines.base import EngineFacts, EngineState
 from engines.output.redact import command, hidden
-
-
-@runtime_checkable
-class HasPid(Protocol):
-    """An engine that is a process."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-
-@runtime_checkable
-class HasSince(Protocol):
-    """An engine that knows when it came into its state, in seconds since 1970."""
-
-    @property
-    def since(self) -> float | None: ...
-
-
-@runtime_checkable
-class HasMemory(Protocol):
-    """An engine that knows what memory it takes."""
-
-    @property
-    def memory_gib(self) -> float | None: ...
-
 
 # States of an engine, the one that is closest to serving first.
 CLOSENESS = (
@@ -83,9 +58,9 @@ class EngineRow(BaseModel):
         return cls(
             name=engine.name,
             model=model.name,
-            kind=replica.kind,
+            kind=engine.kind,
             state=engine.state,
-            since=_written(engine.since) if isinstance(engine, HasSince) else None,
+            since=_written(engine.since),
             progress=progress
             and Progress(phase=progress.phase, done=progress.done, total=progress.total),
             facts=engine.facts,
@@ -93,8 +68,8 @@ class EngineRow(BaseModel):
             restarts=engine.restarts,
             load_s=engine.load_s,
             in_flight=replica.in_flight,
-            pid=engine.pid if isinstance(engine, HasPid) else None,
-            memory_gib=_memory(engine),
+            pid=engine.pid,
+            memory_gib=engine.memory_gib,
             runs=command(engine.describe()),
         )
 
@@ -143,7 +118,7 @@ class ModelRow(BaseModel):
         errors = (hidden(e.last_error) for e in engines if e.last_error is not None)
         elapsed_s = activity.loading_s
         loading = elapsed_s is not None and Loading(
-            since=_written(time.time() - elapsed_s) or "",
+            since=_written(time.time() - elapsed_s),
             elapsed_s=round(elapsed_s, 1),
             expected_s=activity.expected_s and round(activity.expected_s, 1),
         )
@@ -186,15 +161,9 @@ def engine_figures(catalogue: Catalogue) -> Iterator[EngineFigures]:
                 max_model_len=facts.max_model_len,
                 kv_cache_tokens=facts.kv_cache_tokens,
                 weights_gib=facts.weights_gib,
-                memory_gib=_memory(engine),
+                memory_gib=engine.memory_gib,
             )
 
 
-def _memory(engine: Engine) -> float | None:
-    return engine.memory_gib if isinstance(engine, HasMemory) else None
-
-
-def _written(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
+def _written(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

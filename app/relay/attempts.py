@@ -8,7 +8,7 @@ from app.residency.forecast import remaining_s
 from app.routing import Model, Replica, RoutingHints
 from app.telemetry.logs.access import RequestRecord
 from app.telemetry.metrics import Metrics
-from engines.base import EngineError, EngineTimeout, EngineUnavailable
+from engines.base import EngineError, EngineNotReady, EngineTimeout
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Attempts:
         self.fault: EngineError | None = None  # of the attempt before
 
     def next(self) -> Replica:
-        """Return the replica to ask now. Raises EngineUnavailable and EngineFailed."""
+        """Return the replica to ask now. Raises errors.EngineUnavailable and EngineFailed."""
         replica = None
         if self._sent < ATTEMPTS_AFTER_SENDING:
             replica = self._model.policy.choose(self._left, self._clues)
@@ -53,7 +53,7 @@ class Attempts:
             raise self._none_left()
         self._left.remove(replica)
         if self.fault is not None:
-            self._metrics.retries.add((type(self.fault).__name__.lstrip("_"),))
+            self._metrics.retries.add((self.fault.reason,))
         record = self._record
         self._reached = record.model, record.engine
         record.model, record.engine = self._model.name, replica.engine.name
@@ -68,7 +68,7 @@ class Attempts:
             "engine": replica.engine.name,
         }
         self.fault = fault
-        if isinstance(fault, EngineUnavailable):
+        if isinstance(fault, EngineNotReady):
             record.model, record.engine = self._reached
             log.debug("%s passed over: %s", replica.engine.name, fault, extra=told)
             return

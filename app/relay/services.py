@@ -96,4 +96,4 @@ class RelayServices:
 
     def __post_init__(self) -> None:
         self.forecasts = Forecasts(self.catalogue, self.keeper)
-        self.starts = StartWaits(self.metrics)
+        self.starts = StartWaits(self.metrics, self.keeper.changes)

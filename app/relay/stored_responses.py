@@ -32,8 +32,7 @@ from app.relay.services import RelayServices
 from app.routing import Model, Replica
 from app.stored import StoredResponse, StoredResponses
 from app.telemetry.logs.access import RequestRecord
-from engines.base import EngineError, EngineTimeout
-from engines.base import EngineUnavailable as EngineUnreached
+from engines.base import EngineError, EngineNotReady, EngineTimeout
 
 NO_SUCH = "there is no such response"
 _FALSE = b"false"
@@ -117,7 +116,7 @@ async def relay_stored(
             await carry(
                 replica.engine, grant, exchange, gaps, Delivery(), partial(_on_head, record)
             )
-        except EngineUnreached as error:
+        except EngineNotReady as error:
             record.engine = None
             raise EngineUnavailable("the engine that keeps this is not up") from error
         except EngineTimeout as error:

@@ -31,7 +31,7 @@ from app.usage.ledger import Ledger
 from engines.base import EngineState
 from engines.gpu.accelerator import AcceleratorError, Device
 from engines.gpu.host_memory import available_gib
-from engines.process.engine import LauncherMissing, ProcessEngine, vllm_runs_on_cpu
+from engines.process.engine import LauncherMissing, vllm_runs_on_cpu
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,6 @@ def _present(one: Running) -> Present:
     """Return what is known of an engine. It blocks."""
     engine = one.engine
     serves = engine.state is EngineState.READY
-    if not isinstance(engine, ProcessEngine):
-        return Present(serves)
     return Present(serves, engine.memory_gib, engine.last_start_s())
 
 

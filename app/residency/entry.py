@@ -2,55 +2,13 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from app.errors import GatewayError
 from app.residency.policy import Residency, Resident
 from app.settings import ModelSettings
-from engines.base import EngineState
+from engines.base import Engine, EngineState
 from engines.restarts import pause_s
 from engines.spec import ProcessSpec, Restart
-
-
-class Loadable(Protocol):
-    """What is asked of an engine that is loaded on demand."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def state(self) -> EngineState: ...
-
-    @property
-    def last_error(self) -> str | None: ...
-
-    @property
-    def memory_gib(self) -> float | None:
-        """The memory that it takes while it is READY, declared or learned; None: not known yet."""
-        ...
-
-    @property
-    def load_s(self) -> float | None: ...
-
-    @property
-    def blocked_by(self) -> str | None:
-        """The kind of fault that keeps it down until an operator acts; None: there is none."""
-        ...
-
-    async def ensure_ready(self, deadline: float) -> None:
-        """Start or wake it when its turn has come, and return once it is READY.
-
-        Raises EngineUnavailable when that failed, though it may go on trying.
-        """
-        ...
-
-    async def unload(self) -> None:
-        """Return when it is ASLEEP, or STOPPED with its memory free; nothing starts it again."""
-        ...
-
-    async def rest(self) -> None:
-        """Return when nothing is left of one that is FAILED; it stays so, and nothing starts it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +16,7 @@ class OnDemand:
     """A model that is loaded on demand."""
 
     settings: ModelSettings
-    engines: tuple[Loadable, ...]
+    engines: tuple[Engine, ...]
 
     @property
     def name(self) -> str:

@@ -12,13 +12,13 @@ from functools import partial
 from math import ceil, inf
 
 from app.errors import EngineOverloaded, EngineUnavailable, GatewayError, out_of_service
-from app.residency.entry import Entry, Given, Loadable, OnDemand
+from app.residency.entry import Entry, Given, OnDemand
 from app.residency.forecast import UP, Forecast, remaining_s
 from app.residency.model_lease import ModelLease
 from app.residency.policy import SLACK_GIB, Decision, LoadTerms, Reason, Residency, Resident, decide
-from app.residency.start_waits import LOOK_S
+from app.residency.start_waits import ForecastNotifier
 from app.telemetry.metrics import Metrics
-from engines.base import EngineError, EngineState
+from engines.base import ChangeNotifier, Engine, EngineError, EngineState
 from engines.restarts import GIVEN_UP
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class OnDemandLoader:
         models: Sequence[OnDemand],
         metrics: Metrics,
         *,
+        engine_changes: ChangeNotifier | None = None,
         budget_gib: float | None = None,
         fixed_gib: Callable[[], float] = lambda: 0.0,
         slots: int = 1,
@@ -45,7 +46,7 @@ class OnDemandLoader:
     ) -> None:
         """`budget_gib` is for all engines (None: no bound), `fixed_gib` what the others take of it.
 
-        `slots` models may load at once.
+        `slots` models may load at once. `engine_changes` is the event of any engine's changes.
         """
         self._metrics = metrics
         self._budget_gib = budget_gib
@@ -54,7 +55,10 @@ class OnDemandLoader:
         self._terms = terms or LoadTerms()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()  # replaced whenever a load or an unload has ended
+        # Whenever an engine has changed, and a load or an unload has ended.
+        self.changes = ForecastNotifier()
+        if engine_changes is not None:
+            engine_changes.forward_to(self.changes)
         self._draining = False
         self._decided = decide((), inf, 0, 0.0, self._terms)
         self._entries = {model.name: Entry(model) for model in models}
@@ -158,8 +162,7 @@ class OnDemandLoader:
             return
         entry.asked_out = True
         self._decide()
-        while entry.asked_out:
-            await self._changed.wait()
+        await self.changes.wait_for(lambda: not entry.asked_out)
 
     def replace(self, models: Sequence[OnDemand]) -> None:
         """Have other models from now on; those with the same engines stay as they are.
@@ -178,7 +181,7 @@ class OnDemandLoader:
             else:
                 new.waiting, new.wanted_since = old.waiting, old.wanted_since
                 old.waiting, old.asked_out = {}, False
-        self._tell_change()
+        self.changes.notify()
         self.start()
 
     def start(self) -> None:
@@ -204,7 +207,7 @@ class OnDemandLoader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for entry in self._entries.values():
             entry.asked_out = False
-        self._tell_change()
+        self.changes.notify()
 
     # Requests
 
@@ -243,10 +246,10 @@ class OnDemandLoader:
         if entry.open:
             entry.answer(None)
         timeout = None if bound_s == inf else loop.call_later(bound_s, self._give_up, name, given)
-        looking: asyncio.TimerHandle | None = None
+        change: asyncio.Future[None] | None = None
 
-        def look() -> None:
-            nonlocal looking
+        def reconsider(_: object = None) -> None:
+            nonlocal change
             if yields is None or given.done():
                 return
             if yields():
@@ -254,9 +257,10 @@ class OnDemandLoader:
                 del left.waiting[given]
                 given.set_result(self._yielded(left))
             else:
-                looking = loop.call_later(LOOK_S, look)
+                change = self.changes.next()
+                change.add_done_callback(reconsider)
 
-        look()
+        reconsider()
         self._metrics.queue_depth.add((name,), 1)
         try:
             told = await given
@@ -268,9 +272,9 @@ class OnDemandLoader:
                 self._forget(name, given)
             raise
         finally:
-            for timer in (timeout, looking):
-                if timer is not None:
-                    timer.cancel()
+            for waited in (timeout, change):
+                if waited is not None:
+                    waited.cancel()
             self._metrics.queue_depth.add((name,), -1)
             self._metrics.queue_wait.observe((name,), loop.time() - began)
         if isinstance(told, GatewayError):
@@ -406,7 +410,7 @@ class OnDemandLoader:
             # They would try again by themselves, and in memory that they do not have here.
             await self._end_engines(entry, entry.model.engines)
             entry.residency = Residency.UNLOADED
-        self._tell_change()
+        self.changes.notify()
         self._decide()
 
     def _note_loaded(self, entry: Entry) -> None:
@@ -471,15 +475,11 @@ class OnDemandLoader:
         await self._end_engines(entry, entry.model.engines)
         entry.residency = Residency.UNLOADED
         entry.asked_out = False
-        self._tell_change()
+        self.changes.notify()
         self._decide()
 
-    async def _end_engines(self, entry: Entry, engines: Sequence[Loadable]) -> None:
+    async def _end_engines(self, entry: Entry, engines: Sequence[Engine]) -> None:
         ends = (e.rest() if e.state is EngineState.FAILED else e.unload() for e in engines)
         for fault in await asyncio.gather(*ends, return_exceptions=True):
             if fault is not None:
                 log.error("model %s: %s", entry.model.name, fault)
-
-    def _tell_change(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()

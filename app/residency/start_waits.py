@@ -12,9 +12,30 @@ import msgspec
 
 from app.errors import EngineOverloaded
 from app.telemetry.metrics import Metrics
+from engines.base import ChangeNotifier
 
-# No event tells that an engine became READY, so while somebody waits it is looked at this often.
-LOOK_S = 0.25
+# A forecast changes with time alone, too: a start that is late is expected to be later still.
+FORECAST_S = 1.0
+
+
+class ForecastNotifier(ChangeNotifier):
+    """Wakes requests when a forecast may have changed: at every change, and every FORECAST_S."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def next(self) -> asyncio.Future[None]:
+        """Return a future that is done at the next change, within FORECAST_S."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FORECAST_S, self._on_timer)
+        return super().next()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.notify()
 
 
 class StartWait(msgspec.Struct, frozen=True):
@@ -26,11 +47,10 @@ class StartWait(msgspec.Struct, frozen=True):
 class StartWaits:
     """The requests that wait for a start, by model. A model for which none does has no entry."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, changes: ChangeNotifier) -> None:
         self._metrics = metrics
+        self._changes = changes
         self._waiting: dict[str, int] = {}
-        # Set at the next look; None: nobody waits for one.
-        self._look: asyncio.Event | None = None
 
     def waiting(self, model: str) -> int:
         """Return how many requests wait for a model."""
@@ -50,8 +70,7 @@ class StartWaits:
         self._waiting[model] = before + 1
         self._metrics.queue_depth.add((model,), 1)
         try:
-            while not over():
-                await self._next_look()
+            await self._changes.wait_for(over)
         finally:
             left = self._waiting.pop(model) - 1
             if left:
@@ -60,14 +79,3 @@ class StartWaits:
             self._metrics.queue_depth.add((model,), -1)
             self._metrics.queue_wait.observe((model,), waited_s)
         return StartWait(waited_s)
-
-    async def _next_look(self) -> None:
-        if self._look is None:
-            self._look = asyncio.Event()
-            asyncio.get_running_loop().call_later(LOOK_S, self._wake)
-        await self._look.wait()
-
-    def _wake(self) -> None:
-        look, self._look = self._look, None
-        if look is not None:
-            look.set()

@@ -11,7 +11,7 @@ from app.routing.endpoints import endpoints_of, list_endpoints
 from app.routing.policies import LeastLoaded, SelectionPolicy
 from app.routing.replica import Replica
 from app.settings import NO_LIMITS, FieldSettings, LimitSettings
-from engines.base import Engine, EngineState
+from engines.base import ChangeNotifier, Engine, EngineState
 
 # Existing names listed in the error for an unknown one.
 MAX_NAMES_IN_ERROR = 20
@@ -71,7 +71,7 @@ class Model:
         """
         for replica in self.replicas:
             tasks = replica.engine.facts.supported_tasks
-            if replica.kind == "remote" or tasks is None:
+            if not replica.engine.capabilities.managed or tasks is None:
                 return True
             served = endpoints_of(tasks)
             if served is None or endpoint in served:
@@ -106,13 +106,21 @@ class Catalogue:
     """Every model by its name and aliases; a reload replaces all of them in one step."""
 
     def __init__(self, models: Sequence[Model]) -> None:
+        self.models: tuple[Model, ...] = ()
+        # Notified when an engine of a model changes, and when the models are replaced.
+        self.changes = ChangeNotifier()
         self.replace(models)
 
     def replace(self, models: Sequence[Model]) -> None:
         """Replace all models. Requests that have found theirs keep it."""
+        for engine in self.engines:
+            engine.changes.stop_forwarding(self.changes)
         self.models = tuple(models)
+        for engine in self.engines:
+            engine.changes.forward_to(self.changes)
         self._by_own_name = {model.name: model for model in models}
         self._by_name = {n: model for model in models for n in (model.name, *model.aliases)}
+        self.changes.notify()
 
     def find(self, name: str, allows: Callable[[str], bool]) -> Model:
         """Return the model with a name or alias, for a client.

@@ -14,5 +14,4 @@ class Replica:
     in_flight: int = 0  # requests that it is working on; never below 0
     # The `system_fingerprint` of its latest stream, from the usage chunk.
     fingerprint: str | None = None
-    kind: str = "process"  # as in the configuration
     by_priority: bool = False  # the engine schedules requests by priority

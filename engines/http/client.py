@@ -18,9 +18,9 @@ from engines.base import (
     ConnectTimeout,
     EngineDied,
     EngineError,
+    EngineNotReady,
     EngineProtocolError,
     EngineRequest,
-    EngineUnavailable,
     FirstByteTimeout,
     StallTimeout,
 )
@@ -67,6 +67,8 @@ class Address:
 
 class _ClosedBeforeAnswer(EngineDied):
     """The connection ended before one byte of the answer: a stale one may be replaced."""
+
+    reason = "ClosedBeforeAnswer"
 
 
 # What this client returns.
@@ -488,7 +490,7 @@ class Http1Client:
             raise ConnectTimeout(f"{address} did not accept a connection in {after:g} s") from None
         except OSError as error:  # ssl.SSLError and socket.gaierror are OSErrors
             reason = error.strerror or str(error)
-            raise EngineUnavailable(f"cannot connect to {address}: {reason}") from None
+            raise EngineNotReady(f"cannot connect to {address}: {reason}") from None
         finally:
             timer.cancel()
         self._open.add(connection)

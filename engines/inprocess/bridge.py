@@ -15,9 +15,9 @@ from urllib.parse import unquote
 from engines.base import (
     EngineDied,
     EngineError,
+    EngineNotReady,
     EngineProtocolError,
     EngineRequest,
-    EngineUnavailable,
     FirstByteTimeout,
     StallTimeout,
 )
@@ -223,7 +223,7 @@ class Bridge:
     async def send(self, request: EngineRequest) -> ResponseBody:
         """Send a request; return the answer when its head is here. Raises EngineError."""
         if self._closed or self.dead():
-            raise EngineUnavailable(f"{self.address} has ended")
+            raise EngineNotReady(f"{self.address} has ended")
         exchange = _Exchange(self, request)
         self._exchanges.add(exchange)
         self._leaving.add(exchange)

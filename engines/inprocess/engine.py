@@ -21,7 +21,15 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
 
 from engines import environment, media
-from engines.base import EngineFacts, EngineRequest, EngineState, EngineUnavailable, Progress, Start
+from engines.base import (
+    Engine,
+    EngineCapabilities,
+    EngineNotReady,
+    EngineRequest,
+    EngineState,
+    Progress,
+    Start,
+)
 from engines.guard import directories, scratch
 from engines.guard.marked_processes import kill_marked
 from engines.http.probe import Probe
@@ -29,7 +37,7 @@ from engines.http.response import ResponseBody
 from engines.http.scrape import scrape
 from engines.inprocess.bridge import Bridge
 from engines.inprocess.hosted import BuildFailed, Construction, end_tracker
-from engines.lifecycle import Event, after
+from engines.lifecycle import Event
 from engines.output import redact
 from engines.output.log import EngineLog
 from engines.output.startup import StartupLog
@@ -43,12 +51,15 @@ SENTINEL = Path(__file__).parents[1] / "guard" / "marked_processes.py"
 ABANDON_S = 0.2
 
 
-class InProcessEngine:
-    """One vLLM engine in this process; see `engines.base.Engine`.
+class InProcessEngine(Engine):
+    """A vLLM engine in this process.
 
     An engine that has served is started again when it dies, as `spec.restart` says. One that never
     came up is not: what it lacks is in the configuration as a rule, and its start costs the host.
     """
+
+    kind = "in_process"
+    capabilities = EngineCapabilities(managed=True)
 
     def __init__(
         self,
@@ -67,7 +78,7 @@ class InProcessEngine:
         Media are fetched from `media_domains` only. The processes of the engine do not inherit the
         variables in `withheld`.
         """
-        self._name = name
+        super().__init__(name)
         self._env = {**media.ENV, **(env or {}), **spec.env}
         self._media_domains = media_domains
         self._withheld = withheld
@@ -77,61 +88,30 @@ class InProcessEngine:
         self._dir = run_dir / name
         self._mark = str(self._dir)
         self._log = EngineLog(self._dir / "engine.log")
-        self._state = EngineState.STOPPED
-        self._facts = EngineFacts()
-        self._last_error: str | None = None
-        self._restarts = 0
-        self._load_s: float | None = None
         self._began: float | None = None  # in the loop's time, while it is STARTING
         self._construction: Construction | None = None  # there from START to its end
         # Both are there while it is READY or DRAINING.
         self._bridge: Bridge | None = None
         self._control: Bridge | None = None  # questions of ours are not requests in flight
         self._life_task: asyncio.Task[None] | None = None
-        # Replaced at every change of state, so that each waiter sees each change.
-        self._changed = asyncio.Event()
         self._drain_asked = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._grace = 0.0
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def state(self) -> EngineState:
-        return self._state
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
-
-    @property
     def progress(self) -> Progress | None:
         construction = self._construction
-        starting = self._state is EngineState.STARTING
+        starting = self._status.state is EngineState.STARTING
         return construction.progress if starting and construction is not None else None
-
-    @property
-    def last_error(self) -> str | None:
-        return self._last_error
-
-    @property
-    def restarts(self) -> int:
-        return self._restarts
-
-    @property
-    def load_s(self) -> float | None:
-        return self._load_s
 
     @property
     def starting(self) -> Start | None:
         if not self._coming_up or self._stop_asked.is_set() or self._drain_asked.is_set():
             return None
         began = self._began
-        if self._state is EngineState.STARTING and began is not None:
-            return Start(asyncio.get_running_loop().time() - began, self._load_s)
-        return Start(0.0, self._load_s)
+        if self._status.state is EngineState.STARTING and began is not None:
+            return Start(asyncio.get_running_loop().time() - began, self._status.load_s)
+        return Start(0.0, self._status.load_s)
 
     @property
     def blocked_by(self) -> str | None:
@@ -160,36 +140,40 @@ class InProcessEngine:
     @property
     def given_up(self) -> bool:
         """Whether it failed and will not be started again by itself."""
-        return self._state is EngineState.FAILED and not self._coming_up
+        return self._status.state is EngineState.FAILED and not self._coming_up
 
     async def ensure_ready(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
-        if self._state is EngineState.STOPPED and self._life_task is None:
+        if self._status.state is EngineState.STOPPED and self._life_task is None:
             self._life_task = loop.create_task(self._life(), name=f"engine {self._name}")
+            # `given_up` and `starting` depend on the task as well.
+            self._life_task.add_done_callback(lambda _: self.changes.notify())
         try:
             async with asyncio.timeout_at(deadline):
-                while self._coming_up:
-                    await self._changed.wait()
+                await self.changes.wait_for(lambda: not self._coming_up)
         except TimeoutError:
-            raise EngineUnavailable(f"engine {self._name} is still {self._state}") from None
-        if self._state is not EngineState.READY:
-            raise EngineUnavailable(self._last_error or f"engine {self._name} is {self._state}")
+            raise EngineNotReady(f"engine {self._name} is still {self._status.state}") from None
+        if self._status.state is not EngineState.READY:
+            raise EngineNotReady(
+                self._status.last_error or f"engine {self._name} is {self._status.state}"
+            )
 
     async def send(self, request: EngineRequest) -> ResponseBody:
-        if self._state is not EngineState.READY or self._bridge is None:
-            raise EngineUnavailable(f"engine {self._name} is {self._state}")
+        if self._status.state is not EngineState.READY or self._bridge is None:
+            raise EngineNotReady(f"engine {self._name} is {self._status.state}")
         return await self._bridge.send(request)
 
     async def exposition(self) -> bytes:
         if self._control is None:
-            raise EngineUnavailable(f"engine {self._name} is {self._state}")
+            raise EngineNotReady(f"engine {self._name} is {self._status.state}")
         return await scrape(self._control)
 
     async def drain(self) -> None:
         self._drain_asked.set()
-        while self._state is EngineState.READY:
-            await self._changed.wait()
-        while self._state is EngineState.DRAINING and self._bridge and self._bridge.in_flight:
+        await self.changes.wait_for(lambda: self.state is not EngineState.READY)
+        while (
+            self._status.state is EngineState.DRAINING and self._bridge and self._bridge.in_flight
+        ):
             await self._bridge.quiet()
 
     async def stop(self, grace: float) -> None:
@@ -198,8 +182,8 @@ class InProcessEngine:
         if self._life_task is not None:
             await asyncio.shield(self._life_task)
             self._life_task = None
-        if self._state is EngineState.FAILED:
-            self._fire(Event.STOP)
+        if self._status.state is EngineState.FAILED:
+            self._status.fire(Event.STOP)
         self._stop_asked.clear()
         self._drain_asked.clear()
 
@@ -209,29 +193,21 @@ class InProcessEngine:
     def _coming_up(self) -> bool:
         """Whether it may become READY without being asked."""
         alive = self._life_task is not None and not self._life_task.done()
-        return alive and self._state in (
+        return alive and self._status.state in (
             EngineState.STOPPED,
             EngineState.STARTING,
             EngineState.FAILED,
         )
 
-    def _fire(self, event: Event) -> None:
-        self._state = after(self._state, event)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     async def _life(self) -> None:
-        self._fire(Event.START)
+        self._status.fire(Event.START)
         try:
             async with _sentinel(self._mark):
                 await self._lives()
         except Exception:
             log.exception("engine %s: a fault of the gateway's own", self._name)
-            if self._state is not EngineState.FAILED:
+            if self._status.state is not EngineState.FAILED:
                 self._failed("a fault of the gateway's own; its log has the trace")
-        finally:
-            # Who waits for READY looks again when this task is done.
-            asyncio.get_running_loop().call_soon(self._changed.set)
 
     async def _lives(self) -> None:
         """Build the engine again and again, until it is told to stop or given up."""
@@ -242,7 +218,7 @@ class InProcessEngine:
             if served_s:
                 # What is left of vLLM here holds itself in cycles; it need not meet its successor.
                 await asyncio.to_thread(gc.collect)
-            if self._state is not EngineState.FAILED or self._drain_asked.is_set():
+            if self._status.state is not EngineState.FAILED or self._drain_asked.is_set():
                 return
             pause = budget.next(served_s) if served_s else None
             if pause is None:
@@ -252,8 +228,8 @@ class InProcessEngine:
                 async with asyncio.timeout(pause):
                     await self._stop_asked.wait()
                 return
-            self._restarts += 1
-            self._fire(Event.START)
+            self._status.restarts += 1
+            self._status.fire(Event.START)
 
     async def _one_life(self) -> float:
         """Run it from STARTING to STOPPED or FAILED, nothing of it left.
@@ -271,7 +247,7 @@ class InProcessEngine:
                 {starting, stop}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
             )
             if stop.done():
-                self._fire(Event.STOP)
+                self._status.fire(Event.STOP)
                 return 0.0
             if not starting.done():
                 self._failed(f"not ready after {patience:g} s (start_timeout_s)")
@@ -279,10 +255,10 @@ class InProcessEngine:
             self._bridge = clients = starting.result()
             self._control = Bridge(clients.address, clients.app, clients.timeouts, clients.dead)
             ready = loop.time()
-            self._load_s = ready - started
-            self._last_error = None
-            self._fire(Event.LOADED)
-            if self._restarts:
+            self._status.load_s = ready - started
+            self._status.last_error = None
+            self._status.fire(Event.LOADED)
+            if self._status.restarts:
                 log.info("engine %s is ready again", self._name)
             await self._serve(self._construction, stop)
             return loop.time() - ready
@@ -293,8 +269,8 @@ class InProcessEngine:
             stop.cancel()
             await self._clear(self._construction, starting)
             self._construction = None
-            if self._state is EngineState.STOPPING:
-                self._fire(Event.EXIT)
+            if self._status.state is EngineState.STOPPING:
+                self._status.fire(Event.EXIT)
 
     async def _start(self, construction: Construction) -> Bridge:
         """Return the way to the engine's application. Raises BuildFailed."""
@@ -327,7 +303,7 @@ class InProcessEngine:
         startup = StartupLog()
         for line in self._log.read():
             startup.feed(line)
-        self._facts = startup.facts.updated(await Probe(bridge).facts())
+        self._status.facts = startup.facts.updated(await Probe(bridge).facts())
         return bridge
 
     async def _serve(self, construction: Construction, stop: asyncio.Task[bool]) -> None:
@@ -338,10 +314,10 @@ class InProcessEngine:
         try:
             await asyncio.wait({stop, drain, died}, return_when=asyncio.FIRST_COMPLETED)
             if drain.done() and not stop.done() and not died.done():
-                self._fire(Event.DRAIN)
+                self._status.fire(Event.DRAIN)
                 await asyncio.wait({stop, died}, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
-                self._fire(Event.STOP)
+                self._status.fire(Event.STOP)
             else:
                 self._failed(f"it died while serving: {died.result()}")
         finally:
@@ -362,7 +338,7 @@ class InProcessEngine:
             if bridge is not None:
                 await bridge.close()
         if construction.hosted is not None:
-            grace = self._grace if self._state is EngineState.STOPPING else 0.0
+            grace = self._grace if self._status.state is EngineState.STOPPING else 0.0
             await asyncio.to_thread(construction.hosted.shutdown, grace)
             construction.hosted = None
         if await self._sweep():
@@ -377,9 +353,9 @@ class InProcessEngine:
         return not left
 
     def _failed(self, reason: str) -> None:
-        self._last_error = redact.hidden(reason)
-        self._fire(Event.FAIL)
-        log.error("engine %s failed: %s", self._name, self._last_error)
+        self._status.last_error = redact.hidden(reason)
+        self._status.fire(Event.FAIL)
+        log.error("engine %s failed: %s", self._name, self._status.last_error)
 
 
 @contextlib.asynccontextmanager

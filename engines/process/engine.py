@@ -11,12 +11,13 @@ from pathlib import Path
 
 from engines.base import (
     SERVING,
+    Engine,
+    EngineCapabilities,
     EngineError,
-    EngineFacts,
+    EngineNotReady,
     EngineRequest,
     EngineState,
     EngineTimeout,
-    EngineUnavailable,
     Progress,
     Start,
 )
@@ -68,8 +69,11 @@ def vllm_runs_on_cpu() -> bool:
     return False
 
 
-class ProcessEngine:
-    """One vLLM server; see `engines.base.Engine`."""
+class ProcessEngine(Engine):
+    """A vLLM server that the gateway runs as a child process."""
+
+    kind = "process"
+    capabilities = EngineCapabilities(managed=True, unloadable=True, can_sleep=True, has_log=True)
 
     def __init__(
         self,
@@ -95,7 +99,8 @@ class ProcessEngine:
         `gpus` are those that it may use (None: all); `accelerator` tells of their memory and may
         block. By its `mark` the next gateway knows what it runs.
         """
-        self._name = name
+        super().__init__(name)
+        self._status.memory_gib = spec.memory_gib
         self._spec = spec
         directory = run_dir / name
         command = [
@@ -123,40 +128,11 @@ class ProcessEngine:
             None if mark is None else Origin(mark, given),
         )
         self._client = Http1Client(Address(uds=str(self._launch.socket)), spec.timeouts)
-        self._life = Supervisor(self._launch, self._client, turn)
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def state(self) -> EngineState:
-        return self._life.state
-
-    @property
-    def since(self) -> float:
-        """When it came into its state, in seconds since 1970."""
-        return self._life.since
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._life.facts
+        self._life = Supervisor(self._launch, self._client, self._status, turn)
 
     @property
     def progress(self) -> Progress | None:
         return self._life.progress
-
-    @property
-    def last_error(self) -> str | None:
-        return self._life.last_error
-
-    @property
-    def restarts(self) -> int:
-        return self._life.restarts
-
-    @property
-    def load_s(self) -> float | None:
-        return self._life.load_s
 
     def last_start_s(self) -> float | None:
         """Return the seconds that its last load took, None: it has not been loaded here.
@@ -170,11 +146,6 @@ class ProcessEngine:
     def pid(self) -> int | None:
         """The API server's process, while there is one."""
         return self._life.pid
-
-    @property
-    def memory_gib(self) -> float | None:
-        """What it takes when it is loaded: as declared, else the most that was seen."""
-        return self._life.memory_gib
 
     @property
     def given_up(self) -> bool:
@@ -203,22 +174,22 @@ class ProcessEngine:
         try:
             async with asyncio.timeout_at(deadline):
                 while life.alive and life.wanted is DesiredState.STOPPED:
-                    await life.change()  # being ended; it starts after that
+                    await self.changes.next()  # being ended; it starts after that
                 life.want(DesiredState.RUNNING)
                 failures = life.failures
                 while life.alive and not (pending or life.accepts or life.failures != failures):
-                    await life.change()
+                    await self.changes.next()
                     if life.wanted is not DesiredState.RUNNING:
                         break
         except TimeoutError:
-            raise EngineUnavailable(f"engine {self._name} is still {self.state}") from None
+            raise EngineNotReady(f"engine {self._name} is still {self.state}") from None
         if not life.accepts:
             reason = self.last_error if self.state is EngineState.FAILED else None
-            raise EngineUnavailable(reason or f"engine {self._name} is {self.state}")
+            raise EngineNotReady(reason or f"engine {self._name} is {self.state}")
 
     async def send(self, request: EngineRequest) -> Http1Response:
         if not self._life.accepts:
-            raise EngineUnavailable(f"engine {self._name} is {self.state}")
+            raise EngineNotReady(f"engine {self._name} is {self.state}")
         try:
             response = await self._client.send(request)
         except EngineTimeout:
@@ -232,7 +203,7 @@ class ProcessEngine:
 
     async def exposition(self) -> bytes:
         if self.state not in SERVING:
-            raise EngineUnavailable(f"engine {self._name} is {self.state}")
+            raise EngineNotReady(f"engine {self._name} is {self.state}")
         return await scrape(self._life.control)
 
     async def drain(self) -> None:
@@ -260,10 +231,10 @@ class ProcessEngine:
     async def sleep(self, level: int) -> None:
         """Put it to sleep once nothing is in flight; one that cannot sleep is ended instead.
 
-        Raises EngineUnavailable when it was not started for that (`sleep_level`).
+        Raises EngineNotReady when it was not started for that (`sleep_level`).
         """
         if self._spec.sleep_level is None:
-            raise EngineUnavailable(f"engine {self._name} has no sleep_level in its configuration")
+            raise EngineNotReady(f"engine {self._name} has no sleep_level in its configuration")
         life = self._life
         life.want(DesiredState.ASLEEP, level=level)
         await self._quiet()
@@ -272,7 +243,7 @@ class ProcessEngine:
             and life.wanted is DesiredState.ASLEEP
             and self.state is not EngineState.ASLEEP
         ):
-            await life.change()
+            await self.changes.next()
         if life.wanted is DesiredState.STOPPED:
             await life.over()
 
@@ -291,7 +262,7 @@ class ProcessEngine:
         life = self._life
         while life.alive and life.wanted is not DesiredState.RUNNING and self._client.in_flight:
             quiet = asyncio.ensure_future(self._client.quiet())
-            change = asyncio.ensure_future(life.change())
+            change = self.changes.next()
             await asyncio.wait({quiet, change}, return_when=asyncio.FIRST_COMPLETED)
             quiet.cancel()
             change.cancel()

@@ -11,16 +11,15 @@ import enum
 import itertools
 import logging
 import signal
-import time
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from engines.base import EngineFacts, EngineState, Progress, Start
+from engines.base import EngineState, EngineStatus, Progress, Start
 from engines.guard.guardian_client import GuardianClient, LaunchError, find_guardian, start_guardian
 from engines.http.client import Address, Http1Client
 from engines.http.probe import Probe
-from engines.lifecycle import Event, after
+from engines.lifecycle import Event
 from engines.output import redact
 from engines.output.failure import Cause
 from engines.output.log import EngineLog
@@ -66,8 +65,15 @@ class Failure:
 class Supervisor:
     """Owns one engine's processes and its state."""
 
-    def __init__(self, launch: Launch, client: Http1Client, turn: asyncio.Semaphore | None) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        client: Http1Client,
+        status: EngineStatus,
+        turn: asyncio.Semaphore | None,
+    ) -> None:
         """`client` carries requests; `turn` is taken while the engine loads."""
+        self.status = status
         self._launch = launch
         self._client = client
         # Its own connections: questions of ours are not requests in flight.
@@ -77,17 +83,10 @@ class Supervisor:
         self._log = EngineLog(launch.directory / "engine.log")
         self._startup = StartupLog()
         self._restarts = RestartBudget(launch.spec.restart)
-        self.state = EngineState.STOPPED
-        self.since = time.time()  # of that state
         self.wanted = DesiredState.STOPPED
         # READY and wanted so: requests are taken.
         self.accepts = False
-        self.facts = EngineFacts()
-        self.last_error: str | None = None
-        self.restarts = 0
         self.failures = 0
-        self.load_s: float | None = None
-        self.memory_gib = launch.spec.memory_gib
         self.grace = 0.0
         # Why nothing starts it any more, in words that clients may read.
         self.blocked_by: str | None = None
@@ -106,8 +105,6 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         # When an engine that was given up may be tried again.
         self._not_before = 0.0
-        # Replaced at every change of the state, and of what is wanted, so that each waiter sees it.
-        self._changed = asyncio.Event()
         self._suspicion = asyncio.Event()
 
     # What others read and ask
@@ -124,7 +121,7 @@ class Supervisor:
 
     @property
     def progress(self) -> Progress | None:
-        if self.state is not State.STARTING:
+        if self.status.state is not State.STARTING:
             return None
         return Progress(self._phase) if self._phase else self._startup.progress
 
@@ -134,11 +131,11 @@ class Supervisor:
         if self.wanted is not DesiredState.RUNNING or not self.alive or self._start_failed:
             return None
         now = asyncio.get_running_loop().time()
-        if self.state is State.STARTING and self._load_began is not None:
-            return Start(now - self._load_began, self.load_s)
-        if self.state in (State.STOPPED, State.STARTING, State.FAILED):
+        if self.status.state is State.STARTING and self._load_began is not None:
+            return Start(now - self._load_began, self.status.load_s)
+        if self.status.state in (State.STOPPED, State.STARTING, State.FAILED):
             pause_s = max(self._restart_at - now, 0.0)
-            return Start(0.0, None if self.load_s is None else pause_s + self.load_s)
+            return Start(0.0, None if self.status.load_s is None else pause_s + self.status.load_s)
         return None
 
     def want(self, wanted: DesiredState, *, level: int | None = None) -> None:
@@ -168,15 +165,11 @@ class Supervisor:
         """Look at the engine at once: a request found it odd."""
         self._suspicion.set()
 
-    async def change(self) -> None:
-        """Return at the next change of the state or of what is wanted."""
-        await self._changed.wait()
-
     async def over(self) -> None:
         """Return when nobody works on it any more."""
         if self._task is not None:
             await asyncio.wait({self._task})
-        if self.state is State.FAILED and not self._released:
+        if self.status.state is State.FAILED and not self._released:
             self._fire(Event.STOP)
 
     async def rest(self) -> None:
@@ -202,24 +195,24 @@ class Supervisor:
     # The owner of the state
 
     def _fire(self, event: Event) -> None:
-        before, self.state = self.state, after(self.state, event)
-        if self.state is not before:
-            self.since = time.time()
-        self._notify()
+        self.status.fire(event)
+        self._update_accepts()
+
+    def _update_accepts(self) -> None:
+        self.accepts = self.status.state is State.READY and self.wanted is DesiredState.RUNNING
 
     def _notify(self) -> None:
-        self.accepts = self.state is State.READY and self.wanted is DesiredState.RUNNING
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._update_accepts()
+        self.status.changes.notify()
 
     async def _first(
         self,
         *futures: asyncio.Future[Any],
         timeout: float | None = None,
-        since: asyncio.Event | None = None,
+        change: asyncio.Future[None] | None = None,
     ) -> None:
-        """Return when one of them is done, something has changed (`since` then), or it is late."""
-        change = asyncio.ensure_future((since or self._changed).wait())
+        """Return when a future is done, at a change (default: the next), or after `timeout`."""
+        change = change or self.status.changes.next()
         try:
             waited = {change, *futures}
             await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -233,25 +226,25 @@ class Supervisor:
                 self._fail(failure)
                 if not await self._again(failure):
                     break
-                self.restarts += 1
+                self.status.restarts += 1
         except Exception:
             log.exception("engine %s: a fault of the gateway's own", self._launch.name)
-            if self.state not in (State.STOPPED, State.FAILED):
-                self.state = State.FAILED
-            self.last_error = "a fault of the gateway's own; its log has the trace"
+            if self.status.state not in (State.STOPPED, State.FAILED):
+                self.status.state = State.FAILED
+            self.status.last_error = "a fault of the gateway's own; its log has the trace"
             self._notify()
 
     def _fail(self, failure: Failure) -> None:
         self._refuse(failure)
-        log.error("engine %s failed: %s", self._launch.name, self.last_error)
+        log.error("engine %s failed: %s", self._launch.name, self.status.last_error)
 
     def _refuse(self, failure: Failure) -> None:
-        if self.state is not State.FAILED:
-            self._start_failed = self.state is State.STARTING
+        if self.status.state is not State.FAILED:
+            self._start_failed = self.status.state is State.STARTING
             if failure.lasting and not self._served:
                 self.blocked_by = failure.cause.words
             self.failures += 1
-            self.last_error = redact.hidden(failure.reason)
+            self.status.last_error = redact.hidden(failure.reason)
             self._fire(Event.FAIL)
 
     async def _again(self, failure: Failure) -> bool:
@@ -308,8 +301,8 @@ class Supervisor:
                     self._fire(Event.EXIT)
                     return None
                 self._phase = "starting processes"
-                if self.load_s is None:  # what an earlier gateway measured is the best guess
-                    _, self.load_s = self._launch.recall()
+                if self.status.load_s is None:  # what an earlier gateway measured is the best guess
+                    _, self.status.load_s = self._launch.recall()
                 try:
                     link = await self._spawn()
                 except (OSError, LaunchError) as error:
@@ -325,7 +318,7 @@ class Supervisor:
                     log.info("engine %s: taken over, pid %d", self._launch.name, link.engine_pid)
                 failure = await self._until_up(link, gone, adopted=adopted)
                 await turn.aclose()
-                if failure is None and self.state is State.READY:
+                if failure is None and self.status.state is State.READY:
                     began = asyncio.get_running_loop().time()
                     failure = await self._serve(link, gone)
                     self._served_s += asyncio.get_running_loop().time() - began
@@ -416,11 +409,11 @@ class Supervisor:
         told = await self._probe.facts()
         self._read_log()
         if adopted:  # its log may have begun anew since
-            facts, self.load_s = self._launch.recall()
+            facts, self.status.load_s = self._launch.recall()
         else:
-            facts, self.load_s = self._startup.facts, seconds
-        self.facts = facts.updated(told)
-        self._launch.note(self.facts, self.load_s)
+            facts, self.status.load_s = self._startup.facts, seconds
+        self.status.facts = facts.updated(told)
+        self._launch.note(self.status.facts, self.status.load_s)
         self._served = True
         self._start_failed = False
         self._fire(Event.LOADED)
@@ -432,10 +425,10 @@ class Supervisor:
             while not gone.done() and self.wanted is not DesiredState.STOPPED:
                 if watching.done():
                     return Failure(watching.result())
-                change = self._changed  # whatever changes from here on is looked at again
+                change = self.status.changes.next()  # before the step: no later change is missed
                 if (failure := await self._approach()) is not None:
                     return failure
-                await self._first(gone, watching, *self._quiet(), since=change)
+                await self._first(gone, watching, *self._quiet(), change=change)
         finally:
             watching.cancel()
         return None
@@ -448,7 +441,7 @@ class Supervisor:
 
     async def _approach(self) -> Failure | None:
         """Go one step from the state towards what is wanted, if there is one to go."""
-        match self.state, self.wanted:
+        match self.status.state, self.wanted:
             case State.READY, DesiredState.DRAINED | DesiredState.ASLEEP:
                 self._fire(Event.DRAIN)
             case State.DRAINING, DesiredState.RUNNING:
@@ -464,7 +457,7 @@ class Supervisor:
             await put_to_sleep(self.control, self._level, self._held)
         except SleepFault as fault:
             log.error("engine %s is ended instead of asleep: %s", self._launch.name, fault)
-            self.last_error = f"did not fall asleep: {fault}"
+            self.status.last_error = f"did not fall asleep: {fault}"
             self.want(DesiredState.STOPPED)
         else:
             self._fire(Event.SLEPT)
@@ -479,7 +472,7 @@ class Supervisor:
             return Failure(f"did not wake: {fault}")
         finally:
             self._phase = None
-        self.load_s = asyncio.get_running_loop().time() - began
+        self.status.load_s = asyncio.get_running_loop().time() - began
         self._fire(Event.LOADED)
         return None
 
@@ -495,13 +488,13 @@ class Supervisor:
         if self._launch.spec.memory_gib is not None:
             await link.find_processes()
         elif (held := await self._held()) is not None:
-            self.memory_gib = max(held, self.memory_gib or 0.0)
+            self.status.memory_gib = max(held, self.status.memory_gib or 0.0)
 
     async def _watch(self, link: GuardianClient) -> str:
         """Return why the engine is dead once it is."""
         judge = Watchdog(self._launch.spec.progress_timeout_s)
         for number in itertools.count():
-            if number % WEIGH_LOOKS == 0 and self.state is not State.ASLEEP:
+            if number % WEIGH_LOOKS == 0 and self.status.state is not State.ASLEEP:
                 await self._weigh(link)
             look = await take_sample(link, self._probe, self._client)
             if verdict := judge.verdict(look):
@@ -552,7 +545,7 @@ class Supervisor:
 
     def _why(self, code: int) -> Failure:
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if self.state is not State.STARTING:
+        if self.status.state is not State.STARTING:
             return Failure(f"it died while serving ({ended})")
         self._read_log()
         if (told := self._startup.failure) is None:

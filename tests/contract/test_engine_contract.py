@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from engines.base import Engine, EngineRequest, EngineResponse, EngineState, EngineUnavailable
+from engines.base import Engine, EngineNotReady, EngineRequest, EngineResponse, EngineState
 from engines.guard.marked_processes import find_marked
 from engines.http.client import Address, Http1Client
 from engines.inprocess.engine import InProcessEngine
@@ -34,6 +35,10 @@ class Subject:
 
     engine: Engine
     server: Address | None
+
+    @property
+    def state(self) -> EngineState:
+        return self.engine.state
 
     async def send(self, **fields: Any) -> EngineResponse:
         """Ask for a chat completion."""
@@ -83,6 +88,22 @@ class EngineContract:
     """The promises that leave the engine running; subclasses give the fixture `subject`."""
 
     one_of_its_series = "vllm:num_requests_running"
+
+    async def test_capabilities_are_those_of_its_kind(self, subject: Subject) -> None:
+        engine, has = subject.engine, subject.engine.capabilities
+        assert (engine.pid is not None) == has.has_log
+        assert engine.since <= time.time()
+        assert not engine.given_up
+        if not has.unloadable:
+            with pytest.raises(EngineNotReady, match="cannot be unloaded"):
+                await engine.unload()
+            with pytest.raises(EngineNotReady, match="cannot be unloaded"):
+                await engine.rest()
+        if not has.can_sleep:
+            with pytest.raises(EngineNotReady, match="has no sleep mode"):
+                await engine.sleep(1)
+            await engine.release()  # nothing to leave behind
+            assert engine.state is EngineState.READY
 
     async def test_ready_engine_tells_what_it_is(self, subject: Subject) -> None:
         await ready(subject.engine)  # a second time: nothing to do
@@ -163,13 +184,29 @@ class EngineContract:
 class EndingContract(EngineContract):
     """The promises that end the engine."""
 
+    async def test_waiters_are_woken_by_each_change_of_state(self, subject: Subject) -> None:
+        async def observe() -> None:
+            while subject.state is not EngineState.STOPPED:
+                await subject.engine.changes.next()
+                seen.append(subject.state)
+
+        seen: list[EngineState] = []
+        canceled, watching = (asyncio.create_task(observe()) for _ in range(2))
+        await asyncio.sleep(0)
+        canceled.cancel()
+        await subject.engine.stop(5.0)
+        async with asyncio.timeout(20):
+            await watching
+        assert seen[-1] is EngineState.STOPPED
+        await ready(subject.engine)
+        assert subject.state is EngineState.READY
+
     async def test_drain_lets_requests_end_and_refuses_new_ones(self, subject: Subject) -> None:
         response = await subject.send_long(stream=True)
         draining = asyncio.create_task(subject.engine.drain())
         async with asyncio.timeout(20):
-            while subject.engine.state is not EngineState.DRAINING:
-                await asyncio.sleep(0.001)
-        with pytest.raises(EngineUnavailable):
+            await subject.engine.changes.wait_for(lambda: subject.state is EngineState.DRAINING)
+        with pytest.raises(EngineNotReady):
             await subject.send()
         assert not draining.done()
         response.close()
@@ -179,9 +216,9 @@ class EndingContract(EngineContract):
     async def test_stopped_engine_refuses(self, subject: Subject) -> None:
         await subject.engine.stop(5.0)
         assert subject.engine.state is EngineState.STOPPED
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineNotReady):
             await subject.send()
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineNotReady):
             await subject.engine.exposition()
         await subject.engine.stop(5.0)  # a second time: nothing to do
 

@@ -10,6 +10,7 @@ from time import perf_counter, time_ns
 from typing import TYPE_CHECKING
 
 from app.settings import ConfigError, TracesSettings
+from engines.base import EngineError
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
     from app.telemetry.traces.tracer import Tracer
@@ -94,7 +95,7 @@ class RequestTrace:
         else:
             self.phases.pop()
 
-    def ask(self, engine: str | None, fault: Exception | None = None) -> None:
+    def ask(self, engine: str | None, fault: EngineError | None = None) -> None:
         """Note that an engine is asked now, after the one before failed with `fault`, if one did.
 
         None: whichever of them knows the thing that the request is for.
@@ -104,7 +105,7 @@ class RequestTrace:
         if fault is not None and self.attempts:
             before = self.attempts[-1]
             before.end = now
-            before.fault = type(fault).__name__.lstrip("_")
+            before.fault = fault.reason
         self.attempts.append(Attempt(self.new_id(), now, engine))
 
     def failed(self, model: str, fault: str) -> None:

@@ -21,6 +21,7 @@ from app.admission.fair_queue import Place
 from app.errors import EngineOverloaded, EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
 from app.telemetry.metrics import Metrics
+from engines.base import ChangeNotifier
 
 PATIENCE_S = 20.0
 # More turns of the loop than anything here takes to come to rest.
@@ -49,6 +50,7 @@ class Room:
     admission: Admission
     metrics: Metrics
     ready: list[int]  # how many engines are READY, to be changed
+    engine_changes: ChangeNotifier
     begun: list[str] = field(default_factory=list)
     _ends: dict[str, asyncio.Event] = field(default_factory=dict)
     tasks: dict[str, asyncio.Task[float | None]] = field(default_factory=dict)
@@ -96,9 +98,10 @@ def room(ready: int = 1, **queue: Any) -> Room:
     metrics = Metrics()
     engines = [ready]
     queues = {"demo": QueueSettings(**queue), "other": QueueSettings(max_in_flight=1)}
-    admission = Admission(metrics, queues, lambda _: engines[0])
+    changes = ChangeNotifier()
+    admission = Admission(metrics, queues, lambda _: engines[0], changes)
     metrics.watch_in_flight(admission.in_flight_by_model)
-    return Room(admission, metrics, engines)
+    return Room(admission, metrics, engines, changes)
 
 
 def at_once(permit: Awaitable[Permit]) -> Permit:
@@ -493,35 +496,31 @@ class TestCapacity:
             assert one.begun == ["a", "b", "c", "d"]
         await one.close()
 
-    async def test_an_engine_that_comes_up_is_noticed_though_nobody_comes_or_goes(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(lane_module, "LOOK_S", 0.001)
+    async def test_engine_that_becomes_ready_admits_waiting_requests(self) -> None:
         one = room(max_in_flight=1)
-        one.ask("a")
-        second = one.ask("b")
+        for name in ("a", "b", "c"):
+            one.ask(name)
         await turns()
-        one.ready[0] = 2
-        one.end("b")
-        async with asyncio.timeout(PATIENCE_S):
-            await second
-        assert one.begun == ["a", "b"]
+        for ready in (2, 3):
+            one.ready[0] = ready
+            one.engine_changes.notify()
+            await turns()
+            assert one.begun == ["a", "b", "c"][:ready]
         await one.close()
 
-    async def test_nothing_looks_for_engines_when_nobody_waits(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(lane_module, "LOOK_S", 0)
+    async def test_engines_are_watched_only_while_a_request_waits(self) -> None:
         one = room(max_in_flight=1)
-        lane = one.admission._lanes["demo"]
         one.ask("a")
-        one.ask("b")
         await turns()
-        assert lane._look_again is not None
+        assert not one.engine_changes._waiters
+        one.ask("b")
+        one.ask("c")
+        await turns()
+        assert len(one.engine_changes._waiters) == 1
+        one.tasks["b"].cancel()
         await one.over("a")
-        async with asyncio.timeout(PATIENCE_S):
-            while lane._look_again is not None:
-                await asyncio.sleep(0)
+        assert one.begun == ["a", "c"]
+        assert not one.engine_changes._waiters
         await one.close()
 
 

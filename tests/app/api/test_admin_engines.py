@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import httpx
 import pytest
 
 from app.api.log_stream import MAX_FOLLOWERS
-from engines.base import EngineFacts, EngineState, EngineUnavailable, Progress
+from engines.base import EngineFacts, EngineNotReady, EngineState, Progress
+from engines.process.engine import ProcessEngine
 from tests.app.raw import connected, request
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_for
@@ -20,9 +20,10 @@ from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_fo
 CANARY = "hf_canary0123456789"
 
 
-@dataclass
 class Process(FakeEngine):
-    """An engine that is a process, as far as anybody here looks."""
+    """An engine that is shown as a process with a log."""
+
+    capabilities = ProcessEngine.capabilities
 
     pid: int | None = 42
     cannot: str | None = None
@@ -32,7 +33,7 @@ class Process(FakeEngine):
 
     async def ensure_ready(self, deadline: float) -> None:
         if self.cannot is not None:
-            raise EngineUnavailable(self.cannot)
+            raise EngineNotReady(self.cannot)
         self.state = EngineState.READY
 
 
@@ -52,7 +53,8 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 def put(gateway: Gateway, engine: FakeEngine) -> None:
     """Let an engine stand in the place of the first."""
     replica = gateway.state.catalogue.models[0].replicas[0]
-    replica.engine, replica.kind = engine, "process"
+    replica.engine = engine
+    engine.changes.forward_to(gateway.state.catalogue.changes)
 
 
 def log_of(gateway: Gateway) -> Path:

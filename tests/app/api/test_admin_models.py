@@ -2,24 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from engines.base import EngineState, EngineUnavailable
+from engines.base import EngineNotReady, EngineState
+from engines.process.engine import ProcessEngine
 from tests.app.api.test_admin_engines import message, put, until
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_for
 
 
-@dataclass
 class Process(FakeEngine):
-    """An engine that may have to be waited for, and that can be unloaded."""
+    """An engine whose load may have to be waited for, and that can be unloaded."""
 
-    state: EngineState = EngineState.STOPPED
+    capabilities = ProcessEngine.capabilities
     may_load: asyncio.Event | None = None
     slept: int | None = None
 
@@ -33,7 +32,7 @@ class Process(FakeEngine):
 
     async def sleep(self, level: int) -> None:
         if level == 2:
-            raise EngineUnavailable("sleep mode is not supported on this platform")
+            raise EngineNotReady("sleep mode is not supported on this platform")
         self.state, self.slept = EngineState.ASLEEP, level
 
 
@@ -50,7 +49,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 def engine(gateway: Gateway) -> Process:
-    engine = Process("demo-0")
+    engine = Process("demo-0", EngineState.STOPPED)
     put(gateway, engine)
     return engine
 

@@ -109,7 +109,10 @@ async def test_a_person_sees_an_engine_start_and_what_it_is(tmp_path: Path) -> N
         await one.state.settled.wait()
         facts = EngineFacts(version="0.32.0")
         engine = FakeEngine(
-            "slow-0", EngineState.STARTING, facts, Progress("loading weights", 3, 8)
+            "slow-0",
+            EngineState.STARTING,
+            facts=facts,
+            progress=Progress("loading weights", 3, 8),
         )
         replica = one.state.catalogue.models[0].replicas[0]
         real, replica.engine = replica.engine, engine

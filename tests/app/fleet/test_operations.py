@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 from app import errors
 from app.fleet.operations import ModelOperations
 from app.routing import Catalogue, Model, Replica
-from engines.base import EngineState, EngineUnavailable
+from engines.base import EngineCapabilities, EngineNotReady, EngineState
+from engines.process.engine import ProcessEngine
 from tests.app.routing.fakes import FakeEngine
 
 READY, STOPPED, FAILED, ASLEEP = (
@@ -21,18 +21,20 @@ READY, STOPPED, FAILED, ASLEEP = (
 )
 
 
-@dataclass
 class Engine(FakeEngine):
     """An engine that does as a process does: a failed one is not started without a stop."""
 
-    state: EngineState = STOPPED
+    capabilities = ProcessEngine.capabilities
     cannot: str | None = None
+
+    def __init__(self, name: str, state: EngineState = STOPPED, cannot: str | None = None) -> None:
+        super().__init__(name, state, cannot=cannot)
 
     async def ensure_ready(self, deadline: float) -> None:
         if self.state is FAILED:
-            raise EngineUnavailable(self.last_error or "failed")
+            raise EngineNotReady(self.last_error or "failed")
         if self.cannot is not None:
-            raise EngineUnavailable(self.cannot)
+            raise EngineNotReady(self.cannot)
         self.state = READY
 
     async def unload(self) -> None:
@@ -40,7 +42,7 @@ class Engine(FakeEngine):
 
     async def sleep(self, level: int) -> None:
         if self.cannot is not None:
-            raise EngineUnavailable(self.cannot)
+            raise EngineNotReady(self.cannot)
         self.state = ASLEEP
 
 
@@ -51,8 +53,8 @@ Make = Callable[..., ModelOperations]
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
     made: list[ModelOperations] = []
 
-    def build(*engines: FakeEngine, kind: str = "process") -> ModelOperations:
-        replicas = tuple(Replica(engine, "demo", kind=kind) for engine in engines)
+    def build(*engines: FakeEngine) -> ModelOperations:
+        replicas = tuple(Replica(engine, "demo") for engine in engines)
         catalogue = Catalogue([Model("demo", ("gpt",), replicas)])
         made.append(ModelOperations(catalogue, tmp_path))
         return made[-1]
@@ -91,7 +93,7 @@ async def test_unload_and_sleep(make: Make) -> None:
 
 @pytest.mark.parametrize(("kind", "shown"), [("remote", "remote"), ("in_process", "in process")])
 async def test_what_no_engine_of_a_model_can(make: Make, kind: str, shown: str) -> None:
-    orders = make(FakeEngine(), kind=kind)
+    orders = make(FakeEngine(kind=kind, capabilities=EngineCapabilities()))
     with pytest.raises(errors.Conflict, match=f"demo cannot be unloaded: its engines are {shown}"):
         await orders.unload("demo")
     with pytest.raises(errors.Conflict, match=f"demo cannot sleep: its engines are {shown}"):
@@ -114,7 +116,7 @@ async def test_restart_ends_and_starts(make: Make) -> None:
 
 async def test_a_remote_engine_is_not_ours_to_restart(make: Make) -> None:
     with pytest.raises(errors.Conflict, match="it is started where it runs"):
-        await make(FakeEngine(), kind="remote").restart("demo-0")
+        await make(FakeEngine(capabilities=EngineCapabilities())).restart("demo-0")
 
 
 async def test_names_that_there_are_not_are_answered_with_those_that_there_are(make: Make) -> None:
@@ -158,7 +160,7 @@ class TestOrders:
 
     async def test_an_engines_error_is_the_callers_and_tells_no_secret(self, make: Make) -> None:
         async def work() -> None:
-            raise EngineUnavailable("no such flag --hf-token=hf_canary0123456789")
+            raise EngineNotReady("no such flag --hf-token=hf_canary0123456789")
 
         with pytest.raises(errors.EngineUnavailable, match=r"--hf-token=\*\*\*$"):
             await make().order("demo", "load", work)
@@ -167,7 +169,7 @@ class TestOrders:
         self, make: Make, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def work() -> None:
-            raise EngineUnavailable("no room")
+            raise EngineNotReady("no room")
 
         orders = make()
         await asyncio.wait({orders.order("demo", "load", work)})

@@ -1,6 +1,5 @@
 """An engine and a model as they are shown."""
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +13,9 @@ from tests.app.routing.fakes import FakeEngine
 CANARY = "hf_canary0123456789"
 
 
-@dataclass
 class Process(FakeEngine):
     pid: int | None = 42
-    since: float | None = 1795227950.5
+    since: float = 1795227950.5
     memory_gib: float | None = 2.5
     command: str = f"vllm --hf-token={CANARY} --model=m"
 
@@ -25,14 +23,14 @@ class Process(FakeEngine):
         return self.command
 
 
-def shown(engine: FakeEngine, **fields: Any) -> dict[str, Any]:
-    replica = Replica(engine, "demo", **fields)
+def shown(engine: FakeEngine, in_flight: int = 0) -> dict[str, Any]:
+    replica = Replica(engine, "demo", in_flight)
     return EngineRow.of(Model("demo", (), (replica,)), replica).model_dump(mode="json")
 
 
 def test_an_engine_that_tells_all() -> None:
     facts = EngineFacts(version="0.32.0", max_model_len=1024, sampling_defaults={"top_p": 0.9})
-    engine = Process("demo-0", EngineState.READY, facts, restarts=2, load_s=21.5)
+    engine = Process("demo-0", EngineState.READY, facts=facts, restarts=2, load_s=21.5)
     assert shown(engine, in_flight=3) == {
         "name": "demo-0",
         "model": "demo",
@@ -56,10 +54,10 @@ def test_an_engine_that_tells_all() -> None:
 
 
 def test_an_engine_that_tells_nothing() -> None:
-    row = shown(FakeEngine(), kind="remote")
+    row = shown(FakeEngine(kind="remote"))
     assert row["kind"] == "remote"
     assert row["facts"] == {}
-    for name in ("since", "progress", "last_error", "load_s", "pid", "memory_gib"):
+    for name in ("progress", "last_error", "load_s", "pid", "memory_gib"):
         assert row[name] is None
 
 

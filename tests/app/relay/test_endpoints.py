@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from app.settings import Settings
-from engines.base import EngineState
+from engines.base import EngineCapabilities, EngineState
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, remote, running, settings_for
 
@@ -77,7 +77,9 @@ class TestRemote:
             )
             async with running(settings) as gateway:
                 replica = gateway.state.catalogue.find_replica("chat-0")[1]
-                replica.kind = "process"  # whose tasks are certain
+                replica.engine.capabilities = EngineCapabilities(
+                    managed=True
+                )  # certain of its tasks
                 answer = await post(gateway, "/v1/embeddings", input="hi")
                 assert answer.json()["error"]["code"] == "engine_failed"
                 assert not [seen for seen in chat.seen if seen.method == "POST"]

@@ -288,12 +288,12 @@ async def test_an_idle_model_is_unloaded_and_comes_back(tmp_path: Path) -> None:
 async def test_a_model_that_an_earlier_gateway_left_loaded_is_taken_over(tmp_path: Path) -> None:
     async with serving(model(), model("cold"), tmp_path=tmp_path, keep_engines=True) as gateway:
         assert (await gateway.chat()).status_code == 200
-        pid = gateway.state.catalogue.engines[0].pid  # type: ignore[attr-defined]
+        pid = gateway.state.catalogue.engines[0].pid
     async with serving(model(), model("cold"), tmp_path=tmp_path, keep_engines=True) as gateway:
         [engine, cold] = gateway.state.catalogue.engines
         try:
             assert residency(gateway) is Residency.LOADED
-            assert engine.pid == pid  # type: ignore[attr-defined]
+            assert engine.pid == pid
             assert cold.state is EngineState.STOPPED
             assert (await gateway.chat()).status_code == 200
         finally:

@@ -1,34 +1,36 @@
 """Engines without processes: they load when a test lets them, in the states of real ones."""
 
 import asyncio
-from dataclasses import dataclass, field
 
-from engines.base import EngineState, EngineUnavailable
+from engines.base import EngineCapabilities, EngineNotReady, EngineState
 from engines.lifecycle import Event, after
+from tests.app.routing import fakes
 
 
-@dataclass
-class FakeEngine:
-    """One engine. It loads at once, unless `gate` is closed."""
+class FakeEngine(fakes.FakeEngine):
+    """An engine that loads at once, unless `gate` is closed."""
 
-    name: str
-    gib: float = 1.0
-    # Whether it tells what it takes before it has run.
-    declared: bool = True
-    # Why it does not start; None: it does.
-    fault: str | None = None
-    state: EngineState = EngineState.STOPPED
-    last_error: str | None = None
-    load_s: float | None = None
-    # The kind of fault of a start that fails for good; None: its next one may work.
-    lasting: str | None = None
-    blocked_by: str | None = None
-    starts: int = 0
-    unloads: int = 0
-    rests: int = 0
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    capabilities = EngineCapabilities(managed=True, unloadable=True)
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        gib: float = 1.0,
+        declared: bool = True,
+        fault: str | None = None,
+        lasting: str | None = None,
+        state: EngineState = EngineState.STOPPED,
+        **attributes: object,
+    ) -> None:
+        """`declared`: its memory is known before it has run. `fault`: why it does not start.
+
+        `lasting` is the kind of a fault that no restart mends.
+        """
+        super().__init__(name, state, **attributes)
+        self.gib, self.declared, self.fault, self.lasting = gib, declared, fault, lasting
+        self.starts = self.unloads = self.rests = 0
+        self.gate = asyncio.Event()
         self.gate.set()
         self._has_run = False
         self._starting: asyncio.Task[None] | None = None
@@ -44,7 +46,7 @@ class FakeEngine:
             async with asyncio.timeout_at(None if deadline == float("inf") else deadline):
                 await asyncio.shield(self._starting)
         if self.state is not EngineState.READY:
-            raise EngineUnavailable(self.last_error or f"{self.name} is {self.state}")
+            raise EngineNotReady(self.last_error or f"{self.name} is {self.state}")
 
     async def _start(self) -> None:
         self.starts += 1

@@ -590,10 +590,7 @@ class TestYielding:
         engine.gate.set()
         await kept.until_is("a", Residency.LOADED)
 
-    async def test_leaves_during_its_wait_and_the_others_stay(
-        self, keep: Keep, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("app.residency.loader.LOOK_S", 0.001)
+    async def test_leaves_during_its_wait_and_the_others_stay(self, keep: Keep) -> None:
         engine = closed("a")
         kept = keep(on_demand(engine))
         other = kept.ask("a")
@@ -601,6 +598,7 @@ class TestYielding:
         leaves = asyncio.create_task(kept.keeper.hold("a", yields=lambda: sooner))
         await kept.until_waiting(2)
         sooner = True
+        kept.keeper.changes.notify()
         with pytest.raises(EngineUnavailable, match="is loading"):
             await leaves
         await kept.until_waiting(1)
@@ -615,10 +613,7 @@ class TestYielding:
         with await kept.keeper.hold("a", yields=lambda: True) as hold:
             assert hold.waited_s is None
 
-    async def test_canceled_wait_looks_no_more(
-        self, keep: Keep, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("app.residency.loader.LOOK_S", 0.001)
+    async def test_canceled_wait_is_not_reconsidered(self, keep: Keep) -> None:
         looks: list[None] = []
         kept = keep(on_demand(closed("a")))
 
@@ -627,10 +622,12 @@ class TestYielding:
             return False
 
         task = asyncio.create_task(kept.keeper.hold("a", yields=look))
-        await kept.until(lambda: len(looks) > 3)
+        await kept.until_waiting(1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert kept.keeper.waiting == 0
         count = len(looks)
-        await asyncio.sleep(0.01)
+        kept.keeper.changes.notify()
+        await asyncio.sleep(0)
         assert len(looks) == count
+        assert not kept.keeper.changes._waiters

@@ -5,17 +5,17 @@ import asyncio
 import pytest
 
 from app.errors import EngineOverloaded
-from app.residency.start_waits import StartWaits
+from app.residency.start_waits import ForecastNotifier, StartWaits
 from app.telemetry.metrics import Metrics
 
 
 class Waits:
     """A queue for starts, and its metrics; a wait is over when `up` is set."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("app.residency.start_waits.LOOK_S", 0.001)
+    def __init__(self) -> None:
         self.metrics = Metrics()
-        self.starts = StartWaits(self.metrics)
+        self.changes = ForecastNotifier()
+        self.starts = StartWaits(self.metrics, self.changes)
         self.up = False
         self.order: list[int] = []
 
@@ -27,6 +27,10 @@ class Waits:
         self.order.append(number)
         return waited.waited_s
 
+    def become_up(self) -> None:
+        self.up = True
+        self.changes.notify()
+
     async def waiting(self, count: int) -> list[asyncio.Task[float]]:
         tasks = [asyncio.create_task(self.wait(number)) for number in range(count)]
         await asyncio.sleep(0)
@@ -35,14 +39,14 @@ class Waits:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
-    return Waits(monkeypatch)
+def waits() -> Waits:
+    return Waits()
 
 
 async def test_all_go_on_in_their_order_and_are_counted_as_a_queue(waits: Waits) -> None:
     tasks = await waits.waiting(5)
     assert waits.metric("gateway_queue_depth") == 5
-    waits.up = True
+    waits.become_up()
     assert all(waited_s > 0 for waited_s in await asyncio.gather(*tasks))
     assert waits.order == [0, 1, 2, 3, 4]
     assert waits.metric("gateway_queue_depth") == 0
@@ -61,7 +65,7 @@ async def test_no_more_wait_than_may(waits: Waits) -> None:
     with pytest.raises(EngineOverloaded, match="'demo' is starting and has as many"):
         await waits.wait(most=2)
     assert waits.starts.waiting("demo") == 2
-    waits.up = True
+    waits.become_up()
     await asyncio.gather(*tasks)
 
 
@@ -71,7 +75,17 @@ async def test_canceled_wait_leaves_nothing(waits: Waits) -> None:
     await asyncio.gather(tasks[1], return_exceptions=True)
     assert waits.starts.waiting("demo") == 2
     assert waits.metric("gateway_queue_depth") == 2
-    waits.up = True
+    waits.become_up()
     await asyncio.gather(tasks[0], tasks[2])
     assert waits.order == [0, 2]
     assert waits.metric("gateway_queue_depth") == 0
+
+
+async def test_forecast_that_changes_with_time_alone_is_read_again(
+    waits: Waits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.residency.start_waits.FORECAST_S", 0.001)
+    tasks = await waits.waiting(1)
+    waits.up = True
+    async with asyncio.timeout(10):
+        await asyncio.gather(*tasks)

@@ -1,23 +1,48 @@
-"""A fake engine with the attributes that routing reads, and fake hints of a request."""
+"""An engine without a process, whose state tests set, and a request's routing hints."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from engines.base import EngineFacts, EngineRequest, EngineResponse, EngineState, Progress, Start
+from engines.base import (
+    Engine,
+    EngineCapabilities,
+    EngineFacts,
+    EngineRequest,
+    EngineResponse,
+    EngineState,
+    Progress,
+    Start,
+)
 
 
-@dataclass
-class FakeEngine:
-    """An `engines.base.Engine` that runs nothing."""
+class FakeEngine(Engine):
+    """An engine that runs nothing. Tests read and write its attributes."""
 
-    name: str = "demo-0"
-    state: EngineState = EngineState.READY
-    facts: EngineFacts = field(default_factory=EngineFacts)
+    kind = "process"
+    capabilities = EngineCapabilities(managed=True)
+    facts: EngineFacts = EngineFacts()
     progress: Progress | None = None
     last_error: str | None = None
     restarts: int = 0
     load_s: float | None = None
     starting: Start | None = None
     blocked_by: str | None = None
+
+    def __init__(
+        self, name: str = "demo-0", state: EngineState = EngineState.READY, **attributes: object
+    ) -> None:
+        super().__init__(name)
+        self._status.state = state
+        for attribute, value in attributes.items():
+            setattr(self, attribute, value)
+
+    @property
+    def state(self) -> EngineState:
+        return self._status.state
+
+    @state.setter
+    def state(self, state: EngineState) -> None:
+        self._status.state = state
+        self._status.changes.notify()
 
     def describe(self) -> str:
         return self.name

@@ -6,13 +6,17 @@ from app.api.data_plane import ENDPOINTS as DATA_PLANE
 from app.routing.catalogue import Model
 from app.routing.endpoints import ENDPOINTS, endpoints_of, list_endpoints
 from app.routing.replica import Replica
-from engines.base import EngineFacts
+from engines.base import EngineCapabilities, EngineFacts
 from tests.app.routing.fakes import FakeEngine
 
 
-def model(*tasks: tuple[str, ...] | None, kind: str = "process") -> Model:
-    engines = (FakeEngine(facts=EngineFacts(supported_tasks=one)) for one in tasks)
-    return Model("demo", (), tuple(Replica(engine, "demo", kind=kind) for engine in engines))
+def model(*tasks: tuple[str, ...] | None, managed: bool = True) -> Model:
+    capabilities = EngineCapabilities(managed=managed)
+    engines = (
+        FakeEngine(facts=EngineFacts(supported_tasks=one), capabilities=capabilities)
+        for one in tasks
+    )
+    return Model("demo", (), tuple(Replica(engine, "demo") for engine in engines))
 
 
 def test_table_has_exactly_the_endpoints_of_the_data_plane() -> None:
@@ -44,7 +48,7 @@ class TestModel:
         assert not model(("embed", "token_embed")).serves("/v1/chat/completions")
 
     @pytest.mark.parametrize(
-        "one", [model(None), model(("generate",), None), model(("generate",), kind="remote")]
+        "one", [model(None), model(("generate",), None), model(("generate",), managed=False)]
     )
     def test_uncertain_endpoint_counts_as_served(self, one: Model) -> None:
         assert one.serves("/v1/embeddings")

@@ -13,9 +13,9 @@ from engines.base import (
     ConnectTimeout,
     EngineDied,
     EngineError,
+    EngineNotReady,
     EngineProtocolError,
     EngineRequest,
-    EngineUnavailable,
     FirstByteTimeout,
     StallTimeout,
 )
@@ -175,19 +175,19 @@ async def test_pooled_connection_that_dies_after_a_byte_is_not_retried(
 
 async def test_nobody_listening_is_unavailable() -> None:
     client = Http1Client(Address(host="127.0.0.1", port=free_port()), Timeouts())
-    with pytest.raises(EngineUnavailable, match="refused"):
+    with pytest.raises(EngineNotReady, match="refused"):
         await client.send(post())
 
 
 async def test_missing_unix_socket_is_unavailable(tmp_path: Path) -> None:
     client = Http1Client(Address(uds=str(tmp_path / "none")), Timeouts())
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReady):
         await client.send(post())
 
 
 async def test_unknown_host_is_unavailable() -> None:
     client = Http1Client(Address(host="nowhere.invalid"), Timeouts())
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReady):
         await client.send(post())
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from engines.base import ConnectTimeout, EngineProtocolError, EngineRequest, EngineUnavailable
+from engines.base import ConnectTimeout, EngineNotReady, EngineProtocolError, EngineRequest
 from engines.http.client import MAX_HEAD_BYTES, Address, Http1Client, Http1Response
 from engines.spec import Timeouts
 
@@ -225,7 +225,7 @@ async def test_certificate_that_is_not_trusted_is_unavailable(
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     async with answering(REFUSAL, tls) as (_, client):
-        with pytest.raises(EngineUnavailable, match="certificate"):
+        with pytest.raises(EngineNotReady, match="certificate"):
             await client.send(GET)
         assert not client._open
 

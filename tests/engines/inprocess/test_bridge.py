@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 from engines.base import (
     EngineDied,
+    EngineNotReady,
     EngineProtocolError,
     EngineRequest,
     EngineResponse,
-    EngineUnavailable,
     FirstByteTimeout,
     StallTimeout,
 )
@@ -396,7 +396,7 @@ async def test_what_a_dead_engine_says_is_its_death_and_no_answer(
     server.chunks.put_nowait(b'data: {"error": "EngineCore encountered an issue"}\n\n')
     with pytest.raises(EngineDied, match="engine e died"):
         await response.read()
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReady):
         await bridge.send(post("/echo"))
 
 
@@ -431,7 +431,7 @@ async def test_close_of_the_bridge_ends_every_request_and_refuses_more(server: S
                 await response.read()
         with pytest.raises(EngineDied):
             await hanging
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineNotReady):
             await bridge.send(post("/echo"))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.base import EngineRequest, EngineState, EngineUnavailable
+from engines.base import EngineNotReady, EngineRequest, EngineState
 from engines.inprocess.engine import InProcessEngine
 from engines.spec import InProcessSpec
 
@@ -28,7 +28,7 @@ def test_description_is_the_command_line_without_vllm(tmp_path: Path) -> None:
 async def test_engine_that_was_not_started_refuses(tmp_path: Path) -> None:
     one = engine(tmp_path)
     assert one.state is EngineState.STOPPED
-    with pytest.raises(EngineUnavailable, match="engine m-0 is stopped"):
+    with pytest.raises(EngineNotReady, match="engine m-0 is stopped"):
         await one.send(EngineRequest("GET", "/health", (), b""))
     await one.stop(0.0)
     await one.drain()
@@ -38,12 +38,12 @@ async def test_engine_that_was_not_started_refuses(tmp_path: Path) -> None:
 async def test_missing_model_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     one = engine(tmp_path)
     words = "model directory /nonexistent/model does not exist"
-    with pytest.raises(EngineUnavailable, match=words):
+    with pytest.raises(EngineNotReady, match=words):
         await one.ensure_ready(asyncio.get_running_loop().time() + 60)
     assert one.state is EngineState.FAILED
     assert one.last_error == words
     assert (one.restarts, one.load_s, one.progress) == (0, None, None)
-    with pytest.raises(EngineUnavailable, match=words):  # and it is not tried again unasked
+    with pytest.raises(EngineNotReady, match=words):  # and it is not tried again unasked
         await one.ensure_ready(asyncio.get_running_loop().time() + 60)
     await one.stop(0.0)
     assert str(one.state) == "stopped"
@@ -52,7 +52,7 @@ async def test_missing_model_is_told_before_anything_is_loaded(tmp_path: Path) -
 async def test_stopped_engine_can_be_started_again(tmp_path: Path) -> None:
     one = engine(tmp_path)
     for _ in range(2):
-        with pytest.raises(EngineUnavailable, match="does not exist"):
+        with pytest.raises(EngineNotReady, match="does not exist"):
             await one.ensure_ready(asyncio.get_running_loop().time() + 60)
         await one.stop(0.0)
         assert one.state is EngineState.STOPPED
@@ -61,6 +61,6 @@ async def test_stopped_engine_can_be_started_again(tmp_path: Path) -> None:
 async def test_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     one = engine(tmp_path / "file", model=str(tmp_path))
-    with pytest.raises(EngineUnavailable, match="Not a directory"):
+    with pytest.raises(EngineNotReady, match="Not a directory"):
         await one.ensure_ready(asyncio.get_running_loop().time() + 60)
     await one.stop(0.0)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engines.base import EngineState, EngineUnavailable
+from engines.base import EngineNotReady, EngineState
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
 from tests.engines.processes import (
@@ -56,7 +56,7 @@ async def test_engine_starts_serves_and_stops(make: Make) -> None:
     states.append(engine.state)
     assert states == [EngineState.STOPPED, EngineState.READY, EngineState.STOPPED]
     assert gone(processes)
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReady):
         await ask(engine)
 
 
@@ -82,7 +82,7 @@ async def test_directory_that_another_user_has_linked_elsewhere_is_not_followed(
     elsewhere.mkdir(mode=0o755)
     (tmp_path / "demo-0").symlink_to(elsewhere)
     os.lchown(tmp_path / "demo-0", 12_345, 12_345)
-    with pytest.raises(EngineUnavailable, match="demo-0 is a symbolic link of another user"):
+    with pytest.raises(EngineNotReady, match="demo-0 is a symbolic link of another user"):
         await ready(make())
     assert list(elsewhere.iterdir()) == []
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
@@ -206,14 +206,14 @@ async def test_end_leaves_neither_shared_memory_nor_temporary_files(
     else:
         {"guardian": guardian, "server": server, "worker": below[-1]}[victim].kill()
         await until(lambda: engine.given_up) if victim != "worker" else await engine.stop(0.0)
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReady):
         await starting
     assert not any(path.exists() for path in [*shared, temporary, tmp_path / "demo-0" / "tmp"])
 
 
 async def test_failed_start_tells_the_engines_own_reason(make: Make) -> None:
     engine = make(args={"fake-start": "crash"})
-    with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+    with pytest.raises(EngineNotReady, match="no room for KV cache"):
         await ready(engine)
     assert engine.state is EngineState.FAILED
     assert engine.last_error == "no room for KV cache"
@@ -221,20 +221,20 @@ async def test_failed_start_tells_the_engines_own_reason(make: Make) -> None:
 
 async def test_unknown_flag_tells_the_parsers_words(make: Make) -> None:
     engine = make(args={"no-such-flag": True})
-    with pytest.raises(EngineUnavailable, match="unrecognized arguments: --no-such-flag"):
+    with pytest.raises(EngineNotReady, match="unrecognized arguments: --no-such-flag"):
         await ready(engine)
 
 
 async def test_missing_launcher_is_told(make: Make) -> None:
     engine = make(launcher=("/nonexistent/python",))
-    with pytest.raises(EngineUnavailable, match="cannot run /nonexistent/python"):
+    with pytest.raises(EngineNotReady, match="cannot run /nonexistent/python"):
         await ready(engine)
 
 
 async def test_missing_model_directory_is_told_before_anything_runs(tmp_path: Path) -> None:
     spec = ProcessSpec(kind="process", model="/nonexistent/model")
     engine = ProcessEngine("e", spec, served_name="m", run_dir=tmp_path, launcher=LAUNCHER)
-    with pytest.raises(EngineUnavailable, match="/nonexistent/model does not exist"):
+    with pytest.raises(EngineNotReady, match="/nonexistent/model does not exist"):
         await ready(engine)
 
 
@@ -242,7 +242,7 @@ async def test_socket_path_that_is_too_long_is_told(tmp_path: Path) -> None:
     spec = ProcessSpec(kind="process", model="m")
     run_dir = tmp_path / ("x" * 100)
     engine = ProcessEngine("e", spec, served_name="m", run_dir=run_dir, launcher=LAUNCHER)
-    with pytest.raises(EngineUnavailable, match=r"server\.run_dir"):
+    with pytest.raises(EngineNotReady, match=r"server\.run_dir"):
         await ready(engine)
 
 
@@ -251,7 +251,7 @@ async def test_start_that_takes_too_long_is_ended(make: Make) -> None:
     starting = asyncio.create_task(ready(engine))
     await until(lambda: engine.pid is not None)
     processes = family(engine)
-    with pytest.raises(EngineUnavailable, match="not ready after 1 s"):
+    with pytest.raises(EngineNotReady, match="not ready after 1 s"):
         await starting
     await until(lambda: engine.given_up)  # callers need not wait for the sweep
     assert gone(processes)
@@ -260,7 +260,7 @@ async def test_start_that_takes_too_long_is_ended(make: Make) -> None:
 async def test_deadline_of_a_caller_does_not_end_the_start(make: Make, tmp_path: Path) -> None:
     loaded = tmp_path / "loaded"
     engine = make(args={"fake-load-until": str(loaded)})
-    with pytest.raises(EngineUnavailable, match="still starting"):
+    with pytest.raises(EngineNotReady, match="still starting"):
         await engine.ensure_ready(asyncio.get_running_loop().time() + 0.1)
     loaded.touch()
     await ready(engine)
@@ -275,7 +275,7 @@ async def test_stop_while_starting_ends_everything(make: Make) -> None:
     await engine.stop(2.0)
     assert engine.state is EngineState.STOPPED
     assert gone(processes)
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReady):
         await starting
 
 
@@ -335,7 +335,7 @@ async def test_drain_waits_for_the_requests_in_flight_and_refuses_new_ones(make:
     response = await engine.send(chat(fake="pace:5"))
     draining = asyncio.create_task(engine.drain())
     await until(lambda: engine.state is EngineState.DRAINING)
-    with pytest.raises(EngineUnavailable, match="draining"):
+    with pytest.raises(EngineNotReady, match="draining"):
         await ask(engine)
     assert not draining.done()
     response.close()
@@ -352,7 +352,7 @@ async def test_stop_of_an_engine_that_never_started_does_nothing(make: Make) -> 
 
 async def test_log_of_the_run_before_is_kept(make: Make, tmp_path: Path) -> None:
     first = make(args={"fake-start": "crash"})
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReady):
         await ready(first)
     second = make()
     await ready(second)
@@ -405,7 +405,7 @@ async def test_secret_flag_is_in_no_error_log_or_description(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make(args={"hf-tokn": "x", "hf-token": "hf_canary0123456789"})
-    with pytest.raises(EngineUnavailable, match="unrecognized arguments") as failed:
+    with pytest.raises(EngineNotReady, match="unrecognized arguments") as failed:
         await ready(engine)
     await until(lambda: engine.given_up)
     told = f"{failed.value} {engine.last_error} {engine.describe()} {caplog.text}"

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engines.base import EngineDied, EngineState, EngineUnavailable, Start
+from engines.base import EngineDied, EngineNotReady, EngineState, Start
 from engines.guard import guardian_client
 from engines.guard.guardian_client import GuardianClient
 from engines.process import supervisor, watchdog
@@ -81,7 +81,7 @@ class TestRestart:
         await until(lambda: engine.pid is not None)
         before = family(engine)
         os.kill(engine.pid or 0, signal.SIGKILL)
-        with pytest.raises(EngineUnavailable, match=r"ended while starting \(killed"):
+        with pytest.raises(EngineNotReady, match=r"ended while starting \(killed"):
             await starting
         loaded.touch()
         await until(lambda: engine.state is S.READY)
@@ -102,7 +102,7 @@ class TestRestart:
         self, make: Make
     ) -> None:
         engine = make(args={"fake-start": "crash"}, restart=AT_ONCE)
-        with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+        with pytest.raises(EngineNotReady, match="no room for KV cache"):
             await ready(engine)
         await until(lambda: engine.given_up)
         assert engine.restarts == AT_ONCE["budget"]
@@ -111,7 +111,7 @@ class TestRestart:
     async def test_time_that_an_engine_loads_forgives_no_restart(self, make: Make) -> None:
         shorter_than_a_load = {**AT_ONCE, "window_s": 0.001}
         engine = make(args={"fake-start": "crash"}, restart=shorter_than_a_load)
-        with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+        with pytest.raises(EngineNotReady, match="no room for KV cache"):
             await ready(engine)
         await until(lambda: engine.given_up)
         assert engine.restarts == AT_ONCE["budget"]
@@ -121,7 +121,7 @@ class TestRestart:
     ) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"budget": 0, "max_backoff_s": 60})
         for _ in range(2):
-            with pytest.raises(EngineUnavailable, match="no room for KV cache"):
+            with pytest.raises(EngineNotReady, match="no room for KV cache"):
                 await ready(engine)
         assert sum("version fake" in line for line in engine.recent_log()) == 1
 
@@ -140,7 +140,7 @@ class TestRestart:
 
     async def test_stop_during_the_backoff_ends_it(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineNotReady):
             await ready(engine)
         await until(lambda: engine.state is S.FAILED)
         await engine.stop(0.0)
@@ -166,7 +166,7 @@ class TestRestart:
     async def test_who_asks_during_the_backoff_is_told_at_once_why(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
         for _ in range(2):
-            with pytest.raises(EngineUnavailable, match="no room"):
+            with pytest.raises(EngineNotReady, match="no room"):
                 await ready(engine)
 
     async def test_engine_that_stopped_can_be_started_again(self, make: Make) -> None:
@@ -219,7 +219,7 @@ class TestRestart:
         waiting = asyncio.create_task(ready(engine))
         await until(lambda: engine.state is S.STARTING)
         await engine.stop(0.0)
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineNotReady):
             await waiting
         turn.release()
         assert not turn.locked()
@@ -262,7 +262,7 @@ class TestWatch:
         await until(lambda: engine.pid is not None)
         before = family(engine)
         before[1].suspend()
-        with pytest.raises(EngineUnavailable, match="was stopped"):
+        with pytest.raises(EngineNotReady, match="was stopped"):
             await starting
         loaded.touch()
         await until(lambda: engine.state is S.READY)
@@ -302,7 +302,7 @@ class TestSleep:
         pid = engine.pid
         await engine.unload()
         assert engine.state is S.ASLEEP
-        with pytest.raises(EngineUnavailable, match="asleep"):
+        with pytest.raises(EngineNotReady, match="asleep"):
             await ask(engine)  # never reaches it: a request crashes vLLM while it sleeps
         await ready(engine)
         assert engine.pid == pid
@@ -345,7 +345,7 @@ class TestSleep:
         await ready(engine)
         before = family(engine)
         await engine.unload()
-        with pytest.raises(EngineUnavailable, match="did not wake"):
+        with pytest.raises(EngineNotReady, match="did not wake"):
             await ready(engine)
         await until(lambda: engine.state is S.READY)
         assert gone(before)
@@ -361,7 +361,7 @@ class TestSleep:
     async def test_engine_without_sleep_mode_says_so(self, make: Make) -> None:
         engine = make()
         await ready(engine)
-        with pytest.raises(EngineUnavailable, match="sleep_level"):
+        with pytest.raises(EngineNotReady, match="sleep_level"):
             await engine.sleep(1)
         assert engine.state is S.READY
 
@@ -555,21 +555,21 @@ class TestStarting:
 
     async def test_start_after_one_that_failed_promises_nothing(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineNotReady):
             await ready(engine)
         assert engine.starting is None
         assert engine.blocked_by is None
 
     async def test_fault_that_stays_is_named_by_its_kind(self, make: Make) -> None:
         engine = make(args={"fake-start": "refuse"})
-        with pytest.raises(EngineUnavailable, match="unrecognized arguments: --no-such-flag"):
+        with pytest.raises(EngineNotReady, match="unrecognized arguments: --no-such-flag"):
             await ready(engine)
         assert engine.blocked_by == "unknown flag"
         assert engine.starting is None
 
     async def test_restarts_that_are_used_up_are_named(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"budget": 0})
-        with pytest.raises(EngineUnavailable):
+        with pytest.raises(EngineNotReady):
             await ready(engine)
         await until(lambda: engine.given_up)
         assert engine.blocked_by == GIVEN_UP

@@ -1,4 +1,4 @@
-"""/admin/logs: which lines of the log are worth writing, while the gateway runs."""
+"""/admin/logs: the log levels of a running gateway."""
 
 import logging
 from typing import Annotated
@@ -12,29 +12,29 @@ from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import BadRequest
-from app.settings import MAX_LEVELS, LoggerName, LogLevel
+from app.settings import MAX_LEVELS, LogLevel, LogName
 from app.telemetry.logs.levels import Levels, TooManyLevels
 
 log = logging.getLogger(__name__)
 
 
 class LevelFields(BaseModel):
-    """Levels to set, by the name of a part of the gateway or of a logger; null takes one back."""
+    """Levels to set, by the name of a subsystem or a library; null resets one."""
 
     model_config = ConfigDict(extra="forbid")
 
     levels: Annotated[
-        dict[LoggerName, LogLevel | None],
+        dict[LogName, LogLevel | None],
         Field(
             max_length=MAX_LEVELS,
-            examples=[{"relay": "debug", "engines.process.supervisor": None}],
+            examples=[{"relay": "debug", "engines.supervisor": None}],
             json_schema_extra={"additionalProperties": False},  # names match patternProperties
         ),
     ]
 
 
 class ShownLevels(BaseModel):
-    """Every level that is in force, and those of them that were set while the gateway ran."""
+    """Every level in force, and those of them that were set at run time."""
 
     levels: dict[str, LogLevel]
     set_at_run_time: dict[str, LogLevel]
@@ -54,18 +54,18 @@ def logs_router(levels: Levels, authenticator: Authenticator) -> APIRouter:
 
     @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
     async def show_levels() -> ShownLevels:
-        """The levels in force, full names; `root` is for everything that has none of its own."""
+        """The levels in force; `root` applies to everything without a level of its own."""
         return ShownLevels.of(levels)
 
     @router.put("", responses=error_responses(*ADMIN, *BODY))
     async def set_levels(fields: LevelFields, principal: Principal = writing) -> ShownLevels:
-        """Set levels until they are taken back or the gateway ends; the others stay."""
+        """Set levels until they are reset or the gateway exits; other levels stay as they are."""
         try:
             levels.change(fields.levels)
         except TooManyLevels as error:
             raise BadRequest(str(error)) from None
-        told = ", ".join(f"{name}={level or 'reset'}" for name, level in fields.levels.items())
-        log.info("%s sets log levels: %s", principal.id, told)
+        changes = ", ".join(f"{name}={level or 'reset'}" for name, level in fields.levels.items())
+        log.info("log levels set by %s: %s", principal.id, changes)
         return ShownLevels.of(levels)
 
     return router

@@ -19,6 +19,7 @@ from app.settings.fallbacks import find_fallback_fault
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
+from app.settings.log_names import LogName, check_log_name
 from app.settings.models import MediaSettings, ModelSettings, PriceSettings, QueueSettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
@@ -27,7 +28,6 @@ from app.settings.source import ConfigError, Source
 from app.settings.state import AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import (
     MAX_LEVELS,
-    LoggerName,
     LogLevel,
     LogSettings,
     MetricsSettings,
@@ -47,8 +47,8 @@ __all__ = (
     "LimitSettings",
     "LimitsSettings",
     "LogLevel",
+    "LogName",
     "LogSettings",
-    "LoggerName",
     "MediaSettings",
     "MetricsSettings",
     "ModelSettings",
@@ -60,6 +60,7 @@ __all__ = (
     "StateSettings",
     "TracesSettings",
     "UsageSettings",
+    "check_log_name",
     "digest",
     "find_fallback_fault",
     "load_server",

@@ -63,6 +63,8 @@ def _explained(item: ErrorDetails, root: type[BaseModel]) -> tuple[Place, str]:
     place, context = _in_file(loc), item.get("ctx", {})
     if kind == "value_error":
         error = context["error"]
+        if place[-1:] == ("[key]",):  # the name itself is at fault
+            place = place[:-1]
         return (*place, *getattr(error, "place", ())), str(error)
     if kind == "extra_forbidden":
         return place, _unknown_key(str(place[-1]), _known_keys(loc[:-1], root))

@@ -1,11 +1,12 @@
 """The sections `metrics`, `traces` and `logs`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 from urllib.parse import urlunsplit
 
 from pydantic import Field, field_validator
 
+from app.settings.log_names import LogName
 from app.settings.urls import split_http_url
 from engines.spec import SpecModel
 
@@ -61,7 +62,6 @@ class TracesSettings(SpecModel):
         return None if url is None else collector_url(url)
 
 
-LoggerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -72,11 +72,11 @@ class LogSettings(SpecModel):
         "auto", description="Format of a line; auto: text on a terminal, JSON elsewhere."
     )
     level: LogLevel = Field("info", description="Lowest level that is logged.")
-    levels: dict[LoggerName, LogLevel] = Field(
+    levels: dict[LogName, LogLevel] = Field(
         {},
         max_length=MAX_LEVELS,
-        description="Levels of parts of the gateway and of libraries, by logger: relay, "
-        "engines.process.supervisor, access, httpx…",
+        description="Log levels by subsystem or library: relay, limits.redis, engines.supervisor, "
+        "access, httpx…",
     )
     file: Path | None = Field(
         None,

@@ -35,18 +35,18 @@ def told(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> list[dict[str,
 
 
 class TestLevels:
-    async def test_a_level_is_set_and_taken_back(self, gateway: Gateway) -> None:
+    async def test_level_is_set_and_reset(self, gateway: Gateway) -> None:
         shown = await put(gateway, {"relay": "debug", "limits": "debug", "httpx": "error"})
         assert shown["set_at_run_time"] == {
-            "app.relay": "debug",
-            "app.limits": "debug",
+            "relay": "debug",
+            "limits": "debug",
             "httpx": "error",
         }
         assert logging.getLogger("app.relay.attempts").isEnabledFor(logging.DEBUG)
         assert not logging.getLogger("httpx").isEnabledFor(logging.WARNING)
-        shown = await put(gateway, {"relay": None, "app.limits": None})
+        shown = await put(gateway, {"relay": None, "limits": None})
         assert shown["set_at_run_time"] == {"httpx": "error"}
-        assert shown["levels"]["app.limits"] == "error"  # as the configuration says
+        assert shown["levels"]["limits"] == "error"  # as the configuration says
         assert not logging.getLogger("app.relay.attempts").isEnabledFor(logging.DEBUG)
         again = await gateway.client.get("/admin/logs", headers=ROOT)
         assert again.json() == shown
@@ -58,26 +58,33 @@ class TestLevels:
             {"levels": {"relay": "loud"}},
             {"levels": {"": "debug"}},
             {"levels": {"a\nb": "debug"}},
-            {"levels": {"x" * 129: "debug"}},
-            {"levels": {f"x{i}": "debug" for i in range(MAX_LEVELS + 1)}},
+            {"levels": {"httpx." + "x" * 129: "debug"}},
+            {"levels": {"app.relay": "debug"}},
+            {"levels": {f"httpx.x{i}": "debug" for i in range(MAX_LEVELS + 1)}},
             {"levels": {}, "more": 1},
         ],
     )
-    async def test_what_is_no_level_changes_nothing(self, gateway: Gateway, body: object) -> None:
+    async def test_invalid_levels_change_nothing(self, gateway: Gateway, body: object) -> None:
         answer = await gateway.client.put("/admin/logs", json=body, headers=ROOT)
         assert answer.status_code == 400
         assert gateway.state.reloader is not None
         shown = (await gateway.client.get("/admin/logs", headers=ROOT)).json()
         assert shown["set_at_run_time"] == {}
 
-    async def test_their_number_has_a_bound_over_many_calls(self, gateway: Gateway) -> None:
-        await put(gateway, {f"x{i}": "debug" for i in range(MAX_LEVELS)})
-        more = {"levels": {"y": "debug"}}
+    async def test_unknown_name_is_refused_with_the_nearest_one(self, gateway: Gateway) -> None:
+        body = {"levels": {"relai": "debug"}}
+        answer = await gateway.client.put("/admin/logs", json=body, headers=ROOT)
+        assert answer.status_code == 400
+        assert "did you mean relay?" in answer.json()["error"]["message"]
+
+    async def test_number_of_levels_is_limited_across_calls(self, gateway: Gateway) -> None:
+        await put(gateway, {f"httpx.x{i}": "debug" for i in range(MAX_LEVELS)})
+        more = {"levels": {"httpx.y": "debug"}}
         answer = await gateway.client.put("/admin/logs", json=more, headers=ROOT)
         assert answer.status_code == 400
-        await put(gateway, {f"x{i}": None for i in range(MAX_LEVELS)})
+        await put(gateway, {f"httpx.x{i}": None for i in range(MAX_LEVELS)})
 
-    async def test_access_lines_can_be_switched_off_and_on(
+    async def test_access_lines_follow_the_level_of_access(
         self, gateway: Gateway, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await put(gateway, {"access": "warning"})

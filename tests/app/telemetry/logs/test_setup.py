@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from app.settings import ConfigError, LogSettings
-from app.telemetry.logs.levels import full_name
 from app.telemetry.logs.setup import check, configured, is_json, line_formatter
 
 KEY = "sk-canary-0123456789abcdef"
@@ -161,9 +160,3 @@ class TestConfigured:
             logging.getLogger("app.main").info("not told")
             assert not logging.getLogger("access").isEnabledFor(logging.INFO)
         assert [one["event"] for one in self.lines(tmp_path / "log")] == ["told"]
-
-    def test_names_of_ours_may_be_short(self) -> None:
-        assert full_name("relay") == "app.relay"
-        assert full_name("relay.attempts") == "app.relay.attempts"
-        assert full_name("engines.process.supervisor") == "engines.process.supervisor"
-        assert full_name("httpx") == "httpx"

@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-# Long enough for a loop that was busy at the deadline to read what had come by then.
-ONE_TURN_S = 0.01
+from engines.timing import ONE_TURN_S
 
 
 @contextlib.asynccontextmanager

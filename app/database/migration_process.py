@@ -15,16 +15,15 @@ import subprocess
 import sys
 
 from app.database.database import Database, DatabaseUnavailable, NewerDatabase
+from engines.environment import PRIVATE_PREFIX
 
 FAULTS: dict[int, type[DatabaseUnavailable]] = {3: DatabaseUnavailable, 4: NewerDatabase}
-# The gateway's own settings; the URL of the database may be one of them.
-_PRIVATE_PREFIX = "GATEWAY_"
 
 
 def migrate_in_child(url: str) -> None:
     """Bring the tables to this version. Raises DatabaseUnavailable and NewerDatabase."""
     inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIX)
+        name: value for name, value in os.environ.items() if not name.startswith(PRIVATE_PREFIX)
     }
     try:
         child = subprocess.run(  # noqa: S603 - this module, and nothing that a user gives

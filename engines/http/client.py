@@ -27,15 +27,13 @@ from engines.base import (
 from engines.http.immediate_future import ImmediateFuture
 from engines.http.response import ResponseBody
 from engines.spec import Timeouts
+from engines.timing import ONE_TURN_S
 
 # nginx gives a response head 4 or 8 KiB by default, Go's client 10 MiB; vLLM's is below 1 KiB.
 MAX_HEAD_BYTES = 64 * 1024
 # uvicorn, which vLLM serves with, closes idle connections after 5 s; leave before it does.
 IDLE_S = 4.0
 _line = b"%b: %b\r\n".__mod__  # of a header
-# A loop that was not scheduled for a while runs its late timers before it reads its sockets. An
-# engine is not blamed before what it sent meanwhile has been read, one turn of the loop later.
-ONE_TURN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """A vLLM engine inside the gateway's own process: `AsyncLLM`, and vLLM's own ASGI application.
 
-EngineCore and its workers are processes below ours. `AsyncLLM` is built in a thread, which vLLM
-0.32 allows (its sockets take the event loop that first uses them), so the gateway goes on serving
-other models meanwhile. What vLLM changes of its host process is undone: see
-`engines.inprocess.hosted`.
+EngineCore and its workers are child processes. `AsyncLLM` is built in a thread, which vLLM 0.32
+allows (its sockets take the event loop that uses them first), so the gateway serves other models
+meanwhile. Changes that vLLM makes to its host process are undone: see `engines.inprocess.hosted`.
 
-One task, `_life`, builds the engine, watches it and writes the state; everybody else asks for an
-outcome. The processes carry a mark; a sentinel kills what carries it when the gateway is gone, and
-before every start and after every end nothing may carry it (see `engines.guard.marked_processes`).
+One task, `_supervise`, builds the engine, watches it and writes the state; callers set an event
+(stop, drain) and wait for the state. The engine's processes carry a mark. A sentinel process kills
+what carries it when the gateway is gone; before every start and after every end no process may
+carry it (see `engines.guard.marked_processes`).
 """
 
 import asyncio
@@ -47,15 +47,15 @@ from engines.spec import InProcessSpec
 log = logging.getLogger(__name__)
 
 SENTINEL = Path(__file__).parents[1] / "guard" / "marked_processes.py"
-# How often a start that is given up is looked after, until vLLM has let go of it.
+# Interval of killing the processes of an abandoned start, until vLLM's constructor returns.
 ABANDON_S = 0.2
 
 
 class InProcessEngine(Engine):
     """A vLLM engine in this process.
 
-    An engine that has served is started again when it dies, as `spec.restart` says. One that never
-    came up is not: what it lacks is in the configuration as a rule, and its start costs the host.
+    An engine that has served is restarted when it dies, by `spec.restart`. One that was never READY
+    is not: the cause is in the configuration as a rule, and a start is expensive for the host.
     """
 
     kind = "in_process"
@@ -73,9 +73,9 @@ class InProcessEngine(Engine):
         media_domains: Sequence[str] = (),
         withheld: Collection[str] = (),
     ) -> None:
-        """`env` stands below the spec's own; `turn` is held while the engine loads.
+        """`env` is overridden by the spec's own; `turn` is held while the engine loads.
 
-        Media are fetched from `media_domains` only. The processes of the engine do not inherit the
+        Media are fetched from `media_domains` only. The engine's processes do not inherit the
         variables in `withheld`.
         """
         super().__init__(name)
@@ -88,14 +88,14 @@ class InProcessEngine(Engine):
         self._dir = run_dir / name
         self._mark = str(self._dir)
         self._log = EngineLog(self._dir / "engine.log")
-        self._began: float | None = None  # in the loop's time, while it is STARTING
-        self._construction: Construction | None = None  # there from START to its end
-        # Both are there while it is READY or DRAINING.
+        self._load_began: float | None = None  # in the loop's time, while it is STARTING
+        self._construction: Construction | None = None  # from START to the end of the run
+        # Both are set while it is READY or DRAINING.
         self._bridge: Bridge | None = None
-        self._control: Bridge | None = None  # questions of ours are not requests in flight
-        self._life_task: asyncio.Task[None] | None = None
-        self._drain_asked = asyncio.Event()
-        self._stop_asked = asyncio.Event()
+        self._control: Bridge | None = None  # the gateway's own requests
+        self._task: asyncio.Task[None] | None = None
+        self._drain_requested = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._grace = 0.0
 
     @property
@@ -106,9 +106,9 @@ class InProcessEngine(Engine):
 
     @property
     def starting(self) -> Start | None:
-        if not self._coming_up or self._stop_asked.is_set() or self._drain_asked.is_set():
+        if not self._coming_up or self._stop_requested.is_set() or self._drain_requested.is_set():
             return None
-        began = self._began
+        began = self._load_began
         if self._status.state is EngineState.STARTING and began is not None:
             return Start(asyncio.get_running_loop().time() - began, self._status.load_s)
         return Start(0.0, self._status.load_s)
@@ -122,8 +122,8 @@ class InProcessEngine(Engine):
         names = [f"--model={self._spec.model}", f"--served-model-name={self._served_name}"]
         return [*names, *self._spec.added_flags(self._media_domains), *self._spec.argv()]
 
-    def _dropped(self) -> list[str]:
-        """Return the names of the gateway's variables that the engine's processes do not get."""
+    def _withheld_names(self) -> list[str]:
+        """Return the variables of the gateway that the engine's processes do not inherit."""
         more = (*self._spec.inherit_env, *self._env)
         withheld = [name for name in self._withheld if name not in self._env]
         kept = environment.inherited(os.environ, more, withheld)
@@ -139,15 +139,14 @@ class InProcessEngine(Engine):
 
     @property
     def given_up(self) -> bool:
-        """Whether it failed and will not be started again by itself."""
         return self._status.state is EngineState.FAILED and not self._coming_up
 
     async def ensure_ready(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
-        if self._status.state is EngineState.STOPPED and self._life_task is None:
-            self._life_task = loop.create_task(self._life(), name=f"engine {self._name}")
+        if self._status.state is EngineState.STOPPED and self._task is None:
+            self._task = loop.create_task(self._supervise(), name=f"engine {self._name}")
             # `given_up` and `starting` depend on the task as well.
-            self._life_task.add_done_callback(lambda _: self.changes.notify())
+            self._task.add_done_callback(lambda _: self.changes.notify())
         try:
             async with asyncio.timeout_at(deadline):
                 await self.changes.wait_for(lambda: not self._coming_up)
@@ -169,7 +168,7 @@ class InProcessEngine(Engine):
         return await scrape(self._control)
 
     async def drain(self) -> None:
-        self._drain_asked.set()
+        self._drain_requested.set()
         await self.changes.wait_for(lambda: self.state is not EngineState.READY)
         while (
             self._status.state is EngineState.DRAINING and self._bridge and self._bridge.in_flight
@@ -178,79 +177,79 @@ class InProcessEngine(Engine):
 
     async def stop(self, grace: float) -> None:
         self._grace = grace
-        self._stop_asked.set()
-        if self._life_task is not None:
-            await asyncio.shield(self._life_task)
-            self._life_task = None
+        self._stop_requested.set()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+            self._task = None
         if self._status.state is EngineState.FAILED:
             self._status.fire(Event.STOP)
-        self._stop_asked.clear()
-        self._drain_asked.clear()
+        self._stop_requested.clear()
+        self._drain_requested.clear()
 
     # The owner of the state
 
     @property
     def _coming_up(self) -> bool:
-        """Whether it may become READY without being asked."""
-        alive = self._life_task is not None and not self._life_task.done()
+        """True while it may become READY by itself."""
+        alive = self._task is not None and not self._task.done()
         return alive and self._status.state in (
             EngineState.STOPPED,
             EngineState.STARTING,
             EngineState.FAILED,
         )
 
-    async def _life(self) -> None:
+    async def _supervise(self) -> None:
         self._status.fire(Event.START)
         try:
             async with _sentinel(self._mark):
-                await self._lives()
+                await self._run_until_stopped()
         except Exception:
-            log.exception("engine %s: a fault of the gateway's own", self._name)
+            log.exception("engine %s failed: unhandled exception in the gateway", self._name)
             if self._status.state is not EngineState.FAILED:
-                self._failed("a fault of the gateway's own; its log has the trace")
+                self._set_failed("unhandled exception in the gateway; its log has the traceback")
 
-    async def _lives(self) -> None:
-        """Build the engine again and again, until it is told to stop or given up."""
+    async def _run_until_stopped(self) -> None:
+        """Run the engine again and again until it is stopped or given up."""
         budget = RestartBudget(self._spec.restart)
         served_s = 0.0
         while True:
-            served_s += await self._one_life()
+            served_s += await self._run_once()
             if served_s:
-                # What is left of vLLM here holds itself in cycles; it need not meet its successor.
+                # vLLM's objects hold each other in cycles; free them before the next run.
                 await asyncio.to_thread(gc.collect)
-            if self._status.state is not EngineState.FAILED or self._drain_asked.is_set():
+            if self._status.state is not EngineState.FAILED or self._drain_requested.is_set():
                 return
             pause = budget.next(served_s) if served_s else None
             if pause is None:
                 return
-            log.info("engine %s is started again in %g s", self._name, pause)
+            log.info("engine %s restarts in %g s", self._name, pause)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._stop_asked.wait()
+                    await self._stop_requested.wait()
                 return
             self._status.restarts += 1
             self._status.fire(Event.START)
 
-    async def _one_life(self) -> float:
-        """Run it from STARTING to STOPPED or FAILED, nothing of it left.
+    async def _run_once(self) -> float:
+        """Run it from STARTING to STOPPED or FAILED, until nothing of it is left.
 
-        Return for how many seconds it served; 0: it never came up.
+        Returns the seconds for which it served; 0: it was never READY.
         """
         loop = asyncio.get_running_loop()
-        self._began = started = loop.time()
-        patience = self._spec.start_timeout_s
-        self._construction = Construction(self.argv(), self._env, self._dir, self._dropped())
+        self._load_began = started = loop.time()
+        timeout = self._spec.start_timeout_s
+        self._construction = Construction(self.argv(), self._env, self._dir, self._withheld_names())
         starting = asyncio.create_task(self._start(self._construction))
-        stop = asyncio.create_task(self._stop_asked.wait())
+        stop = asyncio.create_task(self._stop_requested.wait())
         try:
             await asyncio.wait(
-                {starting, stop}, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                {starting, stop}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if stop.done():
                 self._status.fire(Event.STOP)
                 return 0.0
             if not starting.done():
-                self._failed(f"not ready after {patience:g} s (start_timeout_s)")
+                self._set_failed(f"not ready after {timeout:g} s (start_timeout_s)")
                 return 0.0
             self._bridge = clients = starting.result()
             self._control = Bridge(clients.address, clients.app, clients.timeouts, clients.dead)
@@ -259,11 +258,11 @@ class InProcessEngine(Engine):
             self._status.last_error = None
             self._status.fire(Event.LOADED)
             if self._status.restarts:
-                log.info("engine %s is ready again", self._name)
+                log.info("engine %s ready after a restart", self._name)
             await self._serve(self._construction, stop)
             return loop.time() - ready
         except BuildFailed as error:
-            self._failed(str(error))
+            self._set_failed(str(error))
             return 0.0
         finally:
             stop.cancel()
@@ -273,7 +272,7 @@ class InProcessEngine(Engine):
                 self._status.fire(Event.EXIT)
 
     async def _start(self, construction: Construction) -> Bridge:
-        """Return the way to the engine's application. Raises BuildFailed."""
+        """Build the engine; return a client of its application. Raises BuildFailed."""
         if missing := self._spec.missing_model():
             raise BuildFailed(missing)
         try:
@@ -307,10 +306,12 @@ class InProcessEngine(Engine):
         return bridge
 
     async def _serve(self, construction: Construction, stop: asyncio.Task[bool]) -> None:
-        """Watch a READY engine until it is told to stop or has died."""
+        """Watch a READY engine until it is stopped or dies."""
         assert construction.hosted is not None
-        died = asyncio.create_task(construction.hosted.end(self._spec.progress_timeout_s))
-        drain = asyncio.create_task(self._drain_asked.wait())
+        died = asyncio.create_task(
+            construction.hosted.wait_for_death(self._spec.progress_timeout_s)
+        )
+        drain = asyncio.create_task(self._drain_requested.wait())
         try:
             await asyncio.wait({stop, drain, died}, return_when=asyncio.FIRST_COMPLETED)
             if drain.done() and not stop.done() and not died.done():
@@ -319,16 +320,16 @@ class InProcessEngine(Engine):
             if stop.done():
                 self._status.fire(Event.STOP)
             else:
-                self._failed(f"it died while serving: {died.result()}")
+                self._set_failed(f"it died while serving: {died.result()}")
         finally:
             drain.cancel()
             died.cancel()
 
     async def _clear(self, construction: Construction, starting: asyncio.Task[Bridge]) -> None:
-        """Return when nothing of an engine is left, whatever became of it."""
-        construction.give_up()
+        """Return when nothing of an engine is left, whether it was built or not."""
+        construction.abandon()
         while construction.running:
-            # EngineCore's end is what makes vLLM's constructor return.
+            # vLLM's constructor returns when EngineCore ends.
             await self._sweep()
             await asyncio.sleep(ABANDON_S)
         starting.cancel()
@@ -346,13 +347,13 @@ class InProcessEngine(Engine):
         await asyncio.to_thread(scratch.remove, self._dir)
 
     async def _sweep(self) -> bool:
-        """Kill what is left of its processes; return whether nothing is."""
+        """Kill what is left of its processes; return whether all have ended."""
         left = await asyncio.to_thread(kill_marked, self._mark)
         if left:
-            log.error("engine %s: processes %s do not end", self._name, left)
+            log.error("engine %s: processes %s survive SIGKILL", self._name, left)
         return not left
 
-    def _failed(self, reason: str) -> None:
+    def _set_failed(self, reason: str) -> None:
         self._status.last_error = redact.hidden(reason)
         self._status.fire(Event.FAIL)
         log.error("engine %s failed: %s", self._name, self._status.last_error)
@@ -360,7 +361,7 @@ class InProcessEngine(Engine):
 
 @contextlib.asynccontextmanager
 async def _sentinel(mark: str) -> AsyncIterator[None]:
-    """Run the process that kills what carries the mark should this one end before the body does."""
+    """Run the process that kills what carries the mark if this one ends before the body does."""
     sentinel = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-I", "-S", str(SENTINEL), mark),

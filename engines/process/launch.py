@@ -1,4 +1,4 @@
-"""How one engine is run: its command, its environment, its directory and what is kept there."""
+"""The launch of one engine: its command, its environment, its directory and the files in it."""
 
 import contextlib
 import dataclasses
@@ -23,29 +23,29 @@ SOCKET = "http.sock"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What an engine was made from, for a gateway that finds it running.
+    """The configuration that an engine was started from, for a gateway that finds it running.
 
-    Its name does not tell: an engine that took over from another in a reload has a name of its own.
+    Its name does not identify that: an engine that replaced another in a reload has another name.
     """
 
-    # The same for engines that run the same; it says nothing else.
+    # Equal for engines of equal configuration, and opaque otherwise.
     mark: str
-    # Those that the gateway gave it; None: it left them alone.
+    # The GPUs that the gateway assigned; None: it assigned none.
     gpus: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How an engine is run."""
+    """Everything that starting one engine takes."""
 
     name: str
     spec: ProcessSpec
     served_name: str
     directory: Path
     command: tuple[str, ...]
-    # Set by the gateway; the GPUs, for one.
+    # Set by the gateway, for example the GPUs.
     env: Mapping[str, str]
-    # Whether it goes on when the gateway ends.
+    # It outlives the gateway.
     keep: bool
     memory: EngineMemory
     # Variables that it does not inherit; a reload may add some.
@@ -58,19 +58,19 @@ class Launch:
 
     @property
     def fingerprint(self) -> str:
-        """What an engine must have been started with to be taken over."""
+        """A digest of what an engine must have been started with to be adopted."""
         return compute_fingerprint(self.command, self.own_env, self.spec.inherit_env)
 
     @property
     def own_env(self) -> dict[str, str]:
-        """The variables that are set for this engine, whatever the gateway has."""
+        """The variables that are set for this engine, whatever the gateway's environment has."""
         asleep = SLEEP_ENV if self.spec.sleep_level else {}
         return {**media.ENV, **asleep, **self.env, **self.spec.env}
 
     def prepare(self) -> dict[str, str]:
-        """Make the directory; return the whole environment of the engine.
+        """Make the directory; return the complete environment of the engine.
 
-        Raises OSError, and LaunchError where the directory or the model plainly will not do.
+        Raises OSError, and LaunchError where the directory or the model cannot work.
         """
         try:
             directories.make_private(self.directory)
@@ -98,13 +98,13 @@ class Launch:
             raise LaunchError(str(error)) from None
 
     def note(self, facts: EngineFacts, load_s: float | None) -> None:
-        """Put down what is known of the engine, for a gateway that takes it over."""
+        """Write what is known of the engine, for a gateway that adopts it."""
         with contextlib.suppress(OSError):
             written = {"facts": dataclasses.asdict(facts), "load_s": load_s}
             (self.directory / FACTS).write_text(json.dumps(written))
 
     def recall(self) -> tuple[EngineFacts, float | None]:
-        """Return the facts and the load time that an earlier gateway put down, as far as it did."""
+        """Return the facts and the load time that `note` wrote last, in this gateway or earlier."""
         try:
             data = json.loads((self.directory / FACTS).read_text())
             facts = data["facts"]
@@ -116,9 +116,9 @@ class Launch:
 
 
 def running_engines(run_dir: Path) -> dict[str, Origin]:
-    """Return the engines that run in a run directory, by name, with what they were made from.
+    """Return the engines that run in a run directory, by name, with their origin.
 
-    Those are left out of which nothing is known, or whose directory another user controls.
+    Engines without a readable origin, or in a directory of another user, are left out.
     """
     found: dict[str, Origin] = {}
     for file in sorted(run_dir.glob(f"*/{ORIGIN}")):

@@ -1,8 +1,7 @@
-"""Whether an engine that runs still works: its processes, its door, and the progress of its work.
+"""Finds out that a running engine is dead, by its processes, its /health and its token progress.
 
-vLLM's /health says 200 while EngineCore is frozen, so it is believed only when it says no. What an
-engine does is seen in its own counters: they move with every step, in the middle of a long prefill
-as well.
+vLLM's /health answers 200 while EngineCore is frozen, so only its 503 is believed. Progress is read
+from the engine's own counters: they move with every step, also in the middle of a long prefill.
 """
 
 import asyncio
@@ -15,16 +14,16 @@ from engines.guard.process_tree import ProcessStat
 from engines.http.client import Http1Client
 from engines.http.probe import Probe
 
-# A look costs the engine a scrape of its metrics while it works.
-LOOK_S = 5.0
-# A person with a debugger attaches to a process (state t); one that was stopped (T) serves nobody.
+# A sample costs a working engine one scrape of its metrics.
+SAMPLE_S = 5.0
+# A process under a debugger (state t) is left alone; a stopped one (T) does not work.
 FROZEN_S = 10.0
-# A server that tokenizes a megabyte may not answer for seconds; for a minute it is dead.
+# A server that tokenizes a megabyte may not respond for seconds; after a minute it is dead.
 SILENT_S = 60.0
-# Between two looks that are so far apart we ourselves stood still: they prove nothing together.
-GAP_S = 3 * LOOK_S
+# With so much time between two samples the gateway itself was stopped: they prove nothing together.
+GAP_S = 3 * SAMPLE_S
 
-# Everything that vLLM's engine counts; *_created are dates.
+# All counters of vLLM's engine; *_created are dates.
 _COUNTER = re.compile(rb"^vllm:(?![a-z_:]*_created\b)[^\n]*", re.MULTILINE)
 
 
@@ -35,22 +34,22 @@ def counters(exposition: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen of an engine at one moment."""
+    """The measurements of an engine at one moment."""
 
     at: float
-    # Processes that were stopped by a signal, with their pids.
+    # The pids of processes that a signal has stopped.
     stopped: tuple[int, ...]
-    # What GET /health said; None: nothing.
+    # The status of GET /health; None: no response.
     health: int | None
-    # For how long the request that waits longest has had no byte; 0.0 when none waits.
+    # Seconds for which the longest-waiting request has received no byte; 0.0 when none waits.
     waiting_s: float
-    # `counters`, when somebody waits and they could be read.
+    # `counters`, where a request waits and they could be read.
     counters: int | None
 
 
 @dataclass(slots=True)
 class Watchdog:
-    """Says from one look after the other whether the engine is dead. Pure."""
+    """Judges from a series of samples whether the engine is dead. Pure."""
 
     progress_timeout_s: float
     _last_at: float | None = None
@@ -59,56 +58,55 @@ class Watchdog:
     _counters: int | None = None
     _moved_at: float = 0.0
 
-    def verdict(self, look: Sample) -> str | None:
-        """Return why the engine is dead, in one line, or None while it may live."""
-        if look.health == 503:
-            return "it says that its engine is dead (GET /health answered 503)"
-        if self._last_at is not None and look.at - self._last_at > GAP_S:
+    def verdict(self, sample: Sample) -> str | None:
+        """Return the reason why the engine is dead, in one line; None while it may be alive."""
+        if sample.health == 503:
+            return "its server reports a dead engine (GET /health answered 503)"
+        if self._last_at is not None and sample.at - self._last_at > GAP_S:
             self._stopped_since, self._answered_at, self._counters = {}, None, None
-        self._last_at = look.at
+        self._last_at = sample.at
         since = self._stopped_since
-        self._stopped_since = {pid: since.get(pid, look.at) for pid in look.stopped}
+        self._stopped_since = {pid: since.get(pid, sample.at) for pid in sample.stopped}
         for pid, began in self._stopped_since.items():
-            if look.at - began >= FROZEN_S:
-                return f"its process {pid} was stopped and stands still since {FROZEN_S:g} s"
-        if look.health is not None or self._answered_at is None:
-            self._answered_at = look.at
-        if look.at - self._answered_at >= SILENT_S:
-            return f"GET /health had no answer for {SILENT_S:g} s"
-        return self._stuck(look)
+            if sample.at - began >= FROZEN_S:
+                return f"its process {pid} has been stopped for {FROZEN_S:g} s"
+        if sample.health is not None or self._answered_at is None:
+            self._answered_at = sample.at
+        if sample.at - self._answered_at >= SILENT_S:
+            return f"no response to GET /health for {SILENT_S:g} s"
+        return self._check_progress(sample)
 
-    def _stuck(self, look: Sample) -> str | None:
-        if look.waiting_s == 0.0 or look.counters is None or look.counters != self._counters:
-            # An unread counter is no proof of anything; the door is judged above.
-            self._counters = look.counters
-            self._moved_at = look.at
+    def _check_progress(self, sample: Sample) -> str | None:
+        if sample.waiting_s == 0.0 or sample.counters is None or sample.counters != self._counters:
+            # Counters that could not be read prove nothing; /health is judged above.
+            self._counters = sample.counters
+            self._moved_at = sample.at
             return None
-        still = min(look.at - self._moved_at, look.waiting_s)
+        still = min(sample.at - self._moved_at, sample.waiting_s)
         if still < self.progress_timeout_s:
             return None
         return (
-            f"requests run and nothing has moved for {self.progress_timeout_s:g} s "
-            "(progress_timeout_s)"
+            f"no progress for {self.progress_timeout_s:g} s while requests run (progress_timeout_s)"
         )
 
 
 def stopped(family: Iterable[tuple[int, ProcessStat]]) -> tuple[int, ...]:
-    """Return those of some processes that a signal has stopped."""
+    """Return the pids of the processes that a signal has stopped."""
     return tuple(pid for pid, one in family if one.state == "T")
 
 
 async def take_sample(link: GuardianClient, probe: Probe, client: Http1Client) -> Sample:
-    """Look at an engine that runs: its processes, its door, and what it owes the client."""
+    """Sample a running engine: its processes, its /health, and its progress where requests wait."""
     now = asyncio.get_running_loop().time
     waiting_s = client.silence_s(now())
-    standing = stopped(link.live_processes().items())
-    # One that stands still would keep the questions waiting as well.
-    asked = not standing and waiting_s >= LOOK_S
-    exposition = await probe.metrics() if asked else None
+    frozen = stopped(link.live_processes().items())
+    # A frozen engine would keep the gateway's own requests waiting as well.
+    reads_counters = not frozen and waiting_s >= SAMPLE_S
+    exposition = await probe.metrics() if reads_counters else None
     return Sample(
         at=now(),
-        stopped=standing,
-        health=None if standing else await probe.health(),
+        stopped=frozen,
+        health=None if frozen else await probe.health(),
         waiting_s=waiting_s,
         counters=None if exposition is None else counters(exposition),
     )

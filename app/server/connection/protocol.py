@@ -33,6 +33,7 @@ from app.server.connection.framing import FRAMING_FIELDS, content_length, is_chu
 from app.server.connection.input_buffer import InputBuffer
 from app.server.connection.request_task import RequestTask
 from app.server.connection.uvicorn_hooks import check_hooks
+from engines.timing import ONE_TURN_S
 
 check_hooks(HttpToolsProtocol)
 
@@ -50,8 +51,6 @@ MAX_PIPELINED_BYTES = HIGH_WATER_LIMIT
 SLICE = 2048
 # Time that one connection may parse in one turn of the event loop.
 TURN_S = 0.001
-# A loop that was not scheduled runs its late timers before it reads its sockets.
-ONE_TURN_S = 0.01
 # The relay's own timer comes first, for it can say in its record what happened.
 STALL_SLACK_S = 1.0
 # How long a client that was refused may go on sending before it is cut off. Closing at once would

@@ -9,7 +9,7 @@ import pytest
 
 from engines.gpu import engine_memory
 from engines.gpu.accelerator import GpuMemory, HostMemory
-from engines.process import supervisor
+from engines.process import run, watchdog
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
 from tests.engines.processes import LAUNCHER, build, family, ready, until
@@ -83,8 +83,8 @@ async def test_declared_memory_is_believed(tmp_path: Path) -> None:
 async def test_gpu_memory_of_its_processes_is_learned(
     engine: ProcessEngine, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "WEIGH_LOOKS", 1)
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
+    monkeypatch.setattr(run, "SAMPLES_PER_MEASUREMENT", 1)
+    monkeypatch.setattr(watchdog, "SAMPLE_S", 0.05)
     await ready(engine)
     driver.used[0] = 40.5
     driver.processes = [(0, family(engine)[1].pid, 40.0)]

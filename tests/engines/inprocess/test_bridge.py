@@ -341,7 +341,7 @@ async def test_fault_before_anything_was_said_is_a_death() -> None:
         raise LookupError("a fault of the application")
 
     async with bridged(app) as bridge:
-        with pytest.raises(EngineDied, match="engine e broke off: LookupError"):
+        with pytest.raises(EngineDied, match="engine e failed: LookupError"):
             await bridge.send(post("/"))
         assert bridge.in_flight == 0
 
@@ -361,7 +361,7 @@ async def test_application_that_just_ends_is_a_death(head: bool) -> None:
             await send({"type": "http.response.start", "status": 200})
 
     async with bridged(app) as bridge:
-        with pytest.raises(EngineDied, match="ended in the middle of an answer"):
+        with pytest.raises(EngineDied, match="ended in the middle of a response"):
             await whole(await bridge.send(post("/")))
 
 
@@ -402,7 +402,7 @@ async def test_what_a_dead_engine_says_is_its_death_and_no_answer(
 
 async def test_silence_before_the_head_is_a_first_byte_timeout(server: Server) -> None:
     async with bridged(server.app, first_byte_s=0.01) as bridge:
-        with pytest.raises(FirstByteTimeout, match=r"engine e gave no answer in 0\.01 s"):
+        with pytest.raises(FirstByteTimeout, match=r"engine e did not respond in 0\.01 s"):
             await bridge.send(post("/hang"))
         assert bridge.in_flight == 0
 

@@ -14,7 +14,7 @@ import pytest
 from engines.base import EngineDied, EngineNotReady, EngineState, Start
 from engines.guard import guardian_client
 from engines.guard.guardian_client import GuardianClient
-from engines.process import supervisor, watchdog
+from engines.process import run, watchdog
 from engines.process.engine import ProcessEngine
 from engines.restarts import GIVEN_UP
 from tests.engines.processes import (
@@ -52,8 +52,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, so that a test need not wait for what production waits for."""
     monkeypatch.setattr(watchdog, "FROZEN_S", 0.3)
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
-    monkeypatch.setattr(watchdog, "LOOK_S", 0.05)
+    monkeypatch.setattr(watchdog, "SAMPLE_S", 0.05)
 
 
 class TestRestart:
@@ -205,8 +204,8 @@ class TestRestart:
             loads.append(directory.name)
             return await guardian_client.start_guardian(directory, *args, **fields)
 
-        monkeypatch.setattr(supervisor, "find_guardian", find_slowly)
-        monkeypatch.setattr(supervisor, "start_guardian", record_load)
+        monkeypatch.setattr(run, "find_guardian", find_slowly)
+        monkeypatch.setattr(run, "start_guardian", record_load)
         turn = asyncio.Semaphore(1)
         await asyncio.gather(*(ready(make(name=name, turn=turn)) for name in ("first", "second")))
         assert loads == ["first", "second"]
@@ -250,7 +249,7 @@ class TestWatch:
         before = family(engine)
         before[victim].suspend()
         await until(lambda: engine.restarts == 1 and engine.state is S.READY)
-        assert f"its process {before[victim].pid} was stopped" in (engine.last_error or "")
+        assert f"its process {before[victim].pid} has been stopped" in (engine.last_error or "")
         assert gone(before)
 
     async def test_frozen_process_is_replaced_while_it_loads_too(
@@ -262,7 +261,7 @@ class TestWatch:
         await until(lambda: engine.pid is not None)
         before = family(engine)
         before[1].suspend()
-        with pytest.raises(EngineNotReady, match="was stopped"):
+        with pytest.raises(EngineNotReady, match="has been stopped"):
             await starting
         loaded.touch()
         await until(lambda: engine.state is S.READY)
@@ -278,7 +277,7 @@ class TestWatch:
         with pytest.raises(EngineDied):
             await read(response)
         await until(lambda: engine.restarts == 1 and engine.state is S.READY)
-        assert "nothing has moved for 0.5 s" in (engine.last_error or "")
+        assert "no progress for 0.5 s" in (engine.last_error or "")
 
     async def test_silent_request_beside_one_that_moves_is_no_reason(
         self, make: Make, quick_looks: None

@@ -10,7 +10,7 @@ from engines.guard.process_tree import ProcessStat
 from engines.process.watchdog import (
     FROZEN_S,
     GAP_S,
-    LOOK_S,
+    SAMPLE_S,
     SILENT_S,
     Sample,
     Watchdog,
@@ -34,7 +34,7 @@ def first_verdict(looks: list[Sample]) -> tuple[float, str] | None:
 def at_intervals(look: Sample, count: int, waiting: float = 0.0) -> list[Sample]:
     """The same look again and again; who waits has waited longer each time."""
     return [
-        replace(look, at=n * LOOK_S, waiting_s=waiting + n * LOOK_S if waiting else 0.0)
+        replace(look, at=n * SAMPLE_S, waiting_s=waiting + n * SAMPLE_S if waiting else 0.0)
         for n in range(count)
     ]
 
@@ -44,7 +44,7 @@ def test_idle_engine_lives_for_ever() -> None:
 
 
 def test_engine_that_says_that_it_is_dead_is() -> None:
-    found = first_verdict([FINE, replace(FINE, at=LOOK_S, health=503)])
+    found = first_verdict([FINE, replace(FINE, at=SAMPLE_S, health=503)])
     assert found is not None
     assert "answered 503" in found[1]
 
@@ -53,7 +53,7 @@ def test_process_that_stands_still_is_given_a_moment() -> None:
     found = first_verdict(at_intervals(replace(FINE, stopped=(17,)), 10))
     assert found is not None
     assert found[0] == FROZEN_S
-    assert "its process 17 was stopped" in found[1]
+    assert "its process 17 has been stopped" in found[1]
 
 
 def test_process_that_goes_on_in_time_is_forgiven() -> None:
@@ -70,13 +70,14 @@ def test_server_that_does_not_answer_is_dead_after_its_time() -> None:
 
 def test_long_prefill_during_which_counters_move_is_work() -> None:
     looks = [
-        replace(look, counters=n) for n, look in enumerate(at_intervals(FINE, 100, waiting=LOOK_S))
+        replace(look, counters=n)
+        for n, look in enumerate(at_intervals(FINE, 100, waiting=SAMPLE_S))
     ]
     assert first_verdict(looks) is None
 
 
 def test_requests_that_wait_while_nothing_moves_end_the_engine() -> None:
-    found = first_verdict(at_intervals(replace(FINE, counters=5), 100, waiting=LOOK_S))
+    found = first_verdict(at_intervals(replace(FINE, counters=5), 100, waiting=SAMPLE_S))
     assert found is not None
     assert found[0] == PROGRESS_S
     assert "progress_timeout_s" in found[1]
@@ -84,12 +85,12 @@ def test_requests_that_wait_while_nothing_moves_end_the_engine() -> None:
 
 def test_engine_is_not_blamed_for_what_was_still_before_anybody_waited() -> None:
     idle = at_intervals(replace(FINE, counters=5), 100)
-    late = replace(FINE, at=100 * LOOK_S, waiting_s=LOOK_S, counters=5)
+    late = replace(FINE, at=100 * SAMPLE_S, waiting_s=SAMPLE_S, counters=5)
     assert first_verdict([*idle, late]) is None
 
 
 def test_gateway_that_stood_still_itself_blames_nobody() -> None:
-    before = at_intervals(replace(FINE, counters=5, health=None), 3, waiting=LOOK_S)
+    before = at_intervals(replace(FINE, counters=5, health=None), 3, waiting=SAMPLE_S)
     after = replace(before[-1], at=before[-1].at + 10 * PROGRESS_S, waiting_s=10 * PROGRESS_S)
     assert after.at - before[-1].at > GAP_S
     assert first_verdict([*before, after]) is None

@@ -1,0 +1,383 @@
+"""One run of a vLLM server, from its start (or takeover) to the end of its last process."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from engines.base import EngineState, Progress
+from engines.guard.guardian_client import GuardianClient, LaunchError, find_guardian, start_guardian
+from engines.http.client import Http1Client
+from engines.http.probe import Probe
+from engines.lifecycle import Event
+from engines.output.failure import Cause
+from engines.output.log import EngineLog
+from engines.output.startup import StartupLog
+from engines.process import watchdog
+from engines.process.launch import Launch
+from engines.process.shared_state import DesiredState, SharedState
+from engines.process.sleep_mode import SleepFault, put_to_sleep, wake
+from engines.process.watchdog import Sample, Watchdog, stopped, take_sample
+
+log = logging.getLogger(__name__)
+
+# Interval of the health checks of an engine that is starting.
+PROBE_S = 0.2
+# Once a minute the engine's processes are looked for among all of the machine's and their memory is
+# measured: reading what a large process holds is work for the kernel.
+SAMPLES_PER_MEASUREMENT = 12
+# A guardian reports within its own sweep bound after the grace; later than this it is stuck.
+GUARDIAN_SLACK_S = 15.0
+# Seconds that an engine of another configuration has to finish its requests.
+RETIRE_S = 30.0
+
+State = EngineState
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason of an end that was not requested."""
+
+    reason: str
+    # A restart without a change will not help.
+    lasting: bool = False
+    cause: Cause = Cause.OTHER
+
+
+class Run:
+    """One run of an engine. Use it once."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        shared: SharedState,
+        *,
+        client: Http1Client,
+        control: Http1Client,
+        engine_log: EngineLog,
+        turn: asyncio.Semaphore | None,
+        on_ready: Callable[[], None],
+        on_failure: Callable[[Failure], None],
+    ) -> None:
+        """`client` carries requests, `control` the gateway's own; `turn` is held while loading.
+
+        `on_ready` is called before the engine becomes READY, `on_failure` when it is found dead,
+        before what is left of it is ended.
+        """
+        self._launch = launch
+        self._shared = shared
+        self._status = shared.status
+        self._client = client
+        self._control = control
+        self._probe = Probe(control)
+        self._log = engine_log
+        self._startup = StartupLog()
+        self._turn = turn
+        self._on_ready = on_ready
+        self._on_failure = on_failure
+        self._link: GuardianClient | None = None
+        # A phase in the gateway's words; None: the engine's log has it.
+        self._phase: str | None = "looking for a running engine"
+        # Start of the load or wake, in the loop's time; None: it has not begun.
+        self.load_began: float | None = None
+        self.served_s = 0.0
+
+    @property
+    def progress(self) -> Progress | None:
+        return Progress(self._phase) if self._phase else self._startup.progress
+
+    @property
+    def pid(self) -> int | None:
+        """The API server's process, while there is one."""
+        return None if self._link is None else self._link.engine_pid
+
+    def read_log(self) -> None:
+        """Take in the lines that the engine has written since the last call."""
+        for line in self._log.read():
+            self._startup.feed(line)
+
+    async def execute(self) -> Failure | None:
+        """Run the engine; return the reason of a failure, None when it was stopped."""
+        self._shared.fire(Event.START)
+        async with contextlib.AsyncExitStack() as turn:
+            # Before the first wait: engines load in the order in which they are started.
+            acquiring = self._queue_for_turn(turn)
+            link = await self._find_running()
+            adopted = link is not None
+            if adopted:
+                await turn.aclose()
+            if link is None:
+                self._phase = "waiting for its turn"
+                if not await self._has_turn(acquiring):
+                    self._shared.fire(Event.STOP)
+                    self._shared.fire(Event.EXIT)
+                    return None
+                self._phase = "starting processes"
+                if (
+                    self._status.load_s is None
+                ):  # an earlier gateway's measurement is the best guess
+                    _, self._status.load_s = self._launch.recall()
+                try:
+                    link = await self._spawn()
+                except (OSError, LaunchError) as error:
+                    missing = self._launch.spec.missing_model() is not None
+                    cause = Cause.MISSING_FILES if missing else Cause.OTHER
+                    return Failure(str(error), lasting=True, cause=cause)
+            self._link = link
+            self._phase = None
+            link.keep(self._launch.keep)
+            exited = asyncio.create_task(link.wait(), name=f"guardian of {self._launch.name}")
+            try:
+                if adopted:
+                    log.info("engine %s adopted, pid %d", self._launch.name, link.engine_pid)
+                failure = await self._wait_until_ready(link, exited, adopted=adopted)
+                await turn.aclose()
+                if failure is None and self._status.state is State.READY:
+                    failure = await self._serve(link, exited)
+                failure = await self._finish(link, exited, failure)
+                await self._launch.memory.until_free(link.pids)
+                return failure
+            finally:
+                self._link = None
+                exited.cancel()
+                self._control.close()
+                if self._shared.released:  # requests in flight go on
+                    link.close()
+                else:
+                    self._client.close()
+                    if not exited.done() or exited.cancelled():  # the task was canceled, or broke
+                        link.kill()
+
+    # Starting
+
+    async def _find_running(self) -> GuardianClient | None:
+        """Return the engine to adopt; one of another configuration is ended first."""
+        link = await find_guardian(self._launch.directory)
+        if link is None or link.fingerprint == self._launch.fingerprint:
+            return link
+        self._phase = "ending the engine of another configuration"
+        await self._retire(link)
+        return None
+
+    def _queue_for_turn(self, stack: contextlib.AsyncExitStack) -> asyncio.Future[Any] | None:
+        """Queue for the turn to load; the stack gives back the turn, or the place in the queue."""
+        turn = self._turn
+        if turn is None:
+            return None
+        acquiring = asyncio.ensure_future(turn.acquire())
+
+        def give_back() -> None:
+            if acquiring.done() and not acquiring.cancelled():
+                turn.release()
+            else:
+                acquiring.cancel()
+
+        stack.callback(give_back)
+        return acquiring
+
+    async def _has_turn(self, acquiring: asyncio.Future[Any] | None) -> bool:
+        """Wait until the engine may load; return False when it is stopped before."""
+        while not self._shared.stopping and acquiring is not None and not acquiring.done():
+            await self._shared.wait_for_first(acquiring)
+        return not self._shared.stopping
+
+    async def _spawn(self) -> GuardianClient:
+        launch = self._launch
+        environment = launch.prepare()
+        if self._log.path.exists():
+            self._log.path.replace(self._log.path.with_suffix(".log.previous"))
+        await launch.memory.note_before()
+        return await start_guardian(
+            launch.directory,
+            launch.command,
+            environment,
+            fingerprint=launch.fingerprint,
+            keep=launch.keep,
+        )
+
+    async def _wait_until_ready(
+        self, link: GuardianClient, exited: asyncio.Task[int], *, adopted: bool
+    ) -> Failure | None:
+        """Return when the engine is READY, has exited, or is to be stopped.
+
+        Returns a failure when the start takes too long, or one of its processes is frozen.
+        """
+        loop = asyncio.get_running_loop()
+        began, timeout = loop.time(), self._launch.spec.start_timeout_s
+        self.load_began = began
+        judge, next_sample = Watchdog(inf), began
+        while not self._shared.stopping:
+            self.read_log()
+            if self._launch.socket.exists() and await self._probe.healthy():
+                await self._become_ready(loop.time() - began, adopted=adopted)
+                return None
+            if exited.done():
+                return None
+            if (now := loop.time()) - began >= timeout:
+                return Failure(f"not ready after {timeout:g} s (start_timeout_s)")
+            if now >= next_sample:
+                next_sample = now + watchdog.SAMPLE_S
+                frozen = stopped((await link.find_processes()).items())
+                if verdict := judge.verdict(Sample(now, frozen, 200, 0.0, None)):
+                    return Failure(verdict)
+            await self._shared.wait_for_first(exited, timeout=PROBE_S)
+        return None
+
+    async def _become_ready(self, seconds: float, *, adopted: bool) -> None:
+        """Record what is known of the engine, and accept requests."""
+        reported = await self._probe.facts()
+        self.read_log()
+        status = self._status
+        if adopted:  # its log may have been rotated since the start
+            facts, status.load_s = self._launch.recall()
+        else:
+            facts, status.load_s = self._startup.facts, seconds
+        status.facts = facts.updated(reported)
+        self._launch.note(status.facts, status.load_s)
+        self._on_ready()
+        self._shared.fire(Event.LOADED)
+
+    # Serving
+
+    async def _serve(self, link: GuardianClient, exited: asyncio.Task[int]) -> Failure | None:
+        """Keep the engine in the desired state until it exits, fails or is to be stopped."""
+        began = asyncio.get_running_loop().time()
+        watching = asyncio.create_task(self._watch(link))
+        try:
+            while not exited.done() and not self._shared.stopping:
+                if watching.done():
+                    return Failure(watching.result())
+                change = self._status.changes.next()  # before the step: no later change is missed
+                if (failure := await self._step()) is not None:
+                    return failure
+                await self._shared.wait_for_first(exited, watching, *self._quiet(), change=change)
+        finally:
+            watching.cancel()
+            self.served_s = asyncio.get_running_loop().time() - began
+        return None
+
+    def _quiet(self) -> list[asyncio.Future[Any]]:
+        """Return a future that is done when nothing is in flight, where sleep waits for that."""
+        if self._shared.desired is not DesiredState.ASLEEP or not self._client.in_flight:
+            return []
+        return [asyncio.ensure_future(self._client.quiet())]
+
+    async def _step(self) -> Failure | None:
+        """Take one step from the actual state to the desired one, if there is one to take."""
+        match self._status.state, self._shared.desired:
+            case State.READY, DesiredState.DRAINED | DesiredState.ASLEEP:
+                self._shared.fire(Event.DRAIN)
+            case State.DRAINING, DesiredState.RUNNING:
+                self._shared.fire(Event.RESUME)
+            case State.DRAINING, DesiredState.ASLEEP if not self._client.in_flight:
+                await self._fall_asleep()
+            case State.ASLEEP, DesiredState.RUNNING:
+                return await self._wake()
+        return None
+
+    async def _fall_asleep(self) -> None:
+        name, shared = self._launch.name, self._shared
+        try:
+            await put_to_sleep(self._control, shared.sleep_level, self._measure_gib)
+        except SleepFault as fault:
+            log.error("engine %s failed to enter sleep mode, stopping it: %s", name, fault)
+            self._status.last_error = f"did not fall asleep: {fault}"
+            if not shared.released:
+                shared.set_desired(DesiredState.STOPPED)
+        else:
+            shared.fire(Event.SLEPT)
+
+    async def _wake(self) -> Failure | None:
+        self._phase = "waking"
+        self._shared.fire(Event.START)
+        self.load_began = began = asyncio.get_running_loop().time()
+        try:
+            await wake(self._control, self._shared.sleep_level, self._launch.served_name)
+        except SleepFault as fault:
+            return Failure(f"did not wake: {fault}")
+        finally:
+            self._phase = None
+        self._status.load_s = asyncio.get_running_loop().time() - began
+        self._shared.fire(Event.LOADED)
+        return None
+
+    # Watching
+
+    async def _watch(self, link: GuardianClient) -> str:
+        """Return the reason when the engine is found dead."""
+        judge = Watchdog(self._launch.spec.progress_timeout_s)
+        suspicion = self._shared.suspicion
+        for number in itertools.count():
+            if number % SAMPLES_PER_MEASUREMENT == 0 and self._status.state is not State.ASLEEP:
+                await self._update_memory(link)
+            if verdict := judge.verdict(await take_sample(link, self._probe, self._client)):
+                return verdict
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(suspicion.wait(), watchdog.SAMPLE_S)
+            suspicion.clear()
+        raise AssertionError("unreachable")
+
+    async def _update_memory(self, link: GuardianClient) -> None:
+        """Find the engine's processes and, unless its memory is declared, measure that."""
+        if self._launch.spec.memory_gib is not None:
+            await link.find_processes()
+        elif (gib := await self._measure_gib()) is not None:
+            self._status.memory_gib = max(gib, self._status.memory_gib or 0.0)
+
+    async def _measure_gib(self) -> float | None:
+        """Return the GiB that the engine holds; None: not known."""
+        if self._link is None:
+            return None
+        # Found anew: of an adopted engine only the API server is known at first.
+        return await self._launch.memory.held_gib(await self._link.find_processes())
+
+    # Ending
+
+    async def _finish(
+        self, link: GuardianClient, exited: asyncio.Task[int], failure: Failure | None
+    ) -> Failure | None:
+        """End what is left of the run; return why it failed, None when it was stopped."""
+        if exited.done() and failure is None:
+            return self._explain_exit(exited.result())
+        if failure is None:
+            self._shared.fire(Event.STOP)
+            await self._end(link, exited, self._shared.grace)
+            self._shared.fire(Event.EXIT)
+            return None
+        self._on_failure(failure)  # requests are refused from here on
+        self._client.close()
+        await self._end(link, exited, 0.0)
+        return failure
+
+    async def _retire(self, link: GuardianClient) -> None:
+        """End an engine of another configuration once its requests have ended."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RETIRE_S
+        while not self._shared.stopping and loop.time() < deadline:
+            if not await self._probe.busy():
+                break
+            await self._shared.wait_for_first(timeout=PROBE_S)
+        await self._end(link, asyncio.create_task(link.wait()), self._shared.grace)
+
+    async def _end(self, link: GuardianClient, exited: asyncio.Task[int], grace: float) -> None:
+        link.stop(grace)
+        timeout = 0.0 if link.frozen else grace + GUARDIAN_SLACK_S
+        done, _ = await asyncio.wait({exited}, timeout=timeout)
+        if not done:
+            log.error("engine %s: its guardian does not respond, killing both", self._launch.name)
+            link.kill()
+            await asyncio.wait({exited})
+
+    def _explain_exit(self, code: int) -> Failure:
+        end = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if self._status.state is not State.STARTING:
+            return Failure(f"it died while serving ({end})")
+        self.read_log()
+        if (found := self._startup.failure) is None:
+            return Failure(f"it ended while starting ({end})")
+        return Failure(str(found), found.lasting, found.cause)

@@ -21,7 +21,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from app.admission.admission import Admission
+from app.admission import Admission
 from app.api.admin_auth import AdminAuth, Right, guard
 from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
@@ -45,18 +45,19 @@ from app.database.database import Database, DatabaseUnavailable
 from app.database.shared_secret import SharedSecret
 from app.errors import GatewayError
 from app.fleet.builder import Builder
+from app.fleet.deployment import ModelDeployment, build_deployments
 from app.fleet.engines_page import EnginesPage
-from app.fleet.fleet import REMOTE_START_S, STOP_GRACE_S, ModelDeployment, stand
+from app.fleet.fleet import REMOTE_START_S, STOP_GRACE_S
 from app.fleet.operations import ModelOperations
 from app.fleet.report import engine_figures
-from app.fleet.slots import initial_slots, mark
+from app.fleet.slots import config_hash, initial_slots
 from app.limits.limiter import Limiter
 from app.relay.body_memory import BodyMemory
 from app.relay.cache_salts import CacheSalts
 from app.relay.in_flight import RequestsInFlight
 from app.relay.relay import Relay
 from app.relay.services import RelayBounds, RelayServices, memory_bounds
-from app.reload.reloader import Adjustable, Reloader
+from app.reload import Adjustable, Reloader
 from app.residency.loader import OnDemandLoader
 from app.routing import Catalogue
 from app.settings import Settings
@@ -349,12 +350,12 @@ def stand_up(
             for model, engines in slots.items()
             for slot in engines
             if (origin := running.get(slot.name)) is not None
-            if origin.mark == mark(model, slot)
+            if origin.mark == config_hash(model, slot)
             if (gpus := origin.gpus) is not None
         ]
     )
     builder.use(builder.place([(model, slots[model.name]) for model in settings.models]))
-    return stand(settings, slots, builder)
+    return build_deployments(settings, slots, builder)
 
 
 def catalogue_of(settings: Settings, builder: Builder) -> Catalogue:

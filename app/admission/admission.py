@@ -1,7 +1,7 @@
-"""Whether a request may begin, and how many are under way.
+"""Admits requests: one queue per model, and the count of requests in flight.
 
-A `Permit` is held from before an engine is chosen until the last byte has left, so "none in flight"
-means that the gateway may end.
+A `Permit` is held from before an engine is chosen until the last byte is sent, so with none in
+flight the gateway may exit.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +20,9 @@ from engines.base import ChangeNotifier
 
 
 class Permit(msgspec.Struct, gc=False, eq=False):
-    """The right of one request to be under way, held until its context is left."""
+    """One request's slot in its model's queue, held until the context is left."""
 
-    lane: ModelQueue
+    queue: ModelQueue
     waited_s: float | None  # None: it did not have to wait
 
     def __enter__(self) -> Self:
@@ -34,35 +34,34 @@ class Permit(msgspec.Struct, gc=False, eq=False):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.lane.leave()
+        self.queue.release()
 
 
 class Admission:
-    """Gives permits, until the gateway drains."""
+    """Issues permits until the gateway drains."""
 
     def __init__(
         self,
         metrics: Metrics,
-        queues: Mapping[str, QueueSettings],
+        settings: Mapping[str, QueueSettings],
         ready: Callable[[str], int],
         engine_changes: ChangeNotifier,
     ) -> None:
-        """`queues` has the settings of every model.
+        """`settings` has those of every model.
 
-        `ready` returns how many engines of a model are READY; `engine_changes` is the event of its
-        changes.
+        `ready` returns a model's number of READY engines, of whose changes `engine_changes`
+        notifies.
         """
         self._ready = ready
         self._engine_changes = engine_changes
         self._metrics = metrics
         self._draining = False
-        self._lanes: dict[str | None, ModelQueue] = {}
-        # Those of models that are gone, in which requests are under way.
-        self._leaving: list[ModelQueue] = []
-        for model, settings in queues.items():
-            self.open(model, settings)
-        no_queue = QueueSettings()
-        self._lanes[None] = self._queue(UNKNOWN_MODEL, no_queue, lambda: 1)
+        self._queues: dict[str | None, ModelQueue] = {}
+        # Queues of removed models that still have requests in flight.
+        self._closing: list[ModelQueue] = []
+        for model, of_model in settings.items():
+            self.open(model, of_model)
+        self._queues[None] = self._create_queue(UNKNOWN_MODEL, QueueSettings(), lambda: 1)
 
     @property
     def draining(self) -> bool:
@@ -70,49 +69,45 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """How many requests hold a permit."""
-        return sum(lane.in_flight for lane in self._all())
+        """Number of requests that hold a permit."""
+        return sum(queue.in_flight for queue in self._all())
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for one."""
-        return sum(lane.waiting for lane in self._all())
+        """Number of requests that wait for a permit."""
+        return sum(queue.waiting for queue in self._all())
 
     def open(self, model: str, settings: QueueSettings) -> None:
-        """Take requests for a model, by these settings from now on; who waits keeps his place."""
-        lane = self._lanes.get(model)
-        if lane is None:
+        """Create the queue of a model, or apply new settings to it (`ModelQueue.update`)."""
+        queue = self._queues.get(model)
+        if queue is None:
             ready = partial(self._ready, model)
-            self._lanes[model] = self._queue(model, settings, ready)
+            self._queues[model] = self._create_queue(model, settings, ready)
         else:
-            lane.rebound(settings)
+            queue.update(settings)
 
     def close(self, model: str) -> None:
-        """Take no more requests for a model that is gone; those that were accepted go on."""
-        lane = self._lanes.pop(model)
-        self._leaving = [one for one in (*self._leaving, lane) if one.in_flight]
+        """Admit no more requests for a removed model; those that were admitted go on."""
+        queue = self._queues.pop(model)
+        self._closing = [one for one in (*self._closing, queue) if one.in_flight]
 
-    async def quiet(self, model: str) -> None:
-        """Return when no request for a model is under way; then none waits either."""
-        await self._lanes[model].quiet()
-
-    def standing(self, model: str) -> tuple[int, int]:
-        """Return how many requests for a model are under way, and how many wait."""
-        lane = self._lanes[model]
-        return lane.in_flight, lane.waiting
+    def counts(self, model: str) -> tuple[int, int]:
+        """Return the number of a model's requests in flight, and of those waiting."""
+        queue = self._queues[model]
+        return queue.in_flight, queue.waiting
 
     def in_flight_by_model(self) -> Iterator[tuple[str, int]]:
-        """Return every model with how many of its requests are under way."""
-        for model, lane in self._lanes.items():
-            yield model or UNKNOWN_MODEL, lane.in_flight
-        for lane in self._leaving:
-            yield lane.model, lane.in_flight
+        """Yield every model with its number of requests in flight."""
+        for model, queue in self._queues.items():
+            yield model or UNKNOWN_MODEL, queue.in_flight
+        for queue in self._closing:
+            yield queue.model, queue.in_flight
 
     def queue_limits(self) -> Iterator[tuple[str, int]]:
-        """Return every model with how many of its requests may wait."""
-        for model, lane in self._lanes.items():
+        """Yield every model with the capacity of its queue."""
+        for model, queue in self._queues.items():
             if model is not None:
-                yield model, lane.max_waiting
+                yield model, queue.max_waiting
 
     async def permit(
         self,
@@ -124,46 +119,51 @@ class Admission:
     ) -> Permit:
         """Return a permit, counted from now; await it in the `with` statement that ends it.
 
-        `model` is one that there is, or None for a request that names none and never waits. The
-        rest says when its turn is (`fair.py`): `tokens` is what it may take, prompt and answer.
-        Raises EngineUnavailable while draining, EngineOverloaded where too many wait or the wait
-        is too long, and ModelNotFound for a model that has gone since it was found. Who waits
-        already when the gateway begins to drain was accepted, and goes on in turn as long as the
-        drain may take.
+        `model` must exist, or is None for a request without one, which never waits. The rest
+        decides its turn (`fair_queue.py`); `tokens` estimates prompt plus answer.
+
+        Raises EngineUnavailable while draining, EngineOverloaded if the queue is full or the wait
+        too long, and ModelNotFound for a model that was removed since it was found. Requests that
+        wait already when the gateway begins to drain are served in turn until the drain times out.
         """
-        lane = self._lane(model)
-        if lane.enter():
-            return Permit(lane, None)
-        return Permit(lane, await lane.wait(key_id, priority, weight, tokens))
+        queue = self._find_queue(model)
+        if queue.try_acquire():
+            return Permit(queue, None)
+        return Permit(queue, await queue.acquire(key_id, priority, weight, tokens))
 
     def permit_at_once(self, model: str | None) -> Permit | None:
-        """Return what `permit` returns where a request need not wait; None: it must.
+        """Return a permit if the request need not wait; None: it must.
 
         Raises EngineUnavailable and ModelNotFound as `permit` does.
         """
-        lane = self._lane(model)
-        return Permit(lane, None) if lane.enter() else None
+        queue = self._find_queue(model)
+        return Permit(queue, None) if queue.try_acquire() else None
 
-    def _lane(self, model: str | None) -> ModelQueue:
+    def _find_queue(self, model: str | None) -> ModelQueue:
         if self._draining:
             raise EngineUnavailable("the gateway is shutting down; try again")
         try:
-            return self._lanes[model]
+            return self._queues[model]
         except KeyError:
-            raise ModelNotFound(f"the model {model!r} is no longer here; see /v1/models") from None
+            raise ModelNotFound(f"the model {model!r} was removed; see /v1/models") from None
 
     def drain(self) -> None:
-        """Give no more permits but to those who wait for one."""
+        """Issue no more permits except to requests that wait for one."""
         self._draining = True
-        self._engine_changes.notify()  # requests that wait for an engine's start wait no longer
+        self._engine_changes.notify()  # ends waits for the start of an engine
 
-    async def idle(self) -> None:
-        """Return when no request is under way; then none waits either."""
-        while (lane := next((lane for lane in self._all() if lane.in_flight), None)) is not None:
-            await lane.quiet()
+    async def idle(self, model: str | None = None) -> None:
+        """Return when no request of a model, or of any, is in flight; then none waits either."""
+        if model is not None:
+            await self._queues[model].idle()
+            return
+        while (busy := next((queue for queue in self._all() if queue.in_flight), None)) is not None:
+            await busy.idle()
 
-    def _queue(self, model: str, settings: QueueSettings, ready: Callable[[], int]) -> ModelQueue:
+    def _create_queue(
+        self, model: str, settings: QueueSettings, ready: Callable[[], int]
+    ) -> ModelQueue:
         return ModelQueue(model, settings, ready, self._engine_changes, self._metrics)
 
     def _all(self) -> tuple[ModelQueue, ...]:
-        return *self._lanes.values(), *self._leaving
+        return *self._queues.values(), *self._closing

@@ -1,17 +1,18 @@
-"""Which of the waiting requests is next: classes of priority, and fair shares within each. Pure.
+"""Decides which waiting request is next: strict priorities, fair shares within each. Pure.
 
-Within a class this is start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queueing",
-SIGCOMM 1996) over keys, in tokens. A request's start tag is its key's finish tag or the virtual
-time, whichever is later, and its finish tag lies cost / weight behind that. The smallest start tag
-is served and becomes the virtual time. So between any two moments the tokens for each unit of
-weight that two waiting keys were served differ by at most one largest request of each, and a key
-that was away finds no credit: it begins at the virtual time. A key's tag depends on what it was
-served alone, so only its first request has one, and one that leaves costs its key nothing.
+Within a priority this is start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair
+Queueing", SIGCOMM 1996) over keys, in tokens. A request's start tag is its key's finish tag or the
+virtual time, whichever is later; its finish tag is cost / weight after that. The request with the
+smallest start tag is served, and its start tag becomes the virtual time. So between any two moments
+the tokens per unit of weight that two waiting keys were served differ by at most one largest
+request of each, and a key that was away has no credit: it starts at the virtual time. A key's tag
+depends only on what it was served, so only its first request has one, and a request that leaves the
+queue costs its key nothing.
 
-Classes come in strict order, the lowest number first, as in vLLM, but for one token in ten: those
-go to the classes behind, in turn. Without that a busy class would let the ones behind it wait until
-they time out, and nobody would see why. A share of tokens rather than ageing, which would let a
-flood of unimportant requests that is old enough stand before important ones.
+The lowest priority number is served first, as in vLLM, except for one token in ten: those go to the
+other priorities, in turn. Otherwise a busy priority would silently starve the others until they
+time out. This is a share of tokens rather than aging, with which a flood of unimportant requests
+that is old enough would be served before important ones.
 """
 
 import heapq
@@ -21,18 +22,18 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Of the tokens served while several classes wait, the part of those behind the first.
-SHARE_BEHIND = 0.1
-# Of the keys that do not wait, so many are remembered: those that were served furthest ahead.
+# Share of the tokens for lower priorities, while several priorities wait.
+LOWER_SHARE = 0.1
+# Number of keys without waiting requests that are remembered: those served furthest ahead.
 REMEMBERED = 256
-# A request's cost is kept within these. A free one would let its key be served for ever, and beside
-# a larger one than this the others' costs would be lost in rounding.
+# Bounds of a request's cost. With a free one its key would be served forever, and next to a larger
+# one the other costs would be lost in rounding.
 MIN_COST, MAX_COST = 1.0, 1e9
 MIN_WEIGHT = 1e-3
 
 
-class Place(Generic[T]):
-    """Where a request stands in a queue."""
+class QueueEntry(Generic[T]):
+    """An item in the queue."""
 
     __slots__ = ("cost", "flow", "item", "priority", "span")
 
@@ -41,35 +42,35 @@ class Place(Generic[T]):
         self.flow = flow
         self.priority = priority
         self.cost = cost
-        self.span = span  # cost / weight: how far it moves its key's tag
+        self.span = span  # cost / weight: distance by which it moves its key's tag
 
 
 class _Flow(Generic[T]):
-    """What waits of one key, in order, and the finish tag of what it was served last."""
+    """The waiting requests of one key, in order, and the finish tag of its latest served one."""
 
     __slots__ = ("finish", "tagged", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[Place[T], None] = OrderedDict()
+        self.waiting: OrderedDict[QueueEntry[T], None] = OrderedDict()
         self.finish = 0.0
-        # Whether it is in the heap. A flow whose requests all left stays there until it comes up,
-        # with the tag that it would get again if one came: the virtual time has not passed it.
+        # Whether it is in the heap. A flow whose requests have all left stays there until it is at
+        # the top; a new request would get the same tag, which the virtual time has not passed.
         self.tagged = False
 
 
-class _Class(Generic[T]):
-    """The keys that wait in one class of priority; given up when nobody does."""
+class _PriorityClass(Generic[T]):
+    """The keys that wait with one priority; discarded when it is empty."""
 
     def __init__(self) -> None:
         self.size = 0
         self._now = 0.0  # the virtual time
         self._flows: dict[str, _Flow[T]] = {}
-        self._heap: list[tuple[float, int, _Flow[T]]] = []  # by start tag, then first come
+        self._heap: list[tuple[float, int, _Flow[T]]] = []  # by start tag, then in order of arrival
         self._tags = 0
         self._sweep_at = REMEMBERED
 
     def flow(self, key: str) -> _Flow[T]:
-        """Return a key's flow, a new one if nothing is known of it."""
+        """Return a key's flow, a new one if the key is not remembered."""
         flow = self._flows.get(key)
         if flow is None:
             if len(self._flows) >= self._sweep_at:
@@ -77,36 +78,36 @@ class _Class(Generic[T]):
             flow = self._flows[key] = _Flow()
         return flow
 
-    def push(self, place: Place[T]) -> None:
-        flow = place.flow
-        flow.waiting[place] = None
+    def push(self, entry: QueueEntry[T]) -> None:
+        flow = entry.flow
+        flow.waiting[entry] = None
         self.size += 1
         if not flow.tagged:
             flow.tagged = True
             heapq.heappush(self._heap, self._tag(max(self._now, flow.finish), flow))
 
-    def head(self) -> Place[T]:
-        """Return what is next; something must wait."""
+    def peek(self) -> QueueEntry[T]:
+        """Return the next entry; the class must not be empty."""
         while not (flow := self._heap[0][2]).waiting:
             flow.tagged = False
             heapq.heappop(self._heap)
         return next(iter(flow.waiting))
 
-    def pop(self) -> Place[T]:
-        """Serve what is next; something must wait."""
-        place = self.head()
+    def pop(self) -> QueueEntry[T]:
+        """Remove and return the next entry; the class must not be empty."""
+        entry = self.peek()
         self._now, _, flow = self._heap[0]
-        flow.finish = self._now + place.span
-        self.remove(place)
+        flow.finish = self._now + entry.span
+        self.remove(entry)
         if flow.waiting:
             heapq.heapreplace(self._heap, self._tag(flow.finish, flow))
         else:
             flow.tagged = False
             heapq.heappop(self._heap)
-        return place
+        return entry
 
-    def remove(self, place: Place[T]) -> None:
-        del place.flow.waiting[place]
+    def remove(self, entry: QueueEntry[T]) -> None:
+        del entry.flow.waiting[entry]
         self.size -= 1
 
     def _tag(self, start: float, flow: _Flow[T]) -> tuple[float, int, _Flow[T]]:
@@ -114,10 +115,10 @@ class _Class(Generic[T]):
         return start, self._tags, flow
 
     def _sweep(self) -> None:
-        """Forget the keys that do not wait, but for those that were served furthest ahead."""
+        """Forget keys without waiting requests, except those served furthest ahead."""
         flows = {key: flow for key, flow in self._flows.items() if flow.waiting}
-        away = [(f.finish, key, f) for key, f in self._flows.items() if not f.waiting]
-        for _, key, flow in heapq.nlargest(REMEMBERED, away):
+        empty = [(f.finish, key, f) for key, f in self._flows.items() if not f.waiting]
+        for _, key, flow in heapq.nlargest(REMEMBERED, empty):
             flow.tagged = False
             flows[key] = flow
         self._flows = flows
@@ -127,68 +128,68 @@ class _Class(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Items that wait. Each step takes time logarithmic in what waits, leaving constant time.
+    """A queue of items by priority and key. Push and pop take O(log n), remove takes O(1).
 
-    What it remembers is bounded by what waits, and gone when nothing does.
+    Memory is O(n): an empty queue remembers nothing.
     """
 
     def __init__(self) -> None:
         self.size = 0
-        self._classes: dict[int, _Class[T]] = {}  # those in which somebody waits
+        self._classes: dict[int, _PriorityClass[T]] = {}  # those that are not empty
         self._order: list[int] = []  # their priorities, sorted
-        self._owed = 0.0  # tokens that the classes behind the first have coming
-        self._behind = 0  # the class that they went to last
+        self._owed = 0.0  # tokens that are due to the lower priorities
+        self._last_lower = 0  # the lower priority that was served last
 
-    def push(self, item: T, key: str, priority: int, weight: float, cost: float) -> Place[T]:
-        """Let an item wait; return its place. `cost` is in tokens, a lower priority comes first."""
+    def push(self, item: T, key: str, priority: int, weight: float, cost: float) -> QueueEntry[T]:
+        """Add an item; return its entry. `cost` is in tokens; lower priorities come first."""
         group = self._classes.get(priority)
         if group is None:
-            group = self._classes[priority] = _Class()
+            group = self._classes[priority] = _PriorityClass()
             insort(self._order, priority)
         cost = min(max(cost, MIN_COST), MAX_COST)
         span = cost / max(weight, MIN_WEIGHT)
-        place = Place(item, group.flow(key), priority, cost, span)
-        group.push(place)
+        entry = QueueEntry(item, group.flow(key), priority, cost, span)
+        group.push(entry)
         self.size += 1
-        return place
+        return entry
 
-    def head(self) -> Place[T] | None:
-        """Return what `pop` would return, None if nothing waits."""
-        return self._classes[self._next()].head() if self.size else None
+    def peek(self) -> QueueEntry[T] | None:
+        """Return what `pop` would return; None if the queue is empty."""
+        return self._classes[self._next()].peek() if self.size else None
 
-    def pop(self) -> Place[T]:
-        """Serve what is next. Raises IndexError if nothing waits."""
+    def pop(self) -> QueueEntry[T]:
+        """Remove and return the next entry. Raises IndexError if the queue is empty."""
         priority = self._next()
-        place = self._classes[priority].pop()
+        entry = self._classes[priority].pop()
         if priority != self._order[0]:
-            self._owed -= place.cost
-            self._behind = priority
+            self._owed -= entry.cost
+            self._last_lower = priority
         elif len(self._order) > 1:
-            self._owed += place.cost * SHARE_BEHIND / (1 - SHARE_BEHIND)
-        self._left(priority)
-        return place
+            self._owed += entry.cost * LOWER_SHARE / (1 - LOWER_SHARE)
+        self._note_removed(priority)
+        return entry
 
-    def remove(self, place: Place[T]) -> None:
-        """Let go of what waits no longer; nothing happens if it was served already."""
-        if place in place.flow.waiting:
-            self._classes[place.priority].remove(place)
-            self._left(place.priority)
+    def remove(self, entry: QueueEntry[T]) -> None:
+        """Remove an entry; no effect if it has left the queue already."""
+        if entry in entry.flow.waiting:
+            self._classes[entry.priority].remove(entry)
+            self._note_removed(entry.priority)
 
     def _next(self) -> int:
-        """Return the class that is next."""
+        """Return the priority that is served next."""
         order = self._order
         if len(order) > 1:
-            at = bisect_right(order, self._behind, lo=1)
-            behind = order[at if at < len(order) else 1]
-            if self._owed >= self._classes[behind].head().cost:
-                return behind
+            at = bisect_right(order, self._last_lower, lo=1)
+            lower = order[at if at < len(order) else 1]
+            if self._owed >= self._classes[lower].peek().cost:
+                return lower
         return order[0]
 
-    def _left(self, priority: int) -> None:
+    def _note_removed(self, priority: int) -> None:
         self.size -= 1
         if self._classes[priority].size == 0:
             del self._classes[priority]
             self._order.remove(priority)
-            # A first class that is empty for a moment takes nothing from those behind it.
+            # What is due to lower priorities stays when the first one is empty only for a moment.
             if not self._order or (len(self._order) == 1 and self._order[0] < priority):
                 self._owed = 0.0

@@ -1,4 +1,4 @@
-"""The requests of one model: those under way, and those that wait until an engine has room."""
+"""The queue of one model: requests in flight, and requests that wait for a slot."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,8 +16,15 @@ from engines.base import ChangeNotifier
 class ModelQueue:
     """Admits the requests of one model, as many at once as its engines take.
 
-    A slot is held from `enter` or `wait` until `leave`. Who leaves hands the slot to the next in
-    the queue at once, not to whoever comes first: nobody overtakes those who wait.
+    Capacity is `max_in_flight` slots per READY engine, and never less than for one engine. A
+    request holds a slot from `try_acquire` or `acquire` until `release`.
+
+    No slot is lost, and no waiting request is overtaken. `release` grants the slot to the next
+    waiting request in the same step: it counts as in flight before the task of that request runs,
+    so a request that arrives in between finds no free slot. `try_acquire` serves the queue first,
+    so it succeeds only if there are more free slots than waiting requests. A waiting request ends
+    in exactly one way, by whatever settles its future first: a slot (True), its timeout (False) or
+    cancellation. One that is canceled after it was granted a slot releases it.
     """
 
     def __init__(
@@ -28,75 +35,75 @@ class ModelQueue:
         engine_changes: ChangeNotifier,
         metrics: Metrics,
     ) -> None:
-        """`ready` returns how many engines are READY; `engine_changes` is the event of changes."""
+        """`ready` returns the number of READY engines; `engine_changes` notifies of changes."""
         self.model = model
         self._ready = ready
         self._engine_changes = engine_changes
         self._metrics = metrics
         self.in_flight = 0  # slots that are held
-        # Each item is what its request awaits: True, it has a slot; False, it has waited too long.
+        # What each waiting request awaits: True, it has a slot; False, its timeout is over.
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
-        self._pace = ServiceRate()
+        self._service_rate = ServiceRate()
         # Done at the next change of an engine; None: no request waits for that.
         self._engine_change: asyncio.Future[None] | None = None
-        # Set when no slot is held; None: nothing waits for that.
-        self._quiet: asyncio.Event | None = None
+        # Set when no slot is held; None: no one awaits that.
+        self._idle: asyncio.Event | None = None
         metrics.add_model(model)
-        self.rebound(settings)
+        self.update(settings)
 
-    def rebound(self, settings: QueueSettings) -> None:
-        """Go by other bounds. Who waits already stays, as long as he was told he may."""
-        self._bound = inf if settings.max_in_flight is None else settings.max_in_flight
+    def update(self, settings: QueueSettings) -> None:
+        """Apply new limits. Waiting requests keep their place and their original timeout."""
+        self._max_in_flight = inf if settings.max_in_flight is None else settings.max_in_flight
         self.max_waiting = settings.max_waiting
         self._timeout_s = settings.timeout_s
-        self._hand_out()
+        self._grant_slots()
 
-    async def quiet(self) -> None:
-        """Return when no slot is held; then nobody waits either."""
+    async def idle(self) -> None:
+        """Return when no slot is held; then no request waits either."""
         if self.in_flight:
-            if self._quiet is None:
-                self._quiet = asyncio.Event()
-            await self._quiet.wait()
+            if self._idle is None:
+                self._idle = asyncio.Event()
+            await self._idle.wait()
 
     @property
     def waiting(self) -> int:
         return self._queue.size
 
-    def enter(self) -> bool:
-        """Take a slot if there is one that nobody waits for; return whether."""
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free and not due to a waiting request; return whether."""
         if self._queue.size:
-            self._hand_out()  # so that there is no room left if somebody still waits
-        # The first condition is that of `_has_room`, without a call where there is no bound.
-        if self.in_flight < self._bound or self._has_room():
+            self._grant_slots()  # leaves no free slot unless the queue is empty
+        # The first condition is that of `_has_capacity`, without a call where there is no limit.
+        if self.in_flight < self._max_in_flight or self._has_capacity():
             self.in_flight += 1
             return True
         return False
 
-    async def wait(self, key_id: str, priority: int, weight: float, tokens: int) -> float:
-        """Return with a slot, and how many seconds that took. Raises EngineOverloaded.
+    async def acquire(self, key_id: str, priority: int, weight: float, tokens: int) -> float:
+        """Wait for a slot; return the seconds that took. Raises EngineOverloaded.
 
-        Cancelled, it leaves without one: a slot that was handed to it meanwhile goes to the next.
+        When canceled, it passes a slot that it was given meanwhile to the next request.
         """
         began = perf_counter()
         if self._queue.size >= self.max_waiting:
             raise self._overloaded("has as many requests under way and waiting as it may", began)
         if not self._queue.size:
-            self._pace.begin(began)
+            self._service_rate.restart(began)
         loop = asyncio.get_running_loop()
-        given: asyncio.Future[bool] = loop.create_future()
-        place = self._queue.push(given, key_id, priority, weight, tokens)
-        timeout = loop.call_later(self._timeout_s, _give_up, given)
+        granted: asyncio.Future[bool] = loop.create_future()
+        entry = self._queue.push(granted, key_id, priority, weight, tokens)
+        timeout = loop.call_later(self._timeout_s, _time_out, granted)
         self._watch_engines()
         self._metrics.queue_depth.add((self.model,), 1)
         try:
-            has_slot = await given
+            has_slot = await granted
         except BaseException:
-            if given.done() and not given.cancelled() and given.result():
-                self.leave()
+            if granted.done() and not granted.cancelled() and granted.result():
+                self.release()
             raise
         finally:
             timeout.cancel()
-            self._queue.remove(place)
+            self._queue.remove(entry)
             if not self._queue.size and self._engine_change is not None:
                 self._engine_change.cancel()
                 self._engine_change = None
@@ -104,34 +111,37 @@ class ModelQueue:
             self._metrics.queue_depth.add((self.model,), -1)
             self._metrics.queue_wait.observe((self.model,), waited_s)
         if not has_slot:
-            told = f"had no room for this request within {self._timeout_s:g} s"
-            raise self._overloaded(told, perf_counter())
+            reason = f"had no room for this request within {self._timeout_s:g} s"
+            raise self._overloaded(reason, perf_counter())
         return waited_s
 
-    def leave(self) -> None:
-        """Give a slot back, once; whoever is next has it when this returns."""
+    def release(self) -> None:
+        """Give a slot back, once; the next waiting request has it when this returns."""
         self.in_flight -= 1
         if self._queue.size:
-            self._hand_out()
-        # Only now: a lane in which a request waits is never quiet.
-        if self._quiet is not None and not self.in_flight:
-            self._quiet.set()
-            self._quiet = None
+            self._grant_slots()
+        # Last: a queue in which a request waits is never idle.
+        if self._idle is not None and not self.in_flight:
+            self._idle.set()
+            self._idle = None
 
-    def _has_room(self) -> bool:
-        # With no engine up there is still one's room, for requests that find out why.
-        return self.in_flight < self._bound or self.in_flight < self._bound * self._ready()
+    def _has_capacity(self) -> bool:
+        # Without a READY engine one engine's slots remain, for requests that get its error.
+        return (
+            self.in_flight < self._max_in_flight
+            or self.in_flight < self._max_in_flight * self._ready()
+        )
 
-    def _hand_out(self) -> None:
-        """Give each slot that is free to the next who waits."""
-        while (place := self._queue.head()) is not None:
-            if place.item.done():  # cancelled or too late, and its task has not run yet
-                self._queue.remove(place)
-            elif self._has_room():
+    def _grant_slots(self) -> None:
+        """Give each free slot to the next waiting request."""
+        while (entry := self._queue.peek()) is not None:
+            if entry.item.done():  # canceled or timed out, and its task has not run yet
+                self._queue.remove(entry)
+            elif self._has_capacity():
                 self._queue.pop()
-                self._pace.served(perf_counter())
+                self._service_rate.record_served(perf_counter())
                 self.in_flight += 1
-                place.item.set_result(True)
+                entry.item.set_result(True)
             else:
                 return
 
@@ -141,21 +151,23 @@ class ModelQueue:
             self._engine_change.add_done_callback(self._on_engine_change)
 
     def _on_engine_change(self, change: asyncio.Future[None]) -> None:
-        """Hand out the slots of an engine that became READY; keep watching while requests wait."""
+        """Grant the slots of an engine that became READY; keep watching while requests wait."""
         if change.cancelled():
             return
         self._engine_change = None
-        self._hand_out()
+        self._grant_slots()
         if self._queue.size:
             self._watch_engines()
 
-    def _overloaded(self, what: str, now: float) -> EngineOverloaded:
-        retry_after_s = self._pace.retry_after_s(self._queue.size, now)
-        error = EngineOverloaded(f"the model {self.model!r} {what}; try again in {retry_after_s} s")
+    def _overloaded(self, reason: str, now: float) -> EngineOverloaded:
+        retry_after_s = self._service_rate.retry_after_s(self._queue.size, now)
+        error = EngineOverloaded(
+            f"the model {self.model!r} {reason}; try again in {retry_after_s} s"
+        )
         error.retry_after_s = retry_after_s
         return error
 
 
-def _give_up(given: asyncio.Future[bool]) -> None:
-    if not given.done():
-        given.set_result(False)
+def _time_out(granted: asyncio.Future[bool]) -> None:
+    if not granted.done():
+        granted.set_result(False)

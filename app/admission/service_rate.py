@@ -1,39 +1,39 @@
-"""How fast requests get out of a queue, and so when to come back. Pure."""
+"""The rate at which a queue is served, and the Retry-After that follows from it. Pure."""
 
 from collections import deque
 from math import ceil
 
-# Enough for a steady figure, few enough to follow a change.
+# Requests in the window: enough for a steady figure, few enough to follow a change.
 WINDOW = 32
-# RFC 9110 gives no bounds. Within a second nothing changes, and after a minute one may as well ask.
+# RFC 9110 sets no bounds. Within a second nothing changes, and after a minute a retry is cheap.
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 
 def retry_after_s(waiting: int, served: int, seconds: float) -> int:
-    """Return after how many seconds those who wait now will have gone, within the bounds.
+    """Return the seconds until all waiting requests are served, within the bounds.
 
-    `served` of them went in the last `seconds`. If none did, the first is taken to go now.
+    `served` of them were served in the last `seconds`. If none was, the first counts as served now.
     """
     left_s = waiting * seconds / max(served, 1)
     return ceil(min(max(left_s, MIN_RETRY_S), MAX_RETRY_S))
 
 
 class ServiceRate:
-    """The moments at which the last requests got out, since somebody began to wait."""
+    """The times at which the latest requests were served, since the queue was last empty."""
 
     def __init__(self) -> None:
-        self._moments: deque[float] = deque(maxlen=WINDOW + 1)
+        self._times: deque[float] = deque(maxlen=WINDOW + 1)
 
-    def begin(self, now: float) -> None:
-        """Note that the first one waits."""
-        self._moments.clear()
-        self._moments.append(now)
+    def restart(self, now: float) -> None:
+        """Begin anew: the first request waits."""
+        self._times.clear()
+        self._times.append(now)
 
-    def served(self, now: float) -> None:
-        """Note that one got out."""
-        self._moments.append(now)
+    def record_served(self, now: float) -> None:
+        """Record that a request has left the queue for an engine."""
+        self._times.append(now)
 
     def retry_after_s(self, waiting: int, now: float) -> int:
-        """Return what to tell one who finds so many waiting."""
-        since = self._moments[0] if self._moments else now
-        return retry_after_s(waiting, len(self._moments) - 1, now - since)
+        """Return the Retry-After for a request that finds this many waiting."""
+        since = self._times[0] if self._times else now
+        return retry_after_s(waiting, len(self._times) - 1, now - since)

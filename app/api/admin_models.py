@@ -36,7 +36,7 @@ _BY_ITSELF = {Residency.LOADING: "load", Residency.UNLOADING: "unload"}
 def activity(model: Model, rooms: RelayServices, orders: ModelOperations) -> Activity:
     """Return what goes on at a model: its requests, its load, and what is being done to it."""
     name, keeper = model.name, rooms.keeper
-    in_flight, waiting = rooms.admission.standing(name)
+    in_flight, waiting = rooms.admission.counts(name)
     waiting += rooms.starts.waiting(name)
     under_way = orders.under_way(name)
     if (resident := keeper.resident(name)) is not None:

@@ -5,7 +5,7 @@ import hmac
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from app.admission.admission import Admission
+from app.admission import Admission
 from app.api.error_responses import JsonObject, error_responses, reference
 from app.auth.authenticator import presented_key
 from app.errors import InvalidApiKey, TooManyConnections

@@ -11,8 +11,7 @@ from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import Conflict, InvalidConfiguration
-from app.reload.reloader import Reloader
-from app.reload.report import ModelReport, Outcome, Report
+from app.reload import ModelReport, Outcome, Reloader, Report
 
 log = logging.getLogger(__name__)
 

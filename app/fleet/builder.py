@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from app.fleet.slots import Slot, mark
+from app.fleet.slots import Slot, config_hash
 from app.routing import Replica
 from app.settings import ConfigError, ModelSettings, Settings
 from engines.gpu.accelerator import Accelerator, AcceleratorError, Device, find_accelerator
@@ -128,7 +128,7 @@ class Builder:
                 withheld=self._withheld,
                 gpus=self._gpus(slot),
                 accelerator=lambda: self.accelerator,
-                mark=mark(model, slot),
+                mark=config_hash(model, slot),
             )
             return Replica(engine, model, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):

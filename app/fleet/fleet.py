@@ -1,377 +1,272 @@
-"""The engines of one model, and how they become others: one at a time, and back if that fails.
+"""Starts and stops engines, and replaces those of a model one at a time, with rollback.
 
-`takeover.py` has the two ways in which one makes way for another; this carries them out.
+`takeover` decides whether an engine and its successor can run at once; the order of the steps is
+described there. This carries them out.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
+from app.fleet.deployment import BuildEngine, DeployedEngine, ModelDeployment, memory_gib
 from app.fleet.slots import Plan, Slot
-from app.reload.takeover import Prospect
-from app.residency.entry import OnDemand
-from app.routing import POLICIES, Bounds, Model, Replica, SelectionPolicy
-from app.settings import ModelSettings, Settings
+from app.fleet.takeover import OverlapCheck
 from engines.base import Engine, EngineNotReady, EngineState
 
 log = logging.getLogger(__name__)
 
-# vLLM has nothing in flight by now, so this is only the time it takes to tear down.
+# vLLM has nothing in flight by now, so this covers only its teardown.
 STOP_GRACE_S = 5.0
-# How long a remote server is waited for.
+# Timeout for a remote server to become READY.
 REMOTE_START_S = 10.0
 
-# A replica counts its requests as a plain integer: an event would cost every request something.
+# Requests of a replica are a plain integer, without an event: that would cost every request.
 DRAIN_POLL_S = 0.05
 
-# Makes an engine that is not started: of which model, and under what name.
-Build = Callable[[str, Slot], Replica]
-# Tells whether another engine can start beside one, at this moment.
-Ask = Callable[["Running", Slot], Awaitable[Prospect]]
-# States of an engine that nobody has asked to run.
-# A model on demand leaves one FAILED whose load came to nothing.
-IDLE = frozenset({EngineState.STOPPED, EngineState.ASLEEP, EngineState.FAILED})
-
-
-async def start(engine: Engine) -> None:
-    """Return once an engine is READY. Raises EngineNotReady with the engine's own reason."""
-    # One of ours has its own bound, start_timeout_s, and knows why it failed.
-    bound_s = inf if engine.capabilities.managed else REMOTE_START_S
-    await engine.ensure_ready(asyncio.get_running_loop().time() + bound_s)
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """An engine and what it was made from."""
-
-    slot: Slot
-    replica: Replica
-
-    @property
-    def engine(self) -> Engine:
-        return self.replica.engine
-
-
-@dataclass(slots=True, eq=False)
-class ModelDeployment:
-    """A model as it stands: the settings in force, and its engines."""
-
-    settings: ModelSettings
-    engines: list[Running]
-    created: int = field(default_factory=lambda: int(time.time()))
-    # Starts beside the engine that it replaces. Requests and operators see it; the keeper, which
-    # loads and unloads, does not before it has taken over.
-    coming: Running | None = None
-    # Kept across reloads that do not change it, with all that it has learned.
-    _policy: SelectionPolicy | None = field(default=None, init=False)
-
-    @property
-    def name(self) -> str:
-        return self.settings.name
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return tuple(one.slot for one in self.engines)
-
-    def find(self, name: str) -> Running | None:
-        """Return the engine of a name."""
-        return next((one for one in self.engines if one.slot.name == name), None)
-
-    def on_demand(self) -> OnDemand | None:
-        """Return the model as the keeper has it, None for one that is always loaded."""
-        if self.settings.load == "eager":
-            return None
-        engines = (one.engine for one in self.engines if one is not self.coming)
-        return OnDemand(self.settings, tuple(e for e in engines if e.capabilities.unloadable))
-
-    def model(self) -> Model:
-        """Return the model as the catalogue has it."""
-        settings = self.settings
-        policy = POLICIES[settings.policy]
-        if type(self._policy) is not policy:
-            self._policy = policy()
-        return Model(
-            settings.name,
-            settings.aliases,
-            tuple(one.replica for one in self.engines),
-            bounds=Bounds(
-                settings.max_choices,
-                settings.max_output_tokens,
-                settings.max_sequences,
-                settings.max_inputs,
-            ),
-            limits=settings.limits,
-            on_demand=settings.load == "on_demand",
-            policy=self._policy,
-            fallbacks=settings.fallbacks,
-            fields=settings.fields,
-            isolation=settings.isolation,
-            media_domains=frozenset(settings.media.domains),
-            stores_responses=settings.stores_responses,
-            created=self.created,
-            load_wait_s=settings.load_wait_s,
-            max_waiting=settings.queue.max_waiting,
-        )
-
-
-def stand(
-    settings: Settings, slots: Mapping[str, Sequence[Slot]], build: Build
-) -> list[ModelDeployment]:
-    """Return every model with its engines, none of them started."""
-    return [
-        ModelDeployment(
-            model, [Running(slot, build(model.name, slot)) for slot in slots[model.name]]
-        )
-        for model in settings.models
-    ]
+# Returns whether a slot's engine can start alongside an engine, as of now.
+CheckOverlap = Callable[[DeployedEngine, Slot], Awaitable[OverlapCheck]]
+# States of an engine that was not requested to run. A model on demand leaves an engine FAILED
+# after a failed load.
+IDLE_STATES = frozenset({EngineState.STOPPED, EngineState.ASLEEP, EngineState.FAILED})
 
 
 class NotStarted(Exception):
-    """An engine did not start; the text names it and says why."""
+    """An engine failed to start; the message has its name and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeTerms:
+    """How a plan is carried out."""
+
+    drain_s: float
+    check_overlap: CheckOverlap
+    start: bool  # new engines are started; otherwise they are only built
+    wake: bool = False  # kept engines that are idle are started, too
 
 
 class Fleet:
-    """Ends and starts engines. `publish` is called whenever a model's engines have changed."""
+    """Starts and stops engines. `publish` is called whenever a model's engines have changed."""
 
-    def __init__(self, build: Build, publish: Callable[[], None]) -> None:
+    def __init__(self, build: BuildEngine, publish: Callable[[], None]) -> None:
         self._build = build
         self._publish = publish
-        # Engines that are in no model any more, or not yet.
-        self._loose: set[Engine] = set()
-        # Engines that start beside others, with the GiB that each is going to take.
-        self._expected: dict[Engine, float] = {}
+        # Engines that belong to no model any more, or not yet.
+        self._detached: set[Engine] = set()
+        # GiB that engines which start alongside others are going to take.
+        self._expected_gib: dict[Engine, float] = {}
 
     @property
     def uncounted_gib(self) -> float:
-        """Memory that engines hold which no model has, and that those which start will take."""
-        held = sum(memory_gib(engine) for engine in self._loose)
+        """Memory of detached engines, and what starting engines are still going to take."""
+        held = sum(memory_gib(engine) for engine in self._detached)
         return held + sum(
-            max(gib - memory_gib(engine), 0.0) for engine, gib in self._expected.items()
+            max(gib - memory_gib(engine), 0.0) for engine, gib in self._expected_gib.items()
         )
 
     async def close(self) -> None:
-        """End what no model has."""
-        await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in self._loose))
-        self._loose.clear()
+        """Stop all detached engines."""
+        await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in self._detached))
+        self._detached.clear()
 
-    def let_go(self, standing: ModelDeployment) -> None:
-        """Note that a model's engines are in the catalogue no more; `retire` ends each."""
-        self._loose |= {one.engine for one in standing.engines}
+    def detach(self, deployment: ModelDeployment) -> None:
+        """Take over the engines of a model that left the catalogue, until `retire` stops each."""
+        self._detached |= {deployed.engine for deployed in deployment.engines}
 
     async def retire(self, engine: Engine, drain_s: float) -> None:
-        """Let the requests of an engine end, for `drain_s` seconds at most, and stop it."""
+        """Drain an engine for at most `drain_s` seconds, then stop it."""
         await self._stop_after(engine.drain(), engine, drain_s)
 
     async def _stop_after(self, drained: Awaitable[None], engine: Engine, drain_s: float) -> None:
-        self._loose.add(engine)
+        self._detached.add(engine)
         try:
             async with asyncio.timeout(drain_s):
                 await drained
         except TimeoutError:
-            log.warning("engine %s: requests did not end in %g s", engine.name, drain_s)
+            log.warning("engine %s: requests did not end within %g s", engine.name, drain_s)
         await engine.stop(STOP_GRACE_S)
-        self._loose.discard(engine)
+        self._detached.discard(engine)
 
-    def build(self, model: str, slots: tuple[Slot, ...]) -> list[Running]:
+    def build(self, model: str, slots: Sequence[Slot]) -> list[DeployedEngine]:
         """Return engines that are not started."""
-        return [Running(slot, self._build(model, slot)) for slot in slots]
+        return [DeployedEngine(slot, self._build(model, slot)) for slot in slots]
 
-    async def start_all(self, engines: Sequence[Running]) -> None:
-        """Start engines, which take turns. Raises NotStarted, once all have settled."""
-        faults = await asyncio.gather(*map(_started, engines), return_exceptions=True)
+    async def start_all(self, engines: Sequence[DeployedEngine]) -> None:
+        """Start engines, which queue for their turns; all have settled when this returns.
+
+        Raises NotStarted.
+        """
+        faults = await asyncio.gather(*map(_start, engines), return_exceptions=True)
         for fault in faults:
             if isinstance(fault, BaseException):
                 raise fault
 
-    async def change(
-        self,
-        standing: ModelDeployment,
-        plan: Plan,
-        drain_s: float,
-        *,
-        wanted: bool,
-        wake: bool,
-        ask: Ask,
-    ) -> None:
-        """Carry out a plan; engines that are kept are not touched.
+    async def change(self, deployment: ModelDeployment, plan: Plan, terms: ChangeTerms) -> None:
+        """Carry out a plan; kept engines are not touched.
 
-        `wanted`: those that come are started, else only made. `wake`: those that are kept and do
-        not run are started, too. A successor with a name of its own starts beside its predecessor
-        unless `ask` says that it cannot by now. Raises NotStarted, with every engine of before in
-        its place again.
+        A successor with a name of its own starts alongside its predecessor unless
+        `terms.check_overlap` reports an obstacle by now. Raises NotStarted after a rollback to the
+        engines of before.
         """
-        before = standing.slots
-        # What is done, or begun: an engine, and the one in its place.
-        touched: list[tuple[Slot | None, Slot | None]] = []
+        before = deployment.slots
+        # Steps done or begun: the engine of before, and the one of after.
+        steps: list[tuple[Slot | None, Slot | None]] = []
         try:
-            for slot in plan.removed:  # first: what comes may need their memory
-                touched.append((slot, None))
-                await self._remove(standing, slot.name, drain_s)
+            for slot in plan.removed:  # first: new engines may need their memory
+                steps.append((slot, None))
+                await self._remove(deployment, slot.name, terms.drain_s)
             for old, new in plan.replaced:
-                touched.append((old, new))
-                await self._replace(standing, old.name, new, drain_s, wanted=wanted, ask=ask)
-            touched += [(None, slot) for slot in plan.added]
-            come = self.build(standing.name, plan.added)
-            asleep = [one for one in standing.engines if wake and one.engine.state in IDLE]
-            standing.engines += come
+                steps.append((old, new))
+                await self._replace(deployment, old.name, new, terms)
+            steps += [(None, slot) for slot in plan.added]
+            added = self.build(deployment.name, plan.added)
+            idle = [one for one in deployment.engines if one.engine.state in IDLE_STATES]
+            deployment.engines += added
             self._publish()
-            if wanted:
-                await self.start_all([*come, *asleep])
+            if terms.start:
+                await self.start_all([*added, *(idle if terms.wake else ())])
         except NotStarted as error:
             faults = [str(error)]
-            for was, now in reversed(touched):
-                faults += await self._back(standing, was, now, drain_s, ask)
-            _sort(standing, before)
+            for was, now in reversed(steps):
+                faults += await self._roll_back(deployment, was, now, terms)
+            _sort(deployment, before)
             self._publish()
             raise NotStarted("; ".join(faults)) from None
-        _sort(standing, plan.after)
+        _sort(deployment, plan.after)
         self._publish()
 
-    async def _remove(self, standing: ModelDeployment, name: str, drain_s: float) -> None:
-        one = standing.find(name)
-        assert one is not None
-        await self.retire(one.engine, drain_s)
-        standing.engines.remove(one)
+    async def _remove(self, deployment: ModelDeployment, name: str, drain_s: float) -> None:
+        deployed = deployment.find(name)
+        assert deployed is not None
+        await self.retire(deployed.engine, drain_s)
+        deployment.engines.remove(deployed)
         self._publish()
 
     async def _replace(
-        self,
-        standing: ModelDeployment,
-        name: str,
-        slot: Slot,
-        drain_s: float,
-        *,
-        wanted: bool,
-        ask: Ask,
+        self, deployment: ModelDeployment, name: str, slot: Slot, terms: ChangeTerms
     ) -> None:
-        """Put another engine in the place of one. Raises NotStarted.
-
-        A remote server takes nothing that the old engine must give back first, so it is asked
-        before that is let go.
-        """
-        old = standing.find(name)
+        """Replace the engine with a name by that of a slot. Raises NotStarted."""
+        old = deployment.find(name)
         assert old is not None
-        place = standing.engines.index(old)
         if slot.spec.kind == "remote":
-            [new] = self.build(standing.name, (slot,))
-            self._loose.add(new.engine)
-            try:
-                await _started(new)
-            except NotStarted:
-                await self.retire(new.engine, 0.0)
-                raise
-            self._loose.discard(new.engine)
-            self._loose.add(old.engine)
-            standing.engines[place] = new
-            self._publish()
-            await self._stop_after(_drained(old), old.engine, drain_s)
-        elif wanted and slot.name != name and old.engine.state is EngineState.READY:
-            prospect = await ask(old, slot)
-            if prospect.obstacle is None:
-                await self._take_over(standing, old, slot, prospect.need_gib or 0.0, drain_s)
-            else:
-                told = (name, slot.name, prospect.obstacle)
-                log.warning("engine %s ends before %s starts: %s", *told)
-                await self._replace_in_place(standing, old, slot, drain_s, wanted=wanted)
-        else:
-            await self._replace_in_place(standing, old, slot, drain_s, wanted=wanted)
-
-    async def _replace_in_place(
-        self, standing: ModelDeployment, old: Running, slot: Slot, drain_s: float, *, wanted: bool
-    ) -> None:
-        """End an engine, then start another in its place. Raises NotStarted."""
-        await self.retire(old.engine, drain_s)
-        [new] = self.build(standing.name, (slot,))
-        standing.engines[standing.engines.index(old)] = new
+            await self._replace_by_remote(deployment, old, slot, terms.drain_s)
+            return
+        if terms.start and slot.name != name and old.engine.state is EngineState.READY:
+            overlap = await terms.check_overlap(old, slot)
+            if overlap.obstacle is None:
+                await self._take_over(deployment, old, slot, overlap.need_gib or 0.0, terms.drain_s)
+                return
+            log.warning("engine %s ends before %s starts: %s", name, slot.name, overlap.obstacle)
+        await self.retire(old.engine, terms.drain_s)
+        [new] = self.build(deployment.name, (slot,))
+        deployment.engines[deployment.engines.index(old)] = new
         self._publish()
-        if wanted:
-            await _started(new)
+        if terms.start:
+            await _start(new)
+
+    async def _replace_by_remote(
+        self, deployment: ModelDeployment, old: DeployedEngine, slot: Slot, drain_s: float
+    ) -> None:
+        """Replace an engine by a remote server once that is READY; it needs no memory here.
+
+        Raises NotStarted.
+        """
+        [new] = self.build(deployment.name, (slot,))
+        self._detached.add(new.engine)
+        try:
+            await _start(new)
+        except NotStarted:
+            await self.retire(new.engine, 0.0)
+            raise
+        self._detached.discard(new.engine)
+        self._detached.add(old.engine)
+        deployment.engines[deployment.engines.index(old)] = new
+        self._publish()
+        await self._stop_after(_drain_replaced(old), old.engine, drain_s)
 
     async def _take_over(
-        self, standing: ModelDeployment, old: Running, slot: Slot, need_gib: float, drain_s: float
+        self,
+        deployment: ModelDeployment,
+        old: DeployedEngine,
+        slot: Slot,
+        need_gib: float,
+        drain_s: float,
     ) -> None:
-        """Start an engine beside another, which ends when the new one is READY.
+        """Start an engine alongside another, which is retired when the new one is READY.
 
         Raises NotStarted; then the old one serves as before.
         """
-        [new] = self.build(standing.name, (slot,))
-        standing.engines.insert(standing.engines.index(old) + 1, new)
-        standing.coming = new
-        self._expected[new.engine] = need_gib
+        [new] = self.build(deployment.name, (slot,))
+        deployment.engines.insert(deployment.engines.index(old) + 1, new)
+        deployment.successor = new
+        self._expected_gib[new.engine] = need_gib
         self._publish()
         log.info("engine %s starts beside %s", new.engine.name, old.engine.name)
         try:
-            await _started(new)
+            await _start(new)
         except NotStarted as error:
-            del self._expected[new.engine]
-            standing.engines.remove(new)
-            standing.coming = None
+            del self._expected_gib[new.engine]
+            deployment.engines.remove(new)
+            deployment.successor = None
             self._publish()
             await self.retire(new.engine, 0.0)
             raise NotStarted(f"{error}; {old.engine.name} serves on") from None
-        # From here to `_publish` nothing else runs: there is no moment without a READY engine.
-        self._loose.add(old.engine)
-        standing.engines.remove(old)
-        standing.coming = None
+        # No task switch from here to `_publish`: a READY engine is listed at every moment.
+        self._detached.add(old.engine)
+        deployment.engines.remove(old)
+        deployment.successor = None
         self._publish()
         log.info("engine %s has taken over from %s", new.engine.name, old.engine.name)
-        await self._stop_after(_drained(old), old.engine, drain_s)
-        del self._expected[new.engine]
+        await self._stop_after(_drain_replaced(old), old.engine, drain_s)
+        del self._expected_gib[new.engine]
         self._publish()  # memory is free, for which a model on demand may wait
 
-    async def _back(
-        self,
-        standing: ModelDeployment,
-        was: Slot | None,
-        now: Slot | None,
-        drain_s: float,
-        ask: Ask,
+    async def _roll_back(
+        self, deployment: ModelDeployment, was: Slot | None, now: Slot | None, terms: ChangeTerms
     ) -> list[str]:
-        """Bring an engine back to what it was; return what failed."""
-        there = None if now is None else standing.find(now.name)
-        if was is not None and (old := standing.find(was.name)) is not None and old.slot is was:
-            return []  # it was not let go
+        """Undo one step; return what failed."""
+        present = None if now is None else deployment.find(now.name)
+        if was is not None and (old := deployment.find(was.name)) is not None and old.slot is was:
+            return []  # it still serves
+        terms = replace(terms, start=True)
         try:
-            if was is not None and there is not None:
-                await self._replace(standing, there.slot.name, was, drain_s, wanted=True, ask=ask)
+            if was is not None and present is not None:
+                await self._replace(deployment, present.slot.name, was, terms)
             elif was is not None:
-                [again] = self.build(standing.name, (was,))
-                standing.engines.append(again)
+                [again] = self.build(deployment.name, (was,))
+                deployment.engines.append(again)
                 self._publish()
-                await _started(again)
-            elif there is not None:
-                await self._remove(standing, there.slot.name, drain_s)
+                await _start(again)
+            elif present is not None:
+                await self._remove(deployment, present.slot.name, terms.drain_s)
         except NotStarted as error:
             return [f"with its old settings, {error}"]
         return []
 
 
-async def _drained(replaced: Running) -> None:
-    """Return when an engine that is in the catalogue no more has no request.
+async def _drain_replaced(replaced: DeployedEngine) -> None:
+    """Drain an engine that has left the catalogue.
 
-    It refuses none before: one that chose it an instant ago may not have reached it yet.
+    It refuses nothing before its last request: one that chose it just now may still be on its way.
     """
     while replaced.replica.in_flight:  # noqa: ASYNC110 - see DRAIN_POLL_S
         await asyncio.sleep(DRAIN_POLL_S)
     await replaced.engine.drain()
 
 
-async def _started(one: Running) -> None:
+async def _start(deployed: DeployedEngine) -> None:
+    """Return once an engine is READY. Raises NotStarted with the engine's own reason."""
+    engine = deployed.engine
+    # A managed engine has its own timeout, start_timeout_s, and knows why it failed.
+    bound_s = inf if engine.capabilities.managed else REMOTE_START_S
     try:
-        await start(one.engine)
+        await engine.ensure_ready(asyncio.get_running_loop().time() + bound_s)
     except EngineNotReady as error:
-        raise NotStarted(f"engine {one.slot.name}: {error}") from None
+        raise NotStarted(f"engine {deployed.slot.name}: {error}") from None
 
 
-def _sort(standing: ModelDeployment, slots: tuple[Slot, ...]) -> None:
+def _sort(deployment: ModelDeployment, slots: tuple[Slot, ...]) -> None:
     order = {slot.name: place for place, slot in enumerate(slots)}
-    # One that could not be brought back to what it was has another name, and stands last.
-    standing.engines.sort(key=lambda one: order.get(one.slot.name, len(order)))
-
-
-def memory_gib(engine: Engine) -> float:
-    """Return the GiB that an engine of this machine takes, as far as that is known."""
-    return engine.memory_gib or 0.0
+    # An engine that could not be rolled back has another name, and comes last.
+    deployment.engines.sort(key=lambda one: order.get(one.slot.name, len(order)))

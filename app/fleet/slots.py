@@ -1,13 +1,13 @@
-"""Which engine runs what under which name, and how that gets from one configuration to another.
+"""The engines of a model: the name and settings of each, and the plan from old to new settings.
 
-Pure. The name of an engine is that of its directory, so an engine that need not be touched keeps
-its name for as long as it runs, whatever comes and goes around it.
+Pure. An engine's name is that of its directory, so an engine that does not change keeps its name as
+long as it runs, whatever is added or removed around it.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -17,23 +17,22 @@ from engines.spec import EngineSpec, LocalSpec, ProcessSpec
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One engine's name, and what shall run under it; `spec.replicas` means nothing here."""
+    """One engine: its name and what it runs; `spec.replicas` is ignored here."""
 
     name: str
     spec: EngineSpec
-    # What the engine may fetch media from; () for a remote one, whose server decides.
+    # Domains that the engine may fetch media from; () for a remote server, which decides itself.
     media_domains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model's engines change. `after` has them all, in the order of the configuration."""
+    """How a model's engines change. `after` has all of them, in the order of the configuration."""
 
     after: tuple[Slot, ...]
-    # What runs on as it is.
-    kept: tuple[Slot, ...] = ()
-    # What makes way, and what comes in its place: under the same name, unless both are to run for a
-    # while (`with_names`).
+    kept: tuple[Slot, ...] = ()  # unchanged
+    # Pairs of old and new: under the same name, unless both are to run for a while
+    # (`rename_successors`).
     replaced: tuple[tuple[Slot, Slot], ...] = ()
     removed: tuple[Slot, ...] = ()
     added: tuple[Slot, ...] = ()
@@ -46,25 +45,25 @@ class Plan:
 def initial_slots(
     settings: Settings, running: Mapping[str, str] | None = None
 ) -> dict[str, tuple[Slot, ...]]:
-    """Return the engines that a gateway starts with, by model; no two have the same name.
+    """Return the engines at start-up by model, all under different names.
 
-    `running` has the mark of each engine that an earlier gateway has left, by name. One that runs
-    what is wanted keeps its name, by which it is found.
+    `running` has the hash (`config_hash`) of each engine that an earlier gateway has left, by name.
+    An engine that runs what a model wants keeps its name, by which it is adopted.
     """
     left = dict(running or {})
-    taken_over: dict[tuple[str, int], str] = {}
+    adopted: dict[tuple[str, int], str] = {}
     for model in settings.models:
-        for place, spec in enumerate(_each(model)):
-            wanted = mark(model.name, _slot("", spec, model))
+        for place, spec in enumerate(_specs(model)):
+            wanted = config_hash(model.name, _slot("", spec, model))
             name = next((name for name, runs in left.items() if runs == wanted), None)
             if name is not None:
                 del left[name]
-                taken_over[model.name, place] = name
+                adopted[model.name, place] = name
     slots: dict[str, tuple[Slot, ...]] = {}
-    taken = set(taken_over.values())
+    taken = set(adopted.values())
     for model in settings.models:
-        specs = _each(model)
-        found = [taken_over.get((model.name, place)) for place in range(len(specs))]
+        specs = _specs(model)
+        found = [adopted.get((model.name, place)) for place in range(len(specs))]
         fresh = iter(free_names(model.name, found.count(None), taken))
         slots[model.name] = tuple(
             _slot(name or next(fresh), spec, model) for name, spec in zip(found, specs, strict=True)
@@ -73,25 +72,27 @@ def initial_slots(
     return slots
 
 
-def slots_of(model: ModelSettings, taken: Container[str] = ()) -> tuple[Slot, ...]:
-    """Return the engines that a model begins with, under names that are not taken."""
-    specs = _each(model)
+def slots_of(model: ModelSettings, taken: Collection[str] = ()) -> tuple[Slot, ...]:
+    """Return the engines of a new model, under names that are not taken."""
+    specs = _specs(model)
     names = free_names(model.name, len(specs), taken)
     return tuple(_slot(name, spec, model) for name, spec in zip(names, specs, strict=True))
 
 
-def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()) -> Plan:
-    """Return how the engines that a model has become those that its new settings want.
+def plan(slots: Sequence[Slot], model: ModelSettings, taken: Collection[str] = ()) -> Plan:
+    """Return how a model's engines get to its new settings.
 
-    Engines that run the same are kept, of the others as many as possible are replaced in order.
+    Engines with equal settings are kept; of the others as many as possible are replaced, in order.
     `taken` has the names of all other engines.
     """
-    wanted = [_slot("", spec, model) for spec in _each(model)]
+    wanted = [_slot("", spec, model) for spec in _specs(model)]
     left = list(slots)
     kept: list[tuple[Slot, int]] = []
     open_places: list[int] = []
     for place, one in enumerate(wanted):
-        same = next((slot for slot in left if identity(slot) == identity(one)), None)
+        same = next(
+            (slot for slot in left if canonical_settings(slot) == canonical_settings(one)), None
+        )
         if same is None:
             open_places.append(place)
         else:
@@ -101,8 +102,7 @@ def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()
     after = {place: slot for slot, place in kept}
     after |= {place: replace(wanted[place], name=old.name) for old, place in replaced}
     fresh = open_places[len(replaced) :]
-    in_use = {slot.name for slot in slots}
-    names = free_names(model.name, len(fresh), _Either(in_use, taken))
+    names = free_names(model.name, len(fresh), {slot.name for slot in slots}.union(taken))
     added = {
         place: replace(wanted[place], name=name) for place, name in zip(fresh, names, strict=True)
     }
@@ -116,63 +116,61 @@ def plan(slots: Sequence[Slot], model: ModelSettings, taken: Container[str] = ()
     )
 
 
-def with_names(plan: Plan, names: Mapping[str, str]) -> Plan:
-    """Return a plan in which what replaces an engine of `names` has the name that stands there."""
+def rename_successors(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """Return the plan with new names for successors; `names` has them by the old engine's name."""
     replaced = tuple(
         (old, replace(new, name=names.get(old.name, new.name))) for old, new in plan.replaced
     )
     renamed = {old.name: new for old, new in replaced}
-    return replace(
-        plan,
-        # An engine that is replaced and its successor have had one name until now.
-        after=tuple(renamed.get(slot.name, slot) for slot in plan.after),
-        replaced=replaced,
-    )
+    # Until now an engine that is replaced and its successor have had the same name.
+    after = tuple(renamed.get(slot.name, slot) for slot in plan.after)
+    return replace(plan, after=after, replaced=replaced)
 
 
-def mark(model: str, slot: Slot) -> str:
-    """Return what an engine of a model runs, as a text that says nothing else."""
-    return hashlib.sha256(f"{model}\n{identity(slot)}".encode()).hexdigest()
+def config_hash(model: str, slot: Slot) -> str:
+    """Return a hash of what an engine runs: model and settings, not the engine's name."""
+    return hashlib.sha256(f"{model}\n{canonical_settings(slot)}".encode()).hexdigest()
 
 
-def identity(slot: Slot) -> str:
-    """Return a text that is the same for engines that run the same; it may hold secrets.
+def canonical_settings(slot: Slot) -> str:
+    """Return an engine's settings as JSON, equal for equal engines; it may contain secrets.
 
-    As JSON, since 1, 1.0 and true are equal in Python and three different flags for vLLM.
+    JSON, since 1, 1.0 and true are equal in Python and three different flags for vLLM.
     """
-    return json.dumps(made_of(slot), sort_keys=True)
+    return json.dumps(engine_settings(slot), sort_keys=True)
 
 
-def made_of(slot: Slot) -> dict[str, object]:
-    """Return everything that an engine is made of, as JSON has it."""
+def engine_settings(slot: Slot) -> dict[str, object]:
+    """Return all settings of an engine as JSON values."""
     spec = slot.spec.model_dump(mode="json", exclude={"replicas"})
     return {**spec, "media": {"domains": list(slot.media_domains)}}
 
 
-def free_names(model: str, number: int, taken: Container[str]) -> list[str]:
+def flatten(nested: object, path: str = "") -> dict[str, object]:
+    """Return the members of nested mappings by dotted path; a list is one value."""
+    if not isinstance(nested, dict):
+        return {path: nested}
+    if not nested and "." in path:  # a flag whose value is {}; not an empty section
+        return {path: nested}
+    found: dict[str, object] = {}
+    for key, member in nested.items():
+        found |= flatten(member, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def free_names(model: str, number: int, taken: Collection[str]) -> list[str]:
     """Return names for engines of a model that are not taken."""
     names: Iterable[str] = (f"{_slug(model)}-{n}" for n in count())
     free = (name for name in names if name not in taken)
     return [next(free) for _ in range(number)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Either:
-    """What is in one of two collections."""
-
-    one: Container[str]
-    other: Container[str]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.one or name in self.other
-
-
 def _slot(name: str, spec: EngineSpec, model: ModelSettings) -> Slot:
     return Slot(name, spec, model.media.domains if isinstance(spec, LocalSpec) else ())
 
 
-def _each(model: ModelSettings) -> list[EngineSpec]:
-    """Return a spec for each engine."""
+def _specs(model: ModelSettings) -> list[EngineSpec]:
+    """Return one spec per engine."""
     return [
         spec
         for spec in model.engines

@@ -16,7 +16,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
-from app.admission.admission import Permit
+from app.admission import Permit
 from app.asgi import ClientExchange
 from app.auth.principal import Principal
 from app.errors import (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Self
 
-from app.admission.admission import Admission
+from app.admission import Admission
 from app.limits.limiter import Limiter
 from app.relay.body_memory import BodyMemory, BodyMemoryBounds
 from app.relay.body_reader import ScanTurns

@@ -1,0 +1,12 @@
+"""Reloads the configuration of a running gateway.
+
+`difference` compares two configurations, `choice` decides which engines are replaced without a gap,
+`planner` checks the whole, `applier` carries it out, `reloader` runs these steps one reload at a
+time, and `report` has the result. `app.fleet` builds and runs the engines.
+"""
+
+from app.reload.applier import Adjustable
+from app.reload.reloader import Reloader
+from app.reload.report import ModelReport, Outcome, Report
+
+__all__ = ["Adjustable", "ModelReport", "Outcome", "Reloader", "Report"]

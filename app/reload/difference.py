@@ -1,7 +1,7 @@
-"""What a new configuration changes, what that touches, and how it is told. Pure.
+"""The difference between two configurations, which engines it affects, and its text. Pure.
 
-Every setting that differs is in a `Difference`: what belongs to a model or stands in APPLIED takes
-effect at a reload, everything else is told as what needs a restart. No value of a secret is shown.
+Every setting that differs is in a `Difference`. Settings of models and those in APPLIED take effect
+at a reload; all others are reported as needing a restart. Values of secrets are never shown.
 
     ~ model demo: args.max-model-len 2048 → 4096 (replaces demo-0)
     ~ model demo: demo-1 starts beside demo-0 and takes over when it is ready
@@ -17,13 +17,12 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from app.fleet.slots import Plan, Slot, initial_slots, made_of, plan, slots_of
-from app.reload.shown import flat, shown, value
-from app.reload.takeover import Takeover
+from app.fleet.slots import Plan, Slot, engine_settings, flatten, initial_slots, plan, slots_of
+from app.reload.shown import shown, value
 from app.settings import SECRETS, ModelSettings, Settings
 from engines.spec import LocalSpec
 
-# Settings outside of models that take effect while the gateway runs.
+# Settings outside of models that take effect at a reload.
 APPLIED = frozenset(
     {
         "server.max_body_bytes", "server.sse_keepalive_s", "server.drain_timeout_s",
@@ -33,112 +32,143 @@ APPLIED = frozenset(
         "logs.level", "logs.levels", "api_keys", "admin_key",
     }
 )  # fmt: skip
-# An engine in the gateway's own process shares its memory and its environment.
+# Cannot be replaced while the gateway runs, whose memory and environment it shares.
 FIXED_KIND = "in_process"
+# Time to stop the old engine after its last request: vLLM takes a second or two.
+STOP_S = 2.0
 
 Section = TypeVar("Section", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One setting with both of its values as they may be shown."""
+class SettingChange:
+    """A setting that differs; `text` has its values unless they may be secret."""
 
-    place: str
-    told: str
+    path: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.place} {self.told}"
+        return f"{self.path} {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """How a READY engine is replaced."""
+
+    old: str
+    new: str
+    # Why both cannot run at once; None: the new one starts beside the old one.
+    obstacle: str | None
+    # Another engine of the model is READY all along.
+    others_serve: bool
+    # Requests wait until the model is loaded again.
+    requests_wait: bool
+    load_s: float | None
+
+    def describe(self, model: str) -> str:
+        """Return one line, with the expected downtime of the model if there is any."""
+        if self.obstacle is None:
+            return f"{self.new} starts beside {self.old} and takes over when it is ready"
+        without = "in which requests wait" if self.requests_wait else f"without {model}"
+        if self.others_serve:
+            downtime = "the others serve meanwhile"
+        elif self.load_s is None:
+            downtime = f"{without} for an unknown time, it was never loaded here"
+        else:
+            downtime = f"about {self.load_s + STOP_S:.0f} s {without}"
+        last = "" if self.load_s is None else f"; last load took {self.load_s:.0f} s"
+        return f"{self.old} ends before its successor starts, {downtime}: {self.obstacle}{last}"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChange:
-    """A model that stays, with other settings."""
+    """A model in both configurations, with different settings."""
 
     old: ModelSettings
     new: ModelSettings
     plan: Plan
-    # What only the gateway itself knows: names, limits, queue, price…
-    fields: tuple[Change, ...]
-    # What differs between an engine and the one in its place, by the name of the first.
-    engines: Mapping[str, tuple[Change, ...]]
-    # Whether its engines stay as they are since one of them cannot change while the gateway runs.
-    fixed: bool = False
-    # How engines that serve make way; what is to run beside another has a name of its own.
+    # Changes that no engine depends on: names, limits, queue, price…
+    fields: tuple[SettingChange, ...]
+    # Changes between a replaced engine and its successor, by the name of the replaced one.
+    engines: Mapping[str, tuple[SettingChange, ...]]
+    # Its engines need a restart of the gateway, and stay as they are until then.
+    needs_restart: bool = False
+    # How READY engines are replaced; a successor that starts beside one has a name of its own.
     takeovers: tuple[Takeover, ...] = ()
 
     @property
     def needs_engines(self) -> bool:
-        """Whether an engine ends or starts for it."""
-        return not self.fixed and (bool(self.plan) or self.begins)
+        """Whether an engine is started or stopped for it."""
+        return not self.needs_restart and (bool(self.plan) or self.becomes_eager)
 
     @property
-    def begins(self) -> bool:
-        """Whether it was loaded on demand, and runs all along from now on."""
+    def becomes_eager(self) -> bool:
+        """Whether it was loaded on demand, and is always loaded from now on."""
         return self.old.load != self.new.load == "eager"
 
     @property
-    def beside(self) -> bool:
-        """True if every engine change is a replacement by an engine that starts beside it."""
+    def overlaps(self) -> bool:
+        """Whether every engine change is a replacement by an engine that starts beside it."""
         takeovers = self.takeovers
         return (
             not self.plan.removed
             and not self.plan.added
             and len(takeovers) == len(self.plan.replaced) > 0
-            and all(one.obstacle is None for one in takeovers)
+            and all(takeover.obstacle is None for takeover in takeovers)
         )
 
     @property
     def effective(self) -> ModelSettings:
-        """The settings that can come into force without a restart."""
-        if not self.fixed:
+        """The new settings, as far as they take effect without a restart."""
+        if not self.needs_restart:
             return self.new
         return self.new.model_copy(update={"engines": self.old.engines, "media": self.old.media})
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A model that is new. `fixed`: it cannot come while the gateway runs."""
+    """A new model. `needs_restart`: it cannot be added while the gateway runs."""
 
     model: ModelSettings
     slots: tuple[Slot, ...]
-    fixed: bool = False
+    needs_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one configuration changes of another."""
+    """The difference between the configuration in force and a new one."""
 
     new: Settings
     removed: Mapping[str, tuple[Slot, ...]]
     changed: tuple[ModelChange, ...]
     added: tuple[Addition, ...]
-    # Outside of models: what takes effect, and what needs a restart.
-    applied: tuple[Change, ...]
-    restart: tuple[Change, ...]
+    # Settings outside of models: those that take effect, and those that need a restart.
+    applied: tuple[SettingChange, ...]
+    restart: tuple[SettingChange, ...]
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.changed or self.added or self.applied or self.restart)
 
     def starts(self) -> Iterator[tuple[str, Slot]]:
-        """Return every engine that has to be made, with its model."""
+        """Return every engine to be built, with its model's name."""
         for change in self.changed:
             if change.needs_engines:
                 for slot in (*(after for _, after in change.plan.replaced), *change.plan.added):
                     yield change.new.name, slot
         for addition in self.added:
-            if not addition.fixed:
+            if not addition.needs_restart:
                 for slot in addition.slots:
                     yield addition.model.name, slot
 
     def lines(self) -> Iterator[str]:
-        """Return what people read, a line each."""
+        """Return the text, one line per change."""
         for change in self.changed:
             yield from _model_lines(change)
         for name, slots in self.removed.items():
             yield f"- model {shown(name)} (stops {_names(slots)})"
         for addition in self.added:
             name = shown(addition.model.name)
-            if addition.fixed:
+            if addition.needs_restart:
                 yield f"! model {name}: kind: {FIXED_KIND} (needs a restart)"
             elif addition.model.load == "on_demand":
                 yield f"+ model {name} (loads at the first request)"
@@ -153,10 +183,9 @@ class Difference:
 def difference(
     old: Settings, new: Settings, running: Mapping[str, Sequence[Slot]] | None = None
 ) -> Difference:
-    """Return what `new` changes of `old`.
+    """Return the difference.
 
-    `running` has the engines that there are by their model's name; default: those that a gateway
-    starts with.
+    `running` has the present engines by their model's name; default: those at start-up.
     """
     if running is None:
         running = initial_slots(old)
@@ -169,7 +198,7 @@ def difference(
         if name not in before:
             slots = slots_of(model, taken)
             taken |= {slot.name for slot in slots}
-            added.append(Addition(model, slots, any(_fixed(slot) for slot in slots)))
+            added.append(Addition(model, slots, any(_is_fixed(slot) for slot in slots)))
         elif (change := _model_change(before[name], model, running[name], taken)) is not None:
             changed.append(change)
             taken |= {slot.name for slot in change.plan.added}
@@ -179,13 +208,13 @@ def difference(
         {name: tuple(running[name]) for name in before if name not in after},
         tuple(changed),
         tuple(added),
-        tuple(change for change in sections if change.place in APPLIED),
-        tuple(change for change in sections if change.place not in APPLIED),
+        tuple(change for change in sections if change.path in APPLIED),
+        tuple(change for change in sections if change.path not in APPLIED),
     )
 
 
 def applied(old: Settings, new: Settings) -> Settings:
-    """Return the settings in force once all has been taken over outside of models that can be."""
+    """Return `old` with the settings outside of models that take effect at a reload."""
     return _applied(old, new, "")
 
 
@@ -203,99 +232,95 @@ def _applied(old: Section, new: Section, within: str) -> Section:
 def _model_change(
     old: ModelSettings, new: ModelSettings, slots: Sequence[Slot], taken: set[str]
 ) -> ModelChange | None:
-    """Return how a model changes, None if it does not."""
+    """Return the change of a model; None if it does not change."""
     others = taken - {slot.name for slot in slots}
     engines = plan(slots, new, others)
-    fixed = any(
-        _fixed(slot)
-        for slot in (
-            *engines.removed,
-            *engines.added,
-            *(s for pair in engines.replaced for s in pair),
-        )
-    )
+    touched = (*engines.removed, *engines.added, *(s for pair in engines.replaced for s in pair))
+    needs_restart = any(_is_fixed(slot) for slot in touched)
     local = any(isinstance(spec, LocalSpec) for spec in new.engines)
-    fields = tuple(_changes(_gateways_own(old, local=local), _gateways_own(new, local=local)))
+    fields = tuple(
+        _changes(_gateway_settings(old, local=local), _gateway_settings(new, local=local))
+    )
     if not fields and not engines:
         return None
-    told = {before.name: _engine_changes(before, after) for before, after in engines.replaced}
-    return ModelChange(old, new, engines, fields, told, fixed)
+    by_engine = {before.name: _engine_changes(before, after) for before, after in engines.replaced}
+    return ModelChange(old, new, engines, fields, by_engine, needs_restart)
 
 
-def _fixed(slot: Slot) -> bool:
+def _is_fixed(slot: Slot) -> bool:
     return slot.spec.kind == FIXED_KIND
 
 
-def _gateways_own(model: ModelSettings, *, local: bool) -> dict[str, object]:
-    """Return the settings that no engine is made of; `local`: some engine runs here."""
+def _gateway_settings(model: ModelSettings, *, local: bool) -> dict[str, object]:
+    """Return the settings that no engine depends on; `local`: some engine runs here."""
     found = _settings_of(model, "")
     del found["engines"]
     return {p: v for p, v in found.items() if not (local and p.startswith("media."))}
 
 
-def _engine_changes(old: Slot, new: Slot) -> tuple[Change, ...]:
+def _engine_changes(old: Slot, new: Slot) -> tuple[SettingChange, ...]:
     if old.spec.kind != new.spec.kind:
-        return (Change("kind", f"{old.spec.kind} → {new.spec.kind}"),)
-    before, after = flat(made_of(old)), flat(made_of(new))
-    # A name with a dot in it may hide another; what is replaced is told in any case.
-    return tuple(_changes(before, after)) or (Change("args", "changed"),)
+        return (SettingChange("kind", f"{old.spec.kind} → {new.spec.kind}"),)
+    before, after = flatten(engine_settings(old)), flatten(engine_settings(new))
+    # A key with a dot in it may hide another; a replaced engine always has a change.
+    return tuple(_changes(before, after)) or (SettingChange("args", "changed"),)
 
 
-def _section_changes(old: Settings, new: Settings) -> Iterator[Change]:
+def _section_changes(old: Settings, new: Settings) -> Iterator[SettingChange]:
     for name in type(old).model_fields:
         if name == "models":
             continue
         one, other = getattr(old, name), getattr(new, name)
         if name in SECRETS:
             if one != other:
-                yield Change(name, "changed")
+                yield SettingChange(name, "changed")
         elif isinstance(one, BaseModel):
-            # In Python's own terms, in which two secrets that differ are different.
+            # As Python values: different secrets are different, though they are written alike.
             yield from _changes(_settings_of(one, name), _settings_of(other, name))
 
 
-def _settings_of(section: BaseModel, place: str) -> dict[str, object]:
-    """Return every setting of a section by path; one that is a mapping is a value of its own."""
+def _settings_of(section: BaseModel, prefix: str) -> dict[str, object]:
+    """Return every setting of a section by path; a mapping is one value."""
     found: dict[str, object] = {}
     for name in type(section).model_fields:
         member = getattr(section, name)
-        inside = f"{place}.{name}" if place else name
-        found |= _settings_of(member, inside) if isinstance(member, BaseModel) else {inside: member}
+        path = f"{prefix}.{name}" if prefix else name
+        found |= _settings_of(member, path) if isinstance(member, BaseModel) else {path: member}
     return found
 
 
-def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[Change]:
-    """Return what differs between two flat mappings."""
-    for place in (*old, *(place for place in new if place not in old)):
-        if place not in new:
-            yield Change(shown(place), "removed")
-        elif place not in old:
-            after = value(place, new[place])
-            yield Change(shown(place), "added" if after is None else f"added: {after}")
-        # Equal is not enough (1 and true are), nor is what is written (secrets are not).
-        elif old[place] != new[place] or repr(old[place]) != repr(new[place]):
-            before, after = value(place, old[place]), value(place, new[place])
-            plain = before is not None and after is not None and before != after
-            yield Change(shown(place), f"{before} → {after}" if plain else "changed")
+def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[SettingChange]:
+    """Yield the differences between two flat mappings."""
+    for path in (*old, *(path for path in new if path not in old)):
+        if path not in new:
+            yield SettingChange(shown(path), "removed")
+        elif path not in old:
+            after = value(path, new[path])
+            yield SettingChange(shown(path), "added" if after is None else f"added: {after}")
+        # Equality is not enough (1 == True), nor is the text (secrets are written alike).
+        elif old[path] != new[path] or repr(old[path]) != repr(new[path]):
+            before, after = value(path, old[path]), value(path, new[path])
+            showable = before is not None and after is not None and before != after
+            yield SettingChange(shown(path), f"{before} → {after}" if showable else "changed")
 
 
 def _model_lines(change: ModelChange) -> Iterator[str]:
     name = shown(change.new.name)
     for field in change.fields:
         yield f"~ model {name}: {field}"
-    if change.fixed:
+    if change.needs_restart:
         yield f"! model {name}: engines (needs a restart: kind: {FIXED_KIND})"
         return
-    touched: dict[str, list[str]] = {}
+    engines_by_text: dict[str, list[str]] = {}
     for old, slot in change.plan.replaced:
         in_place = slot.spec.kind != "remote" and slot.name == old.name
+        verb = "restarts" if in_place else "replaces"
         for field in change.engines[old.name]:
-            does = "restarts" if in_place else "replaces"
-            touched.setdefault(f"{field} ({does}", []).append(old.name)
-    for told, engines in touched.items():
-        yield f"~ model {name}: {told} {', '.join(engines)})"
+            engines_by_text.setdefault(f"{field} ({verb}", []).append(old.name)
+    for text, engines in engines_by_text.items():
+        yield f"~ model {name}: {text} {', '.join(engines)})"
     for takeover in change.takeovers:
-        yield f"~ model {name}: {takeover.told(name)}"
+        yield f"~ model {name}: {takeover.describe(name)}"
     if change.plan.removed:
         yield f"~ model {name}: fewer engines (stops {_names(change.plan.removed)})"
     if change.plan.added:

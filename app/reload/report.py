@@ -1,4 +1,4 @@
-"""What a reload did, or would do."""
+"""The report of a reload."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from app.reload.shown import shown
 
 
 class Outcome(StrEnum):
-    """What became of one model."""
+    """Outcome for one model."""
 
     ADDED = "added"
     CHANGED = "changed"
     REMOVED = "removed"
-    # It was to be added, and an engine of it did not start; nothing of it is left.
+    # An engine of the new model failed to start; the model was removed again.
     NOT_ADDED = "not added"
-    # An engine with its new settings did not start; it has its old ones again.
+    # An engine with the new settings failed to start; the old settings are in force.
     ROLLED_BACK = "rolled back"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What became of one model; `reason` in words where it is not what was asked for."""
+    """Outcome for one model; `reason` says why it is not what was requested."""
 
     model: str
     outcome: Outcome
@@ -29,42 +29,42 @@ class ModelReport:
 
     @property
     def done(self) -> bool:
-        """Whether what was asked for was done, all of it."""
+        """Whether everything requested was done."""
         return self.reason is None
 
     def __str__(self) -> str:
-        told = f"model {shown(self.model)}: {self.outcome}"
-        return told if self.reason is None else f"{told}: {self.reason}"
+        line = f"model {shown(self.model)}: {self.outcome}"
+        return line if self.reason is None else f"{line}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a reload did, or with `dry_run` would do."""
+    """The changes of a reload, or of one that was only planned (`dry_run`)."""
 
     dry_run: bool
-    # What differs, a line each.
+    # One line per change.
     difference: tuple[str, ...]
     models: tuple[ModelReport, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether all that was asked for was done."""
+        """Whether everything requested was done."""
         return all(model.done for model in self.models)
 
     @property
     def summary(self) -> str:
-        """All of it in a few words."""
+        """The result in a few words."""
         if not self.difference:
             return "nothing differs"
         if self.dry_run:
             return "dry run: nothing was changed"
         failed = sum(not model.done for model in self.models)
         if failed:
-            return f"done, but for {failed} of {len(self.models)} models"
+            return f"done, except for {failed} of {len(self.models)} models"
         return "done"
 
     def lines(self) -> Iterator[str]:
-        """Return what people read, a line each."""
+        """Return the report as text lines."""
         yield from self.difference
         yield from map(str, self.models)
         yield self.summary

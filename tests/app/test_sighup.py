@@ -168,7 +168,7 @@ def test_the_command_tells_what_differs_and_does_it(fake_url: str, tmp_path: Pat
         assert (code, faults) == (1, [])
         refused = f"cannot connect to {dead[7:]}: Connection refused"
         assert said[-3] == f"model new: rolled back: engine new-0: {refused}"
-        assert said[-2:] == ["model demo: changed", "done, but for 1 of 2 models"]
+        assert said[-2:] == ["model demo: changed", "done, except for 1 of 2 models"]
 
         file.write_text("models: [")
         code, said, faults = reload(deployment)

@@ -1,4 +1,4 @@
-"""Whose turn it is: shares of tokens over keys, classes of priority, requests that leave."""
+"""The order of a fair queue: token shares by key, priorities, and removed requests."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.admission import fair_queue
-from app.admission.fair_queue import FairQueue, Place
+from app.admission.fair_queue import FairQueue, QueueEntry
 
 Queue = FairQueue[str]
 
 
 def push(
     queue: Queue, key: str, cost: float = 100, *, priority: int = 0, weight: float = 1.0
-) -> Place[str]:
-    """Let a request of a key wait; what is served is the key's name."""
+) -> QueueEntry[str]:
+    """Add a request of a key; its item is the name of the key."""
     return queue.push(key, key, priority, weight, cost)
 
 
 def served(queue: Queue, count: int | None = None) -> str:
-    """Return whose turn the next `count` times is, all that wait by default."""
+    """Return the keys of the next `count` requests, by default of all."""
     return "".join(queue.pop().item for _ in range(queue.size if count is None else count))
 
 
@@ -32,27 +32,27 @@ def filled(requests: Iterable[str], **each: float) -> Queue:
     return queue
 
 
-class TestOneClass:
-    def test_nothing_waits_at_first(self) -> None:
+class TestOnePriority:
+    def test_new_queue_is_empty(self) -> None:
         queue = Queue()
         assert queue.size == 0
-        assert queue.head() is None
+        assert queue.peek() is None
         with pytest.raises(IndexError):
             queue.pop()
 
-    def test_requests_of_one_key_come_in_order(self) -> None:
+    def test_requests_of_one_key_are_served_in_order(self) -> None:
         queue: FairQueue[int] = FairQueue()
         for number, cost in enumerate((1000, 1, 50)):
             queue.push(number, "a", 0, 1.0, cost)
         assert [queue.pop().item for _ in range(3)] == [0, 1, 2]
 
-    def test_keys_take_turns_however_many_requests_each_has_waiting(self) -> None:
+    def test_keys_take_turns_regardless_of_their_number_of_requests(self) -> None:
         assert served(filled("aaaaabbc")) == "abcabaaa"
 
-    def test_equals_are_served_in_the_order_in_which_they_came(self) -> None:
+    def test_ties_are_served_in_order_of_arrival(self) -> None:
         assert served(filled("dbca")) == "dbca"
 
-    def test_a_key_with_huge_requests_does_not_hold_up_one_with_small_ones(self) -> None:
+    def test_huge_requests_do_not_delay_small_ones_of_another_key(self) -> None:
         queue = Queue()
         for _ in range(3):
             push(queue, "H", 1000)
@@ -67,21 +67,21 @@ class TestOneClass:
             push(queue, "b", weight=3)
         assert Counter(served(queue, 40)) == {"a": 10, "b": 30}
 
-    def test_a_key_that_was_away_finds_no_credit(self) -> None:
+    def test_idle_key_gains_no_credit(self) -> None:
         queue = filled("a" * 200)
         served(queue, 100)
         for _ in range(100):
             push(queue, "b")
         assert abs(Counter(served(queue, 50))["a"] - 25) <= 1
 
-    def test_a_key_that_comes_back_at_once_is_no_newcomer(self) -> None:
+    def test_key_that_returns_at_once_keeps_its_tag(self) -> None:
         queue = filled("b" * 20)
         push(queue, "H", 1000)
         assert served(queue, 2) == "bH"
         push(queue, "H", 1000)
         assert served(queue, 11) == "b" * 9 + "Hb"
 
-    def test_who_was_served_ahead_owes_nothing_once_nobody_waits(self) -> None:
+    def test_tags_are_forgotten_when_the_queue_is_empty(self) -> None:
         queue = filled("H", cost=1_000_000)
         served(queue)
         push(queue, "H")
@@ -90,7 +90,7 @@ class TestOneClass:
         assert served(queue) == "Hss"
 
     @pytest.mark.parametrize("cost", [0, -5])
-    def test_a_request_that_costs_nothing_counts_as_one_token(self, cost: int) -> None:
+    def test_free_request_counts_as_one_token(self, cost: int) -> None:
         queue = Queue()
         for _ in range(5):
             push(queue, "f", cost)
@@ -98,7 +98,7 @@ class TestOneClass:
         assert served(queue) == "fafafafafa"
 
     @pytest.mark.parametrize("cost", [10.0**30, float("inf")])
-    def test_a_request_beyond_measure_harms_its_own_key_alone(self, cost: float) -> None:
+    def test_infinite_cost_harms_only_its_own_key(self, cost: float) -> None:
         queue = Queue()
         push(queue, "H", cost)
         push(queue, "H", cost)
@@ -109,7 +109,7 @@ class TestOneClass:
         assert served(queue) == "ab" * 50 + "H"
 
     @pytest.mark.parametrize("weight", [0.0, -1.0])
-    def test_a_key_without_weight_is_served_at_last(self, weight: float) -> None:
+    def test_key_without_weight_is_served_last(self, weight: float) -> None:
         queue = Queue()
         push(queue, "z", weight=weight)
         push(queue, "z", weight=weight)
@@ -118,15 +118,15 @@ class TestOneClass:
         assert served(queue) == "z" + "a" * 9 + "z"
 
 
-class TestLeaving:
-    def test_who_left_is_not_served(self) -> None:
+class TestRemove:
+    def test_removed_request_is_not_served(self) -> None:
         queue = Queue()
-        places = [push(queue, key) for key in "abc"]
-        queue.remove(places[1])
+        entries = [push(queue, key) for key in "abc"]
+        queue.remove(entries[1])
         assert queue.size == 2
         assert served(queue) == "ac"
 
-    def test_who_left_from_the_middle_of_its_key_costs_the_key_nothing(self) -> None:
+    def test_request_removed_from_the_middle_costs_its_key_nothing(self) -> None:
         queue = Queue()
         push(queue, "a")
         huge = push(queue, "a", 1_000_000)
@@ -136,7 +136,7 @@ class TestLeaving:
         queue.remove(huge)
         assert served(queue) == "ababb"
 
-    def test_who_left_from_the_head_leaves_its_turn_to_the_next_of_its_key(self) -> None:
+    def test_request_removed_from_the_head_leaves_its_turn_to_the_next(self) -> None:
         queue: FairQueue[str] = FairQueue()
         first = queue.push("a1", "a", 0, 1.0, 1000)
         queue.push("b1", "b", 0, 1.0, 100)
@@ -144,20 +144,20 @@ class TestLeaving:
         queue.remove(first)
         assert [queue.pop().item for _ in range(2)] == ["a2", "b1"]
 
-    def test_leaving_twice_or_once_served_changes_nothing(self) -> None:
+    def test_remove_after_remove_or_pop_has_no_effect(self) -> None:
         queue = Queue()
-        place = push(queue, "a")
+        entry = push(queue, "a")
         other = push(queue, "b")
         queue.remove(other)
         queue.remove(other)
-        assert queue.pop() is place
-        queue.remove(place)
+        assert queue.pop() is entry
+        queue.remove(entry)
         assert queue.size == 0
         push(queue, "a")
-        queue.remove(place)
+        queue.remove(entry)
         assert served(queue) == "a"
 
-    def test_a_key_that_left_and_came_again_has_no_advantage(self) -> None:
+    def test_key_that_left_and_returned_has_no_advantage(self) -> None:
         queue = filled("bbbbb")
         served(queue, 2)
         queue.remove(push(queue, "a"))
@@ -166,7 +166,7 @@ class TestLeaving:
         # "b" has had its share up to the virtual time and stands there too.
         assert Counter(served(queue, 4)) == {"a": 2, "b": 2}
 
-    def test_a_key_whose_only_request_left_comes_again(self) -> None:
+    def test_key_whose_only_request_left_can_return(self) -> None:
         queue = filled("bbb")
         queue.remove(push(queue, "a"))
         queue.remove(push(queue, "c"))
@@ -175,18 +175,18 @@ class TestLeaving:
         push(queue, "c")
         assert served(queue) == "acb"
 
-    def test_a_key_that_is_remembered_comes_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_remembered_key_can_return(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fair_queue, "REMEMBERED", 1)
         queue = filled("Hb" + "b" * 20)
         push(queue, "H", 1000)
         served(queue, 3)
         queue.remove(push(queue, "H"))
-        for key in "xyz":  # so many new ones that the others are gone through
+        for key in "xyz":  # enough new ones to sweep the others
             queue.remove(push(queue, key))
         push(queue, "H")
         assert served(queue, 11) == "b" * 10 + "H"
 
-    def test_keys_that_came_and_left_are_forgotten(self) -> None:
+    def test_keys_that_left_are_forgotten(self) -> None:
         queue = Queue()
         push(queue, "stays")
         for number in range(20 * fair_queue.REMEMBERED):
@@ -196,7 +196,7 @@ class TestLeaving:
         assert len(group._heap) <= 2 * fair_queue.REMEMBERED
         assert served(queue) == "stays"
 
-    def test_keys_that_were_served_ahead_are_forgotten_from_some_number_on(self) -> None:
+    def test_number_of_remembered_keys_is_bounded(self) -> None:
         queue = Queue()
         for _ in range(2):
             push(queue, "stays")
@@ -209,7 +209,7 @@ class TestLeaving:
         [group] = queue._classes.values()
         assert len(group._flows) <= 2 * (waiting + fair_queue.REMEMBERED)
 
-    def test_nothing_is_kept_when_nothing_waits(self) -> None:
+    def test_empty_queue_remembers_nothing(self) -> None:
         queue = filled("abc")
         queue.remove(push(queue, "d", priority=5))
         served(queue)
@@ -217,14 +217,14 @@ class TestLeaving:
         assert queue._order == []
 
 
-class TestClasses:
-    def test_the_lower_number_comes_first(self) -> None:
+class TestPriorities:
+    def test_lower_number_comes_first(self) -> None:
         queue = Queue()
         for priority, key in ((5, "c"), (0, "b"), (-3, "a"), (5, "c"), (-3, "a")):
             push(queue, key, priority=priority)
         assert served(queue) == "aabcc"
 
-    def test_one_token_in_ten_goes_to_the_class_behind(self) -> None:
+    def test_one_token_in_ten_goes_to_the_lower_priority(self) -> None:
         queue = Queue()
         for _ in range(60):
             push(queue, ".", priority=0)
@@ -232,7 +232,7 @@ class TestClasses:
             push(queue, "x", priority=1)
         assert served(queue, 50) == ("." * 9 + "x") * 4 + "." * 10
 
-    def test_tokens_count_and_not_requests(self) -> None:
+    def test_share_is_of_tokens_not_requests(self) -> None:
         queue = Queue()
         for _ in range(60):
             push(queue, ".", 100, priority=0)
@@ -240,7 +240,7 @@ class TestClasses:
             push(queue, "X", 200, priority=1)
         assert served(queue, 40) == "." * 18 + "X" + "." * 18 + "X" + ".."
 
-    def test_a_class_behind_gets_its_share_of_one_that_never_has_two_waiting(self) -> None:
+    def test_lower_priority_gets_its_share_of_a_short_queue(self) -> None:
         queue = Queue()
         push(queue, "x", priority=1)
         turns = ""
@@ -249,7 +249,7 @@ class TestClasses:
             turns += served(queue, 1)
         assert turns == "." * 9 + "x"
 
-    def test_the_classes_behind_take_turns(self) -> None:
+    def test_lower_priorities_take_turns(self) -> None:
         queue = Queue()
         for _ in range(200):
             push(queue, ".", priority=0)
@@ -258,20 +258,20 @@ class TestClasses:
                 push(queue, key, priority=priority)
         assert served(queue, 90).replace(".", "") == "abcabcabc"
 
-    def test_a_class_that_waits_for_the_first_time_finds_no_credit(self) -> None:
+    def test_new_lower_priority_has_no_credit(self) -> None:
         queue = filled("." * 100)
         served(queue, 50)
         push(queue, "x", priority=1)
         assert served(queue, 10) == "." * 9 + "x"
 
-    def test_what_a_class_had_coming_is_gone_when_its_requests_have_left(self) -> None:
+    def test_tokens_due_are_forgotten_when_the_lower_priority_is_empty(self) -> None:
         queue = filled("." * 100)
         for _ in range(3):
-            place = push(queue, "x", priority=1)
+            entry = push(queue, "x", priority=1)
             assert served(queue, 8) == "." * 8
-            queue.remove(place)
+            queue.remove(entry)
 
-    def test_shares_over_keys_hold_in_each_class(self) -> None:
+    def test_keys_share_within_each_priority(self) -> None:
         queue = Queue()
         for key in "bbba":
             push(queue, key, priority=1)
@@ -293,13 +293,13 @@ STEPS = st.lists(st.one_of(PUSH, PUSH, POP, LEAVE), max_size=120)
     # 0 and 2: keys are forgotten all the time, which must not show in who is served.
     remembered=st.sampled_from([0, 2, 256]),
 )
-def test_waiting_keys_are_served_by_weight_up_to_one_largest_request_of_each(
+def test_waiting_keys_are_served_by_weight_within_one_largest_request_of_each(
     steps: list[tuple[str, str, int]], remembered: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fair_queue, "REMEMBERED", remembered)
         queue: FairQueue[str] = FairQueue()
-        places: list[Place[str]] = []
+        entries: list[QueueEntry[str]] = []
         waiting: Counter[str] = Counter()
         largest = Counter(dict.fromkeys(KEYS, 0))
         pairs = [(one, two) for one in KEYS for two in KEYS if one < two]
@@ -307,28 +307,28 @@ def test_waiting_keys_are_served_by_weight_up_to_one_largest_request_of_each(
         ahead: dict[tuple[str, str], list[float]] = {pair: [0.0] for pair in pairs}
         for what, key, number in steps:
             if what == "push":
-                places.append(queue.push(key, key, 0, WEIGHTS[key], number))
+                entries.append(queue.push(key, key, 0, WEIGHTS[key], number))
                 waiting[key] += 1
                 largest[key] = max(largest[key], number)
                 continue
-            if not places:
+            if not entries:
                 continue
             if what == "pop":
                 both = [pair for pair in pairs if waiting[pair[0]] and waiting[pair[1]]]
-                place = queue.pop()
-                key = place.item
+                entry = queue.pop()
+                key = entry.item
                 for one, two in both:
                     if key in (one, two):
-                        step = place.cost / WEIGHTS[key] * (1 if key == one else -1)
+                        step = entry.cost / WEIGHTS[key] * (1 if key == one else -1)
                         ahead[one, two].append(ahead[one, two][-1] + step)
                         spread = max(ahead[one, two]) - min(ahead[one, two])
                         bound = largest[one] / WEIGHTS[one] + largest[two] / WEIGHTS[two]
                         assert spread <= bound + 1e-6
-                places.remove(place)
+                entries.remove(entry)
             else:
-                place = places.pop(number % len(places))
-                queue.remove(place)
-            waiting[place.item] -= 1
+                entry = entries.pop(number % len(entries))
+                queue.remove(entry)
+            waiting[entry.item] -= 1
             for pair in pairs:
                 if not waiting[pair[0]] or not waiting[pair[1]]:
                     ahead[pair] = [0.0]
@@ -341,7 +341,7 @@ PUSH_IN_CLASS = st.tuples(
 
 @pytest.mark.parametrize("remembered", [0, 2, 256])
 @given(steps=st.lists(st.one_of(PUSH_IN_CLASS, PUSH_IN_CLASS, POP, LEAVE), max_size=100))
-def test_each_request_is_served_once_or_leaves_and_keys_keep_their_order(
+def test_each_request_is_served_once_or_removed_and_keys_keep_their_order(
     steps: list[tuple[str, str, int]], remembered: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -351,26 +351,26 @@ def test_each_request_is_served_once_or_leaves_and_keys_keep_their_order(
 
 def _check_that_each_is_served_once(steps: list[tuple[str, str, int]]) -> None:
     queue: FairQueue[int] = FairQueue()
-    places: dict[int, Place[int]] = {}
+    entries: dict[int, QueueEntry[int]] = {}
     lines: dict[tuple[str, int], deque[int]] = {}
     line_of: dict[int, tuple[str, int]] = {}
     for number, (what, key, argument) in enumerate(steps):
         if what == "push":
-            places[number] = queue.push(number, key, argument, 1.0, 1 + number % 7)
+            entries[number] = queue.push(number, key, argument, 1.0, 1 + number % 7)
             line_of[number] = key, argument
             lines.setdefault((key, argument), deque()).append(number)
-        elif places and what == "pop":
-            head = queue.head()
-            place = queue.pop()
-            assert place is head
-            assert places.pop(place.item) is place
-            assert lines[line_of[place.item]].popleft() == place.item
-        elif places:
-            gone = list(places)[argument % len(places)]
-            queue.remove(places.pop(gone))
+        elif entries and what == "pop":
+            head = queue.peek()
+            entry = queue.pop()
+            assert entry is head
+            assert entries.pop(entry.item) is entry
+            assert lines[line_of[entry.item]].popleft() == entry.item
+        elif entries:
+            gone = list(entries)[argument % len(entries)]
+            queue.remove(entries.pop(gone))
             lines[line_of[gone]].remove(gone)
-        assert queue.size == len(places)
-    assert {queue.pop().item for _ in range(queue.size)} == set(places)
+        assert queue.size == len(entries)
+    assert {queue.pop().item for _ in range(queue.size)} == set(entries)
 
 
 @given(
@@ -380,7 +380,7 @@ def _check_that_each_is_served_once(steps: list[tuple[str, str, int]]) -> None:
         max_size=12,
     )
 )
-def test_classes_behind_get_a_tenth_of_the_tokens_and_no_more(
+def test_lower_priorities_get_one_tenth_of_the_tokens(
     costs: list[tuple[int, int, int]],
 ) -> None:
     queue: FairQueue[bool] = FairQueue()
@@ -389,7 +389,7 @@ def test_classes_behind_get_a_tenth_of_the_tokens_and_no_more(
         queue.push(False, "b", priority, 1.0, behind)
     tokens = {True: 0.0, False: 0.0}
     while queue.size > 20 * len(costs):  # as long as both must still wait
-        place = queue.pop()
-        tokens[place.item] += place.cost
+        entry = queue.pop()
+        tokens[entry.item] += entry.cost
         assert tokens[False] <= tokens[True] / 9 + 1e-6
         assert tokens[False] >= tokens[True] / 9 - 300 - 300 / 9

@@ -1,4 +1,4 @@
-"""Which engine runs what under which name, from one configuration to another."""
+"""Names and settings of engines, and the plan from one configuration to another."""
 
 import re
 from typing import Any
@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from app.fleet.slots import (
     Slot,
-    identity,
+    canonical_settings,
+    config_hash,
     initial_slots,
-    mark,
     plan,
+    rename_successors,
     slots_of,
-    with_names,
 )
 from app.settings import ModelSettings, Settings
 from engines.spec import ProcessSpec
@@ -47,7 +47,7 @@ def test_engines_are_numbered_through_a_model() -> None:
     assert names(slots_of(model(process(2), REMOTE))) == ["demo-0", "demo-1", "demo-2"]
 
 
-def test_a_name_is_fit_for_a_directory() -> None:
+def test_name_is_a_valid_directory_name() -> None:
     assert names(slots_of(model(REMOTE, name="../org/a b"))) == ["-org-a-b-0"]
     assert len(slots_of(model(REMOTE, name="x" * 200))[0].name) < 64
 
@@ -60,37 +60,39 @@ def test_no_two_engines_share_a_directory() -> None:
     assert [names(one) for one in slots.values()] == [["org-a-0"], ["org-a-1"]]
 
 
-class TestEnginesThatRun:
-    def test_one_that_runs_what_is_wanted_keeps_its_name(self) -> None:
+class TestAdoptedEngines:
+    def test_engine_with_the_same_settings_keeps_its_name(self) -> None:
         """As after a reload, in which it took over from demo-0."""
         settings = Settings(models=[{"name": "demo", "engines": [process(2, a=1), process(a=2)]}])
         one, _, other = slots_of(settings.models[0])
-        running = {"demo-1": mark("demo", other), "demo-7": mark("demo", one)}
+        running = {"demo-1": config_hash("demo", other), "demo-7": config_hash("demo", one)}
         found = initial_slots(settings, running)["demo"]
         assert names(found) == ["demo-7", "demo-0", "demo-1"]
-        assert [identity(slot) for slot in found] == [identity(slot) for slot in (one, one, other)]
+        assert [canonical_settings(slot) for slot in found] == [
+            canonical_settings(slot) for slot in (one, one, other)
+        ]
 
-    def test_one_that_runs_something_else_is_not_counted_in(self) -> None:
+    def test_engine_with_other_settings_is_not_adopted(self) -> None:
         settings = Settings(models=[{"name": "demo", "engines": [process()]}])
         [slot] = slots_of(settings.models[0])
-        running = {"demo-1": mark("other", slot), "demo-2": "?"}
+        running = {"demo-1": config_hash("other", slot), "demo-2": "?"}
         assert names(initial_slots(settings, running)["demo"]) == ["demo-0"]
 
-    def test_a_name_that_one_keeps_is_given_to_no_other_model(self) -> None:
+    def test_kept_name_is_given_to_no_other_model(self) -> None:
         settings = Settings(
             models=[{"name": name, "engines": [process()]} for name in ("org/a", "org-a")]
         )
-        running = {"org-a-0": mark("org-a", slots_of(settings.models[1])[0])}
+        running = {"org-a-0": config_hash("org-a", slots_of(settings.models[1])[0])}
         found = initial_slots(settings, running)
         assert [names(one) for one in found.values()] == [["org-a-1"], ["org-a-0"]]
 
-    def test_a_mark_tells_no_secret(self) -> None:
+    def test_hash_contains_no_secret(self) -> None:
         spec = ProcessSpec(kind="process", model="m", env={"HF_TOKEN": "hf_canary"})
-        assert re.fullmatch("[0-9a-f]{64}", mark("demo", Slot("demo-0", spec)))
+        assert re.fullmatch("[0-9a-f]{64}", config_hash("demo", Slot("demo-0", spec)))
 
 
 class TestPlan:
-    def test_equal_settings_touch_nothing(self) -> None:
+    def test_equal_settings_change_nothing(self) -> None:
         before = slots_of(model(process(2), REMOTE))
         found = plan(before, model(process(2), REMOTE))
         assert not found
@@ -104,7 +106,7 @@ class TestPlan:
         found = plan(slots_of(model(process(3))), model(process()))
         assert (names(found.kept), names(found.removed)) == (["demo-0"], ["demo-1", "demo-2"])
 
-    def test_others_take_over_the_names(self) -> None:
+    def test_successors_keep_the_names(self) -> None:
         found = plan(slots_of(model(process(2), REMOTE)), model(process(2, a=1), REMOTE))
         assert [(old.name, new.name) for old, new in found.replaced] == [
             ("demo-0", "demo-0"),
@@ -112,9 +114,9 @@ class TestPlan:
         ]
         assert names(found.kept) == ["demo-2"]
 
-    def test_a_successor_may_have_a_name_of_its_own(self) -> None:
+    def test_successor_can_be_renamed(self) -> None:
         found = plan(slots_of(model(process(2), REMOTE)), model(process(2, a=1), REMOTE))
-        renamed = with_names(found, {"demo-1": "demo-9", "demo-2": "demo-8"})
+        renamed = rename_successors(found, {"demo-1": "demo-9", "demo-2": "demo-8"})
         assert [(old.name, new.name) for old, new in renamed.replaced] == [
             ("demo-0", "demo-0"),
             ("demo-1", "demo-9"),
@@ -122,19 +124,19 @@ class TestPlan:
         assert names(renamed.after) == ["demo-0", "demo-9", "demo-2"]
         assert renamed.kept == found.kept
 
-    def test_another_order_touches_nothing(self) -> None:
+    def test_another_order_changes_no_engine(self) -> None:
         before = slots_of(model(process(a=1), process(a=2)))
         found = plan(before, model(process(a=2), process(a=1)))
         assert not found
         assert names(found.after) == ["demo-1", "demo-0"]
 
-    def test_new_names_are_free_ones(self) -> None:
+    def test_new_names_are_not_taken(self) -> None:
         before = (slots_of(model(process(3)))[2],)
         found = plan(before, model(process(3)), {"demo-1"})
         assert names(found.after) == ["demo-2", "demo-0", "demo-3"]
 
     @given(engines, engines, st.sets(st.sampled_from(["demo-0", "demo-1", "demo-2"])))
-    def test_it_is_whole_and_touches_no_more_than_it_must(
+    def test_plan_is_complete_and_minimal(
         self, old: list[dict[str, Any]], new: list[dict[str, Any]], taken: set[str]
     ) -> None:
         before = slots_of(model(*old), taken)
@@ -143,36 +145,38 @@ class TestPlan:
         come = [*found.added, *(one for _, one in found.replaced)]
         assert sorted(names((*found.kept, *gone))) == sorted(names(before))
         assert sorted(names((*found.kept, *come))) == sorted(names(found.after))
-        assert [identity(slot) for slot in found.after] == [
-            identity(slot) for slot in slots_of(model(*new))
+        assert [canonical_settings(slot) for slot in found.after] == [
+            canonical_settings(slot) for slot in slots_of(model(*new))
         ]
         assert len(set(names(found.after))) == len(found.after)
         assert not set(names(found.after)) & taken
         assert not (found.removed and found.added)
-        # What goes is nothing that could have been kept.
-        assert not {identity(slot) for slot in gone} & {identity(slot) for slot in come}
+        # No engine is replaced that could have been kept.
+        assert not {canonical_settings(slot) for slot in gone} & {
+            canonical_settings(slot) for slot in come
+        }
 
     @given(engines, engines)
-    def test_carried_out_it_leaves_nothing_to_do(
+    def test_plan_after_itself_is_empty(
         self, old: list[dict[str, Any]], new: list[dict[str, Any]]
     ) -> None:
         after = plan(slots_of(model(*old)), model(*new)).after
         assert not plan(after, model(*new))
 
 
-def test_flags_that_python_calls_equal_are_different() -> None:
+def test_flags_that_are_equal_in_python_are_different() -> None:
     values: list[object] = [1, 1.0, True, "1"]
     specs = [ProcessSpec(kind="process", model="m", args={"x": value}) for value in values]
-    assert len({identity(Slot("a", spec)) for spec in specs}) == 4
+    assert len({canonical_settings(Slot("a", spec)) for spec in specs}) == 4
 
 
-def test_how_a_spec_is_written_and_how_many_there_are_does_not_matter() -> None:
+def test_order_of_flags_and_replicas_do_not_matter() -> None:
     one = ProcessSpec(kind="process", model="m", args={"a": 1, "b": 2})
     other = ProcessSpec(kind="process", model="m", args={"b": 2, "a": 1}, env={}, replicas=3)
-    assert identity(Slot("a", one)) == identity(Slot("b", other))
+    assert canonical_settings(Slot("a", one)) == canonical_settings(Slot("b", other))
 
 
-def test_engines_here_take_the_media_domains_of_their_model_and_remote_ones_do_not() -> None:
+def test_only_local_engines_have_the_media_domains_of_their_model() -> None:
     both = [process(), {"kind": "remote", "url": "http://h"}]
     old, new = (
         ModelSettings.model_validate({"name": "demo", "engines": both, "media": {"domains": [one]}})

@@ -8,21 +8,21 @@ from hypothesis import event, given, reject
 from hypothesis import strategies as st
 
 from app.fleet.slots import initial_slots
-from app.reload.choice import Seats, choose, wish_of
+from app.fleet.takeover import EngineSnapshot, MachineResources
+from app.reload.choice import EngineLayout, choose_takeovers, placement_request
 from app.reload.difference import Difference, difference
-from app.reload.takeover import Machine, Present
 from app.settings import Settings
 from engines.gpu.accelerator import Device
 from engines.gpu.placement import Placement, PlacementError, place
 
-CPU = Machine((), on_cpu=True, free_gib=100.0)
-READY = Present(serves=True, memory_gib=1.0, start_s=57.0)
-STOPPED = Present(serves=False, memory_gib=1.0, start_s=57.0)
+CPU = MachineResources((), on_cpu=True, free_gib=100.0)
+READY = EngineSnapshot(ready=True, memory_gib=1.0, load_s=57.0)
+STOPPED = EngineSnapshot(ready=False, memory_gib=1.0, load_s=57.0)
 
 
-def gpus(number: int) -> Machine:
+def gpus(number: int) -> MachineResources:
     devices = [Device(index, f"GPU-{index}", "H100", 80.0, 80.0) for index in range(number)]
-    return Machine(devices, on_cpu=False, free_gib=100.0)
+    return MachineResources(devices, on_cpu=False, free_gib=100.0)
 
 
 def process(replicas: int = 1, share: float | None = None, **fields: Any) -> dict[str, Any]:
@@ -38,28 +38,28 @@ def model(name: str, *engines: dict[str, Any], **fields: Any) -> dict[str, Any]:
 def chosen(
     before: Sequence[dict[str, Any]],
     after: Sequence[dict[str, Any]],
-    machine: Machine = CPU,
+    machine: MachineResources = CPU,
     *,
     idle: Sequence[str] = (),
-    hindrance: str | None = None,
+    obstacle: str | None = None,
 ) -> tuple[Difference, dict[str, Placement]]:
-    """Choose for a gateway that began with one configuration and is given another."""
+    """Choose for a gateway that runs `before` and reloads `after`."""
     old, new = Settings(models=before), Settings(models=after)
     running = initial_slots(old)
     slots = [(one, running[one.name]) for one in old.models]
-    wishes = [wish_of(one, slot) for one, engines in slots for slot in engines]
-    placements = place(wishes, machine.devices) if machine.devices else {}
-    present = {
+    requests = [placement_request(one, slot) for one, engines in slots for slot in engines]
+    placements = place(requests, machine.devices) if machine.devices else {}
+    snapshots = {
         slot.name: STOPPED if slot.name in idle else READY
         for engines in running.values()
         for slot in engines
     }
-    seats = Seats.of(slots, placements)
-    return choose(difference(old, new), seats, machine, present, hindrance=hindrance)
+    layout = EngineLayout.of(slots, placements)
+    return choose_takeovers(difference(old, new), layout, machine, snapshots, obstacle=obstacle)
 
 
-def ways(found: Difference) -> list[tuple[str, str, bool]]:
-    """Which engine makes way for which, and whether that starts beside it."""
+def takeovers(found: Difference) -> list[tuple[str, str, bool]]:
+    """Return old and new engine of each takeover, and whether they overlap."""
     return [
         (one.old, one.new, one.obstacle is None)
         for change in found.changed
@@ -71,18 +71,18 @@ LONGER: dict[str, Any] = {"args": {"max-model-len": 4096}}
 
 
 class TestNames:
-    def test_what_starts_beside_another_has_a_name_of_its_own(self) -> None:
+    def test_overlapping_successor_has_a_new_name(self) -> None:
         found, _ = chosen([model("a", process(2))], [model("a", process(2, **LONGER))])
-        assert ways(found) == [("a-0", "a-2", True), ("a-1", "a-3", True)]
+        assert takeovers(found) == [("a-0", "a-2", True), ("a-1", "a-3", True)]
         [change] = found.changed
         assert [slot.name for slot in change.plan.after] == ["a-2", "a-3"]
         assert [(old.name, new.name) for old, new in change.plan.replaced] == [
             ("a-0", "a-2"),
             ("a-1", "a-3"),
         ]
-        assert change.beside
+        assert change.overlaps
 
-    def test_no_name_is_that_of_an_engine_that_comes(self) -> None:
+    def test_new_name_is_not_that_of_an_added_engine(self) -> None:
         """org/a and org-a make the same name."""
         before = [model("org/a", process())]
         found, _ = chosen(before, [model("org/a", process(2, **LONGER)), model("org-a", process())])
@@ -90,13 +90,13 @@ class TestNames:
         names = [slot.name for slot in change.plan.after]
         assert names == ["org-a-3", "org-a-1"]
         assert [slot.name for slot in found.added[0].slots] == ["org-a-2"]
-        assert not change.beside, "an engine is added as well"
+        assert not change.overlaps, "an engine is added as well"
 
-    def test_what_starts_in_place_keeps_it(self) -> None:
+    def test_successor_in_place_keeps_the_name(self) -> None:
         found, _ = chosen(
-            [model("a", process())], [model("a", process(**LONGER))], hindrance="crowded"
+            [model("a", process())], [model("a", process(**LONGER))], obstacle="crowded"
         )
-        assert ways(found) == [("a-0", "a-0", False)]
+        assert takeovers(found) == [("a-0", "a-0", False)]
         assert list(found.lines()) == [
             "~ model a: args.max-model-len added: 4096 (restarts a-0)",
             "~ model a: a-0 ends before its successor starts, about 59 s without a: crowded; "
@@ -104,47 +104,47 @@ class TestNames:
         ]
 
 
-class TestWays:
-    def test_an_engine_that_does_not_serve_makes_way_without_a_word(self) -> None:
+class TestTakeovers:
+    def test_engine_that_is_not_ready_has_no_takeover(self) -> None:
         found, _ = chosen(
             [model("a", process(2))], [model("a", process(2, **LONGER))], idle=["a-0"]
         )
-        assert ways(found) == [("a-1", "a-2", True)]
+        assert takeovers(found) == [("a-1", "a-2", True)]
         assert [slot.name for slot in found.changed[0].plan.after] == ["a-0", "a-2"]
 
-    def test_another_replica_that_serves_covers_one_that_cannot_run_beside_another(self) -> None:
+    def test_other_ready_replica_serves_during_a_replacement_in_place(self) -> None:
         found, _ = chosen(
             [model("a", process(2, env={"A_PORT": "1"}))],
             [model("a", process(2, env={"A_PORT": "1"}, **LONGER))],
         )
-        assert [one.covered for one in found.changed[0].takeovers] == [True, True]
+        assert [one.others_serve for one in found.changed[0].takeovers] == [True, True]
 
-    def test_a_replica_that_goes_covers_nobody(self) -> None:
+    def test_removed_replica_does_not_serve_meanwhile(self) -> None:
         found, _ = chosen(
             [model("a", process(2, env={"A_PORT": "1"}))],
             [model("a", process(env={"A_PORT": "1"}, **LONGER))],
         )
-        assert [one.covered for one in found.changed[0].takeovers] == [False]
+        assert [one.others_serve for one in found.changed[0].takeovers] == [False]
 
-    def test_a_remote_server_is_asked_as_ever(self) -> None:
+    def test_remote_server_has_no_takeover(self) -> None:
         found, _ = chosen(
             [model("a", process())], [model("a", {"kind": "remote", "url": "http://h"})]
         )
-        assert ways(found) == []
+        assert takeovers(found) == []
         assert list(found.lines()) == ["~ model a: kind process → remote (replaces a-0)"]
 
-    def test_a_model_on_demand_goes_as_a_whole(self) -> None:
+    def test_on_demand_model_is_unloaded_as_a_whole(self) -> None:
         before = [model("a", process(2), process(env={"B_PORT": "1"}), load="on_demand")]
         after = [
             model("a", process(2, **LONGER), process(env={"B_PORT": "1"}, **LONGER), load="eager")
         ]
         found, _ = chosen(before, after)
-        assert ways(found) == [(name, name, False) for name in ("a-0", "a-1", "a-2")]
+        assert takeovers(found) == [(name, name, False) for name in ("a-0", "a-1", "a-2")]
         [change] = found.changed
         assert {one.obstacle for one in change.takeovers} == {
             "both would use the same port (env.B_PORT)"
         }
-        assert all(one.held and not one.covered for one in change.takeovers)
+        assert all(one.requests_wait and not one.others_serve for one in change.takeovers)
         fewer, _ = chosen(
             [model("a", process(2), load="on_demand")],
             [model("a", process(**LONGER), load="on_demand")],
@@ -155,20 +155,20 @@ class TestWays:
 
 
 class TestGpus:
-    def test_a_gpu_that_is_free_is_taken(self) -> None:
+    def test_free_gpu_is_used(self) -> None:
         found, placements = chosen(
             [model("a", process(gpus="auto"))],
             [model("a", process(gpus="auto", **LONGER))],
             gpus(2),
         )
-        assert ways(found) == [("a-0", "a-1", True)]
+        assert takeovers(found) == [("a-0", "a-1", True)]
         assert {name: one.devices for name, one in placements.items()} == {"a-1": (1,)}
 
-    def test_a_gpu_that_is_full_is_told(self) -> None:
+    def test_full_gpu_is_the_obstacle(self) -> None:
         found, placements = chosen(
             [model("a", process(gpus=[0]))], [model("a", process(gpus=[0], **LONGER))], gpus(2)
         )
-        assert ways(found) == [("a-0", "a-0", False)]
+        assert takeovers(found) == [("a-0", "a-0", False)]
         assert placements == {}
         assert found.changed[0].takeovers[0].obstacle == (
             "no memory for both: GPU 0: gpu-memory-utilization of a-0 (0.92) and a-1 (0.92) is "
@@ -181,15 +181,17 @@ class TestGpus:
             [model("a", process(gpus=[0], share=0.7))],
             gpus(1),
         )
-        assert ways(found) == [("a-0", "a-1", True)]
+        assert takeovers(found) == [("a-0", "a-1", True)]
 
-    def test_engines_without_gpus_count_where_they_go_by_themselves(self) -> None:
+    def test_engine_without_gpus_counts_on_the_first_gpu(self) -> None:
         small, large = model("a", process(share=0.4)), model("a", process(share=0.4, **LONGER))
-        assert ways(chosen([small], [large], gpus(1))[0]) == [("a-0", "a-1", True)]
+        assert takeovers(chosen([small], [large], gpus(1))[0]) == [("a-0", "a-1", True)]
         full = model("b", process(share=0.3))
-        assert ways(chosen([small, full], [large, full], gpus(1))[0]) == [("a-0", "a-0", False)]
+        assert takeovers(chosen([small, full], [large, full], gpus(1))[0]) == [
+            ("a-0", "a-0", False)
+        ]
 
-    def test_where_an_engine_goes_by_itself_is_not_known_of_all(self) -> None:
+    def test_engine_on_an_unknown_gpu_is_the_obstacle(self) -> None:
         env = {"CUDA_VISIBLE_DEVICES": "MIG-1"}
         found, _ = chosen(
             [model("a", process(env=env))], [model("a", process(env=env, **LONGER))], gpus(1)
@@ -198,23 +200,23 @@ class TestGpus:
             "no memory for both: a-1: which GPUs it uses is not known, set gpus"
         )
 
-    def test_each_replica_finds_the_room_that_the_one_before_it_left(self) -> None:
+    def test_replica_uses_the_gpu_freed_by_the_one_before_it(self) -> None:
         found, placements = chosen(
             [model("a", process(2, gpus="auto"))],
             [model("a", process(2, gpus="auto", **LONGER))],
             gpus(3),
         )
-        assert ways(found) == [("a-0", "a-2", True), ("a-1", "a-3", True)]
+        assert takeovers(found) == [("a-0", "a-2", True), ("a-1", "a-3", True)]
         assert {name: one.devices for name, one in placements.items()} == {"a-2": (2,), "a-3": (0,)}
 
-    def test_room_is_left_for_models_that_are_loaded_on_demand(self) -> None:
+    def test_memory_is_left_for_on_demand_models(self) -> None:
         lazy = model("lazy", process(gpus=[0], share=0.5), load="on_demand")
         found, _ = chosen(
             [model("a", process(gpus=[0], share=0.4)), lazy],
             [model("a", process(gpus=[0], share=0.3)), lazy],
             gpus(1),
         )
-        assert ways(found) == [("a-0", "a-0", False)]
+        assert takeovers(found) == [("a-0", "a-0", False)]
 
 
 shares = st.sampled_from([0.2, 0.3, 0.45, 0.92])
@@ -225,7 +227,7 @@ models = st.lists(engines, min_size=1, max_size=3)
 
 
 @given(models, models, st.integers(2, 3), st.booleans())
-def test_at_no_moment_is_a_gpu_given_away_twice(
+def test_no_gpu_is_ever_overcommitted(
     before: list[dict[str, Any]], after: list[dict[str, Any]], number: int, demanded: bool
 ) -> None:
     machine = gpus(number)
@@ -239,8 +241,8 @@ def test_at_no_moment_is_a_gpu_given_away_twice(
     event(f"{len(placements)} start beside others")
     settings = Settings(models=old)
     slots = initial_slots(settings)
-    wishes = [wish_of(one, slot) for one in settings.models for slot in slots[one.name]]
-    where = place(wishes, machine.devices or ())
+    requests = [placement_request(one, slot) for one in settings.models for slot in slots[one.name]]
+    where = place(requests, machine.devices or ())
     held = {slot.name: (slot, where[slot.name].devices) for each in slots.values() for slot in each}
     for name in found.removed:
         for slot in slots[name]:

@@ -1,4 +1,4 @@
-"""What a new configuration changes, and how it is told."""
+"""The difference between two configurations, and its text."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from app.fleet.slots import initial_slots, slots_of
-from app.reload.difference import APPLIED, applied, difference
+from app.reload.difference import APPLIED, Takeover, applied, difference
 from app.settings import ModelSettings, Settings, digest
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
 
 CANARY = "canary-0123456789abcdef"
+DOWNTIME: dict[str, Any] = {
+    "new": "demo-0",
+    "obstacle": "crowded",
+    "others_serve": False,
+    "requests_wait": False,
+    "load_s": 57.0,
+}
 
 
 def model(name: str = "demo", *engines: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -38,7 +45,7 @@ class TestLines:
         assert lines(settings(), settings()) == []
         assert not difference(settings(), settings())
 
-    def test_models_come_and_go(self) -> None:
+    def test_models_added_and_removed(self) -> None:
         new = settings(model("a", process(replicas=2)), model("b", load="on_demand"))
         assert lines(settings(model("x")), new) == [
             "- model x (stops x-0)",
@@ -46,7 +53,7 @@ class TestLines:
             "+ model b (loads at the first request)",
         ]
 
-    def test_what_restarts_which_engine(self) -> None:
+    def test_changed_flag_restarts_engines(self) -> None:
         old = settings(model("demo", process(replicas=2, args={"max-model-len": 2048})))
         new = settings(model("demo", process(replicas=2, args={"max-model-len": 4096})))
         assert lines(old, new) == [
@@ -60,7 +67,7 @@ class TestLines:
             "! metrics_key changed (needs a restart)",
         ]
 
-    def test_what_only_the_gateway_knows(self) -> None:
+    def test_gateway_settings_of_a_model(self) -> None:
         new = settings(model(aliases=["a", "b"], price={"prompt": 1}, queue={"timeout_s": 5}))
         assert lines(settings(), new) == [
             "~ model demo: aliases [] → [a, b]",
@@ -79,13 +86,13 @@ class TestLines:
             '~ model demo: fields.max {} → {"n": 3}',
         ]
 
-    def test_media_domains_restart_engines_here(self) -> None:
+    def test_media_domains_restart_local_engines(self) -> None:
         remote = {"kind": "remote", "url": "http://h"}
         old = settings(model("demo", process(), remote))
         new = settings(model("demo", process(), remote, media={"domains": ["a.org"]}))
         assert lines(old, new) == ["~ model demo: media.domains [] → [a.org] (restarts demo-0)"]
 
-    def test_media_domains_of_a_model_elsewhere_restart_nothing(self) -> None:
+    def test_media_domains_of_a_remote_model_restart_nothing(self) -> None:
         remote = {"kind": "remote", "url": "http://h"}
         old = settings(model("demo", remote))
         new = settings(model("demo", remote, media={"domains": ["a.org"]}))
@@ -107,7 +114,7 @@ class TestLines:
         assert lines(one, three) == ["~ model demo: more engines (starts demo-1, demo-2)"]
         assert lines(three, one) == ["~ model demo: fewer engines (stops demo-1, demo-2)"]
 
-    def test_a_flag_comes_goes_and_is_of_another_kind(self) -> None:
+    def test_flag_added_removed_and_of_another_type(self) -> None:
         old = settings(model("demo", process(args={"gone": "x", "kind": 1, "deep": {"a": 1}})))
         new = settings(model("demo", process(args={"kind": True, "deep": {"a": 2}, "new": [1, 2]})))
         assert lines(old, new) == [
@@ -123,14 +130,14 @@ class TestLines:
             "~ model demo: kind process → remote (replaces demo-0)"
         ]
 
-    def test_what_needs_a_restart_and_what_does_not(self) -> None:
+    def test_settings_that_need_a_restart(self) -> None:
         new = settings(server={"port": 9, "drain_timeout_s": 1})
         assert lines(settings(), new) == [
             "~ server.drain_timeout_s 30.0 → 1.0",
             "! server.port 8000 → 9 (needs a restart)",
         ]
 
-    def test_engines_in_this_process_do_not_change(self) -> None:
+    def test_in_process_engines_need_a_restart(self) -> None:
         inside = {"kind": "in_process", "model": "m"}
         old = settings(model("demo", inside))
         new = settings(
@@ -145,13 +152,13 @@ class TestLines:
         assert list(found.starts()) == []
         assert found.changed[0].effective.engines == old.models[0].engines
 
-    def test_a_line_stays_one_line(self) -> None:
+    def test_line_breaks_are_escaped(self) -> None:
         new = settings(model(aliases=["a\nb\x1b[31m", "x" * 250]))
         [line] = lines(settings(), new)
         assert line.isprintable()
         assert len(line) < 200
 
-    def test_names_of_engines_are_those_that_run(self) -> None:
+    def test_engine_names_are_those_of_running_engines(self) -> None:
         old = settings(model("demo", process(args={"a": 1})))
         running = {"demo": slots_of(old.models[0], {"demo-0"})}
         found = difference(old, settings(), running)
@@ -177,7 +184,7 @@ class TestSecrets:
             assert CANARY not in line
         assert CANARY not in repr(difference(other, with_it).changed[0].engines)
 
-    def test_a_changed_one_is_told_by_name(self) -> None:
+    def test_changed_secret_is_reported_without_its_value(self) -> None:
         old, new = (settings(model("demo", process(env={"T": t}))) for t in ("a", "b"))
         assert lines(old, new) == ["~ model demo: env.T changed (restarts demo-0)"]
 
@@ -193,7 +200,7 @@ class TestSecrets:
             "! state.redis_url changed (needs a restart)",
         ]
 
-    def test_a_count_of_tokens_is_no_secret(self) -> None:
+    def test_token_count_is_no_secret(self) -> None:
         old, new = (
             settings(model("demo", process(args={"max-num-batched-tokens": n, "tokenizer": n})))
             for n in ("1", "2")
@@ -202,8 +209,43 @@ class TestSecrets:
         assert "args.tokenizer 1 → 2" in lines(old, new)[1]
 
 
+class TestTakeover:
+    @pytest.mark.parametrize(
+        ("fields", "text"),
+        [
+            (
+                {"new": "demo-1", "obstacle": None},
+                "demo-1 starts beside demo-0 and takes over when it is ready",
+            ),
+            (
+                {"load_s": 57.1},
+                "demo-0 ends before its successor starts, about 59 s without demo: crowded; "
+                "last load took 57 s",
+            ),
+            (
+                {"load_s": None},
+                "demo-0 ends before its successor starts, without demo for an unknown time, it was "
+                "never loaded here: crowded",
+            ),
+            (
+                {"others_serve": True},
+                "demo-0 ends before its successor starts, the others serve meanwhile: crowded; "
+                "last load took 57 s",
+            ),
+            (
+                {"requests_wait": True},
+                "demo-0 ends before its successor starts, about 59 s in which requests wait: "
+                "crowded; last load took 57 s",
+            ),
+        ],
+    )
+    def test_describes_the_downtime(self, fields: dict[str, Any], text: str) -> None:
+        takeover = Takeover(old="demo-0", **DOWNTIME | fields)
+        assert takeover.describe("demo") == text
+
+
 def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by path, with the type of its value."""
+    """Yield every setting by path, with the type of its value."""
     for name, field in kind.model_fields.items():
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -215,7 +257,7 @@ def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]
 # One of these is another valid value of any setting, whatever its type.
 CANDIDATES: tuple[object, ...] = (
     1, 2, "x", "auto", "on_demand", "open", "owner", "session", "json", "debug", False, True,
-    ["x"], [0.5], {"x": "y"}, {"x": "debug"}, {"x": 1},
+    ["x"], [0.5], {"x": "y"}, {"relay": "debug"}, {"x": 1},
 )  # fmt: skip
 
 
@@ -229,52 +271,52 @@ def other_than(value: object, kind: Any) -> object:
     raise AssertionError(f"no other value for {value!r}")
 
 
-def changed(whole: BaseModel, place: str, kind: Any) -> BaseModel:
-    """Return settings with another value at a place, not validated."""
-    name, _, rest = place.partition(".")
+def changed(whole: BaseModel, path: str, kind: Any) -> BaseModel:
+    """Return settings with another value at a path, not validated."""
+    name, _, rest = path.partition(".")
     value = getattr(whole, name)
     update = changed(value, rest, kind) if rest else other_than(value, kind)
     return whole.model_copy(update={name: update})
 
 
-class TestEverySettingIsAppliedOrTold:
-    """So that a setting which is added later is not forgotten."""
+class TestEverySettingIsAppliedOrNeedsARestart:
+    """A setting that is added later cannot be forgotten."""
 
-    @pytest.mark.parametrize(("place", "kind"), list(leaves(Settings)))
-    def test_of_the_gateway(self, place: str, kind: Any) -> None:
+    @pytest.mark.parametrize(("path", "kind"), list(leaves(Settings)))
+    def test_of_the_gateway(self, path: str, kind: Any) -> None:
         old = settings()
-        new = changed(old, place, kind)
+        new = changed(old, path, kind)
         assert isinstance(new, Settings)
         found = difference(old, new)
-        told = found.applied if place in APPLIED else found.restart
-        assert [change.place for change in told] == [place]
+        changes = found.applied if path in APPLIED else found.restart
+        assert [change.path for change in changes] == [path]
         assert len(list(found.lines())) == 1
-        # In force is then what was applied, and what was not is told again.
+        # The settings in force then have what was applied; the rest still differs.
         left = difference(applied(old, new), new)
         assert (left.applied, left.restart) == ((), found.restart)
 
-    def test_those_that_are_applied_exist(self) -> None:
-        assert {place for place, _ in leaves(Settings)} >= APPLIED
+    def test_applied_settings_exist(self) -> None:
+        assert {path for path, _ in leaves(Settings)} >= APPLIED
 
     @pytest.mark.parametrize(
-        ("place", "kind"),
-        # Engines are made of media.domains: see test_media_domains_restart_engines_here.
+        ("path", "kind"),
+        # Engines are made of media.domains: see test_media_domains_restart_local_engines.
         [
             one
             for one in leaves(ModelSettings)
             if one[0] not in ("name", "engines", "media.domains")
         ],
     )
-    def test_of_a_model(self, place: str, kind: Any) -> None:
+    def test_of_a_model(self, path: str, kind: Any) -> None:
         old = settings()
-        altered = changed(old.models[0], place, kind)
+        altered = changed(old.models[0], path, kind)
         [change] = difference(old, old.model_copy(update={"models": (altered,)})).changed
-        assert [field.place for field in change.fields] == [place]
+        assert [field.path for field in change.fields] == [path]
         assert not change.plan
         assert change.effective == altered
 
     @pytest.mark.parametrize(
-        ("spec", "place", "kind"),
+        ("spec", "path", "kind"),
         [
             (spec, *leaf)
             for spec in (
@@ -286,15 +328,15 @@ class TestEverySettingIsAppliedOrTold:
             if leaf[0] not in ("kind", "replicas")
         ],
     )
-    def test_of_an_engine(self, spec: BaseModel, place: str, kind: Any) -> None:
+    def test_of_an_engine(self, spec: BaseModel, path: str, kind: Any) -> None:
         base = settings().models[0]
         old, new = (
             settings().model_copy(update={"models": (base.model_copy(update={"engines": (one,)}),)})
-            for one in (spec, changed(spec, place, kind))
+            for one in (spec, changed(spec, path, kind))
         )
         [change] = difference(old, new).changed
-        [told] = change.engines["demo-0"]
-        assert told.place.startswith(place)
+        [setting] = change.engines["demo-0"]
+        assert setting.path.startswith(path)
         assert len(list(difference(old, new).lines())) == 1
 
 
@@ -315,9 +357,9 @@ configurations = st.lists(models, min_size=1, max_size=3, unique_by=lambda one: 
 )
 
 
-class TestAnyTwo:
+class TestAnyTwoConfigurations:
     @given(configurations)
-    def test_one_does_not_differ_from_itself(self, one: Settings) -> None:
+    def test_configuration_does_not_differ_from_itself(self, one: Settings) -> None:
         assert not difference(one, one)
 
     @given(configurations, configurations)
@@ -332,15 +374,15 @@ class TestAnyTwo:
                 assert name not in {change.new.name for change in found.changed}
 
     @given(configurations, configurations)
-    def test_whatever_is_done_is_told(self, old: Settings, new: Settings) -> None:
+    def test_every_started_engine_is_in_the_text(self, old: Settings, new: Settings) -> None:
         found = difference(old, new)
         assert bool(found) == bool(list(found.lines()))
-        told = "\n".join(found.lines())
+        text = "\n".join(found.lines())
         for _, slot in found.starts():
-            assert slot.name in told
+            assert slot.name in text
 
     @given(configurations, configurations)
-    def test_engines_have_names_of_their_own(self, old: Settings, new: Settings) -> None:
+    def test_engine_names_are_unique(self, old: Settings, new: Settings) -> None:
         found = difference(old, new)
         running = [slot.name for slots in initial_slots(old).values() for slot in slots]
         come = [slot.name for addition in found.added for slot in addition.slots]

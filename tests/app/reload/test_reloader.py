@@ -68,8 +68,8 @@ def free_gib(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A machine without GPUs, and how much memory it has left."""
     free = [100.0]
     monkeypatch.setattr("app.fleet.builder.find_accelerator", HostMemory)
-    monkeypatch.setattr("app.reload.reloader.vllm_runs_on_cpu", lambda: True)
-    monkeypatch.setattr("app.reload.reloader.available_gib", lambda: free[0])
+    monkeypatch.setattr("app.reload.planner.vllm_runs_on_cpu", lambda: True)
+    monkeypatch.setattr("app.reload.planner.available_gib", lambda: free[0])
     return free
 
 
@@ -379,7 +379,7 @@ class TestModelsThatChange:
                 {"model": "demo", "outcome": "rolled back", "reason": reason},
                 {"model": "other", "outcome": "changed", "reason": None},
             ]
-            assert told["lines"][-1] == "done, but for 1 of 2 models"
+            assert told["lines"][-1] == "done, except for 1 of 2 models"
             assert (await one.chat("a")).status_code == 200
             assert (await one.chat("b")).status_code == 404
             assert (await one.chat("o")).status_code == 200
@@ -1095,7 +1095,7 @@ class TestTheEndOfTheGateway:
                 told.set()
             return Found((), ())
 
-        monkeypatch.setattr("app.reload.reloader.preflight", slow)
+        monkeypatch.setattr("app.reload.planner.preflight", slow)
         file = File(tmp_path, model())
         async with gateway(file) as one:
             file.write(model("demo", process(args=LONGER)))

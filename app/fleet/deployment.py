@@ -1,0 +1,105 @@
+"""A model with its settings in force and the engines that run it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from app.fleet.slots import Slot
+from app.residency.entry import OnDemand
+from app.routing import POLICIES, Bounds, Model, Replica, SelectionPolicy
+from app.settings import ModelSettings, Settings
+from engines.base import Engine
+
+# Builds the engine of a slot, which is not started; the first argument is the model's name.
+BuildEngine = Callable[[str, Slot], Replica]
+
+
+@dataclass(slots=True, eq=False)
+class DeployedEngine:
+    """An engine and the slot that it was built from."""
+
+    slot: Slot
+    replica: Replica
+
+    @property
+    def engine(self) -> Engine:
+        return self.replica.engine
+
+
+@dataclass(slots=True, eq=False)
+class ModelDeployment:
+    """A model: the settings in force, and its engines."""
+
+    settings: ModelSettings
+    engines: list[DeployedEngine]
+    created: int = field(default_factory=lambda: int(time.time()))
+    # Starts alongside the engine that it replaces. Requests and operators see it; the on-demand
+    # loader does not before it has taken over.
+    successor: DeployedEngine | None = None
+    # Kept across reloads that do not change it, with all that it has learned.
+    _policy: SelectionPolicy | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(deployed.slot for deployed in self.engines)
+
+    def find(self, name: str) -> DeployedEngine | None:
+        """Return the engine with a name."""
+        return next((deployed for deployed in self.engines if deployed.slot.name == name), None)
+
+    def on_demand(self) -> OnDemand | None:
+        """Return the model for the on-demand loader; None if it is always loaded."""
+        if self.settings.load == "eager":
+            return None
+        engines = (one.engine for one in self.engines if one is not self.successor)
+        return OnDemand(self.settings, tuple(e for e in engines if e.capabilities.unloadable))
+
+    def model(self) -> Model:
+        """Return the model for the catalogue."""
+        settings = self.settings
+        policy = POLICIES[settings.policy]
+        if type(self._policy) is not policy:
+            self._policy = policy()
+        return Model(
+            settings.name,
+            settings.aliases,
+            tuple(deployed.replica for deployed in self.engines),
+            bounds=Bounds(
+                settings.max_choices,
+                settings.max_output_tokens,
+                settings.max_sequences,
+                settings.max_inputs,
+            ),
+            limits=settings.limits,
+            on_demand=settings.load == "on_demand",
+            policy=self._policy,
+            fallbacks=settings.fallbacks,
+            fields=settings.fields,
+            isolation=settings.isolation,
+            media_domains=frozenset(settings.media.domains),
+            stores_responses=settings.stores_responses,
+            created=self.created,
+            load_wait_s=settings.load_wait_s,
+            max_waiting=settings.queue.max_waiting,
+        )
+
+
+def build_deployments(
+    settings: Settings, slots: Mapping[str, Sequence[Slot]], build: BuildEngine
+) -> list[ModelDeployment]:
+    """Return every model with its engines, none of them started."""
+    return [
+        ModelDeployment(
+            model, [DeployedEngine(slot, build(model.name, slot)) for slot in slots[model.name]]
+        )
+        for model in settings.models
+    ]
+
+
+def memory_gib(engine: Engine) -> float:
+    """Return the memory that an engine takes on this machine; 0 if unknown."""
+    return engine.memory_gib or 0.0

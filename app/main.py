@@ -58,7 +58,7 @@ from app.relay.in_flight import RequestsInFlight
 from app.relay.relay import Relay
 from app.relay.services import RelayBounds, RelayServices, memory_bounds
 from app.reload import Adjustable, Reloader
-from app.residency.loader import OnDemandLoader
+from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses

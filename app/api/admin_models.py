@@ -18,7 +18,7 @@ from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
 from app.fleet.operations import ModelOperations
 from app.fleet.report import Activity, ModelRow
 from app.relay.services import RelayServices
-from app.residency.policy import Residency
+from app.residency import Residency
 from app.routing import Model
 
 Act = Callable[[str], Awaitable[None]]
@@ -39,9 +39,9 @@ def activity(model: Model, rooms: RelayServices, orders: ModelOperations) -> Act
     in_flight, waiting = rooms.admission.counts(name)
     waiting += rooms.starts.waiting(name)
     under_way = orders.under_way(name)
-    if (resident := keeper.resident(name)) is not None:
-        waiting += resident.waiting
-        under_way = under_way or _BY_ITSELF.get(resident.residency)
+    if (snapshot := keeper.snapshot(name)) is not None:
+        waiting += snapshot.waiting
+        under_way = under_way or _BY_ITSELF.get(snapshot.residency)
         loading_s = keeper.loading_s(name)
     else:
         starts = (replica.engine.starting for replica in model.replicas)

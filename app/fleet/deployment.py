@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.fleet.slots import Slot
-from app.residency.entry import OnDemand
+from app.residency import OnDemandModel
 from app.routing import POLICIES, Bounds, Model, Replica, SelectionPolicy
 from app.settings import ModelSettings, Settings
 from engines.base import Engine
@@ -51,12 +51,12 @@ class ModelDeployment:
         """Return the engine with a name."""
         return next((deployed for deployed in self.engines if deployed.slot.name == name), None)
 
-    def on_demand(self) -> OnDemand | None:
+    def on_demand(self) -> OnDemandModel | None:
         """Return the model for the on-demand loader; None if it is always loaded."""
         if self.settings.load == "eager":
             return None
         engines = (one.engine for one in self.engines if one is not self.successor)
-        return OnDemand(self.settings, tuple(e for e in engines if e.capabilities.unloadable))
+        return OnDemandModel(self.settings, tuple(e for e in engines if e.capabilities.unloadable))
 
     def model(self) -> Model:
         """Return the model for the catalogue."""

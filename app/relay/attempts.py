@@ -4,7 +4,7 @@ import logging
 from math import ceil
 
 from app import errors
-from app.residency.forecast import remaining_s
+from app.residency import remaining_s
 from app.routing import Model, Replica, RoutingHints
 from app.telemetry.logs.access import RequestRecord
 from app.telemetry.metrics import Metrics

@@ -16,9 +16,7 @@ from app.errors import (
     ModelNotFound,
     RateLimited,
 )
-from app.residency.forecast import UP, Forecast, Step, next_step, remaining_s
-from app.residency.loader import OnDemandLoader
-from app.residency.start_waits import StartWait
+from app.residency import UP, Forecast, OnDemandLoader, StartWait, Step, next_step, remaining_s
 from app.routing import Catalogue, Model
 from engines.base import EngineState
 

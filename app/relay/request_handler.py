@@ -57,9 +57,7 @@ from app.relay.services import Endpoint, RelayServices
 from app.relay.stored_responses import claim, keeper_of, relay_stored, stored_id, with_id
 from app.relay.stream import KeepAlive
 from app.relay.token_cost import Cost
-from app.residency.forecast import Step
-from app.residency.model_lease import ModelLease
-from app.residency.start_waits import StartWait
+from app.residency import ModelLease, StartWait, Step
 from app.routing import Model, Replica
 from app.settings import NO_LIMITS
 from app.telemetry.logs.access import UNKNOWN_MODEL
@@ -353,7 +351,7 @@ class RequestHandler:
         """
         # The hold comes first: it has a bound of its own, and what waits for a load takes no
         # engine's room.
-        hold = partial(self._rooms.keeper.hold, planned.model.name)
+        hold = partial(self._rooms.keeper.lease, planned.model.name)
         if standby is not None:
             hold = partial(hold, yields=standby.yields, bound_s=max(standby.left_s, 0.0))
         with await self._waited("load_wait", hold()):

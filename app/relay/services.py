@@ -12,8 +12,7 @@ from app.relay.engine_request import EngineIds
 from app.relay.fallbacks import Forecasts
 from app.relay.field_rules import RuleBook
 from app.relay.in_flight import RequestsInFlight
-from app.residency.loader import OnDemandLoader
-from app.residency.start_waits import StartWaits
+from app.residency import OnDemandLoader, StartWaits
 from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses

@@ -1,0 +1,27 @@
+"""Keeps on-demand models in memory: which are loaded, when, and which requests wait.
+
+`loader` carries out what `policy` decides; `model_state` is one model in it and `model_lease` one
+request's use of a model. `forecast` says whether a request waits or goes to a fallback, and
+`start_waits` counts those that wait for an engine that is starting anyway.
+"""
+
+from app.residency.forecast import UP, Forecast, Step, next_step, remaining_s
+from app.residency.loader import OnDemandLoader
+from app.residency.model_lease import ModelLease
+from app.residency.model_state import OnDemandModel
+from app.residency.policy import Residency
+from app.residency.start_waits import StartWait, StartWaits
+
+__all__ = [
+    "UP",
+    "Forecast",
+    "ModelLease",
+    "OnDemandLoader",
+    "OnDemandModel",
+    "Residency",
+    "StartWait",
+    "StartWaits",
+    "Step",
+    "next_step",
+    "remaining_s",
+]

@@ -1,19 +1,17 @@
-"""Whether a request waits for its model or goes to a fallback: pure, no I/O, no clock of its own.
+"""Decides whether a request waits for its model or goes to a fallback. Pure, without a clock.
 
-The model that can answer first serves, in case of doubt the one that was asked for.
+The model that can answer first serves; in case of doubt, the requested one. If the requested model
+is not coming up, its fallbacks are tried in order. While it is coming up:
 
-Where the model that was asked for does not come up, its fallbacks are tried in their order. While
-it does:
+1. A model that is up serves: the requested one, else the first fallback that is.
+2. Among models that are coming up by themselves, the request waits for the first one to be up.
+3. A fallback that only a request would load is used if its load would end before the requested
+   model is up. If no further load can begin now, it would end later in any case.
 
-1. a model that is up: the one that was asked for, else the first fallback that is;
-2. one that comes up by itself: the request waits for the first of them;
-3. a fallback that only a request would load, when its load would end before the model that was
-   asked for is up. Where no further load can begin now it would end later in any case.
-
-A start is expected to take as long as the one before it. One that is late is expected to be late
-by as much again, so whoever waits for it in vain has lost at most twice what the fallback takes. A
-start of which nothing is known counts as the first to be up: it has begun, and the other has not.
-Nobody waits for longer than `left_s`; after that the fallbacks are tried in their order.
+A start is expected to take as long as the previous one. A late start is expected to be late by as
+much again, so a request that waits in vain loses at most twice the duration of the fallback's load.
+A start of unknown duration counts as the first to be up: it has begun, and the other has not. No
+request waits longer than `left_s`; after that the fallbacks are tried in order.
 """
 
 import enum
@@ -23,11 +21,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """When a model can serve. A model that does not come up has none."""
+    """When a model can serve. A model that is not coming up has no forecast."""
 
-    # 0: now; None: not known.
+    # 0: now; None: unknown.
     in_s: float | None
-    # Only once a request begins its load.
+    # Its load begins only at a request.
     cold: bool = False
 
     @property
@@ -39,18 +37,18 @@ UP = Forecast(0.0)
 
 
 class Step(enum.Enum):
-    """What a request does next that no engine has served."""
+    """Next step of a request that was not served yet."""
 
-    ASK = enum.auto()  # the model that was asked for
+    ASK = enum.auto()  # send it to the requested model
     WAIT = enum.auto()
-    GIVE_UP = enum.auto()  # waiting; the fallbacks are left, in their order
+    GIVE_UP = enum.auto()  # stop waiting; try the fallbacks in order
 
 
 def remaining_s(elapsed_s: float, expected_s: float | None) -> float | None:
-    """Return how long a start is expected to take from now on; None: not known."""
+    """Return the expected remaining duration of a start; None: unknown."""
     if expected_s is None:
         return None
-    # Never 0, which is what a model has that is up.
+    # Never 0, which means up.
     return max(abs(expected_s - elapsed_s), 0.001)
 
 
@@ -61,10 +59,10 @@ def next_step(
     left_s: float,
     queued: bool,
 ) -> Step | int:
-    """Return what to do, or the index of the fallback to go to.
+    """Return the next step, or the index of the fallback to use.
 
-    `left_s` is for how much longer the request may wait, `queued` whether a load that begins now
-    waits for those that are under way.
+    `left_s` is the remaining time that the request may wait; `queued` says that a load which begins
+    now has to wait for others.
     """
     if asked is None:
         return Step.GIVE_UP

@@ -1,21 +1,46 @@
-"""Models on demand: loaded when a request comes, unloaded when others need the memory.
+"""Loads models on demand: at a request, and unloaded when others need the memory.
 
-The keeper does what the policy decides, and lets requests wait meanwhile. It decides again at each
-event, and at the moment that the last decision named. One task at a time loads or unloads a model;
-only that task and the keeper's own methods write its residency.
+    state       event                                           next        changed by
+    UNLOADED    a request or an operator wants it, and it fits  LOADING     `_decide`
+    LOADING     an engine is READY                              LOADED      its load task
+    LOADING     no engine started; retried after a backoff      UNLOADED    its load task
+    LOADED      idle, memory needed, operator; no lease left    UNLOADING   `_decide`
+    LOADED      its engines died, and a request wants it        LOADING     `_request_load`
+    LOADED      they died again soon after the load             UNLOADING   `_request_load`
+    UNLOADING   its engines have stopped                        UNLOADED    its unload task
+
+`policy.decide` chooses, this carries out. It decides again at every event, and at the time that the
+latest decision named.
+
+Callers cannot race. All of this runs on one event loop, and a decision is made and begun without an
+await in between. LOADING and UNLOADING each belong to one task, and only that task leaves them;
+LOADED and UNLOADED are left only by the two methods above, which do not await. A lease is granted
+in the step that finds the model LOADED, and a model is unloaded only in a step that finds it
+without a lease, from which on it grants none. Waiting requests each await a future, which is
+resolved once: with a lease, by the timeout, by an error for all, or by cancellation; a request that
+is canceled after it was granted a lease returns it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from math import ceil, inf
+from typing import Any
 
 from app.errors import EngineOverloaded, EngineUnavailable, GatewayError, out_of_service
-from app.residency.entry import Entry, Given, OnDemand
 from app.residency.forecast import UP, Forecast, remaining_s
 from app.residency.model_lease import ModelLease
-from app.residency.policy import SLACK_GIB, Decision, LoadTerms, Reason, Residency, Resident, decide
+from app.residency.model_state import LeaseFuture, ModelState, OnDemandModel
+from app.residency.policy import (
+    SLACK_GIB,
+    Decision,
+    LoadTerms,
+    ModelSnapshot,
+    Residency,
+    UnloadReason,
+    decide,
+)
 from app.residency.start_waits import ForecastNotifier
 from app.telemetry.metrics import Metrics
 from engines.base import ChangeNotifier, Engine, EngineError, EngineState
@@ -24,18 +49,18 @@ from engines.restarts import GIVEN_UP
 log = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "the gateway is shutting down; try again"
-# What to tell a client where nothing is known of a load: as long again, within these bounds.
+# Bounds of Retry-After for a load of unknown duration: as long again as it has taken so far.
 MIN_GUESS_S, MAX_GUESS_S = 5.0, 60.0
-# uvloop's timers have a resolution of a millisecond and may be early by one.
+# uvloop's timers have a resolution of one millisecond, and may fire that much too early.
 TIMER_S = 0.002
 
 
 class OnDemandLoader:
-    """Loads and unloads the models on demand."""
+    """Loads and unloads on-demand models; `lease` keeps one loaded for a request."""
 
     def __init__(
         self,
-        models: Sequence[OnDemand],
+        models: Sequence[OnDemandModel],
         metrics: Metrics,
         *,
         engine_changes: ChangeNotifier | None = None,
@@ -44,9 +69,9 @@ class OnDemandLoader:
         slots: int = 1,
         terms: LoadTerms | None = None,
     ) -> None:
-        """`budget_gib` is for all engines (None: no bound), `fixed_gib` what the others take of it.
+        """`budget_gib` is for all engines (None: unbounded); `fixed_gib` returns the others' part.
 
-        `slots` models may load at once. `engine_changes` is the event of any engine's changes.
+        `slots` models may load at once. `engine_changes` notifies of changes of any engine.
         """
         self._metrics = metrics
         self._budget_gib = budget_gib
@@ -55,283 +80,290 @@ class OnDemandLoader:
         self._terms = terms or LoadTerms()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        # Whenever an engine has changed, and a load or an unload has ended.
+        # Notified when an engine has changed, and when a load or an unload has ended.
         self.changes = ForecastNotifier()
         if engine_changes is not None:
             engine_changes.forward_to(self.changes)
-        self._draining = False
-        self._decided = decide((), inf, 0, 0.0, self._terms)
-        self._entries = {model.name: Entry(model) for model in models}
+        self._closing = False
+        self._decision = decide((), inf, 0, 0.0, self._terms)
+        self._states = {model.name: ModelState(model=model) for model in models}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._entries
+        return name in self._states
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a model."""
-        return sum(len(entry.waiting) for entry in self._entries.values())
+        """Number of requests that wait for a model."""
+        return sum(len(state.waiting) for state in self._states.values())
 
-    def residents(self) -> list[Resident]:
-        """Return how things stand with each model."""
-        return [entry.resident() for entry in self._entries.values()]
+    def snapshots(self) -> list[ModelSnapshot]:
+        """Return the present state of every model."""
+        return [state.snapshot() for state in self._states.values()]
 
-    def resident(self, name: str) -> Resident | None:
-        """Return how things stand with a model; None: it is not on demand."""
-        entry = self._entries.get(name)
-        return None if entry is None else entry.resident()
+    def snapshot(self, name: str) -> ModelSnapshot | None:
+        """Return the present state of a model; None: it is not on demand."""
+        state = self._states.get(name)
+        return None if state is None else state.snapshot()
 
     def loading_s(self, name: str) -> float | None:
-        """Return for how long a model has been loading or waiting for its load; None: it is not."""
-        entry = self._entries.get(name)
-        if entry is None or self._draining or self._now() < entry.retry_at:
+        """Return for how long a model has been loading or waiting for that; None: it is not."""
+        state = self._states.get(name)
+        if state is None or self._closing or self._now() < state.retry_at:
             return None
-        if entry.residency is Residency.LOADING:
-            return self._now() - entry.load_began
-        return None if entry.wanted_since is None else self._now() - entry.wanted_since
+        if state.residency is Residency.LOADING:
+            return self._now() - state.load_began
+        return None if state.wanted_since is None else self._now() - state.wanted_since
 
     def forecast(self, name: str) -> Forecast | None:
-        """Return when a model can serve; None: no request has it loaded now."""
-        entry = self._entries.get(name)
-        if entry is None or self._draining:
+        """Return when a model can serve; None: no request can load it now."""
+        state = self._states.get(name)
+        if state is None or self._closing:
             return None
-        if entry.open:
+        if state.available:
             return UP
-        now, expected_s = self._now(), entry.expected_s
-        if now < entry.retry_at:  # also while what is left of its load is ended
+        now, expected_s = self._now(), state.expected_s
+        if now < state.retry_at:  # also while its failed load is cleaned up
             return None
-        if entry.residency is Residency.LOADING:
-            return Forecast(remaining_s(now - entry.load_began, expected_s))
-        if (entry.need_gib or 0.0) > self._room_gib() + SLACK_GIB:
+        if state.residency is Residency.LOADING:
+            return Forecast(remaining_s(now - state.load_began, expected_s))
+        if (state.need_gib or 0.0) > self._capacity_gib() + SLACK_GIB:
             return None
-        begins_in_s = self._decided.starts_in_s.get(name, 0.0)
+        begins_in_s = self._decision.starts_in_s.get(name, 0.0)
         in_s = None if expected_s is None else begins_in_s + expected_s
-        return Forecast(in_s, cold=entry.wanted_since is None)
+        return Forecast(in_s, cold=state.wanted_since is None)
 
-    async def hold(
+    async def lease(
         self, name: str, *, yields: Callable[[], bool] | None = None, bound_s: float = inf
     ) -> ModelLease:
-        """Return a hold on a model once it is loaded; await it in the `with` that ends it.
+        """Return a lease on a model once it is loaded; await it in the `with` that ends it.
 
-        It waits for `load_wait_s` of the model at most, and for `bound_s`; it also leaves, and has
-        the model loaded all the same, when `yields` says that another model serves the request.
-        Raises EngineOverloaded where the wait is or would be too long or too many wait, and
-        EngineUnavailable where the model cannot be loaded.
+        The timeout is the model's `load_wait_s`, at most `bound_s`. The request also stops waiting
+        when `yields` returns True, since another model serves it; the load goes on. Raises
+        EngineOverloaded if the wait is or would be too long or too many requests wait, and
+        EngineUnavailable if the model cannot be loaded.
         """
-        entry = self._entries.get(name)
-        if entry is None:
+        state = self._states.get(name)
+        if state is None:
             raise EngineUnavailable(f"the model {name!r} was replaced just now; try again")
-        if entry.open:
-            entry.holds += 1
-            return ModelLease(partial(self._leave, entry), None)
-        settings = entry.model.settings
-        self._want(entry)
-        if not entry.open:
+        if state.available:
+            state.leases += 1
+            return ModelLease(partial(self._release, state), None)
+        settings = state.model.settings
+        self._request_load(state)
+        if not state.available:
             if yields is not None and yields():
-                raise self._yielded(entry)
-            least_s = self._least_wait_s(entry)
-            if least_s > settings.load_wait_s:
-                raise self._overloaded(entry, "takes longer to load than a request may wait")
-            if len(entry.waiting) >= settings.queue.max_waiting:
-                raise self._overloaded(entry, "has as many requests waiting for it as it may")
-        return await self._wait(entry, min(settings.load_wait_s, bound_s), yields)
+                raise self._served_elsewhere(state)
+            if self._min_wait_s(state) > settings.load_wait_s:
+                raise self._overloaded(state, "takes longer to load than a request may wait")
+            if len(state.waiting) >= settings.queue.max_waiting:
+                raise self._overloaded(state, "has as many requests waiting for it as it may")
+        return await self._wait(state, min(settings.load_wait_s, bound_s), yields)
 
     async def load(self, name: str) -> None:
-        """Load a model for an operator, and return when it is loaded.
+        """Load a model for an operator; return when it is loaded.
 
-        Raises KeyError for one that is not on demand, and EngineUnavailable with the reason.
+        Ignores the backoff of failed loads. Raises KeyError for a model that is not on demand, and
+        EngineUnavailable with the reason of a failure.
         """
-        entry = self._entries[name]
-        entry.retry_at, entry.failures, entry.blocked_by = 0.0, 0, None
-        if entry.open:
+        state = self._states[name]
+        state.retry_at, state.failures, state.blocked_by = 0.0, 0, None
+        if state.available:
             return
-        self._want(entry)
+        self._request_load(state)
         try:
-            with await self._wait(entry, inf):
+            with await self._wait(state, inf):
                 pass
         except EngineUnavailable as error:
-            raise EngineUnavailable(entry.reason or error.message) from None
+            raise EngineUnavailable(state.reason or error.message) from None
 
     async def unload(self, name: str) -> None:
-        """Unload a model for an operator, and return when that is done.
+        """Unload a model for an operator, after its requests in flight; return when it is done.
 
-        Its requests in flight end first; new ones wait meanwhile, and have it loaded again. Raises
-        KeyError for one that is not on demand.
+        New requests wait meanwhile, and load it again. Raises KeyError for a model that is not on
+        demand.
         """
-        entry = self._entries[name]
-        if entry.residency is Residency.UNLOADED:
+        state = self._states[name]
+        if state.residency is Residency.UNLOADED:
             return
-        entry.asked_out = True
+        state.unload_requested = True
         self._decide()
-        await self.changes.wait_for(lambda: not entry.asked_out)
+        await self.changes.wait_for(lambda: not state.unload_requested)
 
-    def replace(self, models: Sequence[OnDemand]) -> None:
-        """Have other models from now on; those with the same engines stay as they are.
+    def replace(self, models: Sequence[OnDemandModel]) -> None:
+        """Replace all models; those with the same engines keep their state.
 
-        Who waits for one that has new engines waits for those. What the old ones hold ends without
-        the keeper: their owner stops them.
+        Requests that wait for a model with new engines wait for those. Leases on old engines end
+        as usual; the owner of those engines stops them.
         """
-        before, self._entries = self._entries, {model.name: Entry(model) for model in models}
+        before, self._states = (
+            self._states,
+            {model.name: ModelState(model=model) for model in models},
+        )
         for name, old in before.items():
-            new = self._entries.get(name)
+            new = self._states.get(name)
             if new is None:
                 old.answer(EngineUnavailable(f"the model {name!r} was removed"))
             elif new.model.engines == old.model.engines:
                 old.model = new.model
-                self._entries[name] = old
+                self._states[name] = old
             else:
                 new.waiting, new.wanted_since = old.waiting, old.wanted_since
-                old.waiting, old.asked_out = {}, False
+                old.waiting, old.unload_requested = {}, False
         self.changes.notify()
         self.start()
 
     def start(self) -> None:
-        """Take note of engines that run already, and begin to decide."""
-        for entry in self._entries.values():
-            if entry.residency is Residency.UNLOADED and entry.up:
-                self._note_loaded(entry)
+        """Note which engines run already, and begin to decide."""
+        for state in self._states.values():
+            if state.residency is Residency.UNLOADED and state.up:
+                self._note_loaded(state)
         self._decide()
 
     def drain(self) -> None:
-        """Load nothing more; refuse those who wait for a load, which may take minutes."""
-        self._draining = True
-        for entry in self._entries.values():
-            entry.answer(EngineUnavailable(SHUTTING_DOWN))
+        """Load nothing more, and refuse waiting requests: a load may take minutes."""
+        self._closing = True
+        for state in self._states.values():
+            state.answer(EngineUnavailable(SHUTTING_DOWN))
 
     async def close(self) -> None:
-        """End what is under way; engines are left as they are."""
+        """Cancel what is under way; engines stay as they are."""
         self.drain()
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for entry in self._entries.values():
-            entry.asked_out = False
+        for state in self._states.values():
+            state.unload_requested = False
         self.changes.notify()
 
     # Requests
 
-    def _want(self, entry: Entry) -> None:
-        """Note that somebody wants a model that is not open. Raises EngineUnavailable."""
-        name, now = entry.model.name, self._now()
-        if self._draining:
+    def _request_load(self, state: ModelState) -> None:
+        """Note that a model which is not available is wanted. Raises EngineUnavailable."""
+        name, now = state.model.name, self._now()
+        if self._closing:
             raise EngineUnavailable(SHUTTING_DOWN)
-        died = entry.residency is Residency.LOADED and not entry.up
-        if died and (wait_s := entry.note_fault(now)):
-            self._begin_rest(entry, wait_s)
-        if now < entry.retry_at:
-            raise self._resting(entry)
-        if entry.wanted_since is None:
-            entry.wanted_since = now
+        died = state.residency is Residency.LOADED and not state.up
+        if died and (wait_s := state.record_fault(now)):
+            self._stop_dead_engines(state, wait_s)
+        if now < state.retry_at:
+            raise self._backing_off(state)
+        if state.wanted_since is None:
+            state.wanted_since = now
         if died:
-            # Its engines have ended. They are started again in the memory that they had.
-            self._begin_load(entry)
+            # Its engines are started again in the memory that they had.
+            self._begin_load(state)
         decision = self._decide()
         if name in decision.too_large:
             log.error(
-                "model %s does not fit into server.memory_budget_gib: %s", name, self._sum(entry)
+                "model %s does not fit into server.memory_budget_gib: %s",
+                name,
+                self._memory_text(state),
             )
             error = out_of_service(name, "it does not fit into the memory here")
-            entry.answer(error)
+            state.answer(error)
             raise error
 
     async def _wait(
-        self, entry: Entry, bound_s: float, yields: Callable[[], bool] | None = None
+        self, state: ModelState, timeout_s: float, yields: Callable[[], bool] | None = None
     ) -> ModelLease:
-        """Return a hold once there is one. Cancelled, it leaves without."""
+        """Return a lease once it is granted."""
         loop = asyncio.get_running_loop()
-        name, began = entry.model.name, loop.time()
-        given: Given = loop.create_future()
-        entry.waiting[given] = None
-        if entry.open:
-            entry.answer(None)
-        timeout = None if bound_s == inf else loop.call_later(bound_s, self._give_up, name, given)
-        change: asyncio.Future[None] | None = None
-
-        def reconsider(_: object = None) -> None:
-            nonlocal change
-            if yields is None or given.done():
-                return
-            if yields():
-                left = self._entries[name]
-                del left.waiting[given]
-                given.set_result(self._yielded(left))
-            else:
-                change = self.changes.next()
-                change.add_done_callback(reconsider)
-
-        reconsider()
+        name, began = state.model.name, loop.time()
+        granted: LeaseFuture = loop.create_future()
+        state.waiting[granted] = None
+        if state.available:
+            state.answer(None)
+        timeout: asyncio.TimerHandle | None = None
+        if timeout_s < inf:
+            timeout = loop.call_later(timeout_s, self._time_out, name, granted)
+        if yields is not None:
+            self._watch_alternatives(name, granted, yields)
         self._metrics.queue_depth.add((name,), 1)
         try:
-            told = await given
+            answer = await granted
         except BaseException:
-            if given.done() and not given.cancelled():
-                if isinstance(held := given.result(), Entry):
-                    self._leave(held)
-            else:
-                self._forget(name, given)
+            self._abandon(name, granted)
             raise
         finally:
-            for waited in (timeout, change):
-                if waited is not None:
-                    waited.cancel()
+            if timeout is not None:
+                timeout.cancel()
             self._metrics.queue_depth.add((name,), -1)
             self._metrics.queue_wait.observe((name,), loop.time() - began)
-        if isinstance(told, GatewayError):
-            raise told
-        return ModelLease(partial(self._leave, told), loop.time() - began)
+        if isinstance(answer, GatewayError):
+            raise answer
+        return ModelLease(partial(self._release, answer), loop.time() - began)
 
-    def _give_up(self, name: str, given: Given) -> None:
-        """Refuse a request that has waited too long; the model stays wanted."""
-        if not given.done():
-            entry = self._entries[name]  # that of a model that was removed has answered
-            bound_s = entry.model.settings.load_wait_s
-            given.set_result(self._overloaded(entry, f"was not loaded within {bound_s:g} s"))
-            del entry.waiting[given]
+    def _watch_alternatives(
+        self, name: str, granted: LeaseFuture, yields: Callable[[], bool]
+    ) -> None:
+        """End a wait as soon as another model serves the request; checked at every change."""
+        if granted.done():
+            return
+        if yields():
+            state = self._states[name]
+            del state.waiting[granted]
+            granted.set_result(self._served_elsewhere(state))
+        else:
+            change = self.changes.next()
+            change.add_done_callback(lambda _: self._watch_alternatives(name, granted, yields))
 
-    def _yielded(self, entry: Entry) -> EngineUnavailable:
-        """Return the refusal of a request that another model serves; this one stays wanted."""
-        entry.promised = True
-        error = EngineUnavailable(f"the model {entry.model.name!r} is loading")
-        error.retry_after_s = max(ceil(self._least_wait_s(entry)), 1)
+    def _time_out(self, name: str, granted: LeaseFuture) -> None:
+        """Refuse a request after its timeout; the model stays wanted."""
+        if not granted.done():
+            state = self._states[name]  # a removed model has answered its waiting requests
+            bound_s = state.model.settings.load_wait_s
+            granted.set_result(self._overloaded(state, f"was not loaded within {bound_s:g} s"))
+            del state.waiting[granted]
+
+    def _served_elsewhere(self, state: ModelState) -> EngineUnavailable:
+        """Return the error for a request that another model serves; this one stays wanted."""
+        state.retry_expected = True
+        error = EngineUnavailable(f"the model {state.model.name!r} is loading")
+        error.retry_after_s = max(ceil(self._min_wait_s(state)), 1)
         return error
 
-    def _forget(self, name: str, given: Given) -> None:
-        """Let go of a request whose client left. A load that is under way goes on."""
-        entry = self._entries.get(name)
-        if entry is None or given not in entry.waiting:
-            return  # its model was answered or removed between the cancellation and this turn
-        del entry.waiting[given]
-        if not entry.waiting and not entry.promised:
-            entry.wanted_since = None
+    def _abandon(self, name: str, granted: LeaseFuture) -> None:
+        """Forget a request that was canceled. A load that is under way goes on."""
+        if granted.done() and not granted.cancelled():
+            if isinstance(answer := granted.result(), ModelState):
+                self._release(answer)
+            return
+        state = self._states.get(name)
+        if state is None or granted not in state.waiting:
+            return  # it was answered, or its model removed, before this task ran
+        del state.waiting[granted]
+        if not state.waiting and not state.retry_expected:
+            state.wanted_since = None
         self._decide()
 
-    def _leave(self, entry: Entry) -> None:
-        """End a hold."""
-        entry.holds -= 1
-        if entry.holds == 0:
-            entry.last_used = self._now()
+    def _release(self, state: ModelState) -> None:
+        """End a lease."""
+        state.leases -= 1
+        if state.leases == 0:
+            state.last_used = self._now()
             self._decide()
 
-    def _least_wait_s(self, entry: Entry) -> float:
-        """Return how long it takes at least until a model is open."""
-        now, load_s = self._now(), entry.load_s or 0.0
-        if entry.residency is Residency.LOADING:
-            return max(entry.load_began + load_s - now, 0.0)
-        if entry.residency is Residency.LOADED and not entry.held_back:
+    def _min_wait_s(self, state: ModelState) -> float:
+        """Return the shortest time in which a model can be available."""
+        now, load_s = self._now(), state.load_s or 0.0
+        if state.residency is Residency.LOADING:
+            return max(state.load_began + load_s - now, 0.0)
+        if state.residency is Residency.LOADED and not state.draining:
             return 0.0
-        return load_s + self._decided.starts_in_s.get(entry.model.name, 0.0)
+        return load_s + self._decision.starts_in_s.get(state.model.name, 0.0)
 
-    def _overloaded(self, entry: Entry, what: str) -> EngineOverloaded:
-        """Return the refusal of a request, which keeps the model wanted."""
-        entry.promised = True
-        after_s = self._least_wait_s(entry)
-        if entry.load_s is None:
-            since = entry.wanted_since if entry.wanted_since is not None else self._now()
+    def _overloaded(self, state: ModelState, reason: str) -> EngineOverloaded:
+        """Return the error for a request that is refused; the model stays wanted."""
+        state.retry_expected = True
+        after_s = self._min_wait_s(state)
+        if state.load_s is None:
+            since = state.wanted_since if state.wanted_since is not None else self._now()
             after_s = max(after_s, min(max(self._now() - since, MIN_GUESS_S), MAX_GUESS_S))
         retry_after_s = max(ceil(after_s), 1)
-        name = entry.model.name
-        error = EngineOverloaded(f"the model {name!r} {what}; try again in {retry_after_s} s")
+        name = state.model.name
+        error = EngineOverloaded(f"the model {name!r} {reason}; try again in {retry_after_s} s")
         error.retry_after_s = retry_after_s
         return error
 
@@ -340,35 +372,35 @@ class OnDemandLoader:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _room_gib(self) -> float:
+    def _capacity_gib(self) -> float:
         return inf if self._budget_gib is None else self._budget_gib - self._fixed_gib()
 
-    def _sum(self, entry: Entry) -> str:
+    def _memory_text(self, state: ModelState) -> str:
         return (
-            f"it takes {entry.need_gib or 0.0:.1f} GiB, and of {self._budget_gib:g} GiB "
-            f"the models that are always loaded leave {self._room_gib():.1f}"
+            f"it takes {state.need_gib or 0.0:.1f} GiB, and of {self._budget_gib:g} GiB "
+            f"the models that are always loaded leave {self._capacity_gib():.1f}"
         )
 
     def _decide(self) -> Decision:
-        """Decide, and begin what was decided."""
-        if self._draining:
-            return self._decided
-        self._decided = decision = decide(
-            self.residents(), self._room_gib(), self.slots, self._now(), self._terms
+        """Decide, and begin what was decided; no await."""
+        if self._closing:
+            return self._decision
+        self._decision = decision = decide(
+            self.snapshots(), self._capacity_gib(), self.slots, self._now(), self._terms
         )
-        # First of all: one that leaves now gives no holds any more.
+        # First: a model that is unloaded now grants no more leases.
         for name, reason in decision.unload:
-            self._begin_unload(self._entries[name], reason)
-        for name, entry in self._entries.items():
-            entry.held_back = name in decision.held_back
-            if entry.wanted_since is not None and entry.open:
-                entry.answer(None)
+            self._begin_unload(self._states[name], reason)
+        for name, state in self._states.items():
+            state.draining = name in decision.draining
+            if state.wanted_since is not None and state.available:
+                state.answer(None)
         for name in decision.load:
-            self._begin_load(self._entries[name])
-        self._look_again(decision.look_at)
+            self._begin_load(self._states[name])
+        self._schedule(decision.decide_at)
         return decision
 
-    def _look_again(self, moment: float | None) -> None:
+    def _schedule(self, moment: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -376,110 +408,112 @@ class OnDemandLoader:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(moment + TIMER_S, self._decide)
 
-    def _begin(self, what: str, entry: Entry, task: asyncio.Task[None]) -> None:
-        task.set_name(f"{what} {entry.model.name}")
+    def _begin(self, verb: str, state: ModelState, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"{verb} {state.model.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _begin_load(self, entry: Entry) -> None:
-        entry.residency = Residency.LOADING
-        entry.load_began = self._now()
-        log.info("model %s is loaded on demand", entry.model.name)
-        self._begin("load", entry, asyncio.create_task(self._load(entry)))
+    def _begin_load(self, state: ModelState) -> None:
+        state.residency = Residency.LOADING
+        state.load_began = self._now()
+        log.info("model %s: loading on demand", state.model.name)
+        self._begin("load", state, self._load(state))
 
-    async def _load(self, entry: Entry) -> None:
-        """Start the engines of a model, and see what came of it."""
-        # An engine that failed while it was loaded may have a restart before it. It starts afresh.
-        failed = [e for e in entry.model.engines if e.state is EngineState.FAILED]
-        await self._end_engines(entry, failed)
-        starts = (engine.ensure_ready(inf) for engine in entry.model.engines)
+    async def _load(self, state: ModelState) -> None:
+        """Start the engines of a model, and note the result."""
+        # An engine that failed earlier may be waiting for its own restart; it starts afresh.
+        failed = [e for e in state.model.engines if e.state is EngineState.FAILED]
+        await self._stop_engines(state, failed)
+        starts = (engine.ensure_ready(inf) for engine in state.model.engines)
         for fault in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(fault, EngineError):
-                log.warning("model %s: an engine did not start: %s", entry.model.name, fault)
+                log.warning("model %s: an engine did not start: %s", state.model.name, fault)
             elif fault is not None:
                 log.error(
-                    "model %s: a fault of the gateway's own", entry.model.name, exc_info=fault
+                    "model %s: unhandled exception during the load",
+                    state.model.name,
+                    exc_info=fault,
                 )
-        if entry.up:
-            entry.load_s = self._now() - entry.load_began
-            self._metrics.engine_load.observe((entry.model.name,), entry.load_s)
-            log.info("model %s is ready after %.1f s", entry.model.name, entry.load_s)
-            self._note_loaded(entry)
+        if state.up:
+            state.load_s = self._now() - state.load_began
+            self._metrics.engine_load.observe((state.model.name,), state.load_s)
+            log.info("model %s ready after %.1f s", state.model.name, state.load_s)
+            self._note_loaded(state)
         else:
-            self._note_failed(entry)
-            # They would try again by themselves, and in memory that they do not have here.
-            await self._end_engines(entry, entry.model.engines)
-            entry.residency = Residency.UNLOADED
+            self._note_failed(state)
+            # They would retry by themselves, in memory that is no longer theirs.
+            await self._stop_engines(state, state.model.engines)
+            state.residency = Residency.UNLOADED
         self.changes.notify()
         self._decide()
 
-    def _note_loaded(self, entry: Entry) -> None:
-        entry.residency = Residency.LOADED
-        entry.loaded_at = entry.last_used = self._now()
-        if entry.load_s is None:
-            entry.load_s = max((e.load_s or 0.0 for e in entry.model.engines), default=0.0) or None
-        # Before anything else is decided: a load serves those who waited for it, whatever follows.
-        entry.held_back = False
-        entry.answer(None)
+    def _note_loaded(self, state: ModelState) -> None:
+        state.residency = Residency.LOADED
+        state.loaded_at = state.last_used = self._now()
+        if state.load_s is None:
+            state.load_s = max((e.load_s or 0.0 for e in state.model.engines), default=0.0) or None
+        # Before the next decision: a load serves the requests that waited for it in any case.
+        state.draining = False
+        state.answer(None)
 
-    def _note_failed(self, entry: Entry) -> None:
-        wait_s = entry.note_fault(self._now())
-        entry.asked_out = False
-        name, reason = entry.model.name, entry.reason or "no engine told why"
-        faults = (engine.blocked_by for engine in entry.model.engines)
-        # The pauses here take the place of an engine's budget of restarts.
-        entry.blocked_by = next((f for f in faults if f not in (None, GIVEN_UP)), None)
-        if entry.blocked_by is not None:
-            entry.retry_at = inf
+    def _note_failed(self, state: ModelState) -> None:
+        wait_s = state.record_fault(self._now())
+        state.unload_requested = False
+        name, reason = state.model.name, state.reason or "unknown reason"
+        faults = (engine.blocked_by for engine in state.model.engines)
+        # The backoff here replaces the engine's own limit of restarts.
+        state.blocked_by = next((f for f in faults if f not in (None, GIVEN_UP)), None)
+        if state.blocked_by is not None:
+            state.retry_at = inf
             log.error(
-                "model %s cannot be loaded: %s; no request has it loaded again: "
-                "`vllm-gateway models load %s` does, or a reload that changes it",
+                "model %s cannot be loaded: %s; requests do not load it again, only "
+                "`vllm-gateway models load %s` or a reload that changes it",
                 *(name, reason, name),
             )
         else:
             log.error(
-                "model %s could not be loaded (%s); not tried again for %g s",
+                "model %s failed to load: %s; next attempt in %g s at the earliest",
                 *(name, reason, wait_s),
             )
-        entry.answer(self._resting(entry))
+        state.answer(self._backing_off(state))
 
-    def _begin_rest(self, entry: Entry, wait_s: float) -> None:
-        """End the engines of a model that has died again, and would be started again by itself."""
+    def _stop_dead_engines(self, state: ModelState, wait_s: float) -> None:
+        """Stop the engines of a model that died again: their supervisors would restart them."""
         log.error(
-            "model %s died again %.0f s after it was loaded (%s); not loaded for %g s",
-            *(entry.model.name, self._now() - entry.loaded_at),
-            *(entry.reason or "no engine told why", wait_s),
+            "model %s died again %.0f s after its load: %s; next load in %g s at the earliest",
+            *(state.model.name, self._now() - state.loaded_at),
+            *(state.reason or "unknown reason", wait_s),
         )
-        entry.residency = Residency.UNLOADING
-        self._begin("end", entry, asyncio.create_task(self._unload(entry)))
-        entry.answer(self._resting(entry))
+        state.residency = Residency.UNLOADING
+        self._begin("stop", state, self._unload(state))
+        state.answer(self._backing_off(state))
 
-    def _resting(self, entry: Entry) -> EngineUnavailable:
-        """Return the refusal of a request for a model that is not to be loaded yet."""
-        name = entry.model.name
-        if entry.blocked_by is not None:
-            return out_of_service(name, entry.blocked_by)
+    def _backing_off(self, state: ModelState) -> EngineUnavailable:
+        """Return the error for a model that is not loaded before its backoff is over."""
+        name = state.model.name
+        if state.blocked_by is not None:
+            return out_of_service(name, state.blocked_by)
         error = EngineUnavailable(f"the model {name!r} could not be loaded; try again later")
-        error.retry_after_s = max(ceil(entry.retry_at - self._now()), 1)
+        error.retry_after_s = max(ceil(state.retry_at - self._now()), 1)
         return error
 
-    def _begin_unload(self, entry: Entry, reason: Reason) -> None:
-        entry.residency = Residency.UNLOADING
-        if entry.up:
-            entry.failures = 0  # whatever it did before, this time it worked
-        log.info("model %s is unloaded (%s)", entry.model.name, reason)
-        self._metrics.model_evictions.add((entry.model.name, reason))
-        self._begin("unload", entry, asyncio.create_task(self._unload(entry)))
+    def _begin_unload(self, state: ModelState, reason: UnloadReason) -> None:
+        state.residency = Residency.UNLOADING
+        if state.up:
+            state.failures = 0  # this load has worked
+        log.info("model %s: unloading (%s)", state.model.name, reason)
+        self._metrics.model_evictions.add((state.model.name, reason))
+        self._begin("unload", state, self._unload(state))
 
-    async def _unload(self, entry: Entry) -> None:
-        await self._end_engines(entry, entry.model.engines)
-        entry.residency = Residency.UNLOADED
-        entry.asked_out = False
+    async def _unload(self, state: ModelState) -> None:
+        await self._stop_engines(state, state.model.engines)
+        state.residency = Residency.UNLOADED
+        state.unload_requested = False
         self.changes.notify()
         self._decide()
 
-    async def _end_engines(self, entry: Entry, engines: Sequence[Engine]) -> None:
+    async def _stop_engines(self, state: ModelState, engines: Sequence[Engine]) -> None:
         ends = (e.rest() if e.state is EngineState.FAILED else e.unload() for e in engines)
         for fault in await asyncio.gather(*ends, return_exceptions=True):
             if fault is not None:
-                log.error("model %s: %s", entry.model.name, fault)
+                log.error("model %s: an engine failed to stop: %s", state.model.name, fault)

@@ -1,4 +1,4 @@
-"""The right of a request to use a model that is loaded on demand."""
+"""The lease that keeps an on-demand model loaded."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -8,10 +8,10 @@ from typing import Self
 class ModelLease:
     """Keeps a model loaded for one request until the context is left."""
 
-    __slots__ = ("_leave", "waited_s")
+    __slots__ = ("_release", "waited_s")
 
-    def __init__(self, leave: Callable[[], None], waited_s: float | None) -> None:
-        self._leave = leave
+    def __init__(self, release: Callable[[], None], waited_s: float | None) -> None:
+        self._release = release
         self.waited_s = waited_s  # None: it did not have to wait
 
     def __enter__(self) -> Self:
@@ -23,4 +23,4 @@ class ModelLease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave()
+        self._release()

@@ -1,7 +1,7 @@
-"""Requests that wait for engines which start without them, counted as those in a queue are.
+"""Requests that wait for an engine that is starting anyway; counted like those in a queue.
 
-They hold no engine's slot and no load: each looks whether its wait is over, all of one gateway in
-the order in which they came.
+They hold no slot and cause no load. At every change each checks whether its wait is over, in order
+of arrival.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from app.errors import EngineOverloaded
 from app.telemetry.metrics import Metrics
 from engines.base import ChangeNotifier
 
-# A forecast changes with time alone, too: a start that is late is expected to be later still.
+# A forecast also changes as time passes: a late start is expected to be later still.
 FORECAST_S = 1.0
 
 
 class ForecastNotifier(ChangeNotifier):
-    """Wakes requests when a forecast may have changed: at every change, and every FORECAST_S."""
+    """Wakes requests when forecasts may have changed: at every change and every FORECAST_S."""
 
     __slots__ = ("_timer",)
 
@@ -39,13 +39,13 @@ class ForecastNotifier(ChangeNotifier):
 
 
 class StartWait(msgspec.Struct, frozen=True):
-    """A wait for a start that is over."""
+    """A finished wait for a start."""
 
     waited_s: float
 
 
 class StartWaits:
-    """The requests that wait for a start, by model. A model for which none does has no entry."""
+    """The number of requests that wait for a start, by model; models without any are left out."""
 
     def __init__(self, metrics: Metrics, changes: ChangeNotifier) -> None:
         self._metrics = metrics
@@ -53,13 +53,13 @@ class StartWaits:
         self._waiting: dict[str, int] = {}
 
     def waiting(self, model: str) -> int:
-        """Return how many requests wait for a model."""
+        """Return the number of requests that wait for a model."""
         return self._waiting.get(model, 0)
 
     async def wait(self, model: str, most: int, over: Callable[[], bool]) -> StartWait:
-        """Return once `over` says so. Cancelled, it leaves nothing behind.
+        """Return once `over` returns True.
 
-        Raises EngineOverloaded where `most` requests wait for the model already.
+        Raises EngineOverloaded if `most` requests wait for the model already.
         """
         before = self._waiting.get(model, 0)
         if before >= most:

@@ -11,7 +11,7 @@ import pytest
 
 from app.errors import OPERATOR_S
 from app.relay.sse import COMMENT
-from app.residency.policy import Residency
+from app.residency import Residency
 from app.server.run import banner
 from engines.base import EngineState
 from tests.app.raw import PATIENCE_S, answers, asking, connected, request
@@ -36,7 +36,7 @@ def serving(
 
 
 def residency(gateway: Gateway, name: str = "demo") -> Residency:
-    return next(r.residency for r in gateway.state.keeper.residents() if r.name == name)
+    return next(r.residency for r in gateway.state.keeper.snapshots() if r.name == name)
 
 
 async def until_waiting(gateway: Gateway, count: int) -> None:
@@ -56,7 +56,7 @@ async def at_rest(gateway: Gateway) -> None:
     await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
     await until_waiting(gateway, 0)
     async with asyncio.timeout(PATIENCE_S):
-        while any(r.holds for r in gateway.state.keeper.residents()):
+        while any(r.leases for r in gateway.state.keeper.snapshots()):
             await asyncio.sleep(0.002)
     assert await gateway.metric("gateway_queue_depth", model="demo") == 0
     assert await gateway.metric("gateway_requests_in_flight", model="demo") == 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from app.residency.policy import Decision, LoadTerms, Reason, Residency, Resident, decide
+from app.residency.policy import Decision, LoadTerms, ModelSnapshot, Residency, UnloadReason, decide
 
 UNLOAD_S = 1.0
 
@@ -40,7 +40,7 @@ class Loaded:
     began: float
     ready: float
     left: float | None = None
-    why: Reason | None = None
+    why: UnloadReason | None = None
     # Whether somebody used it, or waited for it again, when it had to go.
     in_use: bool = False
 
@@ -50,7 +50,7 @@ class World:
     """Runs arrivals to their end, and checks at each step what must hold all along."""
 
     sorts: dict[str, Sort]
-    room_gib: float
+    capacity_gib: float
     slots: int = 1
     terms: LoadTerms = field(default_factory=LoadTerms)
     now: float = 0.0
@@ -59,13 +59,13 @@ class World:
     waits: list[float] = field(default_factory=list)
     # From the first request that waited for a model to the begin of its load.
     delays: list[float] = field(default_factory=list)
-    unloads: list[tuple[str, Reason]] = field(default_factory=list)
+    unloads: list[tuple[str, UnloadReason]] = field(default_factory=list)
     decision: Decision | None = None
 
     def __post_init__(self) -> None:
         self.models = {
-            name: Resident(
-                name,
+            name: ModelSnapshot(
+                name=name,
                 need_gib=sort.need_gib if sort.told else None,
                 priority=sort.priority,
                 idle_unload_s=sort.idle_unload_s,
@@ -75,7 +75,7 @@ class World:
         self._waiting: dict[str, list[Arrival]] = {name: [] for name in self.sorts}
         self._events: list[tuple[float, int, str, object]] = []
         self._number = itertools.count()
-        self._held_back: frozenset[str] = frozenset()
+        self._draining: frozenset[str] = frozenset()
 
     def run(self, arrivals: Iterable[Arrival], until: float | None = None) -> None:
         """Let everything happen, to the last event or to a moment."""
@@ -107,8 +107,8 @@ class World:
         if isinstance(about, Arrival):
             model = self.models[about.model]
             if what == "leave":
-                self._set(about.model, holds=model.holds - 1, last_used=self.now)
-            elif model.residency is Residency.LOADED and about.model not in self._held_back:
+                self._set(about.model, leases=model.leases - 1, last_used=self.now)
+            elif model.residency is Residency.LOADED and about.model not in self._draining:
                 self._serve(about)
             else:
                 self._waiting[about.model].append(about)
@@ -133,7 +133,7 @@ class World:
     def _serve(self, arrival: Arrival) -> None:
         model = self.models[arrival.model]
         assert model.residency is Residency.LOADED
-        self._set(arrival.model, holds=model.holds + 1)
+        self._set(arrival.model, leases=model.leases + 1)
         self.waits.append(self.now - arrival.at)
         self._push(self.now + arrival.serve_s, "leave", arrival)
 
@@ -144,14 +144,14 @@ class World:
 
     def _decide(self) -> None:
         self.decision = decision = decide(
-            list(self.models.values()), self.room_gib, self.slots, self.now, self.terms
+            list(self.models.values()), self.capacity_gib, self.slots, self.now, self.terms
         )
-        self._held_back = decision.held_back
+        self._draining = decision.draining
         assert not set(decision.load) & {name for name, _ in decision.unload}
         for name, reason in decision.unload:
             model = self.models[name]
             assert model.residency is Residency.LOADED
-            assert model.holds == 0, "it leaves while it serves"
+            assert model.leases == 0, "it leaves while it serves"
             stay = self.stays(name)[-1]
             stay.left, stay.why = self.now, reason
             settled_at = model.last_used + self.terms.settle(model.load_s)
@@ -161,7 +161,7 @@ class World:
             self._push(self.now + UNLOAD_S, "unloaded", name)
         for name, waiting in self._waiting.items():
             model = self.models[name]
-            if waiting and model.residency is Residency.LOADED and name not in self._held_back:
+            if waiting and model.residency is Residency.LOADED and name not in self._draining:
                 self._serve_all(name)
                 self._set(name, wanted_since=None)
         for name in decision.load:
@@ -173,20 +173,20 @@ class World:
             self._set(name, residency=Residency.LOADING, load_began=self.now)
             self._push(self.now + self.sorts[name].load_s, "loaded", name)
         self._check()
-        if decision.look_at is not None:
-            assert decision.look_at > self.now
-            self._push(decision.look_at, "look", None)
+        if decision.decide_at is not None:
+            assert decision.decide_at > self.now
+            self._push(decision.decide_at, "look", None)
 
     def _check(self) -> None:
         in_memory = [m for m in self.models.values() if m.residency is not Residency.UNLOADED]
         taken = sum(m.need_gib or 0.0 for m in in_memory)
-        unknown = self.room_gib < inf and any(m.need_gib is None for m in in_memory)
-        assert taken <= self.room_gib + 1e-6, "over the budget"
+        unknown = self.capacity_gib < inf and any(m.need_gib is None for m in in_memory)
+        assert taken <= self.capacity_gib + 1e-6, "over the budget"
         assert not unknown or len(in_memory) == 1, "one of unknown need is not alone"
         loading = sum(m.residency is Residency.LOADING for m in in_memory)
         assert loading <= self.slots
         if loading < self.slots and not unknown:
-            self._work_conserving(self.room_gib - taken)
+            self._work_conserving(self.capacity_gib - taken)
 
     def _work_conserving(self, free: float) -> None:
         """The one that is wanted longest is not loaded only because it does not fit."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.residency.policy import LoadTerms, Reason
+from app.residency.policy import LoadTerms, UnloadReason
 from tests.app.residency.simulation import UNLOAD_S, Arrival, Loaded, Sort, World
 
 QUICK = LoadTerms(patience_s=5, keep_s=4, keep_loads=2, settle_s=0.5, settle_loads=0.1)
@@ -39,7 +39,7 @@ def check(world: World, arrivals: list[Arrival]) -> None:
 def check_swapping(world: World, stays: list[Loaded], sort: Sort) -> None:
     keep_s, settle_s = world.terms.keep(sort.load_s), world.terms.settle(sort.load_s)
     for stay in stays:
-        if stay.left is not None and stay.why is Reason.ROOM:
+        if stay.left is not None and stay.why is UnloadReason.ROOM:
             assert stay.left - stay.ready >= (keep_s if stay.in_use else settle_s) - 1e-6
     # An operator may want idle models out sooner than that.
     least_s = min(settle_s, sort.idle_unload_s or settle_s)
@@ -80,7 +80,7 @@ def test_days_of_random_traffic_keep_every_promise(seed: int, every_s: float, sl
     sorts, arrivals = random_day(
         seed, models=6, seconds=600 * every_s**0.5, every_s=every_s, serve_s=2.0
     )
-    world = World(sorts, room_gib=5.0, slots=slots, terms=QUICK)
+    world = World(sorts, capacity_gib=5.0, slots=slots, terms=QUICK)
     world.run(arrivals)
     check(world, arrivals)
 
@@ -114,9 +114,9 @@ sorts_of_models = st.fixed_dictionaries(
 @settings(max_examples=300)
 @given(sorts_of_models, requests, st.sampled_from([3.0, 4.0, inf]), st.integers(1, 3))
 def test_any_traffic_keeps_every_promise(
-    sorts: dict[str, Sort], arrivals: list[Arrival], room_gib: float, slots: int
+    sorts: dict[str, Sort], arrivals: list[Arrival], capacity_gib: float, slots: int
 ) -> None:
-    world = World(sorts, room_gib, slots, QUICK)
+    world = World(sorts, capacity_gib, slots, QUICK)
     world.run(arrivals)
     check(world, arrivals)
 
@@ -130,7 +130,7 @@ def test_two_models_that_are_always_in_use_take_turns_and_load_a_third_of_the_ti
     None
 ):
     sorts = {"a": Sort(2, 10), "b": Sort(2, 10)}
-    world = World(sorts, room_gib=3, terms=QUICK)
+    world = World(sorts, capacity_gib=3, terms=QUICK)
     # Each request overlaps with the next: neither model is idle for a moment.
     day = steady("a", 1.0, 3600, 1.5) + steady("b", 1.0, 3600, 1.5)
     world.run(day)
@@ -138,12 +138,12 @@ def test_two_models_that_are_always_in_use_take_turns_and_load_a_third_of_the_ti
     assert abs(len(world.stays("a")) - len(world.stays("b"))) <= 1
     loading_s = sum(stay.ready - stay.began for stay in world.loads)
     assert loading_s / world.now <= 1 / 3
-    assert {reason for _, reason in world.unloads} == {Reason.ROOM}
+    assert {reason for _, reason in world.unloads} == {UnloadReason.ROOM}
     check(world, day)
 
 
 def test_a_rare_request_gets_through_a_model_that_is_never_idle() -> None:
-    world = World({"a": Sort(2, 10), "b": Sort(2, 10)}, room_gib=3, terms=QUICK)
+    world = World({"a": Sort(2, 10), "b": Sort(2, 10)}, capacity_gib=3, terms=QUICK)
     day = [*steady("a", 0.5, 600, 2.0), Arrival(300.0, "b", 1.0)]
     world.run(day)
     assert [stay.model for stay in world.loads] == ["a", "b", "a"]
@@ -154,7 +154,7 @@ def test_a_rare_request_gets_through_a_model_that_is_never_idle() -> None:
 
 def test_a_large_model_is_not_passed_over_for_ever_by_small_ones() -> None:
     sorts = {"large": Sort(4, 10), **{name: Sort(1, 1) for name in "abcde"}}
-    world = World(sorts, room_gib=4, terms=QUICK)
+    world = World(sorts, capacity_gib=4, terms=QUICK)
     small = [r for n in range(5) for r in steady("abcde"[n], 1.0, 600, 1.2)]
     day = [*small, Arrival(100.0, "large", 1.0)]
     world.run(day)
@@ -163,7 +163,7 @@ def test_a_large_model_is_not_passed_over_for_ever_by_small_ones() -> None:
 
 def test_conversations_with_one_model_after_the_other_swap_once_each() -> None:
     """Idle for longer than between two words of one conversation is idle enough."""
-    world = World({"a": Sort(2, 5), "b": Sort(2, 5)}, room_gib=3, terms=QUICK)
+    world = World({"a": Sort(2, 5), "b": Sort(2, 5)}, capacity_gib=3, terms=QUICK)
     day = [
         *(Arrival(100.0 + n * 0.3, "a", 0.1) for n in range(20)),
         *(Arrival(120.0 + n * 0.3, "b", 0.1) for n in range(20)),

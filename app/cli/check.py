@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from app.cli.faults import ConfigOption, faults
+from app.cli.faults import faults
+from app.cli.options import ConfigOption
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
 
-if TYPE_CHECKING:  # slow to import, and other commands need not wait
+if TYPE_CHECKING:  # slow to import
     from app.fleet.slots import Slot
     from app.routing import Catalogue, Model
 
@@ -28,7 +29,7 @@ def check(config: ConfigOption = None) -> None:
         setup.check(settings.logs)
         builder = Builder(settings)
         slots = initial_slots(settings)
-        found = preflight(settings, [one for each in slots.values() for one in each], builder)
+        found = preflight(settings, [slot for group in slots.values() for slot in group], builder)
         try:
             catalogue = catalogue_of(settings, builder)
         except ConfigError as error:
@@ -47,11 +48,11 @@ def check(config: ConfigOption = None) -> None:
 def _plan(
     settings: Settings, catalogue: "Catalogue", slots: "Mapping[str, Sequence[Slot]]"
 ) -> Iterator[str]:
-    """Return what would run, a line each."""
+    """Yield a line for each part of what would run."""
     server, metrics = settings.server, settings.metrics
     keys = f"keys: {len(settings.api_keys)} from the environment, others from the key store"
     if not settings.auth.enabled:
-        keys = "no keys: open to all"
+        keys = "no keys: open to everyone"
     if metrics.port is not None:
         yield f"metrics on {metrics.host}:{metrics.port}"
     yield f"listen on {server.host}:{server.port}, {keys}, run directory {server.run_dir}"
@@ -81,13 +82,13 @@ def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> 
 
 
 def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
-    """Return what may surprise though it is valid, a line each."""
+    """Yield a line for each valid setting that may have an unexpected effect."""
     from engines.spec import CACHED_TOKENS_FLAG
 
     host = settings.server.host
     if host not in LOCAL_HOSTS:
         yield (
-            f"the gateway speaks plain HTTP on {host}, where keys can be read on the way: put a "
+            f"the gateway speaks plain HTTP on {host}, so keys can be read on the network: put a "
             "TLS proxy in front, or set server.host to 127.0.0.1"
         )
     counted = {model.name for model in settings.models if _cached_tokens_matter(settings, model)}
@@ -101,7 +102,7 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
 
 
 def without_password(url: str) -> str:
-    """Return a URL that may be shown: its password hidden, its query left out."""
+    """Return a URL with its password hidden and without its query."""
     try:
         parts = urlsplit(url)
         password = parts.password
@@ -115,12 +116,12 @@ def without_password(url: str) -> str:
 
 
 def _limits(limits: LimitSettings) -> str:
-    told = (
+    parts = (
         (limits.requests_per_minute, "requests per minute"),
         (limits.tokens_per_minute, "tokens per minute"),
         (limits.concurrent_requests, "requests at once"),
     )
-    return ", ".join(f"{n:,} {what}" if n is not None else f"unlimited {what}" for n, what in told)
+    return ", ".join(f"{n:,} {what}" if n is not None else f"unlimited {what}" for n, what in parts)
 
 
 def _any(limits: LimitSettings) -> bool:
@@ -128,7 +129,7 @@ def _any(limits: LimitSettings) -> bool:
 
 
 def _cached_tokens_matter(settings: Settings, model: ModelSettings) -> bool:
-    """Return whether a prompt token of a model costs or counts less when it was cached."""
+    """Return whether a cached prompt token of a model has another price or weight."""
     price = model.price
     return price.cached != price.prompt or settings.limits.cached_token_weight != 1
 

@@ -1,26 +1,23 @@
-"""What every command shares: the option for the file, and how a fault is told."""
+"""Faults of commands: one line each on standard error, and the exit code.
+
+2   the input or the configuration is wrong, or the gateway refused the request
+1   the request was valid and failed
+"""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, NoReturn
-
-import typer
+from typing import NoReturn
 
 from app.settings import ConfigError
 
 EXIT_FAULT = 2
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="The YAML file; default: GATEWAY_CONFIG, gateway.yaml."),
-]
+EXIT_FAILED = 1
 
 
 @contextmanager
 def faults() -> Iterator[None]:
-    """Turn what the user can mend into one line each and exit code 2."""
+    """Turn faults that the user can fix into one line each and exit code 2."""
     from engines.process.engine import LauncherMissing
 
     try:
@@ -28,7 +25,7 @@ def faults() -> Iterator[None]:
     except ConfigError as error:
         fail(*error.faults)
     except BrokenPipeError:
-        raise  # no fault of the user's: `main` ends the command
+        raise  # the reader has closed the pipe: `main` ends the command
     except (LauncherMissing, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -38,5 +35,10 @@ def faults() -> Iterator[None]:
 def fail(*lines: str, code: int = EXIT_FAULT) -> NoReturn:
     """Print each line to standard error and exit."""
     for line in lines:
-        print(f"vllm-gateway: {line}", file=sys.stderr)
+        complain(line)
     raise SystemExit(code)
+
+
+def complain(line: str) -> None:
+    """Print a line to standard error."""
+    print(f"vllm-gateway: {line}", file=sys.stderr)

@@ -1,86 +1,64 @@
-"""Client of a running gateway: its address, the key for it, and its answers.
+"""Client of a running gateway's admin API.
 
     address   --url, else GATEWAY_URL, else host and port of the configuration
-    key       --admin-key, else GATEWAY_KEY, else GATEWAY_ADMIN_KEY, the root key of the gateway
+    key       --admin-key, else GATEWAY_KEY, else GATEWAY_ADMIN_KEY, the gateway's root key
 
-GATEWAY_KEY is not a setting of the gateway, so that a gateway that is started in the same shell
-does not take a key of its store for its root key. Variables may stand in .env.
+Both variables may be set in .env. GATEWAY_KEY is not a setting: otherwise a gateway started in the
+same shell would take an admin key of its store for its root key.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
-import typer
 
 from app.cli.faults import fail
+from app.cli.output import printable
 from app.settings import ConfigError, load_server, variables
 
-if TYPE_CHECKING:  # slow to import, and other commands need not wait
+if TYPE_CHECKING:  # slow to import
     import httpx
 
 TIMEOUT_S = 30.0
 T = TypeVar("T")
 
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Address of the gateway; default: GATEWAY_URL, then server.host and server.port of "
-        "the configuration."
-    ),
-]
-AdminKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        help="A key to /admin; default: GATEWAY_KEY, then GATEWAY_ADMIN_KEY, the gateway's root "
-        "key."
-    ),
-]
 DEFAULT_URL = "http://127.0.0.1:8000"
-_NO_URL = "--url must be such as http://127.0.0.1:8000"
+_INVALID_URL = "--url must look like http://127.0.0.1:8000"
 
 
-class _Error(msgspec.Struct):
-    message: str
+class _ErrorBody(msgspec.Struct):
+    class Error(msgspec.Struct):
+        message: str
+
+    error: Error
 
 
-class _Refusal(msgspec.Struct):
-    error: _Error
+class RequestRefused(Exception):
+    """The gateway answered with an error; its message is safe on a terminal."""
 
-
-class Refused(Exception):
-    """The gateway answered, with an error; its own words, fit for a terminal."""
-
-    def __init__(self, where: str, status: int, message: str) -> None:
-        super().__init__(f"{where} answers {status}: {message}")
+    def __init__(self, address: str, status: int, message: str) -> None:
+        super().__init__(f"{address} answers {status}: {message}")
         self.status = status
         self.message = message
 
 
-class Gateway:
-    """A running gateway. A fault ends the command with one line that does not hold the key."""
+class GatewayClient:
+    """A running gateway. A fault ends the command with one line, which never holds the key."""
 
     def __init__(self, url: str | None, admin_key: str | None, config: Path | None = None) -> None:
-        """Options that were not given are None."""
+        """Take the options as given; None stands for an option that is not."""
         import httpx
 
-        hint = ""
         try:
-            set_here = variables()
-            if url is None:
-                url = set_here.get("GATEWAY_URL")
-            if url is None and (url := _configured_url(config)) is not None:
-                hint = "; if the gateway has started with another port, give --url"
-            if url is None:
-                url = DEFAULT_URL
-                hint = "; there is no gateway.yaml here: --config, --url or GATEWAY_URL says where"
+            environment = variables()
+            url, self._hint = _find_url(url, environment, config)
         except ConfigError as error:
             fail(*error.faults)
         if admin_key is None:
-            admin_key = set_here.get("GATEWAY_KEY") or set_here.get("GATEWAY_ADMIN_KEY")
+            admin_key = environment.get("GATEWAY_KEY") or environment.get("GATEWAY_ADMIN_KEY")
         if not admin_key:
             fail(
                 "the admin key is missing: set GATEWAY_KEY or give --admin-key; "
@@ -88,90 +66,103 @@ class Gateway:
             )
         if not (admin_key.isascii() and admin_key.isprintable()):
             fail("the admin key holds a character that a header cannot carry")
-        self._hint = hint
         try:
             base = httpx.URL(url)
         except httpx.InvalidURL:
-            fail(_NO_URL)
+            fail(_INVALID_URL)
         if base.scheme not in ("http", "https") or not base.host:
-            fail(_NO_URL)
+            fail(_INVALID_URL)
         self._base = base
-        self.shown = f"{base.scheme}://{base.netloc.decode()}"  # without a password
+        self.address = f"{base.scheme}://{base.netloc.decode()}"  # without credentials
         self.headers = {"authorization": f"Bearer {admin_key}"}
-        # HTTP_PROXY would be sent the key, unencrypted, and reaches a loopback of its own machine.
+        # A proxy of HTTP_PROXY would see the key in plain text, and has a loopback of its own.
         self.trust_env = base.scheme == "https" or not _is_loopback(base.host)
 
     def url(self, path: str) -> "httpx.URL":
-        """Return the address of a path, which is quoted where it has to be."""
+        """Return the URL of a path, which is already quoted."""
         import httpx
 
         try:
             return self._base.join(path)
         except httpx.InvalidURL:
-            fail(_NO_URL)
+            fail(_INVALID_URL)
 
-    def ask(
+    def request(
         self,
         path: str,
         kind: type[T],
+        *,
         params: Mapping[str, Any] | None = None,
         method: str = "GET",
         timeout: "float | httpx.Timeout" = TIMEOUT_S,
         json: object = None,
     ) -> T:
-        """Return what the gateway answers. Raises Refused."""
+        """Send a request and return the decoded response. Raises RequestRefused."""
+        return self.decode(
+            self.send(path, params=params, method=method, timeout=timeout, json=json), kind
+        )
+
+    def send(self, path: str, *, method: str = "GET", **options: Any) -> "httpx.Response":
+        """Send a request and return the response."""
         import httpx
 
-        with self.told():
-            answer = httpx.request(
+        with self.transport_faults():
+            return httpx.request(
                 method,
                 self.url(path),
-                params=params,
-                json=json,
                 headers=self.headers,
-                timeout=timeout,
                 trust_env=self.trust_env,
+                **{"timeout": TIMEOUT_S, **options},
             )
-        return self.read(answer, kind)
 
-    def read(self, answer: "httpx.Response", kind: type[T]) -> T:
-        """Return what is in an answer. Raises Refused."""
-        self.check(answer)
+    def decode(self, response: "httpx.Response", kind: type[T]) -> T:
+        """Return the decoded body of a response. Raises RequestRefused."""
+        self.check(response)
         try:
-            return msgspec.json.decode(answer.content, type=kind)
+            return msgspec.json.decode(response.content, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            fail(f"{self.shown} does not answer as a gateway does")
+            self.fail_unexpected()
 
-    def check(self, answer: "httpx.Response") -> None:
-        """Raise Refused for an error; its body must have been read."""
-        if not answer.is_success:
-            raise Refused(self.shown, answer.status_code, _message(answer.content))
+    def fail_unexpected(self) -> NoReturn:
+        """End the command: the response is not one that a gateway sends."""
+        fail(f"{self.address} does not answer as a gateway does")
+
+    def check(self, response: "httpx.Response") -> None:
+        """Raise RequestRefused for an error response, whose body must have been read."""
+        if not response.is_success:
+            message = _error_message(response.content)
+            raise RequestRefused(self.address, response.status_code, message)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Turn what may go wrong on the way into one line."""
+    def transport_faults(self) -> Iterator[None]:
+        """Turn connection errors into one line and exit code 2."""
         import httpx
 
         try:
             yield
         except httpx.InvalidURL:
-            fail(_NO_URL)
+            fail(_INVALID_URL)
         except httpx.HTTPError as error:
-            why = shown(str(error)) or type(error).__name__
-            fail(f"no answer from {self.shown}: {why}{self._hint}")
+            reason = printable(str(error)) or type(error).__name__
+            fail(f"no answer from {self.address}: {reason}{self._hint}")
 
 
-def _configured_url(config: Path | None) -> str | None:
-    """Return where the gateway of a configuration listens; None: there is no configuration.
-
-    Raises ConfigError.
-    """
+def _find_url(
+    url: str | None, environment: Mapping[str, str], config: Path | None
+) -> tuple[str, str]:
+    """Return the gateway's URL, and what to do if it does not answer. Raises ConfigError."""
+    if url is not None:
+        return url, ""
+    if (url := environment.get("GATEWAY_URL")) is not None:
+        return url, ""
     server = load_server(config)
     if server is None:
-        return None
+        hint = "; there is no gateway.yaml here: name the gateway with --config, --url or "
+        return DEFAULT_URL, f"{hint}GATEWAY_URL"
     if not server.port:
-        raise ConfigError(["server.port is 0, a free one: name the address with --url"])
-    return f"http://{server.local_host}:{server.port}"
+        raise ConfigError(["server.port is 0, a free port: name the address with --url"])
+    hint = "; if the gateway has started with another port, give --url"
+    return f"http://{server.local_host}:{server.port}", hint
 
 
 def _is_loopback(host: str) -> bool:
@@ -182,25 +173,20 @@ def _is_loopback(host: str) -> bool:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Turn an error that the gateway answers into its lines and exit code 2."""
+def refusal_faults() -> Iterator[None]:
+    """Turn an error response of the gateway into its lines and exit code 2."""
     try:
         yield
-    except Refused as refused:
+    except RequestRefused as refused:
         fail(*str(refused).splitlines())
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def shown(text: str) -> str:
-    """Return a text without what would steer a terminal or break a line."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
-
-
-def _message(body: bytes) -> str:
-    """Return what an error object says, for a terminal."""
+def _error_message(body: bytes) -> str:
+    """Return the message of an error object, safe on a terminal."""
     try:
-        message = msgspec.json.decode(body, type=_Refusal).error.message
+        message = msgspec.json.decode(body, type=_ErrorBody).error.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "is that a gateway?"
-    return "\n".join(map(shown, message.splitlines()))
+    return "\n".join(map(printable, message.splitlines()))

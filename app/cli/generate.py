@@ -3,24 +3,21 @@
 import importlib.util
 import inspect
 import json
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from app.cli.faults import fail
+from app.cli.generate_run import run_job
 from engines.offline import sampling_bounds
 from engines.offline.prompts import Prompt, PromptsError, read_prompts
 from engines.offline.sampling import SAMPLING, Kind, SamplingError, parse
-from engines.offline.session import Advance, Finished, Job, Loaded, Loading, OfflineError, Session
+from engines.offline.session import Job
 
-EXIT_FAILED = 1
 STDIN = "-"
 
 _ENGINE = "Engine"
@@ -28,7 +25,7 @@ _SAMPLING = "Sampling (defaults: the model's generation_config.json, else vLLM's
 
 
 class PlainHelp(TyperCommand):
-    """Help in columns without boxes: on 80 columns boxes leave no room for whole names of flags."""
+    """Help in columns without boxes, which at 80 columns would cut the names of flags."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.format_usage(ctx, formatter)
@@ -44,7 +41,7 @@ class PlainHelp(TyperCommand):
 
 
 def _with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose `sampling` takes keywords, a flag per sampling parameter."""
+    """Add a flag per sampling parameter to a command, which takes them as keywords."""
     signature = inspect.signature(command)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for parameter in SAMPLING:
@@ -75,48 +72,50 @@ def _with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
 @_with_sampling_flags
 def generate(
     *,
-    model: Annotated[str, typer.Option(help="A directory or a Hugging Face repository.")],
+    model: Annotated[str, typer.Option(help="Model: a directory or a Hugging Face repository.")],
     prompt: Annotated[
-        list[str] | None, typer.Option(help="What to answer. May be repeated.")
+        list[str] | None, typer.Option(help="Prompt to answer. May be repeated.")
     ] = None,
     prompts_file: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="One prompt a line, or JSON Lines: strings, or objects with prompt or messages "
-            "(and id). - is standard input.",
+            help="File with one prompt per line, or JSON Lines: strings, or objects with prompt or "
+            "messages (and id). -: standard input.",
         ),
     ] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Put prompts into the model's chat template, or give them as they are. "
-            "Default: chat where the model has a template.",
+            help="Apply the model's chat template, or send prompts unchanged. Default: chat if the "
+            "model has a template.",
             show_default=False,
         ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="A system message for every chat.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message of every chat.")] = None,
     chat_template_kwargs: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help='For the template, such as {"enable_thinking": false}.'),
+        typer.Option(
+            metavar="JSON", help='Template arguments, such as {"enable_thinking": false}.'
+        ),
     ] = None,
     truncate_prompt_tokens: Annotated[
         int | None,
-        typer.Option(help="Keep so many tokens of a longer prompt; -1: what the context holds."),
+        typer.Option(help="Keep this many tokens of longer prompts; -1: as the context holds."),
     ] = None,
     reasoning_parser: Annotated[
         str,
         typer.Option(
-            help="auto parts <think> and </think> where the tokenizer has them; none parts "
-            "nothing; or the name of one of vLLM's parsers."
+            help="Parser that separates reasoning from the answer: auto (<think> and </think> if "
+            "the tokenizer has them), none, or the name of a vLLM parser."
         ),
     ] = "auto",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON Lines, one object per answer.")
+        bool, typer.Option("--json", help="Print JSON Lines: one object per answer.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write answers here, not on the terminal.")
+        Path | None, typer.Option("--output", "-o", help="File to write answers to.")
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show vLLM's log on standard error.")
@@ -130,37 +129,39 @@ def generate(
         ),
     ] = None,
     max_model_len: Annotated[
-        str | None, typer.Option(help="Longest context, in tokens.", rich_help_panel=_ENGINE)
+        str | None, typer.Option(help="Maximum context length, in tokens.", rich_help_panel=_ENGINE)
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of weights and activations.", rich_help_panel=_ENGINE)
+        str | None,
+        typer.Option(help="Type of weights and activations.", rich_help_panel=_ENGINE),
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option(help="How weights are quantized.", rich_help_panel=_ENGINE)
+        str | None,
+        typer.Option(help="Quantization of the weights.", rich_help_panel=_ENGINE),
     ] = None,
     tensor_parallel_size: Annotated[
-        str | None, typer.Option(help="GPUs to spread it over.", rich_help_panel=_ENGINE)
+        str | None, typer.Option(help="Number of GPUs to use.", rich_help_panel=_ENGINE)
     ] = None,
     gpu_memory_utilization: Annotated[
-        str | None, typer.Option(help="Share of its memory to take.", rich_help_panel=_ENGINE)
+        str | None, typer.Option(help="Share of GPU memory to use.", rich_help_panel=_ENGINE)
     ] = None,
     trust_remote_code: Annotated[
         bool,
         typer.Option(
             "--trust-remote-code",
-            help="Run code that comes with the model.",
+            help="Allow the model's own code to run.",
             rich_help_panel=_ENGINE,
         ),
     ] = False,
     **sampling: Any,
 ) -> None:
-    """Answer prompts on vLLM's LLM, without a gateway.
+    """Answer prompts offline with vLLM's LLM class, without a gateway.
 
-    Set here unless the environment has it: VLLM_NO_USAGE_STATS=1; HF_HUB_OFFLINE=1 where the model
-    is a directory. Without a GPU also VLLM_CPU_KVCACHE_SPACE=4 (GiB) where no flag says how much
-    memory to take, VLLM_ENABLE_V1_MULTIPROCESSING=0 for at most 128 answers, and enforce-eager=true
-    where no --engine flag is about compilation: vLLM starts in a third of the time so. Exit code 1:
-    a prompt failed; 2: a mistake in what was asked.
+    Defaults for variables that are not set: VLLM_NO_USAGE_STATS=1; HF_HUB_OFFLINE=1 if the model is
+    a directory. Without a GPU also VLLM_CPU_KVCACHE_SPACE=4 (GiB) if no flag sets the memory,
+    VLLM_ENABLE_V1_MULTIPROCESSING=0 for at most 128 answers, and enforce-eager=true if no --engine
+    flag concerns compilation: vLLM then starts in a third of the time. Exit code 1: a prompt
+    failed; 2: an option or a prompt is invalid.
     """
     shortcuts = {
         "max-model-len": max_model_len,
@@ -192,8 +193,8 @@ def generate(
     if chat is False:
         _check_raw(job)
     if importlib.util.find_spec("vllm") is None:
-        fail("vLLM, which answers the prompts, is not installed in this environment")
-    raise SystemExit(_run(job, as_json=as_json, output=output, verbose=verbose))
+        fail("vLLM is not installed in this environment")
+    raise SystemExit(run_job(job, as_json=as_json, output=output, verbose=verbose))
 
 
 def _model(model: str) -> str:
@@ -202,8 +203,7 @@ def _model(model: str) -> str:
         if not any((path / name).exists() for name in ("config.json", "params.json")):
             fail(f"--model: {model} holds no config.json, so it is not a model's directory")
         return str(path)
-    # A repository is a name, or two with a slash between. Where the first is a directory here,
-    # the second was meant to be one too.
+    # A repository is NAME or OWNER/NAME. If OWNER is a directory here, a path was meant.
     owner, _, name = model.partition("/")
     looks_like_path = model.startswith(("/", ".", "~")) or "/" in name or name == ""
     if "/" in model and (looks_like_path or Path(owner).is_dir()):
@@ -246,98 +246,7 @@ def _object(flag: str, text: str | None) -> dict[str, Any]:
 
 def _check_raw(job: Job) -> None:
     if job.system is not None:
-        fail("--system goes into a chat template, and --raw says to use none")
+        fail("--system needs a chat template, which --raw turns off")
     for number, prompt in enumerate(job.prompts, 1):
         if prompt.messages is not None:
-            fail(f"prompt {number} has messages, which need a chat template, and --raw says none")
-
-
-class _Terminated(BaseException):
-    """SIGTERM came."""
-
-
-def _on_sigterm(signum: int, frame: object) -> NoReturn:
-    raise _Terminated
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    before = signal.signal(signal.SIGTERM, _on_sigterm)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _run(job: Job, *, as_json: bool, output: Path | None, verbose: bool) -> int:
-    """Do the job; return the exit code."""
-    from rich.console import Console
-
-    from app.cli.generate_output import Form, InOrder, JsonLines, Meter, Pages
-
-    errors = Console(stderr=True, highlight=False)
-    order = InOrder()
-    failed = 0
-    with ExitStack() as resources:
-        out: IO[str] = sys.stdout
-        if output is not None:
-            try:
-                # What is there stays until there is something to replace it with.
-                out = resources.enter_context(output.open("a", encoding="utf-8"))
-            except OSError as error:
-                fail(f"--output: cannot write {output}: {error.strerror or error}")
-        several = len(job.prompts) > 1 or job.sampling.get("n", 1) > 1
-        form: Form = JsonLines(out) if as_json else Pages(out, titles=several)
-        meter = resources.enter_context(Meter(errors, len(job.prompts), live=not verbose))
-
-        def write(records: Iterator[dict[str, Any]]) -> int:
-            wrong = 0
-            with meter.aside():
-                for record in records:
-                    form.write(record)
-                    if "error" in record:
-                        wrong += 1
-                        _complain(f"prompt {record['index'] + 1}: {record['error']['message']}")
-            return wrong
-
-        try:
-            with _sigterm_raises(), Session(job, _show_log if verbose else None) as session:
-                for event in session.events():
-                    match event:
-                        case Loading(progress):
-                            meter.loading(progress)
-                        case Loaded():
-                            if output is not None and out.seekable():
-                                out.truncate(0)
-                            meter.loaded()
-                        case Advance():
-                            meter.advance(event)
-                        case Finished(place, records):
-                            failed += write(order.add(place, records))
-        except BrokenPipeError:
-            # Whoever read has what it wanted; Python would complain when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 128 + signal.SIGPIPE
-        except OSError as error:
-            _complain(f"cannot go on: {error}")
-            return EXIT_FAILED
-        except (KeyboardInterrupt, _Terminated) as signal_came:
-            write(order.rest())
-            _complain(f"stopped: {meter.summary(failed)}")
-            by = signal.SIGTERM if isinstance(signal_came, _Terminated) else signal.SIGINT
-            return 128 + by
-        except OfflineError as error:
-            write(order.rest())
-            _complain(str(error))
-            return 2 if error.users else EXIT_FAILED
-    print(meter.summary(failed), file=sys.stderr)
-    return EXIT_FAILED if failed else 0
-
-
-def _show_log(data: bytes) -> None:
-    sys.stderr.buffer.write(data)
-    sys.stderr.buffer.flush()
-
-
-def _complain(text: str) -> None:
-    print(f"vllm-gateway: {text}", file=sys.stderr)
+            fail(f"prompt {number} has messages, which need a chat template, which --raw turns off")

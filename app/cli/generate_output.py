@@ -1,4 +1,4 @@
-"""What `vllm-gateway generate` shows: its answers, and how far it is."""
+"""Output of `vllm-gateway generate`: the answers, and the progress of the batch."""
 
 import json
 import time
@@ -16,8 +16,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from app.cli.status import Progress as Shown
-from app.cli.status import count
+from app.cli.output import printable
+from app.cli.status import Progress as ShownProgress
+from app.cli.status import format_progress
 from engines.base import Progress as Phase
 from engines.offline.session import Advance
 
@@ -25,14 +26,14 @@ Record = dict[str, Any]
 LONGEST_TITLE = 72
 
 
-class Form(Protocol):
-    """How a record is written."""
+class RecordWriter(Protocol):
+    """Writes the records of answers."""
 
     def write(self, record: Record) -> None: ...
 
 
-class JsonLines:
-    """A line of JSON per record, and nothing else."""
+class JsonLinesWriter:
+    """Writes a line of JSON per record."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
@@ -42,8 +43,8 @@ class JsonLines:
         self._out.flush()
 
 
-class Pages:
-    """Text for people: thought and answer apart, a title where there are several answers."""
+class TextWriter:
+    """Writes text: reasoning and answer apart, and titles where there are several answers."""
 
     def __init__(self, out: IO[str], *, titles: bool) -> None:
         self._out = out
@@ -52,40 +53,35 @@ class Pages:
 
     def write(self, record: Record) -> None:
         if "error" in record:
-            return  # told on standard error
+            return  # reported on standard error
         if self._titles:
-            self._say(_title(record), "bold")
+            self._print(_title(record), "bold")
         if record["reasoning"] is not None:
-            self._say("Thought:", "bold cyan")
-            self._say(record["reasoning"], "dim")
-            self._say("")
-            self._say("Answer:", "bold cyan")
-        self._say(record["content"] or "", "")
+            self._print("Thought:", "bold cyan")
+            self._print(record["reasoning"], "dim")
+            self._print("")
+            self._print("Answer:", "bold cyan")
+        self._print(record["content"] or "", "")
         if self._titles:
-            self._say("")
+            self._print("")
         self._out.flush()
 
-    def _say(self, text: str, style: str = "") -> None:
-        # What a model writes must not steer a terminal; in a file it stands as it came.
-        shown = harmless(text) if self._console.is_terminal else text
+    def _print(self, text: str, style: str = "") -> None:
+        # A model's output must not control the terminal; in a file it stays unchanged.
+        shown = printable(text, kept="\n\t") if self._console.is_terminal else text
         self._console.print(Text(shown), style=style)
 
 
-def harmless(text: str) -> str:
-    """Return a text without characters that steer a terminal; new lines and tabs stay."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-
-
 def _title(record: Record) -> str:
-    asked = record.get("prompt") or record["messages"][-1].get("content")
-    line = " ".join(str(asked).split())
+    prompt = record.get("prompt") or record["messages"][-1].get("content")
+    line = " ".join(str(prompt).split())
     if len(line) > LONGEST_TITLE:
         line = line[: LONGEST_TITLE - 1] + "…"
     choice = f".{record['choice'] + 1}" if record["choice"] else ""
     return f"[{record['index'] + 1}{choice}] {line}"
 
 
-class InOrder:
+class PromptOrder:
     """Puts records back into the order of their prompts."""
 
     def __init__(self) -> None:
@@ -93,14 +89,14 @@ class InOrder:
         self._next = 0
 
     def add(self, place: int, records: list[Record]) -> Iterator[Record]:
-        """Yield what is due now that the prompt at `place` has finished."""
+        """Yield the records that are due once the prompt at `place` has finished."""
         self._early[place] = records
         while self._next in self._early:
             yield from self._numbered(self._next)
             self._next += 1
 
     def rest(self) -> Iterator[Record]:
-        """Yield what has finished before its turn, when there are no more turns."""
+        """Yield the records that are left when a batch ends early."""
         for place in sorted(self._early):
             yield from self._numbered(place)
 
@@ -108,14 +104,14 @@ class InOrder:
         return ({"index": place, **record} for record in self._early.pop(place))
 
 
-class Meter:
-    """A bar on a terminal's standard error while it works, and one line in the end."""
+class ProgressMeter:
+    """A progress bar on a terminal's standard error, and a summary in one line."""
 
     def __init__(self, console: Console, prompts: int, *, live: bool) -> None:
         self._console = console
         self._prompts = prompts
         self._loaded: float | None = None
-        self._took = 0.0  # from the load to the newest advance: vLLM takes a while to end
+        self._took = 0.0  # from the load to the latest advance, because vLLM takes a while to stop
         self._advance = Advance(0, 0, 0)
         waiting = f"{prompts:,} prompt{'s' if prompts > 1 else ''} to answer"
         self._bar = Progress(
@@ -132,7 +128,7 @@ class Meter:
         )
         self._task = self._bar.add_task("starting", total=None, count="", speed=waiting)
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "ProgressMeter":
         self._bar.start()
         return self
 
@@ -140,23 +136,23 @@ class Meter:
         self._bar.stop()
 
     def loading(self, phase: Phase) -> None:
-        """Note how far the start of vLLM is."""
+        """Show a phase of vLLM's start."""
         self._bar.update(
             self._task,
             description=phase.phase,
             completed=phase.done or 0,
             total=phase.total,
-            count=count(Shown(phase.phase, phase.done, phase.total)),
+            count=format_progress(ShownProgress(phase.phase, phase.done, phase.total)),
         )
 
     def loaded(self) -> None:
-        """Note that prompts are read from now on."""
+        """Start to measure: the model is loaded, and generation begins."""
         self._loaded = time.monotonic()
         self._bar.reset(self._task, description="generating", total=self._prompts)
         self.advance(self._advance)
 
     def advance(self, advance: Advance) -> None:
-        """Note how far the batch is."""
+        """Show the progress of the batch."""
         self._advance = advance
         if self._loaded is not None:
             self._took = time.monotonic() - self._loaded
@@ -169,7 +165,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the bar away while something else is written, perhaps on the same terminal."""
+        """Remove the bar while something else is written, perhaps on the same terminal."""
         self._bar.stop()
         try:
             yield
@@ -181,12 +177,12 @@ class Meter:
         self._bar.refresh()
 
     def summary(self, failed: int) -> str:
-        """Return in one line what was done and how fast."""
+        """Return a line with the number of answers and the throughput."""
         done = f"{self._advance.done} of {self._prompts} prompts"
         if self._loaded is None:
             return f"{done}: the model was not loaded"
-        told = f"{done} in {self._took:.1f} s, {self._speed()}"
-        return f"{told}; {failed} failed" if failed else told
+        line = f"{done} in {self._took:.1f} s, {self._speed()}"
+        return f"{line}; {failed} failed" if failed else line
 
     def _speed(self) -> str:
         took = max(self._took, 1e-3)

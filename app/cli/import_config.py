@@ -1,4 +1,4 @@
-"""`vllm-gateway import`: a gateway.yaml from what another program was told."""
+"""`vllm-gateway import`: write a gateway.yaml from another program's configuration."""
 
 import os
 import sys
@@ -22,39 +22,42 @@ from app.importing.source import MAX_CHARACTERS
 
 STANDARD_INPUT = "-"
 
-importing = typer.Typer(
-    help="Write a gateway.yaml from a configuration of LiteLLM or llama-swap, or from a command "
-    "line of vLLM.",
+import_config = typer.Typer(
+    help="Write a gateway.yaml from a configuration of LiteLLM or llama-swap, or from a vLLM "
+    "command line.",
     no_args_is_help=True,
 )
 
-ConfigArgument = Annotated[str, typer.Argument(help="Its YAML file; `-`: standard input.")]
+SourceArgument = Annotated[
+    str, typer.Argument(help="YAML file of the other program; `-`: standard input.")
+]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="The file to write; default: standard output."),
+    typer.Option("--output", "-o", help="File to write; default: standard output."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 
 
-@importing.command("litellm")
-def import_litellm(config: ConfigArgument, output: Output = None, force: Force = False) -> None:
-    """Import the config.yaml of LiteLLM's proxy: servers become remote engines."""
+@import_config.command("litellm")
+def import_litellm(config: SourceArgument, output: Output = None, force: Force = False) -> None:
+    """Import a config.yaml of LiteLLM's proxy. Its servers become remote engines."""
     _write(config, lambda text: from_litellm(text, os.environ), "litellm", output, force)
 
 
-@importing.command("llama-swap")
-def import_llama_swap(config: ConfigArgument, output: Output = None, force: Force = False) -> None:
-    """Import the config.yaml of llama-swap: vLLM commands become models on demand."""
+@import_config.command("llama-swap")
+def import_llama_swap(config: SourceArgument, output: Output = None, force: Force = False) -> None:
+    """Import a config.yaml of llama-swap. Its vLLM commands become models loaded on demand."""
     _write(config, lambda text: from_llama_swap(text, os.environ), "llama-swap", output, force)
 
 
-@importing.command("vllm")
+@import_config.command("vllm")
 def import_vllm(
     command_line: Annotated[
         str,
         typer.Argument(
-            help="In quotes: `vllm serve MODEL …`, `python -m vllm.entrypoints.openai.api_server "
-            "…`, `docker run … vllm/vllm-openai …`. It is read, never run."
+            help="The command, quoted: `vllm serve MODEL …`, `python -m "
+            "vllm.entrypoints.openai.api_server …` or `docker run … vllm/vllm-openai …`. It is "
+            "parsed, never run."
         ),
     ],
     output: Output = None,
@@ -77,7 +80,7 @@ def _write(
 
 
 def _text(config: str) -> str:
-    """Return the text of a file, or of standard input; of one that is too long, the beginning."""
+    """Return the text of a file or of standard input, cut just above the importers' limit."""
     try:
         if config == STANDARD_INPUT:
             return TextIOWrapper(sys.stdin.buffer, encoding="utf-8").read(MAX_CHARACTERS + 1)
@@ -95,7 +98,7 @@ def _imported(text: str, read: Callable[[str], Imported], source: str) -> Import
 
 
 def _put(imported: Imported, program: str, output: Path | None, force: bool) -> None:
-    """Write the YAML, then say what was not carried over."""
+    """Write the YAML, then print the variables to set and what was not imported."""
     text = rendered(imported, f"vllm-gateway import {program}")
     if output is None:
         sys.stdout.write(text)

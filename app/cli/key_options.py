@@ -1,16 +1,16 @@
-"""What options of `vllm-gateway keys` mean. A fault ends the command with one line."""
+"""Values of the options of `keys` and `owners`. A fault ends the command with one line."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from json import loads
 
-from app.cli.faults import fail
+from app.cli.faults import complain, fail
+from app.cli.output import printable
 from app.settings import ModelSettings
 
 
-def number(name: str, text: str, unset: str) -> int | None:
-    """Return a number; None for the word that stands for none."""
+def parse_number(name: str, text: str, unset: str) -> int | None:
+    """Return a number; None for the word that unsets it."""
     if text == unset:
         return None
     try:
@@ -19,8 +19,8 @@ def number(name: str, text: str, unset: str) -> int | None:
         fail(f"{name}: must be a whole number or `{unset}`")
 
 
-def expiry(text: str) -> str:
-    """Return when a key expires, as RFC 3339, from a duration or as it stands."""
+def parse_expiry(text: str) -> str:
+    """Return an expiry as an RFC 3339 time, from a duration or such a time."""
     from app.auth.validation import duration, milliseconds, moment, written
 
     try:
@@ -34,18 +34,18 @@ def expiry(text: str) -> str:
     return text
 
 
-def parsed(text: str) -> object:
-    """Return the value of a JSON text."""
+def parse_json(text: str) -> object:
+    """Return the value of the JSON in `--fields`."""
     try:
         return loads(text)
     except (ValueError, RecursionError):
         fail("fields: not JSON")
 
 
-def checked_models(given: Sequence[str], models: Iterable[ModelSettings]) -> list[str]:
-    """Return a key's models by their own names; warn of what the configuration does not have.
+def resolve_models(given: Sequence[str], models: Iterable[ModelSettings]) -> list[str]:
+    """Return models by name where aliases were given; warn of those not in the configuration.
 
-    Only warn: other gateways on the same database may have other models.
+    A warning is enough: other gateways on the same database may have other models.
     """
     from app.auth.model_checks import check_models
 
@@ -61,5 +61,4 @@ def checked_models(given: Sequence[str], models: Iterable[ModelSettings]) -> lis
 
 
 def _warn(text: str) -> None:
-    shown = "".join(c if c.isprintable() else "\ufffd" for c in text)
-    print(f"vllm-gateway: warning: {shown}", file=sys.stderr)
+    complain(f"warning: {printable(text)}")

@@ -1,13 +1,13 @@
-"""How `vllm-gateway keys` shows keys."""
+"""Keys as `vllm-gateway keys` prints them."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from json import dumps
 from typing import TYPE_CHECKING
 
-from app.cli.tables import Column, print_table
+from app.cli.tables import Column, print_fields, print_table
 
-if TYPE_CHECKING:  # SQLAlchemy is slow to import, and other commands need not wait
+if TYPE_CHECKING:  # SQLAlchemy is slow to import
     from app.auth.views import ShownKey
 
 LIMITS = {
@@ -18,15 +18,12 @@ LIMITS = {
 
 
 def print_key(key: "ShownKey") -> None:
-    """Print everything about a key, a line each."""
-    rows = list(_rows(key))
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name.replace('_', ' '):<{width}}  {value}".rstrip())
+    """Print all properties of a key, one per line."""
+    print_fields(list(_rows(key)))
 
 
 def print_keys(keys: "Sequence[ShownKey]") -> None:
-    """Print keys, a row each."""
+    """Print keys, one per row."""
     columns = [
         *map(Column, ("id", "role", "state")),
         *(Column(name, long=True) for name in ("name", "owner", "models")),
@@ -61,7 +58,7 @@ def _cells(key: "ShownKey", rotated: bool) -> list[str]:
 
 
 def _limit(key: "ShownKey", name: str) -> str:
-    """Return a limit in force, marked where it is the configuration's; `-`: the key has none."""
+    """Return the limit in force, marked if it is the configured default; `-`: none applies."""
     if key.limits_in_force is None:
         return "-"
     limit = getattr(key.limits_in_force, name)

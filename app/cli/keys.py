@@ -1,76 +1,70 @@
-"""`vllm-gateway keys`: the life of a key, with the gateway up or down.
+"""`vllm-gateway keys`: create, list, change, rotate and delete API keys."""
 
-The commands go to the database; a gateway that runs finds the change within a second.
-"""
-
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from pydantic import BaseModel, ValidationError
 
-from app.cli.faults import ConfigOption, fail, faults
-from app.cli.key_options import checked_models, expiry, number, parsed
+from app.cli.faults import fail
+from app.cli.key_options import parse_expiry, parse_json, parse_number, resolve_models
 from app.cli.key_tables import print_key, print_keys
+from app.cli.options import PAGE, ConfigOption, JsonOption, PageOption
+from app.cli.store import run_with_store, store_faults
 from app.settings import Settings, load_settings
 
-if TYPE_CHECKING:  # SQLAlchemy is slow to import, and other commands need not wait
+if TYPE_CHECKING:  # SQLAlchemy is slow to import
     from app.auth.key_format import NewKey
     from app.auth.key_store import ApiKey, KeyStore
 
 T = TypeVar("T")
 
-PAGE = 100
-MAX_PAGE = 1000
-SHOWN_ONCE = "the secret, which cannot be shown again:"
+keys = typer.Typer(help="Create, list, change, rotate and delete API keys.", no_args_is_help=True)
 
-keys = typer.Typer(help="Make, list, change, rotate and end API keys.", no_args_is_help=True)
-
-Key = Annotated[str, typer.Argument(help="The name of the key or its ID.")]
-Now = Annotated[
-    bool, typer.Option("--now", help="End its requests in flight too, at every gateway.")
+KeyArgument = Annotated[str, typer.Argument(help="Name or ID of the key.")]
+NowOption = Annotated[
+    bool, typer.Option("--now", help="Also abort its requests in flight, on every gateway.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
-Models = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model", help="A model it may use, or `prefix*`; may be repeated. Default: all."
-    ),
+NewLimit = Annotated[
+    int | None, typer.Option(help="0 allows nothing; default: the configured limit.")
 ]
 SetLimit = Annotated[
-    str | None, typer.Option(help="A number, 0 allows nothing; or `default`: the configuration's.")
+    str | None, typer.Option(help="0 allows nothing; `default`: the configured limit.")
 ]
-SetBudget = Annotated[str | None, typer.Option(help="A number of tokens, or `none`.")]
+SetBudget = Annotated[str | None, typer.Option(help="Number of tokens, or `none`.")]
+OwnerOption = typer.Option(help="Person or team that the key belongs to.")
+PriorityOption = typer.Option(help="Priority in queues, -100 to 100; lower is served first.")
+WeightOption = typer.Option(help="Share of a queue within its priority, 1 to 1000.")
 
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Option(help="What people call it; no two keys share a name.")],
-    owner: Annotated[str, typer.Option(help="Who answers for it.")] = "",
+    *,
+    name: Annotated[str, typer.Option(help="Unique name of the key.")],
+    owner: Annotated[str, OwnerOption] = "",
     role: Annotated[str, typer.Option(help="client, auditor, manager or admin.")] = "client",
-    model: Models = None,
-    requests_per_minute: Annotated[
-        int | None, typer.Option(help="0 allows nothing; default: the configuration's.")
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Model that the key may use, or `prefix*`. May be repeated. Default: all models."
+        ),
     ] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="0 allows nothing; default: the configuration's.")
-    ] = None,
-    concurrent_requests: Annotated[
-        int | None, typer.Option(help="0 allows nothing; default: the configuration's.")
-    ] = None,
+    requests_per_minute: NewLimit = None,
+    tokens_per_minute: NewLimit = None,
+    concurrent_requests: NewLimit = None,
     daily_tokens: Annotated[
-        int | None, typer.Option(help="Budget per UTC day; default: none.")
+        int | None, typer.Option(help="Token budget per UTC day; default: none.")
     ] = None,
     monthly_tokens: Annotated[
-        int | None, typer.Option(help="Budget per UTC month; default: none.")
+        int | None, typer.Option(help="Token budget per UTC month; default: none.")
     ] = None,
-    priority: Annotated[int, typer.Option(help="-100 to 100; lower goes first.")] = 0,
-    weight: Annotated[int, typer.Option(help="1 to 1000; share within a priority.")] = 1,
+    priority: Annotated[int, PriorityOption] = 0,
+    weight: Annotated[int, WeightOption] = 1,
     expires: Annotated[
-        str | None, typer.Option(help="In `30d` or `12h`, or at an RFC 3339 time. Default: never.")
+        str | None,
+        typer.Option(
+            help="Expiry: a duration such as `30d` or `12h`, or an RFC 3339 time. Default: never."
+        ),
     ] = None,
     fields: Annotated[
         str | None,
@@ -79,10 +73,11 @@ def create(
         ),
     ] = None,
     config: ConfigOption = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
-    """Make a key and print its secret, this once."""
-    with _faults():
+    """Create a key and print its secret, which is shown only once."""
+    with store_faults():
+        from app.auth.key_store import KeyStore
         from app.auth.validation import KeyFields
 
         settings = load_settings(config)
@@ -99,34 +94,36 @@ def create(
                 "monthly_tokens": monthly_tokens,
                 "priority": priority,
                 "weight": weight,
-                "expires": None if expires is None else expiry(expires),
-                "fields": None if fields is None else parsed(fields),
+                "expires": None if expires is None else parse_expiry(expires),
+                "fields": None if fields is None else parse_json(fields),
             }
         )
         if model:
-            models = checked_models(new.models, settings.models)
+            models = resolve_models(new.models, settings.models)
             new = new.model_copy(update={"models": models})
-        _print_new(_with_store(settings, lambda s: s.create(new)), settings, json)
+        created = run_with_store(settings, KeyStore, lambda store: store.create(new))
+        _print_new(created, settings, json)
 
 
 @keys.command("list")
 def list_keys(
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE, help="How many.")] = PAGE,
-    after: Annotated[str | None, typer.Option(help="The ID that the page before ended with.")] = (
-        None
-    ),
+    limit: PageOption = PAGE,
+    after: Annotated[
+        str | None, typer.Option(help="ID of the last key of the previous page.")
+    ] = None,
     config: ConfigOption = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
-    """List the keys, the newest first."""
-    with _faults():
+    """List the keys, newest first."""
+    with store_faults():
+        from app.auth.key_store import KeyStore
         from app.auth.views import ShownPage
 
         settings = load_settings(config)
-        found = _with_store(settings, lambda s: s.page(limit, after))
+        found = run_with_store(settings, KeyStore, lambda store: store.page(limit, after))
         page = ShownPage.of(found, settings.limits.default)
         if json:
-            _print_json(page)
+            print(page.model_dump_json(indent=2))
             return
         print_keys(page.data)
         if page.has_more:
@@ -134,22 +131,23 @@ def list_keys(
 
 
 @keys.command()
-def show(key: Key, config: ConfigOption = None, json: Json = False) -> None:
+def show(key: KeyArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
     """Show a key."""
-    with _faults():
-        _act(config, json, key, lambda s, key_id: s.get(key_id))
+    with store_faults():
+        _apply(config, json, key, lambda store, key_id: store.get(key_id))
 
 
 @keys.command()
 def update(
-    key: Key,
-    name: Annotated[str | None, typer.Option(help="A new name; no two keys share one.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Who answers for it.")] = None,
+    key: KeyArgument,
+    *,
+    name: Annotated[str | None, typer.Option(help="New unique name.")] = None,
+    owner: Annotated[str | None, OwnerOption] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="A model it may use, or `prefix*`; may be repeated. The list takes the place of "
-            "the one before; `*`: all."
+            help="Model that the key may use, `prefix*`, or `*` for all. May be repeated; replaces "
+            "the previous list."
         ),
     ] = None,
     requests_per_minute: SetLimit = None,
@@ -157,71 +155,80 @@ def update(
     concurrent_requests: SetLimit = None,
     daily_tokens: SetBudget = None,
     monthly_tokens: SetBudget = None,
-    priority: Annotated[int | None, typer.Option(help="-100 to 100; lower goes first.")] = None,
-    weight: Annotated[int | None, typer.Option(help="1 to 1000; share within a priority.")] = None,
+    priority: Annotated[int | None, PriorityOption] = None,
+    weight: Annotated[int | None, WeightOption] = None,
     expires: Annotated[
-        str | None, typer.Option(help="In `30d` or `12h`, at an RFC 3339 time, or `never`.")
+        str | None,
+        typer.Option(
+            help="Expiry: a duration such as `30d` or `12h`, an RFC 3339 time, or `never`."
+        ),
     ] = None,
     fields: Annotated[
         str | None, typer.Option(help="Rules on request fields as JSON, or `none`.")
     ] = None,
     config: ConfigOption = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
-    """Change what is given of a key; the rest stays. Its role is for life."""
+    """Change the given properties of a key. Its role cannot be changed."""
     limits = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "concurrent_requests": concurrent_requests,
     }
     budgets = {"daily_tokens": daily_tokens, "monthly_tokens": monthly_tokens}
-    plain = {"name": name, "owner": owner, "priority": priority, "weight": weight}
-    with _faults():
+    plain = {
+        "name": name,
+        "owner": owner,
+        "priority": priority,
+        "weight": weight,
+        "models": model or None,
+    }
+    with store_faults():
         from app.auth.validation import KeyChanges
 
         given: dict[str, object] = {n: v for n, v in plain.items() if v is not None}
-        given |= {n: number(n, v, "default") for n, v in limits.items() if v is not None}
-        given |= {n: number(n, v, "none") for n, v in budgets.items() if v is not None}
+        given |= {n: parse_number(n, v, "default") for n, v in limits.items() if v is not None}
+        given |= {n: parse_number(n, v, "none") for n, v in budgets.items() if v is not None}
         if expires is not None:
-            given["expires"] = None if expires == "never" else expiry(expires)
+            given["expires"] = None if expires == "never" else parse_expiry(expires)
         if fields is not None:
-            given["fields"] = None if fields == "none" else parsed(fields)
-        if model:
-            given["models"] = model
+            given["fields"] = None if fields == "none" else parse_json(fields)
         if not given:
-            fail("nothing to change: name an option, such as --owner")
+            fail("nothing to change: give an option, such as --owner")
         changes = KeyChanges.model_validate(given)
         if model:
-            models = checked_models(changes.models, load_settings(config).models)
+            models = resolve_models(changes.models, load_settings(config).models)
             changes = changes.model_copy(update={"models": models})
-        _act(config, json, key, lambda s, key_id: s.change(key_id, changes))
+        _apply(config, json, key, lambda store, key_id: store.change(key_id, changes))
 
 
 @keys.command()
-def disable(key: Key, now: Now = False, config: ConfigOption = None, json: Json = False) -> None:
-    """Let a key in no longer."""
-    with _faults():
-        _act(config, json, key, lambda s, key_id: s.disable(key_id, now=now))
+def disable(
+    key: KeyArgument, now: NowOption = False, config: ConfigOption = None, json: JsonOption = False
+) -> None:
+    """Disable a key."""
+    with store_faults():
+        _apply(config, json, key, lambda store, key_id: store.disable(key_id, now=now))
 
 
 @keys.command()
-def enable(key: Key, config: ConfigOption = None, json: Json = False) -> None:
-    """Let a disabled key in again."""
-    with _faults():
-        _act(config, json, key, lambda s, key_id: s.enable(key_id))
+def enable(key: KeyArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Enable a disabled key."""
+    with store_faults():
+        _apply(config, json, key, lambda store, key_id: store.enable(key_id))
 
 
 @keys.command()
 def rotate(
-    key: Key,
+    key: KeyArgument,
     grace: Annotated[
-        str, typer.Option(help="How long the secret before works: `0s` to `30d`.")
+        str, typer.Option(help="Time that the old secret remains valid, `0s` to `30d`.")
     ] = "1d",
     config: ConfigOption = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
-    """Make a new secret for a key and print it, this once."""
-    with _faults():
+    """Replace a key's secret and print the new one, which is shown only once."""
+    with store_faults():
         from app.auth.validation import Rotation, duration
 
         try:
@@ -230,82 +237,49 @@ def rotate(
             fail(f"grace: {error}")
         rotation = Rotation(grace_s=grace_s)
         settings = load_settings(config)
-        rotated = _with_key(settings, key, lambda s, key_id: s.rotate(key_id, rotation.grace_s))
+        rotated = _with_key(
+            settings, key, lambda store, key_id: store.rotate(key_id, rotation.grace_s)
+        )
         _print_new(rotated, settings, json)
 
 
 @keys.command()
-def delete(key: Key, now: Now = False, config: ConfigOption = None) -> None:
-    """Delete a key, for good; reports of its usage stay."""
+def delete(key: KeyArgument, now: NowOption = False, config: ConfigOption = None) -> None:
+    """Delete a key permanently. Its usage stays in reports."""
 
     async def work(store: "KeyStore", key_id: str) -> str:
         await store.delete(key_id, now=now)
         return key_id
 
-    with _faults():
+    with store_faults():
         print(f"deleted {_with_key(load_settings(config), key, work)}")
 
 
-def _with_store(settings: Settings, work: "Callable[[KeyStore], Awaitable[T]]") -> T:
-    """Return what some work on the key store of a configuration returns."""
-    from app.auth.key_store import KeyStore
-    from app.database.database import Database
-
-    async def run() -> T:
-        database = Database(settings.state.database_url.get_secret_value())
-        try:
-            await database.migrate()
-            return await work(KeyStore(database))
-        finally:
-            await database.close()
-
-    return asyncio.run(run())
-
-
 def _with_key(settings: Settings, named: str, work: "Callable[[KeyStore, str], Awaitable[T]]") -> T:
-    """Return what some work on a key returns, which gets the ID of the one that is named."""
+    """Do some work on the key with this name or ID, and return the result."""
+    from app.auth.key_store import KeyStore
 
-    async def found(store: "KeyStore") -> T:
+    async def find_and_work(store: KeyStore) -> T:
         return await work(store, (await store.named(named)).id)
 
-    return _with_store(settings, found)
+    return run_with_store(settings, KeyStore, find_and_work)
 
 
-def _act(
+def _apply(
     config: Path | None,
     json: bool,
     named: str,
     work: "Callable[[KeyStore, str], Awaitable[ApiKey]]",
 ) -> None:
-    """Have some work done on a key and print the key after it."""
+    """Do some work on a key and print the key it returns."""
     from app.auth.views import ShownKey
 
     settings = load_settings(config)
     key = ShownKey.of(_with_key(settings, named, work), settings.limits.default)
     if json:
-        _print_json(key)
+        print(key.model_dump_json(indent=2))
     else:
         print_key(key)
-
-
-@contextmanager
-def _faults() -> Iterator[None]:
-    """Turn what may be wrong with a key into one line each and exit code 2."""
-    from app.auth import validation as fields
-    from app.auth.key_store import NameTaken, UnknownKey
-    from app.database.database import DatabaseUnavailable
-
-    with faults():
-        try:
-            yield
-        except ValidationError as error:
-            fail(*fields.faults(error.errors()))
-        except (DatabaseUnavailable, NameTaken, UnknownKey) as error:
-            fail(str(error))
-
-
-def _print_json(shown: BaseModel) -> None:
-    print(shown.model_dump_json(indent=2))
 
 
 def _print_new(new: "tuple[ApiKey, NewKey]", settings: Settings, json: bool) -> None:
@@ -313,8 +287,8 @@ def _print_new(new: "tuple[ApiKey, NewKey]", settings: Settings, json: bool) -> 
 
     key = ShownNewKey.made(*new, settings.limits.default)
     if json:
-        _print_json(key)
+        print(key.model_dump_json(indent=2))
         return
     print_key(key)
-    print(SHOWN_ONCE)
+    print("the secret, which cannot be shown again:")
     print(key.key)

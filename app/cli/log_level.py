@@ -1,4 +1,4 @@
-"""`vllm-gateway log-level`: show or set the log levels of a running gateway."""
+"""`vllm-gateway log-level`: the log levels of a running gateway."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -6,12 +6,17 @@ from typing import Annotated
 import msgspec
 import typer
 
-from app.cli.faults import ConfigOption, fail
-from app.cli.gateway_client import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.faults import fail
+from app.cli.gateway_client import GatewayClient, refusal_faults
+from app.cli.options import AdminKeyOption, ConfigOption, UrlOption
+from app.cli.output import printable
+from app.settings import check_log_name
+
+PATH = "/admin/logs"
 
 
 class Level(StrEnum):
-    """A level, or `reset`: the level of the configuration."""
+    """A level, or `reset` for the configured one."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -28,32 +33,31 @@ def log_level(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A subsystem or library: relay, limits.redis, engines.supervisor, access, httpx, "
-            "root…; default: show all."
+            help="Subsystem or library: relay, limits.redis, engines.supervisor, access, httpx, "
+            "root… Default: all."
         ),
     ] = None,
     level: Annotated[
-        Level | None, typer.Argument(help="The level to set; default: show the current one.")
+        Level | None,
+        typer.Argument(help="New level, or reset for the configured one. Default: only show it."),
     ] = None,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show the log levels, or set one until it is reset or the gateway exits."""
-    from app.settings import check_log_name
-
+    """Show or set log levels. A change lasts until a reset or until the gateway exits."""
     if name is not None:
         try:
             check_log_name(name)
         except ValueError as error:
             fail(str(error))
-    gateway = Gateway(url, admin_key, config)
-    with refusals():
+    gateway = GatewayClient(url, admin_key, config)
+    with refusal_faults():
         if level is None:
-            answer = gateway.ask("/admin/logs", _Levels)
+            found = gateway.request(PATH, _Levels)
         else:
-            asked = {name: None if level is Level.RESET else level.value}
-            answer = gateway.ask("/admin/logs", _Levels, method="PUT", json={"levels": asked})
-    for subsystem, current in answer.levels.items():
+            change = {name: None if level is Level.RESET else level.value}
+            found = gateway.request(PATH, _Levels, method="PUT", json={"levels": change})
+    for subsystem, current in found.levels.items():
         if name in (None, subsystem):
-            print(f"{shown(subsystem)} {shown(current)}")
+            print(f"{printable(subsystem)} {printable(current)}")

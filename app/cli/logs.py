@@ -1,4 +1,4 @@
-"""`vllm-gateway logs`: an engine's output, as a running gateway tells it."""
+"""`vllm-gateway logs`: an engine's output, read through a running gateway."""
 
 import os
 import sys
@@ -7,56 +7,49 @@ from urllib.parse import quote
 
 import typer
 
-from app.cli.faults import ConfigOption
-from app.cli.gateway_client import (
-    TIMEOUT_S,
-    AdminKeyOption,
-    Gateway,
-    UrlOption,
-    refusals,
-    shown,
-)
+from app.cli.gateway_client import TIMEOUT_S, GatewayClient, refusal_faults
+from app.cli.options import AdminKeyOption, ConfigOption, UrlOption
+from app.cli.output import printable
 
 
 def logs(
-    engine: Annotated[str, typer.Argument(help="The engine, as `status` shows it.")],
+    engine: Annotated[str, typer.Argument(help="Name of the engine, as `status` shows it.")],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new lines as they come.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines as they come.")
     ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=10_000, help="How many to begin with.")
+        int,
+        typer.Option("--lines", "-n", min=0, max=10_000, help="Number of latest lines to print."),
     ] = 200,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show what an engine wrote."""
+    """Show the output of an engine."""
     import httpx
 
-    gateway = Gateway(url, admin_key, config)
-    where = gateway.url(f"/admin/engines/{quote(engine, safe='')}/log")
-    params = {"lines": lines, "follow": follow}
+    gateway = GatewayClient(url, admin_key, config)
     # An engine may be silent for hours.
     timeout = httpx.Timeout(TIMEOUT_S, read=None if follow else TIMEOUT_S)
     with (
-        refusals(),
-        gateway.told(),
+        refusal_faults(),
+        gateway.transport_faults(),
         httpx.stream(
             "GET",
-            where,
-            params=params,
+            gateway.url(f"/admin/engines/{quote(engine, safe='')}/log"),
+            params={"lines": lines, "follow": follow},
             headers=gateway.headers,
             timeout=timeout,
             trust_env=gateway.trust_env,
-        ) as answer,
+        ) as response,
     ):
-        if not answer.is_success:
-            answer.read()
-            gateway.check(answer)
+        if not response.is_success:
+            response.read()
+            gateway.check(response)
         try:
-            for line in answer.iter_lines():
-                print("\t".join(map(shown, line.split("\t"))), flush=follow)
+            for line in response.iter_lines():
+                print(printable(line, kept="\t"), flush=follow)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read has seen enough; the interpreter would flush once more at its end.
+            # The reader has closed the pipe; the interpreter would flush again at its exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`vllm-gateway models`: which models a running gateway has, and loading them by hand."""
+"""`vllm-gateway models`: list the models of a running gateway, and load them by hand."""
 
 import threading
 from collections.abc import Iterable
@@ -10,29 +10,23 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from app.cli.faults import ConfigOption, fail
-from app.cli.gateway_client import (
-    AdminKeyOption,
-    Gateway,
-    Refused,
-    UrlOption,
-    refusals,
-    shown,
-)
-from app.cli.status import TICK_S, Engine, Json, fetch, live, pacing
+from app.cli.faults import EXIT_FAILED, fail
+from app.cli.gateway_client import GatewayClient, RequestRefused, refusal_faults
+from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
+from app.cli.output import print_json, printable
+from app.cli.status import TICK_S, Engine, fetch_engines, poll_due, start_bars
 from app.cli.tables import Column, print_table
 
-EXIT_FAILED = 1
-# The engine or its model could not; everything else is for who asked to mend.
-NOT_DONE = frozenset({500, 502, 503, 504})
+# The operation failed in the gateway; with another error status, the request was wrong.
+FAILED = frozenset({500, 502, 503, 504})
 
-models = typer.Typer(help="List the models; load, unload, sleep and wake them.")
+models = typer.Typer(help="List models; load, unload, sleep and wake them.")
 
-Name = Annotated[str, typer.Argument(help="The model, by its name or an alias.")]
+NameArgument = Annotated[str, typer.Argument(help="Name or alias of the model.")]
 
 
 class Loading(msgspec.Struct):
-    """A load that is under way, or that requests wait for."""
+    """A load in progress, or one that requests wait for."""
 
     since: str
     elapsed_s: float
@@ -40,7 +34,7 @@ class Loading(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """A row of the answer."""
+    """A model in the response."""
 
     name: str
     aliases: list[str]
@@ -56,7 +50,7 @@ class Model(msgspec.Struct):
 
     @property
     def activity(self) -> str:
-        """What is being done to it and how far that is, or why it failed."""
+        """The operation in progress and how long it will take, or the last error."""
         if self.loading is None:
             return self.under_way or self.last_error or "-"
         so_far = f"{self.under_way or 'load'} for {self.loading.elapsed_s:.0f} s"
@@ -66,7 +60,7 @@ class Model(msgspec.Struct):
 
 
 class Models(msgspec.Struct):
-    """What GET /admin/models answers."""
+    """The response of GET /admin/models."""
 
     data: list[Model]
 
@@ -74,128 +68,131 @@ class Models(msgspec.Struct):
 @models.callback(invoke_without_command=True)
 def list_models(
     context: typer.Context,
-    json: Json = False,
+    json: JsonOption = False,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List the models; load, unload, sleep and wake them."""
+    """List models; load, unload, sleep and wake them."""
     if context.invoked_subcommand is not None:
         return
-    with refusals():
-        answer = Gateway(url, admin_key, config).ask("/admin/models", Models)
+    with refusal_faults():
+        found = GatewayClient(url, admin_key, config).request("/admin/models", Models).data
     if json:
-        print(msgspec.json.format(msgspec.json.encode(answer.data), indent=2).decode())
+        print_json(found)
     else:
-        _print_table(answer.data)
+        _print_table(found)
 
 
 @models.command()
 def load(
     context: typer.Context,
-    name: Name,
+    name: NameArgument,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Start the engines of a model and wait until they are ready."""
-    model = _ordered(_gateway(context, url, admin_key, config), name, "load")
-    print(f"loaded {shown(model.name)}: {model.ready} of {model.engines} engines ready")
+    """Start a model's engines and wait until they are ready."""
+    model = _operate(_gateway(context, url, admin_key, config), name, "load")
+    print(f"loaded {printable(model.name)}: {model.ready} of {model.engines} engines ready")
 
 
 @models.command()
 def unload(
     context: typer.Context,
-    name: Name,
+    name: NameArgument,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """End the engines of a model when their requests have ended."""
-    model = _ordered(_gateway(context, url, admin_key, config), name, "unload")
-    print(f"unloaded {shown(model.name)}")
+    """Stop a model's engines after their requests have finished."""
+    model = _operate(_gateway(context, url, admin_key, config), name, "unload")
+    print(f"unloaded {printable(model.name)}")
 
 
 @models.command()
 def sleep(
     context: typer.Context,
-    name: Name,
+    name: NameArgument,
     level: Annotated[
-        int, typer.Option(min=1, max=2, help="1 keeps the weights in CPU memory, 2 drops them.")
+        int, typer.Option(min=1, max=2, help="1 keeps the weights in CPU memory, 2 discards them.")
     ] = 1,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Put the engines of a model to sleep (vLLM's sleep mode; GPU only)."""
-    model = _ordered(_gateway(context, url, admin_key, config), name, "sleep", level=level)
-    print(f"{shown(model.name)} sleeps at level {level}")
+    """Put a model's engines to sleep (vLLM's sleep mode; GPU only)."""
+    model = _operate(_gateway(context, url, admin_key, config), name, "sleep", level=level)
+    print(f"{printable(model.name)} sleeps at level {level}")
 
 
 @models.command()
 def wake(
     context: typer.Context,
-    name: Name,
+    name: NameArgument,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Wake the engines of a model and wait until they are ready."""
-    model = _ordered(_gateway(context, url, admin_key, config), name, "wake")
-    print(f"woke {shown(model.name)}: {model.ready} of {model.engines} engines ready")
+    """Wake a model's engines and wait until they are ready."""
+    model = _operate(_gateway(context, url, admin_key, config), name, "wake")
+    print(f"woke {printable(model.name)}: {model.ready} of {model.engines} engines ready")
 
 
 def _gateway(
     context: typer.Context, url: str | None, admin_key: str | None, config: Path | None
-) -> Gateway:
-    """Return the gateway that is meant, also by options that stand before the command's name."""
+) -> GatewayClient:
+    """Return the gateway of the options, which may also be given before the command's name."""
     before = {} if context.parent is None else context.parent.params
-    return Gateway(
+    return GatewayClient(
         before.get("url") if url is None else url,
         before.get("admin_key") if admin_key is None else admin_key,
         before.get("config") if config is None else config,
     )
 
 
-def _ordered(gateway: Gateway, name: str, verb: str, **params: int) -> Model:
-    """Have something done and wait for it; return the model after it. Ends the command if not."""
+def _operate(gateway: GatewayClient, name: str, verb: str, **params: int) -> Model:
+    """Run an operation on a model and return the model after it. A failure ends the command."""
     import httpx
     from rich.console import Console
 
     path = f"/admin/models/{quote(name, safe='/')}/{verb}"
-    patient = httpx.Timeout(30.0, read=None)
-    ended: SimpleQueue[Model | BaseException] = SimpleQueue()
+    timeout = httpx.Timeout(30.0, read=None)
+    results: SimpleQueue[Model | BaseException] = SimpleQueue()
     engines: list[Engine] = []
-    due = pacing()
+    due = poll_due()
 
-    def ask() -> None:
+    def request() -> None:
         try:
-            ended.put(gateway.ask(path, Model, {**params, "wait": True}, "POST", patient))
-        except BaseException as error:  # noqa: BLE001 - raised again by who waits
-            ended.put(error)
+            waiting = {**params, "wait": True}
+            results.put(
+                gateway.request(path, Model, params=waiting, method="POST", timeout=timeout)
+            )
+        except BaseException as error:  # noqa: BLE001 - raised again by the main thread
+            results.put(error)
 
-    with refusals():
-        # A daemon, so that Ctrl-C need not wait for the answer.
-        threading.Thread(target=ask, daemon=True).start()
+    with refusal_faults():
+        # A daemon thread, so that Ctrl-C does not wait for the response.
+        threading.Thread(target=request, daemon=True).start()
         console = Console(stderr=True)
-        with live(console) as show:
-            # Without a terminal there is nothing to show: the answer ends the wait.
-            while (end := _next(ended, TICK_S if console.is_terminal else None)) is None:
+        with start_bars(console) as show:
+            # Without a terminal there is nothing to show: only the response ends the wait.
+            while (result := _next(results, TICK_S if console.is_terminal else None)) is None:
                 if next(due):
-                    engines = fetch(gateway)
+                    engines = fetch_engines(gateway)
                 show(engines)
-        if isinstance(end, Refused) and end.status in NOT_DONE:
-            fail(f"{shown(name)} did not {verb}: {end.message}", code=EXIT_FAILED)
-        if isinstance(end, BaseException):
-            raise end
-        return end
+        if isinstance(result, RequestRefused) and result.status in FAILED:
+            fail(f"{printable(name)} did not {verb}: {result.message}", code=EXIT_FAILED)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
 
 def _next(
-    ended: "SimpleQueue[Model | BaseException]", timeout: float | None
+    results: "SimpleQueue[Model | BaseException]", timeout: float | None
 ) -> Model | BaseException | None:
     try:
-        return ended.get(timeout=timeout)
+        return results.get(timeout=timeout)
     except Empty:
         return None
 
@@ -209,14 +206,14 @@ def _print_table(rows: Iterable[Model]) -> None:
     ]
     cells = [
         (
-            shown(row.name),
-            shown(", ".join(row.aliases)) or "-",
-            shown(row.load),
-            shown(row.state),
+            printable(row.name),
+            printable(", ".join(row.aliases)) or "-",
+            printable(row.load),
+            printable(row.state),
             f"{row.ready} of {row.engines}",
             str(row.in_flight),
             str(row.waiting),
-            shown(row.activity),
+            printable(row.activity),
         )
         for row in rows
     ]

@@ -1,20 +1,20 @@
-"""`vllm-gateway reload`: have a running gateway read its configuration again."""
+"""`vllm-gateway reload`: make a running gateway read its configuration again."""
 
 from typing import Annotated
 
 import msgspec
 import typer
 
-from app.cli.faults import ConfigOption, fail
-from app.cli.gateway_client import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.faults import EXIT_FAILED
+from app.cli.gateway_client import GatewayClient, refusal_faults
+from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
+from app.cli.output import print_json_text, printable
 
 CONNECT_S = 10.0
-# What ended otherwise than asked for, though nothing of the call was wrong.
-EXIT_FAILED = 1
 
 
-class Answer(msgspec.Struct):
-    """What POST /admin/reload answers, as far as it is needed here."""
+class Report(msgspec.Struct):
+    """The part of the response of POST /admin/reload that is used here."""
 
     ok: bool
     lines: list[str]
@@ -24,28 +24,30 @@ def reload(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+    json: JsonOption = False,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Read the configuration again and apply what differs; the rest goes on undisturbed."""
+    """Reload the configuration. Only engines and settings that changed are affected."""
     import httpx
 
-    # The answer comes when the engines that changed are up, which they bound themselves.
-    patience = httpx.Timeout(None, connect=CONNECT_S)
-    gateway = Gateway(url, admin_key, config)
-    with refusals():
-        asked = {"dry_run": dry_run}
-        body = gateway.ask("/admin/reload", msgspec.Raw, None, "POST", patience, asked)
+    # The response comes when the changed engines are ready, and they have timeouts of their own.
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
+    gateway = GatewayClient(url, admin_key, config)
+    with refusal_faults():
+        options = {"dry_run": dry_run}
+        body = gateway.request(
+            "/admin/reload", msgspec.Raw, method="POST", timeout=timeout, json=options
+        )
     try:
-        answer = msgspec.json.decode(body, type=Answer)
+        report = msgspec.json.decode(body, type=Report)
     except msgspec.DecodeError:
-        fail(f"{gateway.shown} does not answer as a gateway does")
-    if as_json:
-        print(msgspec.json.format(bytes(body), indent=2).decode())
+        gateway.fail_unexpected()
+    if json:
+        print_json_text(bytes(body))
     else:
-        for line in answer.lines:
-            print(shown(line))
-    if not answer.ok:
+        for line in report.lines:
+            print(printable(line))
+    if not report.ok:
         raise SystemExit(EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""`vllm-gateway status`: what the engines of a running gateway are and said of themselves."""
+"""`vllm-gateway status`: the state and the facts of a running gateway's engines."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from app.cli.faults import ConfigOption
-from app.cli.gateway_client import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.gateway_client import GatewayClient, refusal_faults
+from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
+from app.cli.output import print_json, printable
 from app.cli.tables import Column, plain, print_table
 
-if TYPE_CHECKING:  # slow to import, and other commands need not wait
+if TYPE_CHECKING:  # slow to import
     from rich.console import Console
     from rich.table import Table
 
-# A start takes from seconds to an hour: the longer it has taken, the less often it is asked for.
+# A start takes from seconds to an hour: the longer it has taken, the less often it is polled.
 SHORTEST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
-PAUSES = 20  # the end of a start is seen at most a twentieth of its time late
-TICK_S = 0.5  # of the clocks on the screen
-# Below this an engine's column is more folds than words.
+PAUSES = 20  # the end of a start is noticed late by at most a twentieth of its duration
+TICK_S = 0.5  # refresh of the times on the screen
+# In a narrower column, values would wrap at every word.
 NARROWEST = 24
 COLOURS = {
     "ready": "green",
@@ -34,7 +35,6 @@ COLOURS = {
     "stopped": "dim",
 }
 UNITS = {"s": "s", "gib": "GiB"}
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
 class Progress(msgspec.Struct):
@@ -44,7 +44,7 @@ class Progress(msgspec.Struct):
 
 
 class Engine(msgspec.Struct):
-    """A row of the answer."""
+    """An engine in the response."""
 
     name: str
     model: str
@@ -63,7 +63,7 @@ class Engine(msgspec.Struct):
 
 
 class Engines(msgspec.Struct):
-    """What GET /admin/engines answers."""
+    """The response of GET /admin/engines."""
 
     data: list[Engine]
 
@@ -83,68 +83,68 @@ def status(
     watch: Annotated[
         bool | None,
         typer.Option(
-            "--watch/--no-watch", help="Wait until all have started; default: on a terminal."
+            "--watch/--no-watch", help="Wait while engines start; default: on a terminal."
         ),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show the engines: their state, and what is known of each, side by side."""
+    """Show the state of the engines and the facts they report, side by side."""
     from rich.console import Console
 
     console = Console()
-    gateway = Gateway(url, admin_key, config)
-    with refusals():
-        engines = fetch(gateway)
+    gateway = GatewayClient(url, admin_key, config)
+    with refusal_faults():
+        engines = fetch_engines(gateway)
         if console.is_terminal and not json if watch is None else watch:
-            with live(console) as show:
-                for due in pacing():
+            with start_bars(console) as show:
+                for due in poll_due():
                     if not any(engine.state == "starting" for engine in engines):
                         break
                     show(engines)
                     time.sleep(TICK_S)
                     if due:
-                        engines = fetch(gateway)
+                        engines = fetch_engines(gateway)
     if json:
-        print(msgspec.json.format(msgspec.json.encode(engines), indent=2).decode())
+        print_json(engines)
         return
-    print_table(SUMMARY, map(summary, engines), console)
+    print_table(SUMMARY, map(summary_row, engines), console)
     if console.is_terminal:
-        for table in side_by_side(engines, console.width):
+        for table in fact_tables(engines, console.width):
             console.print(table)
     else:
         print()
-        print(plain(("", *(shown(engine.name) for engine in engines)), facts(engines)))
+        print(plain(("", *(printable(engine.name) for engine in engines)), fact_rows(engines)))
 
 
-def pacing(clock: Callable[[], float] = time.monotonic) -> Iterator[bool]:
+def poll_due(clock: Callable[[], float] = time.monotonic) -> Iterator[bool]:
     """Yield, each time something is shown, whether to ask the gateway again after it."""
     began = asked = clock()
     while True:
         now = clock()
-        due = now - asked + TICK_S >= pause(now - began)
+        due = now - asked + TICK_S >= poll_interval(now - began)
         if due:
             asked = now + TICK_S
         yield due
 
 
-def pause(waited_s: float) -> float:
-    """Return the seconds between two questions when a start has taken so long."""
+def poll_interval(waited_s: float) -> float:
+    """Return the seconds between two polls of a start that has taken this long."""
     return min(max(waited_s / PAUSES, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
 
 
-def fetch(gateway: Gateway) -> list[Engine]:
-    """Return the engines of a gateway. Raises Refused."""
-    return gateway.ask("/admin/engines", Engines).data
+def fetch_engines(gateway: GatewayClient) -> list[Engine]:
+    """Return the engines of a gateway. Raises RequestRefused."""
+    return gateway.request("/admin/engines", Engines).data
 
 
 @contextmanager
-def live(console: "Console") -> Iterator[Callable[[Iterable[Engine]], None]]:
-    """Show a bar for each engine that starts; what is yielded brings them up to date.
+def start_bars(console: "Console") -> Iterator[Callable[[Iterable[Engine]], None]]:
+    """Show a bar for each engine that starts; the yielded function updates them.
 
-    Nothing is shown where nobody looks, and nothing stays behind.
+    Without a terminal nothing is shown. The bars are removed at the end.
     """
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
@@ -164,18 +164,18 @@ def live(console: "Console") -> Iterator[Callable[[Iterable[Engine]], None]]:
             for engine in engines:
                 name = engine.name
                 if engine.state == "starting" and name not in known:
-                    first[name] = time.time() if engine.since is None else moment(engine.since)
+                    first[name] = time.time() if engine.since is None else parse_time(engine.since)
                     known[name] = bars.add_task(
-                        "", total=None, engine=shown(name), count="", elapsed=""
+                        "", total=None, engine=printable(name), count="", elapsed=""
                     )
                 if name in known:
                     progress = engine.progress or Progress(engine.state)
                     bars.update(
                         known[name],
-                        description=shown(progress.phase),
+                        description=printable(progress.phase),
                         completed=1 if engine.state == "ready" else progress.done or 0,
                         total=1 if engine.state == "ready" else progress.total,
-                        count=count(progress),
+                        count=format_progress(progress),
                         elapsed=f"{max(time.time() - first[name], 0):.0f} s",
                     )
 
@@ -184,16 +184,16 @@ def live(console: "Console") -> Iterator[Callable[[Iterable[Engine]], None]]:
         yield show
 
 
-def moment(text: str) -> float:
-    """Return an RFC 3339 time in seconds since 1970; now where it is none."""
+def parse_time(text: str) -> float:
+    """Return an RFC 3339 time in seconds since 1970; the current time if it is invalid."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         return time.time()
 
 
-def count(progress: Progress) -> str:
-    """Return how far something is: a percentage, or k of n."""
+def format_progress(progress: Progress) -> str:
+    """Return progress as text: 45%, 2/4, 2 or nothing."""
     if progress.done is None:
         return ""
     if progress.total == 100:
@@ -201,20 +201,20 @@ def count(progress: Progress) -> str:
     return f"{progress.done}" if progress.total is None else f"{progress.done}/{progress.total}"
 
 
-def summary(engine: Engine) -> Summary:
-    """Return an engine's line."""
+def summary_row(engine: Engine) -> Summary:
+    """Return an engine's row in the summary."""
     return (
-        shown(engine.name),
-        shown(engine.state),
-        shown(engine.model),
-        shown(engine.since or "-"),
+        printable(engine.name),
+        printable(engine.state),
+        printable(engine.model),
+        printable(engine.since or "-"),
         str(engine.restarts),
-        shown(engine.last_error or "-"),
+        printable(engine.last_error or "-"),
     )
 
 
-def facts(engines: Sequence[Engine]) -> list[list[str]]:
-    """Return one row for each fact that any engine told: what it is, and each engine's value."""
+def fact_rows(engines: Sequence[Engine]) -> list[list[str]]:
+    """Return a row per fact that any engine reports: its name, and each engine's value."""
     columns: list[dict[str, Any]] = []
     for engine in engines:
         about = {
@@ -226,24 +226,24 @@ def facts(engines: Sequence[Engine]) -> list[list[str]]:
         }
         columns.append({**about, **engine.facts, "runs": engine.runs})
     names = dict.fromkeys(name for column in columns for name in column)
-    names["runs"] = names.pop("runs", None)  # the longest stands last
+    names["runs"] = names.pop("runs", None)  # last, because it is the longest
     return [
-        [label(name), *(value(column.get(name)) for column in columns)]
+        [format_name(name), *(format_value(column.get(name)) for column in columns)]
         for name in names
         if any(column.get(name) is not None for column in columns)
     ]
 
 
-def label(name: str) -> str:
-    """Return a fact's name for people: `weights_gib` is `weights (GiB)`."""
-    *words, last = shown(name).split("_")
+def format_name(name: str) -> str:
+    """Return a fact's name with its unit: `weights_gib` becomes `weights (GiB)`."""
+    *words, last = printable(name).split("_")
     if words and last in UNITS:
         return f"{' '.join(words)} ({UNITS[last]})"
     return " ".join([*words, last])
 
 
-def value(fact: Any) -> str:
-    """Return a fact's value for people; `-` for what was not told."""
+def format_value(fact: Any) -> str:
+    """Return a fact's value as text; `-` if it is unknown."""
     match fact:
         case None:
             return "-"
@@ -252,30 +252,33 @@ def value(fact: Any) -> str:
         case int():
             return f"{fact:,}"
         case float():
-            # Two digits that say something, of a model that takes a megabyte too.
+            # Two significant digits also for the small values of a tiny model.
             text = f"{fact:,.2f}" if abs(fact) >= 0.1 or not fact else f"{fact:.2g}"
             return text.rstrip("0").rstrip(".") if "." in text else text
         case dict():
-            return ", ".join(f"{shown(str(k))}={shown(str(v))}" for k, v in fact.items()) or "-"
+            return (
+                ", ".join(f"{printable(str(k))}={printable(str(v))}" for k, v in fact.items())
+                or "-"
+            )
         case list():
-            return ", ".join(shown(str(member)) for member in fact) or "-"
+            return printable(", ".join(map(str, fact))) or "-"
         case _:
-            return shown(str(fact))
+            return printable(str(fact))
 
 
-def side_by_side(engines: Sequence[Engine], width: int) -> "Iterator[Table]":
-    """Yield tables for a terminal, each of as many engines as have room beside one another."""
+def fact_tables(engines: Sequence[Engine], width: int) -> "Iterator[Table]":
+    """Yield tables for a terminal, each with as many engines as fit side by side."""
     from rich.table import Table
     from rich.text import Text
 
-    names = max((len(row[0]) for row in facts(engines)), default=0)
+    names = max((len(row[0]) for row in fact_rows(engines)), default=0)
     room = max(1, (width - names - 4) // (NARROWEST + 3))
     for start in range(0, len(engines), room):
         some = engines[start : start + room]
         table = Table()
         table.add_column("", overflow="fold")
         for engine in some:
-            table.add_column(Text(shown(engine.name)), overflow="fold")
-        for row in facts(some):
+            table.add_column(Text(printable(engine.name)), overflow="fold")
+        for row in fact_rows(some):
             table.add_row(*map(Text, row))
         yield table

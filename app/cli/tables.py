@@ -1,24 +1,24 @@
-"""Tables of the commands: whole lines on a pipe, and what fits on a terminal.
+"""Tables of the commands: whole lines on a pipe, fitted to the width of a terminal.
 
-On a terminal a table that is too wide continues below, with the columns repeated that say what a
-row is about: no cell is cut, and only text that may be long is broken over lines.
+A table that is too wide for the terminal continues below with its first columns repeated. No cell
+is truncated, and only text that may be long wraps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # slow to import, and other commands need not wait
+if TYPE_CHECKING:  # slow to import
     from rich.console import Console
     from rich.table import Table
 
-GAP = 2  # blanks between two columns
-# Below this a column of text is more folds than words.
+GAP = 2  # spaces between two columns
+# In a narrower column, text would wrap at every word.
 NARROWEST = 20
 
 
 def no_style(_: str) -> str:
-    """Return the style of a cell that has none."""
+    """Return the default style of a cell."""
     return ""
 
 
@@ -27,8 +27,8 @@ class Column:
     """A column of a table."""
 
     name: str
-    number: bool = False  # stands at the right
-    long: bool = False  # may be broken over lines where room is scarce
+    number: bool = False  # aligned to the right
+    long: bool = False  # wraps where the terminal is narrow
     style: Callable[[str], str] = no_style  # of a cell on a terminal
 
 
@@ -39,9 +39,9 @@ def print_table(
     *,
     names: int = 1,
 ) -> None:
-    """Print a table to standard output; `console` says what that is.
+    """Print a table on a console, standard output by default.
 
-    The first `names` columns say what a row is about.
+    The first `names` columns identify a row.
     """
     from rich.console import Console
 
@@ -56,8 +56,15 @@ def print_table(
         console.print(table)
 
 
+def print_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Print names and values, one pair per line."""
+    width = max(len(name) for name, _ in fields)
+    for name, value in fields:
+        print(f"{name.replace('_', ' '):<{width}}  {value}".rstrip())
+
+
 def plain(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table for a pipe: as wide as it is, nothing cut, nothing at the end of a line."""
+    """Return a table for a pipe: not truncated, without trailing spaces."""
     lines = [head, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -69,7 +76,7 @@ def plain(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def tables(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, names: int = 1
 ) -> "Iterator[Table]":
-    """Yield the tables that show all columns on a terminal of this width."""
+    """Yield the tables that together show all columns on a terminal of this width."""
     from rich.table import Table
     from rich.text import Text
 
@@ -80,7 +87,7 @@ def tables(
         table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
         for place in group:
             column = columns[place]
-            # What is wider than the terminal has to be broken.
+            # A column wider than the terminal has to wrap.
             fits = needed[place] + (before if place >= names else before - needed[place]) <= width
             table.add_column(
                 column.name,
@@ -99,7 +106,7 @@ def _needed(column: Column, longest: int) -> int:
 
 
 def _groups(needed: Sequence[int], width: int, names: int) -> Iterator[list[int]]:
-    """Yield the columns of each table; the first `names` columns stand in all of them."""
+    """Yield the columns of each table; the first `names` columns are in all of them."""
     first = list(range(names))
     begin = sum(needed[:names]) + GAP * (names - 1)
     group, used = first[:], begin

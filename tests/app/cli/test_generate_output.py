@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.cli.generate_output import InOrder, JsonLines, Meter, Pages, harmless
+from app.cli.generate_output import JsonLinesWriter, ProgressMeter, PromptOrder, TextWriter
+from app.cli.output import printable
 from engines.base import Progress
 from engines.offline.session import Advance
 
@@ -20,7 +21,7 @@ def record(**fields: Any) -> dict[str, Any]:
 
 def page(*records: dict[str, Any], titles: bool = False) -> str:
     out = io.StringIO()
-    form = Pages(out, titles=titles)
+    form = TextWriter(out, titles=titles)
     for one in records:
         form.write(one)
     return out.getvalue()
@@ -51,17 +52,17 @@ def test_an_error_is_a_line_of_json_and_no_page() -> None:
     failed = {"index": 0, "prompt": "q", "error": {"message": "m"}}
     assert page(failed) == ""
     out = io.StringIO()
-    JsonLines(out).write(failed)
+    JsonLinesWriter(out).write(failed)
     assert json.loads(out.getvalue()) == failed
 
 
 def test_a_terminal_is_not_steered() -> None:
-    assert harmless("a\x1b[2Jb\rc\x9bd\te\nf…") == "a\ufffd[2Jb\ufffdc\ufffdd\te\nf…"
+    assert printable("a\x1b[2Jb\rc\x9bd\te\nf…", kept="\n\t") == "a\ufffd[2Jb\ufffdc\ufffdd\te\nf…"
 
 
 @given(st.permutations(range(6)), st.integers(0, 6))
 def test_answers_come_in_the_order_of_their_prompts(places: list[int], done: int) -> None:
-    order = InOrder()
+    order = PromptOrder()
     shown = [
         one["index"] for place in places[:done] for one in order.add(place, [{"choice": place}])
     ]
@@ -72,7 +73,7 @@ def test_answers_come_in_the_order_of_their_prompts(places: list[int], done: int
 
 
 def test_the_last_line_says_what_was_done() -> None:
-    meter = Meter(Console(file=io.StringIO()), 3, live=True)
+    meter = ProgressMeter(Console(file=io.StringIO()), 3, live=True)
     assert meter.summary(0) == "0 of 3 prompts: the model was not loaded"
     with meter:
         meter.loaded()
@@ -95,7 +96,7 @@ def test_the_bar_shows_the_phases_of_a_start_and_then_the_prompts() -> None:
         meter.refresh()
         return out.getvalue()
 
-    with Meter(console, 1200, live=True) as meter:
+    with ProgressMeter(console, 1200, live=True) as meter:
         first = shown()
         assert "starting" in first
         assert "1,200 prompts to answer" in first

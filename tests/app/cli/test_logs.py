@@ -1,20 +1,10 @@
-"""`vllm-gateway logs`: an engine's lines, whatever is in them."""
-
-from collections.abc import Iterator
+"""`vllm-gateway logs`."""
 
 import pytest
 
-from tests.app.cli.gateway import KEY, Server, fault, run, serving
-from tests.gateway import free_port
+from tests.app.cli.gateway import KEY, FakeGateway, fault, run
 
 PATH = "/admin/engines/demo-0/log"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with serving(monkeypatch) as server:
-        server.tell(PATH, "1\n\ttwo é\n3\n".encode())
-        yield server
 
 
 @pytest.mark.parametrize(
@@ -25,29 +15,24 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         (["-f", "--lines", "0"], "lines=0&follow=true"),
     ],
 )
-def test_the_lines_as_they_are(server: Server, words: list[str], query: str) -> None:
+def test_lines_are_printed_unchanged(gateway: FakeGateway, words: list[str], query: str) -> None:
+    gateway.respond(PATH, "1\n\ttwo é\n3\n".encode())
     result = run("logs", "demo-0", *words)
     assert (result.exit_code, result.stdout) == (0, "1\n\ttwo é\n3\n")
-    assert server.asked == [("GET", f"{PATH}?{query}", f"Bearer {KEY}")]
+    assert gateway.requests == [("GET", f"{PATH}?{query}", f"Bearer {KEY}")]
 
 
-def test_no_line_steers_the_terminal(server: Server) -> None:
-    server.tell(PATH, b"a\x1b[31mb\x9b\x00\n\xff\n")
+def test_control_characters_are_replaced(gateway: FakeGateway) -> None:
+    gateway.respond(PATH, b"a\x1b[31mb\x9b\x00\n\xff\n")
     assert run("logs", "demo-0").stdout == "a\ufffd[31mb\ufffd\ufffd\n\ufffd\n"
 
 
-def test_an_engine_that_there_is_not(server: Server) -> None:
-    said = "there is no engine 'x'; there are demo-0"
-    server.refuse("/admin/engines/x/log", 404, said)
-    assert fault("logs", "x") == f"{server.url} answers 404: {said}"
+def test_unknown_engine_is_a_fault(gateway: FakeGateway) -> None:
+    message = "there is no engine 'x'; there are demo-0"
+    gateway.refuse("/admin/engines/x/log", 404, message)
+    assert fault("logs", "x") == f"{gateway.url} answers 404: {message}"
 
 
-def test_a_name_is_no_path(server: Server) -> None:
+def test_engine_name_is_quoted_in_the_path(gateway: FakeGateway) -> None:
     run("logs", "../keys?x")
-    assert server.asked[0][1].startswith("/admin/engines/../keys?x/log?lines=")
-
-
-def test_a_gateway_that_does_not_run() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    line = fault("logs", "demo-0", "--admin-key", KEY, "--url", url)
-    assert line.startswith(f"no answer from {url}: ")
+    assert gateway.paths[0].startswith("/admin/engines/../keys?x/log?lines=")

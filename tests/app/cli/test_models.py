@@ -1,12 +1,11 @@
-"""`vllm-gateway models`: the list, and one clear line at the end of each order."""
+"""`vllm-gateway models`: the list and the operations."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.app.cli.gateway import KEY, Server, fault, run, serving
+from tests.app.cli.gateway import KEY, FakeGateway, fault, run
 from tests.gateway import free_port
 
 
@@ -28,17 +27,16 @@ def model(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with serving(monkeypatch) as server:
-        server.tell("/admin/engines", {"data": []})
-        yield server
+def gateway(gateway: FakeGateway) -> FakeGateway:
+    gateway.respond("/admin/engines", {"data": []})
+    return gateway
 
 
-def orders(server: Server) -> list[str]:
-    return [path for method, path, _ in server.asked if method == "POST"]
+def operations(gateway: FakeGateway) -> list[str]:
+    return [path for method, path, _ in gateway.requests if method == "POST"]
 
 
-def test_the_list_on_a_pipe(server: Server) -> None:
+def test_list_on_a_pipe_is_plain(gateway: FakeGateway) -> None:
     since = "2026-01-01T00:00:00Z"
     down = {"aliases": [], "ready": 0, "in_flight": 0}
     known = {"since": since, "elapsed_s": 12.3, "expected_s": 9.6}
@@ -50,7 +48,7 @@ def test_the_list_on_a_pipe(server: Server) -> None:
         model(name="c", **down, state="stopped", loading=unknown),
         model(name="d", **down, state="failed", last_error="unrecognized arguments: --x"),
     ]
-    server.tell("/admin/models", {"data": rows})
+    gateway.respond("/admin/models", {"data": rows})
     assert run("models").stdout.splitlines() == [
         "model     also as  load   state     ready   in flight  waiting  under way",
         "org/demo  gpt      eager  ready     2 of 2  3          0        -",
@@ -74,22 +72,24 @@ def test_the_list_on_a_pipe(server: Server) -> None:
         (["sleep", "--level", "2"], "sleep?level=2&wait=true", "org/demo sleeps at level 2"),
     ],
 )
-def test_one_line_at_the_end(server: Server, words: list[str], path: str, said: str) -> None:
-    server.tell(f"/admin/models/org/demo/{words[0]}", model())
+def test_successful_operation_prints_one_line(
+    gateway: FakeGateway, words: list[str], path: str, said: str
+) -> None:
+    gateway.respond(f"/admin/models/org/demo/{words[0]}", model())
     result = run("models", words[0], "org/demo", *words[1:])
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"{said}\n", "")
-    assert orders(server) == [f"/admin/models/org/demo/{path}"]
+    assert operations(gateway) == [f"/admin/models/org/demo/{path}"]
 
 
-def test_a_pipe_asks_for_no_progress(server: Server) -> None:
-    server.tell("/admin/models/m/load", model())
+def test_operation_on_a_pipe_does_not_poll_the_engines(gateway: FakeGateway) -> None:
+    gateway.respond("/admin/models/m/load", model())
     run("models", "load", "m")
-    assert [path for _, path, _ in server.asked] == ["/admin/models/m/load?wait=true"]
+    assert gateway.paths == ["/admin/models/m/load?wait=true"]
 
 
 @pytest.mark.parametrize("verb", ["load", "unload", "sleep", "wake"])
-def test_what_failed_is_told_with_its_reason(server: Server, verb: str) -> None:
-    server.refuse(f"/admin/models/org/demo/{verb}", 503, "engine demo-0: no room")
+def test_failed_operation_exits_with_1_and_the_reason(gateway: FakeGateway, verb: str) -> None:
+    gateway.refuse(f"/admin/models/org/demo/{verb}", 503, "engine demo-0: no room")
     line = fault("models", verb, "org/demo", code=1)
     assert line == f"org/demo did not {verb}: engine demo-0: no room"
 
@@ -103,30 +103,24 @@ def test_what_failed_is_told_with_its_reason(server: Server, verb: str) -> None:
         (403, "the role auditor does not have the right engines:write"),
     ],
 )
-def test_what_the_user_can_mend(server: Server, status: int, said: str) -> None:
-    server.refuse("/admin/models/x/sleep", status, said)
-    assert fault("models", "sleep", "x") == f"{server.url} answers {status}: {said}"
+def test_refused_operation_exits_with_2(gateway: FakeGateway, status: int, said: str) -> None:
+    gateway.refuse("/admin/models/x/sleep", status, said)
+    assert fault("models", "sleep", "x") == f"{gateway.url} answers {status}: {said}"
 
 
 @pytest.mark.parametrize("name", ["a b", "a?b", "a#b", "a%2Fb", "org/ж"])
-def test_any_name_reaches_the_gateway(server: Server, name: str) -> None:
+def test_model_name_is_quoted_in_the_path(gateway: FakeGateway, name: str) -> None:
     run("models", "load", name)
-    assert orders(server) == [f"/admin/models/{name}/load?wait=true"]
+    assert operations(gateway) == [f"/admin/models/{name}/load?wait=true"]
 
 
-def test_options_may_stand_before_the_command(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+def test_options_may_precede_the_command(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATEWAY_URL", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("GATEWAY_KEY", "another")
-    server.tell("/admin/models/m/load", model())
-    options = ("--url", server.url, "--admin-key", KEY)
+    gateway.respond("/admin/models/m/load", model())
+    options = ("--url", gateway.url, "--admin-key", KEY)
     assert run("models", *options, "load", "m").exit_code == 0
     assert run("models", "load", "m", *options).exit_code == 0
-    assert {key for _, _, key in server.asked} == {f"Bearer {KEY}"}
-
-
-def test_a_gateway_that_does_not_run() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    line = fault("models", "load", "m", "--admin-key", KEY, "--url", url)
-    assert line.startswith(f"no answer from {url}: ")
+    assert {key for _, _, key in gateway.requests} == {f"Bearer {KEY}"}

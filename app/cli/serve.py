@@ -1,0 +1,34 @@
+"""`vllm-gateway serve`: run the gateway."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.faults import faults
+from app.cli.options import ConfigOption
+from app.settings import load_settings
+
+
+def serve(
+    config: ConfigOption = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a client key to accept as well. It is created if it is missing, and "
+            "the key is shown at the start."
+        ),
+    ] = None,
+) -> None:
+    """Run the gateway."""
+    from app.server.demo_key import read_or_make
+    from app.server.run import serve as run
+    from app.telemetry.logs.setup import configured
+
+    with faults():
+        key = read_or_make(key_file) if key_file else None
+        source = partial(load_settings, config, extra_keys=[key] if key else [])
+        settings = source()
+        with configured(settings.logs) as output:
+            run(settings, banner_key=key, source=source, output=output)

@@ -1,0 +1,54 @@
+"""The database behind `keys` and `owners`: the commands work with the gateway up or down.
+
+A running gateway notices a change within a second.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import ValidationError
+
+from app.cli.faults import fail, faults
+from app.settings import Settings
+
+if TYPE_CHECKING:  # SQLAlchemy is slow to import
+    from app.database.database import Database
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def run_with_store(
+    settings: Settings, store: "Callable[[Database], S]", work: Callable[[S], Awaitable[T]]
+) -> T:
+    """Open the configured database, do some work on a store in it, and return the result."""
+    from app.database.database import Database
+
+    async def run() -> T:
+        database = Database(settings.state.database_url.get_secret_value())
+        try:
+            await database.migrate()
+            return await work(store(database))
+        finally:
+            await database.close()
+
+    return asyncio.run(run())
+
+
+@contextmanager
+def store_faults() -> Iterator[None]:
+    """Turn faults of a key, an owner or the database into one line each and exit code 2."""
+    from app.auth import validation
+    from app.auth.key_store import NameTaken, UnknownKey
+    from app.auth.owner_store import UnknownOwner
+    from app.database.database import DatabaseUnavailable
+
+    with faults():
+        try:
+            yield
+        except ValidationError as error:
+            fail(*validation.faults(error.errors()))
+        except (DatabaseUnavailable, NameTaken, UnknownKey, UnknownOwner) as error:
+            fail(str(error))

@@ -41,8 +41,7 @@ from app.api.usage import usage_router
 from app.auth.authenticator import Authenticator
 from app.auth.key_store import KeyStore
 from app.auth.owner_store import OwnerStore
-from app.database.database import Database, DatabaseUnavailable
-from app.database.shared_secret import SharedSecret
+from app.database import Database, DatabaseUnavailable, SharedSecret
 from app.errors import GatewayError
 from app.fleet.builder import Builder
 from app.fleet.deployment import ModelDeployment, build_deployments

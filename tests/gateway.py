@@ -16,7 +16,7 @@ import httpx
 import uvicorn
 from uvicorn.server import ServerState
 
-from app.database.database import Database
+from app.database import Database
 from app.main import State, create_app
 from app.server.run import listen, metrics_server, uvicorn_server
 from app.settings import Settings, digest

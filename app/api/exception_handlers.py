@@ -15,7 +15,7 @@ from app.api.data_plane import endpoint_of
 from app.auth.key_store import NameTaken, UnknownKey
 from app.auth.owner_store import UnknownOwner
 from app.auth.validation import faults
-from app.database.database import DatabaseUnavailable
+from app.database import DatabaseUnavailable, ValuesRejected
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,12 @@ async def _database(request: Request, error: Exception) -> Response:
     return error_response(known, request.scope)
 
 
+async def _values_rejected(request: Request, error: Exception) -> Response:
+    log.warning("%s %s: %s", request.method, request.scope["path"], error)
+    known = errors.BadRequest("the database rejected these values; retrying will not help")
+    return error_response(known, request.scope)
+
+
 async def _name_taken(request: Request, error: Exception) -> Response:
     return error_response(errors.BadRequest(str(error)), request.scope)
 
@@ -105,6 +111,7 @@ ANSWERS: Mapping[int | type[Exception], Answer] = {
     HTTPException: _http_exception,
     RequestValidationError: _invalid,
     DatabaseUnavailable: _database,
+    ValuesRejected: _values_rejected,
     NameTaken: _name_taken,
     UnknownKey: _unknown,
     UnknownOwner: _unknown,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
-from app.database.database import DatabaseUnavailable
+from app.database import DatabaseUnavailable
 from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
 from app.usage.report import GROUPS, UsageRow
 

@@ -23,7 +23,7 @@ from app.auth.key_format import id_of
 from app.auth.key_store import ApiKey, Change, Credential, KeyStore
 from app.auth.lookups import LaneFull, LookUps
 from app.auth.principal import Allowed, Owner, Principal, Role
-from app.database.database import DatabaseUnavailable
+from app.database import DatabaseUnavailable
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import NO_LIMITS, LimitSettings, digest
 

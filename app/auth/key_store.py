@@ -19,8 +19,7 @@ from sqlalchemy.engine import Row
 from app.auth.key_format import NewKey, is_id, make
 from app.auth.principal import Owner, Role
 from app.auth.validation import KeyChanges, KeyFields
-from app.database.async_engine import AsyncConnection
-from app.database.database import Database
+from app.database import AsyncConnection, Database
 from app.database.schema import api_keys, owners, revision
 from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
 

@@ -15,8 +15,7 @@ from sqlalchemy.engine import Row
 
 from app.auth.key_store import raise_revision, wall_ms
 from app.auth.validation import Name, OwnerFields, written
-from app.database.async_engine import AsyncConnection
-from app.database.database import Database
+from app.database import AsyncConnection, Database
 from app.database.schema import api_keys, owners
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)

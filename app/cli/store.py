@@ -43,12 +43,12 @@ def store_faults() -> Iterator[None]:
     from app.auth import validation
     from app.auth.key_store import NameTaken, UnknownKey
     from app.auth.owner_store import UnknownOwner
-    from app.database.database import DatabaseUnavailable
+    from app.database import DatabaseError
 
     with faults():
         try:
             yield
         except ValidationError as error:
             fail(*validation.faults(error.errors()))
-        except (DatabaseUnavailable, NameTaken, UnknownKey, UnknownOwner) as error:
+        except (DatabaseError, NameTaken, UnknownKey, UnknownOwner) as error:
             fail(str(error))

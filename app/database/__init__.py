@@ -1,0 +1,29 @@
+"""The gateway's database, SQLite or PostgreSQL: connections, transactions, deadlines, migrations.
+
+`Database` is the only way in; `schema` has the tables. `migration_process` is run with `-m` as
+well, so it is not imported here.
+"""
+
+from app.database.async_engine import AsyncConnection
+from app.database.database import Database
+from app.database.dialect_insert import dialect_insert
+from app.database.errors import (
+    DatabaseError,
+    DatabaseUnavailable,
+    NewerDatabase,
+    ValuesRejected,
+    is_rejection,
+)
+from app.database.shared_secret import SharedSecret
+
+__all__ = (
+    "AsyncConnection",
+    "Database",
+    "DatabaseError",
+    "DatabaseUnavailable",
+    "NewerDatabase",
+    "SharedSecret",
+    "ValuesRejected",
+    "dialect_insert",
+    "is_rejection",
+)

@@ -1,8 +1,8 @@
-"""SQLAlchemy's Core for asyncio: the part of `sqlalchemy.ext.asyncio` that the gateway uses.
+"""SQLAlchemy Core for asyncio: the part of `sqlalchemy.ext.asyncio` that the gateway uses.
 
-That package imports SQLAlchemy's ORM, which takes 7 MiB and is not used here. Its classes of the
-same names are shells around Core's own: each call runs in a greenlet, from which the dialects of
-asyncio drivers await the driver. So are these.
+That package imports SQLAlchemy's ORM, which takes 7 MiB and is not used here. As there, the classes
+wrap Core's own: each call runs in a greenlet, from which the dialects of asyncio drivers await the
+driver (docs/decisions/0029-memory.md).
 """
 
 import asyncio
@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Executable, NestedTransaction, ScalarResult
 from sqlalchemy.engine import Dialect, Engine, create_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 from sqlalchemy.util import greenlet_spawn
 
 T = TypeVar("T")
 
 
 class AsyncConnection:
-    """A connection of the pool, or rather what Core makes of it."""
+    """Wraps a Core connection, which holds a driver's connection from the pool."""
 
     __slots__ = ("_sync",)
 
@@ -49,7 +50,7 @@ class AsyncConnection:
     async def exec_driver_sql(
         self, statement: str, parameters: tuple[Any, ...] | None = None
     ) -> "CursorResult[*tuple[Any, ...]]":
-        """Run a statement in the driver's own words."""
+        """Run a statement in the driver's own SQL, not parsed by SQLAlchemy."""
         return await greenlet_spawn(self._sync.exec_driver_sql, statement, parameters)
 
     async def begin_nested(self) -> "AsyncSavepoint":
@@ -83,7 +84,7 @@ class AsyncSavepoint:
         self._sync = sync
 
     async def rollback(self) -> None:
-        """Undo what was done since."""
+        """Undo every statement since the savepoint."""
         await greenlet_spawn(self._sync.rollback)
 
 
@@ -99,7 +100,7 @@ class AsyncEngine:
         return self.sync_engine.dialect
 
     def execution_options(self, **options: Any) -> "AsyncEngine":
-        """Return the same engine, with options for what is executed by it."""
+        """Return the same engine with execution options."""
         return AsyncEngine(self.sync_engine.execution_options(**options))
 
     async def open_connection(self) -> AsyncConnection:
@@ -108,12 +109,12 @@ class AsyncEngine:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[AsyncConnection]:
-        """Open a connection for a block; what it does not commit is rolled back."""
+        """Open a connection for a block; uncommitted changes are rolled back."""
         connection = await self.open_connection()
         try:
             yield connection
         finally:
-            await _to_the_end(connection.close())
+            await _uninterrupted(connection.close())
 
     @contextlib.asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -124,8 +125,14 @@ class AsyncEngine:
             await connection.run_sync(Connection.commit)
 
     async def dispose(self) -> None:
-        """Close the connections of the pool."""
-        await greenlet_spawn(self.sync_engine.dispose)
+        """Close the pool's connections; once interrupted, terminate the others without waiting."""
+        pool = self.sync_engine.pool
+        try:
+            await greenlet_spawn(self.sync_engine.dispose)
+        finally:
+            if isinstance(pool, AsyncAdaptedQueuePool):
+                while pool.checkedin():
+                    pool._do_get().invalidate()
 
 
 def create_async_engine(url: str, **options: Any) -> AsyncEngine:
@@ -133,10 +140,10 @@ def create_async_engine(url: str, **options: Any) -> AsyncEngine:
     return AsyncEngine(create_engine(url, **options))
 
 
-async def _to_the_end(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Await a coroutine, and only then raise a cancellation that came meanwhile.
+async def _uninterrupted(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Await a coroutine to its end, and only then raise a cancellation that came meanwhile.
 
-    Otherwise a connection could come back to a pool that is closed by then.
+    Otherwise a connection could return to a pool that is already closed.
     """
     task = asyncio.create_task(coroutine)
     canceled: asyncio.CancelledError | None = None

@@ -1,4 +1,4 @@
-"""Bringing the tables to this version of the gateway, whichever gateway comes first."""
+"""Upgrades the tables to this version of the gateway, with Alembic."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 # The newest revision in migrations/versions; they are numbered.
 HEAD = "0003"
-# Any number that nothing else in the database uses: gateways that start together take turns.
+# Serializes the migrations of gateways that start together; any number unused in the database.
 _ADVISORY_LOCK = 7_345_620_981
 
 
 class NewerTables(Exception):
-    """A newer gateway has changed the tables; the message says what to do."""
+    """A newer gateway has changed the tables; the message gives the remedy."""
 
 
 def configuration() -> "Config":
-    """Return Alembic's configuration; it has no file, for nobody runs Alembic by hand."""
-    from alembic.config import Config  # 10 MiB, and mostly there is nothing to do
+    """Return Alembic's configuration, which has no file: Alembic is not run by hand."""
+    from alembic.config import Config  # 10 MiB, and at most starts there is nothing to migrate
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
@@ -30,13 +30,13 @@ def configuration() -> "Config":
 
 
 async def is_current(engine: AsyncEngine) -> bool:
-    """Return whether the tables are this version's. Raises NewerTables."""
+    """Return whether the tables have this gateway's version. Raises NewerTables."""
     async with engine.connect() as connection:
         return await connection.run_sync(_revision) == HEAD
 
 
 async def upgrade(engine: AsyncEngine) -> None:
-    """Run what is missing, in one transaction. Raises NewerTables."""
+    """Run the missing migrations in one transaction. Raises NewerTables."""
     async with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
@@ -50,7 +50,7 @@ def _revision(connection: Connection) -> str | None:
     if revision is not None and revision > HEAD:
         raise NewerTables(
             f"the tables are those of a newer gateway (revision {revision}, this one knows {HEAD}):"
-            " start that one, or put back the copy of the database from before the upgrade"
+            " start the newer gateway, or restore the backup from before the upgrade"
         )
     return revision
 
@@ -58,7 +58,7 @@ def _revision(connection: Connection) -> str | None:
 def _upgrade(connection: Any) -> None:
     from alembic import command
 
-    _revision(connection)  # another gateway may have come first, a newer one
+    _revision(connection)  # a newer gateway may have migrated while this one waited
     config = configuration()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

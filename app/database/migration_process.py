@@ -1,4 +1,4 @@
-"""Migrations in a process of their own: Alembic takes 11 MiB, and nothing gives them back.
+"""Runs migrations in a child process: Alembic takes 11 MiB that are never returned.
 
 The child is this module, run with `-m`:
 
@@ -6,7 +6,7 @@ The child is this module, run with `-m`:
     exit code    0, or one of FAULTS
     stdout       the fault's message
 
-A child that ends otherwise has left its traceback on standard error.
+A child with another exit code has left its traceback on standard error.
 """
 
 import asyncio
@@ -14,19 +14,20 @@ import os
 import subprocess
 import sys
 
-from app.database.database import Database, DatabaseUnavailable, NewerDatabase
+from app.database.database import Database
+from app.database.errors import DatabaseError, DatabaseUnavailable, NewerDatabase
 from engines.environment import PRIVATE_PREFIX
 
 FAULTS: dict[int, type[DatabaseUnavailable]] = {3: DatabaseUnavailable, 4: NewerDatabase}
 
 
 def migrate_in_child(url: str) -> None:
-    """Bring the tables to this version. Raises DatabaseUnavailable and NewerDatabase."""
+    """Upgrade the tables to this version. Raises DatabaseUnavailable and NewerDatabase."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(PRIVATE_PREFIX)
     }
     try:
-        child = subprocess.run(  # noqa: S603 - this module, and nothing that a user gives
+        child = subprocess.run(  # noqa: S603 - runs this module, no user input
             # -P: the working directory may have a package `app` as well.
             (sys.executable, "-P", "-m", __name__),
             input=url,
@@ -56,7 +57,7 @@ def main() -> int:
     """Migrate the database whose URL is on standard input; return the exit code."""
     try:
         asyncio.run(_migrate(sys.stdin.read()))
-    except DatabaseUnavailable as error:
+    except DatabaseError as error:
         print(error, end="")
         return 4 if isinstance(error, NewerDatabase) else 3
     return 0

@@ -1,8 +1,8 @@
 """Every table of the gateway, for SQLite and PostgreSQL alike.
 
-Times are milliseconds since 1970 UTC as plain integers, which both databases keep and compare in
-the same way; days are ISO dates (`2026-11-21`), UTC. A change here needs a migration, which a test
-compares with these tables.
+Times are milliseconds since 1970 UTC as plain integers, which both databases store and compare in
+the same way; days are ISO dates (`2026-11-21`), UTC. A change here needs a migration; a test
+compares the migrations with these tables.
 """
 
 from sqlalchemy import (
@@ -27,7 +27,7 @@ metadata = MetaData(
     }
 )
 
-# A key that was deleted stays as a row without digests, so that reports can still name it.
+# A deleted key remains as a row without digests, so that reports can still show its name.
 api_keys = Table(
     "api_keys",
     metadata,
@@ -56,15 +56,15 @@ api_keys = Table(
     Column("expires_ms", BigInteger, nullable=True),
     Column("deleted_ms", BigInteger, nullable=True),
     Column("last_used_ms", BigInteger, nullable=True),
-    # Requests of the key that began before this moment are ended; null: none is.
+    # Requests of the key that began before this moment are terminated; null: none.
     Column("cut_ms", BigInteger, nullable=True),
-    # `revision.value` at this key's last change: what every gateway's cache asks for.
+    # `revision.value` at this key's last change, by which gateways invalidate their caches.
     Column("revision", BigInteger, nullable=False, index=True),
     Index("ix_api_keys_owner", "owner"),
 )
 
-# Limits and budgets that all keys of an owner share. An owner without a row is a label and no more.
-# A change here is a change of the owner's keys, whose `revision` it raises.
+# Limits and budgets that all keys of an owner share. An owner without a row is only a label. A
+# change here raises the `revision` of the owner's keys.
 owners = Table(
     "owners",
     metadata,
@@ -78,7 +78,7 @@ owners = Table(
     Column("created_ms", BigInteger, nullable=False),
 )
 
-# One row. Every transaction that changes a key raises it first, which also puts them in a row.
+# One row. Every transaction that changes a key increments it first, which serializes them.
 revision = Table(
     "revision",
     metadata,
@@ -86,11 +86,11 @@ revision = Table(
     Column("value", BigInteger, nullable=False),
 )
 
-# One row for each request that reached an engine.
+# One row per request that reached an engine.
 usage_records = Table(
     "usage_records",
     metadata,
-    Column("id", String(32), primary_key=True),  # made by the gateway: a batch is never taken twice
+    Column("id", String(32), primary_key=True),  # set by the gateway: no batch is stored twice
     Column("at_ms", BigInteger, nullable=False),  # when the request ended
     Column("request_id", String(128), nullable=False),
     Column("key_id", String(64), nullable=False),
@@ -108,34 +108,44 @@ usage_records = Table(
     Column("ttft_ms", Float, nullable=True),
     Column("total_ms", Float, nullable=False),
     Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
-    # The key's owner at the time of the request; empty: it had none. The default is for gateways of
-    # the version before, which go on writing during an upgrade.
+    # The key's owner at the time of the request; empty: none. The default is for gateways of the
+    # previous version, which keep writing during an upgrade.
     Column("owner", String(200), nullable=False, server_default=""),
     Index("ix_usage_records_at_ms", "at_ms"),
     Index("ix_usage_records_key_id_at_ms", "key_id", "at_ms"),
 )
 
-# Sums of usage_records by day, written in the same transaction and kept when those are deleted.
+# The columns that usage_daily and usage_by_owner add up.
+USAGE_SUMS = (
+    "requests",
+    "estimated_requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "reasoning_tokens",
+    "cost_nano",  # in 1/1,000,000,000 of the currency
+)
+
+
+def _sums() -> list[Column[int]]:
+    return [Column(name, BigInteger, nullable=False) for name in USAGE_SUMS]
+
+
+# Sums of usage_records by day, key and model, whatever the key's owner; written in the same
+# transaction as the records, and kept when those are deleted.
 usage_daily = Table(
     "usage_daily",
     metadata,
     Column("day", String(10), primary_key=True),
     Column("key_id", String(64), primary_key=True),
     Column("model", String(256), primary_key=True),
-    Column("requests", BigInteger, nullable=False),
-    Column("estimated_requests", BigInteger, nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
-    Column("reasoning_tokens", BigInteger, nullable=False),
-    Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
+    *_sums(),
     Index("ix_usage_daily_key_id_day", "key_id", "day"),
 )
 
-# The part of usage_daily that belongs to owners: the same sums, by the owner that the key had when
-# the request ended. What is in usage_daily and not here was used by keys without an owner. It is a
-# table of its own because gateways of the version before, which run on during an upgrade, rely on
-# the primary key of usage_daily.
+# The same sums, also by the owner that the key had when the request ended. Keys without an owner
+# are not here: their usage is usage_daily minus usage_by_owner. A table of its own, as gateways
+# of the previous version, which keep running during an upgrade, rely on usage_daily's primary key.
 usage_by_owner = Table(
     "usage_by_owner",
     metadata,
@@ -144,18 +154,12 @@ usage_by_owner = Table(
     Column("day", String(10), primary_key=True),
     Column("key_id", String(64), primary_key=True),
     Column("model", String(256), primary_key=True),
-    Column("requests", BigInteger, nullable=False),
-    Column("estimated_requests", BigInteger, nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
-    Column("reasoning_tokens", BigInteger, nullable=False),
-    Column("cost_nano", BigInteger, nullable=False),  # in 1/1,000,000,000 of the currency
+    *_sums(),
     Index("ix_usage_by_owner_day", "day"),
 )
 
-# Alerts on budgets, each made once by whichever gateway sees it first, and kept until its period
-# is long over. Undelivered rows are the queue that all gateways send from.
+# Budget alerts, each inserted once by the first gateway that detects it, and kept until its period
+# is long over. Undelivered rows are the queue from which all gateways send.
 budget_alerts = Table(
     "budget_alerts",
     metadata,
@@ -166,16 +170,16 @@ budget_alerts = Table(
     Column("budget", BigInteger, primary_key=True),  # a budget that was changed is another
     # The share in thousandths; 0: a request was refused.
     Column("permille", Integer, primary_key=True, autoincrement=False),
-    Column("id", String(64), nullable=False),  # the webhook-id, the same at every attempt
+    Column("id", String(64), nullable=False),  # the webhook-id, the same in every attempt
     Column("used", BigInteger, nullable=False),
     Column("at_ms", BigInteger, nullable=False),
     Column("attempts", Integer, nullable=False),
-    # When it is to be sent next, or, while a gateway sends it, when another may; null: never again.
+    # Time of the next attempt; while a gateway sends it, the end of its lease; null: done.
     Column("due_ms", BigInteger, nullable=True),
     Index("ix_budget_alerts_due_ms", "due_ms"),
 )
 
-# Random bytes that all gateways of one database share, made by whichever comes first.
+# Random bytes that all gateways of one database share, generated by the first of them.
 secrets = Table(
     "secrets",
     metadata,
@@ -183,7 +187,7 @@ secrets = Table(
     Column("value", LargeBinary(32), nullable=False),
 )
 
-# The key that each stored response belongs to, and the engine that holds it.
+# The key that owns each stored response, and the engine that holds it.
 stored_responses = Table(
     "stored_responses",
     metadata,

@@ -5,6 +5,7 @@ for whoever asks. So the gateway chooses the id and remembers who made it, and w
 else the response does not exist.
 """
 
+import logging
 import secrets
 from collections.abc import Mapping
 from functools import partial
@@ -13,12 +14,13 @@ import msgspec
 
 from app.asgi import ClientExchange
 from app.auth.principal import Principal
-from app.database.database import DatabaseUnavailable
+from app.database import DatabaseUnavailable, ValuesRejected
 from app.errors import (
     EngineFailed,
     EngineTooSlow,
     EngineUnavailable,
     FieldNotAllowed,
+    GatewayError,
     RouteNotFound,
     ServiceUnavailable,
 )
@@ -33,6 +35,8 @@ from app.routing import Model, Replica
 from app.stored import StoredResponse, StoredResponses
 from app.telemetry.logs.access import RequestRecord
 from engines.base import EngineError, EngineNotReady, EngineTimeout
+
+log = logging.getLogger(__name__)
 
 NO_SUCH = "there is no such response"
 _FALSE = b"false"
@@ -88,11 +92,17 @@ async def keeper_of(
 async def claim(
     stored: StoredResponses, response_id: str, principal: Principal, model: Model, replica: Replica
 ) -> None:
-    """Note whose a response is, before the client can know its id. Raises ServiceUnavailable."""
+    """Note whose a response is, before the client can know its id.
+
+    Raises ServiceUnavailable, and GatewayError if the database rejects the response's owner.
+    """
     try:
         await stored.claim(response_id, principal.id, model.name, replica.engine.name)
     except DatabaseUnavailable:
         raise _unavailable() from None
+    except ValuesRejected as error:
+        log.error("response %s not stored: %s", response_id, error)
+        raise GatewayError("the response cannot be stored; retrying will not help") from None
 
 
 async def relay_stored(

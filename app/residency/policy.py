@@ -10,8 +10,8 @@ A wanted model is loaded as soon as it fits. If it does not fit, other models ar
 
 Models are served in the order in which they became wanted. One that does not fit reserves the free
 memory once it has been wanted for `patience_s`; before that, a later one that fits goes ahead. Both
-rules together bound a wait: with k models, of which the slowest takes L to load, U to unload and D for
-its longest request, a load begins within
+rules together bound a wait: with k models, of which the slowest takes L to load, U to unload and D
+for its longest request, a load begins within
 
     patience + k * (L + keep(L) + D + U)
 

@@ -23,7 +23,7 @@ import uvloop
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from app.database.database import Database, DatabaseUnavailable, NewerDatabase
+from app.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migration_process import migrate_in_child
 from app.errors import Conflict, GatewayError, InvalidConfiguration
 from app.fleet.fleet import STOP_GRACE_S

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import delete, select
 
-from app.database.async_engine import AsyncConnection
-from app.database.database import Database, DatabaseUnavailable, Refused
+from app.database import AsyncConnection, Database, DatabaseError, ValuesRejected, dialect_insert
 from app.database.schema import stored_responses
-from app.database.upsert import insert
 
 # Responses of one key; the oldest go.
 MOST_PER_KEY = 10_000
@@ -39,7 +37,7 @@ _key_id = stored_responses.c.key_id
 _at_ms = stored_responses.c.at_ms
 
 
-class ResponseIdTaken(Refused):
+class ResponseIdTaken(ValuesRejected):
     """Another key has claimed the id."""
 
 
@@ -68,7 +66,7 @@ class StoredResponses:
         """
         if not _ID.fullmatch(response_id):
             raise ValueError("not the id of a response")
-        claimed = insert(stored_responses, self._database.dialect).values(
+        claimed = dialect_insert(stored_responses, self._database.dialect).values(
             id=response_id,
             key_id=key_id,
             model=model,
@@ -110,7 +108,7 @@ class StoredResponses:
     async def run(self) -> None:
         """Remove what is old, until cancelled."""
         while True:
-            with contextlib.suppress(DatabaseUnavailable):  # there is time until the next round
+            with contextlib.suppress(DatabaseError):  # there is time until the next round
                 await self.sweep()
             await asyncio.sleep(SWEEP_EVERY_S)
 

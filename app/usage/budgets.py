@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 
 from sqlalchemy import Select, case, func, select
 
-from app.database.database import Database, DatabaseUnavailable
+from app.database import Database, DatabaseError
 from app.database.schema import usage_by_owner, usage_daily
 from app.errors import ServiceUnavailable
 from app.usage.ledger import Ledger
@@ -320,7 +320,7 @@ class Budgets:
                     account.read_at = now
             except Exception as error:  # whatever it is: a reader that ended would tell nobody
                 if self._failed_at == -math.inf:
-                    trace = None if isinstance(error, DatabaseUnavailable) else error
+                    trace = None if isinstance(error, DatabaseError) else error
                     told = "budgets go on with what is known of them: %s"
                     log.warning(told, error, exc_info=trace)
                 self._failed_at = self._clock()

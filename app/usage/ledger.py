@@ -25,8 +25,14 @@ from typing import Any
 from sqlalchemy import ScalarSelect, delete, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.database.async_engine import AsyncConnection
-from app.database.database import Database, DatabaseUnavailable, Refused, refuses
+from app.database import (
+    AsyncConnection,
+    Database,
+    DatabaseError,
+    DatabaseUnavailable,
+    ValuesRejected,
+    is_rejection,
+)
 from app.database.schema import usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
@@ -205,7 +211,7 @@ class Ledger:
                 if batch.refused:
                     await self._sift(batch)
                 await self._write(batch)
-            except Refused as error:
+            except ValuesRejected as error:
                 fault: Exception = error
             except DatabaseUnavailable as error:
                 self._metrics.ledger_errors.add()
@@ -277,7 +283,7 @@ class Ledger:
             rows = rows_of(self._gateway, batch, records, self._prices)
             await insert_records(connection, rows)
         except Exception as error:
-            if isinstance(error, SQLAlchemyError) and not refuses(error):
+            if isinstance(error, SQLAlchemyError) and not is_rejection(error):
                 raise
             return error
         finally:
@@ -310,7 +316,7 @@ class Ledger:
 
     async def _retain(self) -> None:
         while True:
-            with contextlib.suppress(DatabaseUnavailable):  # there is time until the next round
+            with contextlib.suppress(DatabaseError):  # there is time until the next round
                 await self.delete_old()
             await asyncio.sleep(RETENTION_EVERY_S)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, FromClause, func, literal, select, union_all
 
-from app.database.database import Database
+from app.database import Database
 from app.database.schema import api_keys, usage_by_owner, usage_daily
 
 GROUPS = ("day", "owner", "key", "model")

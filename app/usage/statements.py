@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import JSON, Insert, String, Table, bindparam, case, cast, column, func, select
 
-from app.database.async_engine import AsyncConnection
+from app.database import AsyncConnection, dialect_insert
 from app.database.schema import usage_by_owner, usage_daily, usage_records
-from app.database.upsert import insert
 from app.usage.records import MOST, DailySums, Row
 
 _json = msgspec.json.Encoder()
@@ -65,7 +64,7 @@ def _insert_from_json() -> Insert:
 
 @cache
 def _add_to(table: Table, dialect: str) -> Any:
-    statement: Any = insert(table, dialect)
+    statement: Any = dialect_insert(table, dialect)
     sums = {}
     for name, most in MOST.items():
         total = table.c[name] + statement.excluded[name]

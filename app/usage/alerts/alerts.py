@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from app.database.database import Database, DatabaseUnavailable
+from app.database import Database, DatabaseError
 from app.settings import AlertsSettings
 from app.telemetry.metrics import Metrics
 from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
@@ -141,7 +141,7 @@ class Alerts:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,), timeout=CLOSE_S)
-        with contextlib.suppress(DatabaseUnavailable, TimeoutError):
+        with contextlib.suppress(DatabaseError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._look()
                 if self._claimed:
@@ -273,7 +273,7 @@ class Alerts:
         except Exception as error:
             if not self._failing:
                 self._failing = True
-                trace = None if isinstance(error, DatabaseUnavailable) else error
+                trace = None if isinstance(error, DatabaseError) else error
                 log.warning("alerts wait: %s", error, exc_info=trace)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, delete, func, select, update
 
-from app.database.database import Database
+from app.database import Database, dialect_insert
 from app.database.schema import api_keys, budget_alerts, usage_by_owner, usage_daily
-from app.database.upsert import insert
 from app.usage.alerts.message import Alert
 from app.usage.records import kept
 from app.usage.spending import Period, Spent, Subject
@@ -84,7 +83,7 @@ class Outbox:
         rows.sort(key=lambda row: tuple(str(row[column.name]) for column in _KEY))
         if not rows:
             return
-        statement: Any = insert(budget_alerts, self._database.dialect)
+        statement: Any = dialect_insert(budget_alerts, self._database.dialect)
         async with self._database.write() as connection:
             await connection.execute(statement.on_conflict_do_nothing(), rows)
 

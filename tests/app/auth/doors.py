@@ -6,7 +6,7 @@ from typing import Any
 
 from app.auth.authenticator import Authenticator
 from app.auth.key_store import KeyStore
-from app.database.database import Database
+from app.database import Database
 from app.settings import LimitSettings
 
 Headers = list[tuple[bytes, bytes]]

@@ -14,7 +14,7 @@ from app.auth.key_format import make
 from app.auth.key_store import Change, Credential, KeyStore
 from app.auth.principal import Allowed, Principal, Role
 from app.auth.validation import KeyChanges, KeyFields
-from app.database.database import Database, DatabaseUnavailable
+from app.database import Database, DatabaseUnavailable
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import FieldSettings, digest
 from tests.app.auth.doors import LIMITS, Clock, bearer, door

@@ -13,7 +13,7 @@ from app.auth.authenticator import Authenticator
 from app.auth.key_format import make
 from app.auth.key_store import KeyStore
 from app.auth.validation import KeyChanges, KeyFields
-from app.database.database import Database
+from app.database import Database
 from tests.app.auth.doors import LIMITS, Clock, bearer, door
 
 

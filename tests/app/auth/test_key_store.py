@@ -14,7 +14,7 @@ from sqlalchemy import text, update
 from app.auth.key_store import ApiKey, Change, KeyStore, NameTaken, UnknownKey
 from app.auth.principal import Role
 from app.auth.validation import KeyChanges, KeyFields
-from app.database.database import Database
+from app.database import Database
 from app.database.schema import api_keys
 from app.settings import FieldSettings, LimitSettings
 from tests.app.auth.doors import Clock

@@ -15,7 +15,7 @@ from app.auth.key_format import make
 from app.auth.key_store import Credential, KeyStore
 from app.auth.principal import Principal
 from app.auth.validation import KeyFields
-from app.database.database import Database
+from app.database import Database
 from app.errors import InvalidApiKey, ServiceUnavailable
 from app.settings import digest
 from tests.app.auth.doors import Clock, bearer, door

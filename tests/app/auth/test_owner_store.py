@@ -9,7 +9,7 @@ from app.auth.key_store import KeyStore
 from app.auth.owner_store import OwnerStore, UnknownOwner
 from app.auth.principal import Owner, Principal
 from app.auth.validation import KeyChanges, KeyFields, OwnerFields
-from app.database.database import Database
+from app.database import Database
 from app.settings import LimitSettings
 from tests.app.auth.doors import bearer, door
 

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from app.database.async_engine import AsyncConnection, AsyncEngine, create_async_engine
+from app.database import AsyncConnection
+from app.database.async_engine import AsyncEngine, create_async_engine
 
 
 @pytest.fixture
@@ -101,3 +102,21 @@ async def test_cancellation_is_raised_once_the_connection_is_back_in_the_pool(
     with pytest.raises(asyncio.CancelledError):
         await using
     assert (await count(engine), in_use(engine)) == (0, 0)
+
+
+async def test_interrupted_dispose_closes_every_pooled_connection(engine: AsyncEngine) -> None:
+    connections = [await engine.open_connection() for _ in range(3)]
+    drivers = [await connection.driver_connection() for connection in connections]
+    for connection in connections:
+        await connection.close()
+    may_go_on = threading.Event()
+    busy = asyncio.create_task(drivers[0]._execute(may_go_on.wait))
+    asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+    await asyncio.sleep(0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await engine.dispose()
+    await busy
+    for driver in drivers:
+        with pytest.raises(ValueError, match=r"closed|no active connection"):
+            await driver.execute("SELECT 1")

@@ -20,8 +20,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from app.auth.key_store import KeyStore
+from app.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.async_engine import create_async_engine
-from app.database.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata
 from app.server.run import check_database
@@ -191,6 +191,21 @@ async def test_a_gateway_of_the_version_before_goes_on_writing_during_an_upgrade
     assert (row.owner, row.requests) == ("", 2)
 
 
+async def test_migration_waits_for_another_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.database.database.BUSY_TIMEOUT_MS", 1)
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("BEGIN IMMEDIATE")
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}/a.db")
+        migrating = asyncio.create_task(database.migrate())
+        await asyncio.wait({migrating}, timeout=0.2)
+        writer.execute("COMMIT")
+        await migrating
+        await database.close()
+
+
 class TestNewerGateway:
     @pytest.fixture
     async def newer(self, database_url: str) -> str:
@@ -206,7 +221,7 @@ class TestNewerGateway:
         self, newer: str
     ) -> None:
         database = Database(newer)
-        with pytest.raises(NewerDatabase, match=r"those of a newer gateway .* put back the copy"):
+        with pytest.raises(NewerDatabase, match=r"those of a newer gateway .* restore the backup"):
             await database.migrate()
         with pytest.raises(DatabaseUnavailable):
             async with database.read():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.database.database import Database, DatabaseUnavailable, NewerDatabase
+from app.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migrate import HEAD
 from app.database.migration_process import migrate_in_child
 from app.server.run import check_database

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from app.database.database import Database, DatabaseUnavailable
-from app.database.shared_secret import LENGTH, SharedSecret
+from app.database import Database, DatabaseUnavailable, SharedSecret
+from app.database.shared_secret import LENGTH
 from app.main import SALT_SECRET
 from tests.gateway import remote, running, settings_for
 

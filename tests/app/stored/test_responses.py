@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from app.database.database import Database, DatabaseUnavailable
+from app.database import Database, DatabaseUnavailable
 from app.stored import ResponseIdTaken, StoredResponse, StoredResponses, responses
 
 ALICE, BOB = "alice00000", "bob0000000"

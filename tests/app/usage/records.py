@@ -7,8 +7,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from app.database.async_engine import AsyncConnection
-from app.database.database import Database, DatabaseUnavailable
+from app.database import AsyncConnection, Database, DatabaseUnavailable
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics

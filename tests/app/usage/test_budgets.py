@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from app.auth.principal import Owner
-from app.database.database import Database
+from app.database import Database
 from app.errors import QuotaUsedUp, ServiceUnavailable
 from app.settings import NO_LIMITS
 from app.usage.budgets import FORGET_S, REFRESH_S, STALE_S, Budgets

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.database.database import Database
+from app.database import Database
 from app.database.schema import usage_records
 from app.errors import ServiceUnavailable
 from app.telemetry.metrics import Metrics

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from app.database.database import Database
+from app.database import Database
 from app.database.schema import api_keys
 from app.usage.records import MAX_TOKENS
 from app.usage.report import GROUPS, usage_report

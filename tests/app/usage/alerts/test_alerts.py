@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from app.auth.principal import Owner
-from app.database.database import Database
+from app.database import Database
 from app.database.schema import budget_alerts
 from app.errors import QuotaUsedUp
 from app.settings import NO_LIMITS, AlertsSettings

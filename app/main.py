@@ -50,7 +50,7 @@ from app.fleet.fleet import REMOTE_START_S, STOP_GRACE_S
 from app.fleet.operations import ModelOperations
 from app.fleet.report import engine_figures
 from app.fleet.slots import config_hash, initial_slots
-from app.limits.limiter import Limiter
+from app.limits import Limiter
 from app.relay.body_memory import BodyMemory
 from app.relay.cache_salts import CacheSalts
 from app.relay.in_flight import RequestsInFlight

@@ -9,9 +9,7 @@ from app.api.middleware import record_of
 from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import InvalidApiKey
-from app.limits.limiter import Limiter
-from app.limits.read_limits import ReadBounds
-from app.limits.terms import LimitRequest
+from app.limits import Limiter, LimitRequest, ReadLimiter
 from app.settings import NO_LIMITS
 from app.telemetry.logs.access import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
@@ -26,7 +24,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
     these limits: reads have a bound of their own. The dependency raises InvalidApiKey, RateLimited
     and ServiceUnavailable.
     """
-    reads = ReadBounds()
+    reads = ReadLimiter()
 
     async def limited(request: Request, response: Response) -> Principal:
         try:

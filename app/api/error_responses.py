@@ -24,7 +24,7 @@ from app.errors import (
     ServiceUnavailable,
     TooManyConnections,
 )
-from app.limits.terms import HEADER_NAMES
+from app.limits import HEADER_NAMES
 
 ErrorClass = type[GatewayError]
 JsonObject = dict[str, Any]

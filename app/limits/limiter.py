@@ -1,7 +1,7 @@
-"""Whether a request may begin by the limits of its key, owner and model, and what it really used.
+"""Decides whether the limits of key, owner and model admit a request, and settles its usage.
 
-Limits are counted in this process, or in Redis by several gateways together. While Redis does not
-answer, `limits.redis_unavailable` says what happens; a decision is released where it was made.
+Limits are counted in this process, or in Redis for several gateways together. While Redis is
+unavailable, `limits.redis_unavailable` applies. A decision is released in the store that made it.
 """
 
 import logging
@@ -15,8 +15,8 @@ import msgspec
 
 from app.errors import Headers, RateLimited, ServiceUnavailable
 from app.limits import rate_headers
-from app.limits.breaker import RedisUnavailable
 from app.limits.memory_store import MemoryStore
+from app.limits.script_calls import RedisUnavailable
 from app.limits.terms import (
     NO_TERMS,
     NOTHING_TAKEN,
@@ -30,55 +30,55 @@ from app.settings import LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # redis-py is imported only where limits are counted there: 9 MiB
-    from app.limits.redis_store import Grant, RedisStore
+    from app.limits.redis_store import LeasedReading, RedisStore
 
 log = logging.getLogger(__name__)
 
-# A gateway that dies holds its slots for that long at most; three renewals fit in, so one may fail.
+# A gateway that dies holds its slots for this long at most; of three renewals in it, one may fail.
 LEASE_S = 25.0
 
-MEANWHILE = {
-    "local": "this gateway counts limits for itself until it does",
-    "open": "nothing is limited until it does",
-    "closed": "requests are refused until it does",
+OUTAGE_POLICIES = {
+    "local": "until then this gateway counts limits for itself",
+    "open": "until then nothing is limited",
+    "closed": "until then requests are refused",
 }
 
 
 class Decision(msgspec.Struct, gc=False, eq=False):
-    """The answer to one request, held while the request is under way.
+    """The decision on one request, held while the request is in flight.
 
-    Entering raises the refusal, if there is one. Leaving, exactly once, gives the slot back and
-    settles the tokens: all that were reserved go back, less those that `settle` was told of.
+    Entering raises the refusal, if any. Leaving, exactly once, releases the slots and settles the
+    tokens: the reserved ones are refunded, except those passed to `settle`.
     """
 
     terms: Terms
     reading: Reading
     burst_s: float
-    # Gives back what was taken, but for the tokens that were used. None: nothing is held.
+    # Releases slots and refunds unused tokens. None: nothing is held.
     release: Callable[[Terms, float], None] | None
     used: float = 0.0
 
     @property
     def refusal(self) -> RateLimited | None:
-        """Why the request may not begin; None: it may."""
+        """The error that refuses the request; None: it is admitted."""
         return rate_headers.refusal(self.terms, self.reading, self.burst_s)
 
     @property
     def headers(self) -> Headers:
-        """What a response says of the caller's limits."""
+        """The rate-limit headers of the response."""
         return rate_headers.headers(self.terms, self.reading, self.burst_s)
 
     @property
     def header_lines(self) -> bytes:
-        """The same as the lines of a response."""
+        """The same as encoded lines."""
         return rate_headers.header_lines(self.terms, self.reading, self.burst_s)
 
     def settle(self, tokens: float) -> None:
-        """Say how many tokens the request really used; without this it used none."""
+        """Set the number of tokens that the request used; the default is none."""
         self.used = tokens
 
     def keep(self) -> None:
-        """Say that the request used what was reserved."""
+        """Set the used tokens to the reserved ones."""
         self.used = float(self.terms.tokens)
 
     def __enter__(self) -> Self:
@@ -101,7 +101,7 @@ class Decision(msgspec.Struct, gc=False, eq=False):
 
 
 class Limiter:
-    """Decides on requests; `run` and `close` belong to the lifespan."""
+    """Decides on requests; the lifespan calls `run` and `close`."""
 
     def __init__(
         self,
@@ -116,77 +116,81 @@ class Limiter:
         self._metrics = metrics
         self._scopes = Scopes(settings.burst_s)
         self._memory = MemoryStore(settings.burst_s)
-        self._release = self._release_here  # made once
+        self._release = self._release_in_memory  # one bound method for all decisions
         self._redis: RedisStore | None = None
         if state.redis_url is not None:
             from app.limits import redis_connection
             from app.limits import redis_store as redis
 
-            self._link = redis_connection.Link(
+            self._connection = redis_connection.RedisConnection(
                 state.redis_url.get_secret_value(), state.redis_timeout_s
             )
             self._redis = redis.RedisStore(
-                self._link,
-                state.redis_prefix,
-                settings.burst_s,
-                state.redis_timeout_s,
-                self._redis_changed,
-                metrics.redis_errors.add,
+                self._connection,
+                prefix=state.redis_prefix,
+                burst_s=settings.burst_s,
+                timeout_s=state.redis_timeout_s,
                 lease_s=lease_s,
+                on_change=self._redis_changed,
+                on_failure=metrics.redis_errors.add,
             )
             metrics.redis_available.set((), 1)
 
-    def decide_at_once(self, ask: LimitRequest) -> Decision | None:
-        """Take all that a request asks for, or nothing; None: Redis must be asked, `decide` it."""
+    def decide_at_once(self, request: LimitRequest) -> Decision | None:
+        """Admit a request and charge its limits, or none; None where `decide` must ask Redis."""
         if self._redis is not None:
             return None
-        terms = self._scopes.terms(ask)
+        terms = self._scopes.terms(request)
         reading = self._memory.decide(terms, monotonic())
         return Decision(terms, reading, self._burst_s, self._release)
 
-    async def decide(self, ask: LimitRequest) -> Decision:
-        """Take all that a request asks for, or nothing.
+    async def decide(self, request: LimitRequest) -> Decision:
+        """Admit a request and charge all its limits, or none.
 
-        Raises ServiceUnavailable while Redis does not answer, where the policy is `closed`.
+        Raises ServiceUnavailable while Redis is unavailable and the policy is `closed`.
         """
-        terms = self._scopes.terms(ask)
+        terms = self._scopes.terms(request)
         redis = self._redis
         if redis is None or not (terms.buckets or terms.slots):
-            return self._decide_here(terms)
+            return self._decide_in_memory(terms)
         try:
-            grant = await redis.decide(terms)
+            decision = await redis.decide(terms)
         except RedisUnavailable:
             if self._policy == "local":
-                return self._decide_here(terms)
+                return self._decide_in_memory(terms)
             if self._policy == "open":
                 return Decision(NO_TERMS, NOTHING_TAKEN, self._burst_s, None)
             raise ServiceUnavailable("limits cannot be checked at the moment; try again") from None
-        return Decision(terms, grant.reading, self._burst_s, partial(_release_there, redis, grant))
+        release = partial(_release_in_redis, redis, decision)
+        return Decision(terms, decision.reading, self._burst_s, release)
 
     async def run(self) -> None:
-        """Do what must happen by itself while Redis is used, until cancelled."""
+        """Renew leases and probe Redis, if it is used, until cancelled."""
         if self._redis is not None:
             await self._redis.run()
 
     async def close(self) -> None:
-        """Send what Redis has yet to hear and end the connection."""
+        """Send queued releases to Redis and close the connection."""
         if self._redis is not None:
             await self._redis.close()
 
-    def _decide_here(self, terms: Terms) -> Decision:
+    def _decide_in_memory(self, terms: Terms) -> Decision:
         reading = self._memory.decide(terms, monotonic())
         return Decision(terms, reading, self._burst_s, self._release)
 
-    def _release_here(self, terms: Terms, tokens: float) -> None:
+    def _release_in_memory(self, terms: Terms, tokens: float) -> None:
         self._memory.release(terms, tokens, monotonic())
 
     def _redis_changed(self, reason: str | None) -> None:
         self._metrics.redis_available.set((), reason is None)
         if reason is None:
-            log.info("%s answers; limits are counted there", self._link)
+            log.info("%s available; limits are counted there", self._connection)
         else:
-            log.error("%s does not answer: %s; %s", self._link, reason, MEANWHILE[self._policy])
+            consequence = OUTAGE_POLICIES[self._policy]
+            log.error("%s unavailable: %s; %s", self._connection, reason, consequence)
 
 
-def _release_there(redis: "RedisStore", grant: "Grant", terms: Terms, tokens: float) -> None:
-    redis.release(grant, terms, settlement(terms, tokens))
+def _release_in_redis(
+    redis: "RedisStore", decision: "LeasedReading", terms: Terms, tokens: float
+) -> None:
+    redis.release(decision, terms, settlement(terms, tokens))

@@ -1,39 +1,39 @@
-"""Limits counted in this process. Everything happens on one loop, so a decision is one step."""
+"""Limits counted in this process, on one event loop: a decision is atomic."""
 
 from app.limits import bucket
 from app.limits.terms import Reading, Terms
 
-# A request has six buckets at most, and may add each of them twice: as it begins, and as it ends if
-# it was forgotten meanwhile. More are looked at than are added, so the full ones get ever fewer.
-DECISIONS_PER_LOOK = 16
-LOOKED_AT = 2 * 12 * DECISIONS_PER_LOOK
+# A request has at most six buckets, and may add each of them twice: at its begin, and at its end if
+# it was evicted meanwhile. More are checked than are added, so the number of full ones shrinks.
+DECISIONS_PER_EVICTION = 16
+EVICTION_BATCH = 2 * 12 * DECISIONS_PER_EVICTION
 
 
 class MemoryStore:
-    """Buckets that are not full and slots that are taken; what is back to normal is forgotten."""
+    """Stores buckets that are not full and slots in use; evicts full buckets and free slots."""
 
     def __init__(self, burst_s: float) -> None:
         self._burst_s = burst_s
         self._full_at: dict[str, float] = {}
         self._busy: dict[str, int] = {}
-        self._decisions = 0  # since the last look
-        self._not_looked_at: list[str] = []  # in this round of all buckets
+        self._decisions = 0  # since the last eviction
+        self._unchecked: list[str] = []  # buckets still to be checked in this round
 
     def __len__(self) -> int:
         return len(self._full_at) + len(self._busy)
 
     def decide(self, terms: Terms, now: float) -> Reading:
-        """Take all that a request asks for, or nothing. `now` is in seconds of a steady clock."""
+        """Admit a request and charge all its limits, or none. `now`: monotonic seconds."""
         burst_s, full_at, taken, scope = self._burst_s, self._full_at, self._busy, terms.scope
         debts: list[float] = []
-        charged: dict[str, float] = {}  # written when everything has passed, like `held`
+        charged: dict[str, float] = {}  # stored once every limit has passed, like `held`
         for place, cost_s in terms.costs.items():
             debt_s = full_at.get(place, now) - now
             if debt_s < 0.0:
                 debt_s = 0.0
             owed_s = debt_s + cost_s
             if cost_s:
-                # Nothing waits whose debt and cost fit into the burst.
+                # A debt and cost that fit into the burst need not wait.
                 if owed_s > burst_s and bucket.wait(debt_s, cost_s, burst_s):
                     return self._refuse(terms, now)
                 charged[place] = now + owed_s
@@ -49,12 +49,12 @@ class MemoryStore:
         full_at.update(charged)
         taken.update(held)
         self._decisions += 1
-        if self._decisions >= DECISIONS_PER_LOOK:
-            self._forget(now)
+        if self._decisions >= DECISIONS_PER_EVICTION:
+            self._evict(now)
         return Reading(True, debts, busy)
 
     def release(self, terms: Terms, tokens: float, now: float) -> None:
-        """Give the slots of a decision back, and charge `tokens` instead of those reserved."""
+        """Release the slots of a decision, and charge `tokens` instead of the reserved ones."""
         full_at, taken, scope = self._full_at, self._busy, terms.scope
         for slot in scope.slots:
             left = taken[slot.place] - 1
@@ -72,13 +72,13 @@ class MemoryStore:
         debts = [bucket.debt(self._full_at.get(place, now), now) for place in terms.costs]
         return Reading(False, debts, [self._busy.get(slot.place, 0) for slot in terms.slots])
 
-    def _forget(self, now: float) -> None:
-        """Look at the next buckets in a round of all, and drop the full ones."""
+    def _evict(self, now: float) -> None:
+        """Check the next buckets in a round over all, and drop the full ones."""
         self._decisions = 0
         full_at = self._full_at
-        if not self._not_looked_at:
-            self._not_looked_at = list(full_at)
-        for place in self._not_looked_at[-LOOKED_AT:]:
+        if not self._unchecked:
+            self._unchecked = list(full_at)
+        for place in self._unchecked[-EVICTION_BATCH:]:
             if full_at[place] <= now:
                 del full_at[place]
-        del self._not_looked_at[-LOOKED_AT:]
+        del self._unchecked[-EVICTION_BATCH:]

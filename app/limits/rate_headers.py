@@ -1,4 +1,4 @@
-"""What a client is told of its limits: OpenAI's headers, and why it was refused. Pure."""
+"""Rate-limit headers as OpenAI's API has them, and refusals with Retry-After. Pure."""
 
 from math import ceil, inf
 
@@ -7,32 +7,32 @@ from app.limits import bucket
 from app.limits.bucket import EPSILON_S
 from app.limits.terms import HEADER_NAMES, BucketTerm, Kind, Reading, SlotTerm, Terms
 
-# It is unknown when a request of the same key, owner or model will end.
+# Retry-After for a concurrency limit: the end of the running requests is unknown.
 SLOT_RETRY_S = 1.0
-# Resets below a second, by their milliseconds: what most requests are told.
+# Encoded resets below a second, by milliseconds: those of most responses.
 _SHORT = [b"0s", *(b"%dms" % milliseconds for milliseconds in range(1, 1000))]
 
 
 def headers(terms: Terms, reading: Reading, burst_s: float) -> Headers:
-    """Return the rate headers: the tightest of key, owner and model; none where none limits."""
-    told: Headers = []
+    """Return the rate headers for the tightest limits of key, owner and model, if there are any."""
+    found: Headers = []
     for kind, (left, paid_s, limit) in _tightest(terms, reading, burst_s).items():
         limit_name, remaining_name, reset_name = HEADER_NAMES[kind]
-        told += (
+        found += (
             (limit_name, b"%d" % limit),
             (remaining_name, b"%d" % left),
             (reset_name, duration(-paid_s).encode()),
         )
-    return told
+    return found
 
 
 def header_lines(terms: Terms, reading: Reading, burst_s: float) -> bytes:
-    """Return the rate headers as they stand in a response, each with its line end."""
+    """Return the rate headers as encoded lines of a response."""
     lines = terms.scope.header_lines
     if lines is None:
-        told = headers(terms, reading, burst_s)
-        return b"".join([b"%b: %b\r\n" % header for header in told])
-    # The usual case, one bucket of each kind, makes no call for each number.
+        found = headers(terms, reading, burst_s)
+        return b"".join([b"%b: %b\r\n" % header for header in found])
+    # The common case, one bucket of each kind, without a call per number.
     first, second = terms.scope.buckets
     first_s, second_s = reading.debts
     first_left = (burst_s - first_s) * first.limit / 60.0 + 1e-6
@@ -48,19 +48,19 @@ def header_lines(terms: Terms, reading: Reading, burst_s: float) -> bytes:
 
 
 def _tightest(terms: Terms, reading: Reading, burst_s: float) -> dict[Kind, tuple[int, float, int]]:
-    """Return what is left of each kind, its negative debt and its limit, where least is left."""
+    """Return for each kind what remains, the negative debt and the limit of the tightest bucket."""
     tightest: dict[Kind, tuple[int, float, int]] = {}
     for i, term in enumerate(terms.buckets):
         debt_s = reading.debts[i]
-        mine = bucket.remaining(debt_s, term.limit, burst_s), -debt_s, term.limit
+        candidate = bucket.remaining(debt_s, term.limit, burst_s), -debt_s, term.limit
         known = tightest.get(term.kind)
-        if known is None or mine < known:
-            tightest[term.kind] = mine
+        if known is None or candidate < known:
+            tightest[term.kind] = candidate
     return tightest
 
 
 def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | None:
-    """Return why a request may not begin: the limit it must wait for longest. None: it may."""
+    """Return the refusal by the limit with the longest wait; None if the request is admitted."""
     if reading.admitted:
         return None
     wait_s = 0.0
@@ -78,13 +78,15 @@ def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | Non
     assert worst is not None
     retry_after_s = None if wait_s == inf else ceil(wait_s - EPSILON_S)
     if isinstance(worst, SlotTerm):
-        return RateLimited(_slots_words(worst), "concurrency", retry_after_s)
-    return RateLimited(_bucket_words(worst, terms.tokens, retry_after_s), worst.kind, retry_after_s)
+        return RateLimited(_slots_message(worst), "concurrency", retry_after_s)
+    return RateLimited(
+        _bucket_message(worst, terms.tokens, retry_after_s), worst.kind, retry_after_s
+    )
 
 
-def _slots_words(term: SlotTerm) -> str:
+def _slots_message(term: SlotTerm) -> str:
     if not term.limit:
-        return _never(term)
+        return _never_message(term)
     requests = _count(term.limit, "request")
     if term.subject == "key":
         return f"this key may have {requests} under way at once; try again when one has ended"
@@ -99,9 +101,9 @@ def _slots_words(term: SlotTerm) -> str:
     )
 
 
-def _bucket_words(term: BucketTerm, tokens: int, retry_after_s: int | None) -> str:
+def _bucket_message(term: BucketTerm, tokens: int, retry_after_s: int | None) -> str:
     if retry_after_s is None:
-        return _never(term)
+        return _never_message(term)
     if term.kind == "requests":
         allowed, wanted = _count(term.limit, "request"), ""
     else:
@@ -122,7 +124,7 @@ def _bucket_words(term: BucketTerm, tokens: int, retry_after_s: int | None) -> s
     )
 
 
-def _never(term: BucketTerm | SlotTerm) -> str:
+def _never_message(term: BucketTerm | SlotTerm) -> str:
     tokens = isinstance(term, BucketTerm) and term.kind == "tokens"
     if term.subject != "model":
         who = "this key" if term.subject == "key" else "the owner of this key"
@@ -135,14 +137,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as Go writes it, which OpenAI's clients read: 6m0s, 1.5s, 120ms, 0s.
+    """Return a duration in Go's format, as OpenAI's clients expect: 6m0s, 1.5s, 120ms, 0s.
 
-    Rounded up to whole milliseconds, so that whoever waits has waited long enough.
+    Rounded up to whole milliseconds, so that a client that waits this long has waited enough.
     """
     milliseconds = ceil((seconds - EPSILON_S) * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms" if milliseconds > 0 else "0s"
-    # Below a minute they have five digits at most, and %g writes six.
+    # Below a minute there are at most five digits, and %g writes six.
     if milliseconds < 60_000:
         return f"{milliseconds / 1000:g}s"
     minutes, rest = divmod(milliseconds, 60_000)

@@ -1,7 +1,7 @@
-"""One connection to Redis, and one error for everything that fails on it.
+"""A connection to Redis that runs the script, with one error for every fault.
 
-redis-py's connection without its client: no pool, no retries, no timeouts of its own, which takes
-two fifths off the CPU of a call. One caller at a time.
+It uses redis-py's connection without its client: no pool, no retries, no timeouts of its own, which
+saves two fifths of the CPU time of a call. One caller at a time.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import NoScriptError, RedisError
 
 from app.deadline import deadline
-from app.limits.breaker import RedisUnavailable
+from app.limits.script_calls import RedisUnavailable
 
-# The deadline is the caller's, an answer is MessagePack, and nothing of RESP3 is needed.
+# The deadline is the caller's, results are MessagePack, and RESP3 is not needed.
 OPTIONS = {
     "socket_timeout": None,
     "socket_connect_timeout": None,
@@ -28,8 +28,8 @@ OPTIONS = {
 SCRIPT = Path(__file__).with_name("script.lua")
 
 
-class Wire(Protocol):
-    """What is used of redis-py's connections, whose types are incomplete."""
+class DriverConnection(Protocol):
+    """The methods used of redis-py's connections, whose types are incomplete."""
 
     is_connected: bool
 
@@ -39,18 +39,18 @@ class Wire(Protocol):
     async def disconnect(self, nowait: bool = False) -> None: ...
 
 
-class Link:
-    """Runs the script; connects when it is first needed, and again after a fault."""
+class RedisConnection:
+    """Runs the script; connects on first use, and again after a fault."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
         self._timeout_s = timeout_s
-        self._wire: Wire | None = None
+        self._driver: DriverConnection | None = None
         self._source = SCRIPT.read_bytes()
         self._sha = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
 
     def __repr__(self) -> str:
-        """Return where Redis is, without user and password."""
+        """Return the address of Redis without user and password."""
         try:
             options = _options(self._url)
         except RedisError:
@@ -60,88 +60,88 @@ class Link:
         return f"Redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
 
     async def run(self, keys: list[bytes], argument: bytes, until: float) -> bytes:
-        """Return what the script returns; `until` is the deadline in the loop's time.
+        """Run the script and return its result; `until` is the deadline in the loop's time.
 
-        Raises RedisUnavailable, after which nothing is known of whether the script ran.
+        Raises RedisUnavailable, after which the script may or may not have run.
         """
-        words: tuple[bytes | int, ...] = (len(keys), *keys, argument)
+        arguments: tuple[bytes | int, ...] = (len(keys), *keys, argument)
         try:
             async with deadline(until):
                 try:
-                    answer: bytes = await self._ask("EVALSHA", self._sha, *words)
+                    answer: bytes = await self._execute("EVALSHA", self._sha, *arguments)
                 except NoScriptError:
-                    answer = await self._ask("EVAL", self._source, *words)
+                    answer = await self._execute("EVAL", self._source, *arguments)
                 return answer
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(await self._fault(error)) from None
 
     async def probe(self, keys: list[bytes], argument: bytes) -> None:
-        """Return if Redis answers and runs the script. Raises RedisUnavailable."""
+        """Check that Redis answers and runs the script. Raises RedisUnavailable."""
         until = asyncio.get_running_loop().time() + self._timeout_s
         try:
             async with deadline(until):
-                await self._ask("PING")
+                await self._execute("PING")
         except (RedisError, OSError, TimeoutError) as error:
             raise RedisUnavailable(await self._fault(error)) from None
         await self.run(keys, argument, until)
 
     async def close(self) -> None:
-        """End the connection."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
+        """Close the connection."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
-                    await wire.disconnect()
+                    await driver.disconnect()
 
-    async def _ask(self, *words: bytes | str | int) -> Any:
-        """Send one command and return the answer; on a connection that had idled, try twice.
+    async def _execute(self, *arguments: bytes | str | int) -> Any:
+        """Send one command and return the reply; if the open connection is lost, reconnect once.
 
-        Where the first connection is lost after the command was run, it is run again: a restart
-        has forgotten what the first did, and a cut connection costs one call's charges.
+        If the connection is lost after the command ran, it runs again: after a restart Redis has
+        forgotten the first run, and otherwise one call is charged twice.
         """
-        if self._wire is not None and self._wire.is_connected:
+        if self._driver is not None and self._driver.is_connected:
             try:
-                return await _exchange(self._wire, words)
+                return await _send(self._driver, arguments)
             except LostConnection:  # Redis may have restarted meanwhile
-                await self._wire.disconnect(nowait=True)
-        self._wire = _wire(self._url)
-        await self._wire.connect()
-        return await _exchange(self._wire, words)
+                await self._driver.disconnect(nowait=True)
+        self._driver = _driver_connection(self._url)
+        await self._driver.connect()
+        return await _send(self._driver, arguments)
 
     async def _fault(self, error: Exception) -> str:
-        """Drop the connection, since an answer may be under way; return what went wrong."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
+        """Drop the connection, since a late reply may follow; return a description of the fault."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
             with contextlib.suppress(RedisError, OSError):
-                await wire.disconnect(nowait=True)
+                await driver.disconnect(nowait=True)
         if isinstance(error, TimeoutError):
             return f"no answer within {self._timeout_s:g} s"
         return str(error).partition("\n")[0] or type(error).__name__
 
 
-async def _exchange(wire: Wire, words: Any) -> Any:
+async def _send(driver: DriverConnection, arguments: Any) -> Any:
     try:
-        await wire.send_packed_command(pack_command(words), check_health=False)
-    except RuntimeError as error:  # what uvloop says of a connection that was reset
+        await driver.send_packed_command(pack_command(arguments), check_health=False)
+    except RuntimeError as error:  # raised by uvloop after a connection reset
         raise LostConnection(str(error)) from None
-    return await wire.read_response(disable_decoding=True)
+    return await driver.read_response(disable_decoding=True)
 
 
-def _wire(url: str) -> Wire:
-    """Return a connection that is not connected. Raises RedisError."""
+def _driver_connection(url: str) -> DriverConnection:
+    """Return a new connection, not connected yet. Raises RedisError."""
     options = _options(url)
     try:
-        return cast(Wire, options.pop("connection_class", Connection)(**options))
+        return cast(DriverConnection, options.pop("connection_class", Connection)(**options))
     except TypeError:
-        raise RedisError("state.redis_url has an option that is not known") from None
+        raise RedisError("state.redis_url has an unknown option") from None
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return what redis-py reads in a URL, with ours above it. Raises RedisError."""
+    """Return redis-py's options from a URL, overridden by OPTIONS. Raises RedisError."""
     try:
         return {**parse_url(url), **OPTIONS}
     except ValueError:
-        # Its own words may hold a part of the password.
+        # Its own message may contain a part of the password.
         raise RedisError(
             "state.redis_url cannot be read; special characters in a password are written as %XX"
         ) from None

@@ -1,14 +1,19 @@
-"""Limits counted in Redis, by all gateways together.
+"""Limits counted in Redis, shared by all gateways.
 
-Each call runs the script once for everything that has come since the call before: the first request
-of an idle gateway goes at once, and those that come while it is under way share the next call.
+Requests are batched: each call runs the script once for everything that arrived during the previous
+call. The first request of an idle gateway is sent at once.
 
-A slot is held by a lease that ends unless it is renewed, so those of a gateway that died come back.
-What a call that failed did to leases is unknown; they are given back when Redis answers again. What
-it did to buckets stays, since a refund of what was never charged would let too much through.
+A slot is held by a lease that expires unless it is renewed, so the slots of a gateway that died are
+released. After a failed call the state of its leases is unknown; they are released when Redis
+answers again. Its charges to buckets stay, since a refund of something never charged would admit
+too much.
 
-A release may wait a moment for a call to share, unless half of what it gives back is taken: then
-another gateway may be about to refuse somebody for it.
+A release may be delayed to share a call, unless half of a limit or more is in use: then another
+gateway may be about to refuse a request because of it.
+
+After one failed call the circuit breaker opens: every decision fails at once with RedisUnavailable,
+and only the probe talks to Redis. A successful probe closes it. Late failures of other calls change
+nothing.
 """
 
 import asyncio
@@ -17,30 +22,37 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
-from app.limits.breaker import Event, RedisUnavailable, State, after
-from app.limits.redis_connection import Link
-from app.limits.script_calls import Release, Renewal, Request, is_scarce, pack, readings
-from app.limits.terms import Reading, Terms, undoing
+from app.limits.redis_connection import RedisConnection
+from app.limits.script_calls import (
+    RedisUnavailable,
+    Release,
+    Renewal,
+    Request,
+    is_scarce,
+    pack,
+    readings,
+)
+from app.limits.terms import Reading, Terms, refunds
 
 log = logging.getLogger(__name__)
 
-# Redis does nothing else while the script runs, so one call is bounded.
-MOST_AT_ONCE = 256
+# Requests of one call: Redis serves nothing else while the script runs.
+MAX_BATCH = 256
 PROBE_S = 1.0
-# Requests that come one after the other cost one call each then, not two.
+# Delay of a release, so that consecutive requests cost one call each instead of two.
 RELEASE_S = 0.002
 
 
 class _Waiting(NamedTuple):
-    """A request that waits for its answer."""
+    """A request that waits for its decision."""
 
     request: Request
-    answer: asyncio.Future[Reading]
+    decided: asyncio.Future[Reading]
     deadline: float
 
 
-class Grant(NamedTuple):
-    """A decision, by which it can be released."""
+class LeasedReading(NamedTuple):
+    """A decision and the lease under which it holds slots."""
 
     lease: str
     reading: Reading
@@ -49,150 +61,149 @@ class Grant(NamedTuple):
 class RedisStore:
     """The store that gateways share, behind a circuit breaker.
 
-    `changed` is called when the breaker opens, with the reason, and when it closes, with None;
-    `failed` for each call that fails.
+    `on_change` is called with the reason when the breaker opens, and with None when it closes;
+    `on_failure` after each failed call.
     """
 
     def __init__(
         self,
-        link: Link,
+        connection: RedisConnection,
+        *,
         prefix: str,
         burst_s: float,
         timeout_s: float,
-        changed: Callable[[str | None], None],
-        failed: Callable[[], None],
-        *,
         lease_s: float,
+        on_change: Callable[[str | None], None],
+        on_failure: Callable[[], None],
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._prefix = prefix
         self._burst_s = burst_s
         self._timeout_s = timeout_s
-        self._changed = changed
-        self._failed = failed
+        self._on_change = on_change
+        self._on_failure = on_failure
         self._lease_s = lease_s
         self._gateway = secrets.token_hex(6)
         self._leases_made = 0
-        self._state = State.CLOSED
-        self._opened = asyncio.Event()
-        self._pump: asyncio.Task[None] | None = None
+        self._breaker_open = asyncio.Event()
+        self._sender: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[_Waiting] = []
         self._ended: list[Release] = []
-        self._due: list[str] = []  # leases to be renewed
+        self._due: list[str] = []  # leases to renew
         self._held: dict[str, Terms] = {}
 
-    async def decide(self, terms: Terms) -> Grant:
-        """Take all that a request asks for, or nothing. Raises RedisUnavailable.
+    async def decide(self, terms: Terms) -> LeasedReading:
+        """Admit a request and charge all its limits, or none. Raises RedisUnavailable.
 
-        One that is cancelled leaves nothing taken.
+        A cancelled call leaves nothing charged.
         """
-        if self._state is State.OPEN:
+        if self._breaker_open.is_set():
             raise RedisUnavailable("the circuit breaker is open")
         loop = asyncio.get_running_loop()
         self._leases_made += 1
         lease = f"{self._gateway}{self._leases_made:x}"
-        answer: asyncio.Future[Reading] = loop.create_future()
+        decided: asyncio.Future[Reading] = loop.create_future()
         deadline = loop.time() + self._timeout_s
-        self._waiting.append(_Waiting(Request(lease, terms), answer, deadline))
-        self._wake()
+        self._waiting.append(_Waiting(Request(lease, terms), decided, deadline))
+        self._start_sending()
         try:
-            return Grant(lease, await answer)
+            return LeasedReading(lease, await decided)
         except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                self._take_back(lease, terms, answer.result())  # it came in the same moment
+            if decided.done() and not decided.cancelled() and decided.exception() is None:
+                self._undo(lease, terms, decided.result())  # decided in the same turn of the loop
             raise
 
-    def release(self, grant: Grant, terms: Terms, costs: list[float]) -> None:
-        """Give the slots of a decision back and charge its buckets what is still due.
+    def release(self, decision: LeasedReading, terms: Terms, costs: list[float]) -> None:
+        """Release the slots of a decision and charge its buckets what is still due.
 
-        Returns at once; what Redis does not hear now, it hears when it answers again.
+        Returns at once; while Redis is unavailable the release is queued.
         """
-        self._held.pop(grant.lease, None)
+        self._held.pop(decision.lease, None)
         if not (terms.slots or any(costs)):
             return
-        self._ended.append(Release(grant.lease, terms, costs))
-        if is_scarce(terms, grant.reading, self._burst_s):
-            self._wake()
+        self._ended.append(Release(decision.lease, terms, costs))
+        if is_scarce(terms, decision.reading, self._burst_s):
+            self._start_sending()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(RELEASE_S, self._wake)
+            self._timer = asyncio.get_running_loop().call_later(RELEASE_S, self._start_sending)
 
     async def run(self) -> None:
-        """Renew leases and probe, until cancelled."""
+        """Renew leases and probe until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew(), name="renew leases in Redis")
             tasks.create_task(self._probe(), name="probe Redis")
 
     async def close(self) -> None:
-        """Send what is left to be sent, if Redis answers, and end the connection."""
-        self._wake()
-        if self._pump is not None:
-            await self._pump
-        await self._link.close()
+        """Send what is queued, if Redis answers, and close the connection."""
+        self._start_sending()
+        if self._sender is not None:
+            await self._sender
+        await self._connection.close()
 
-    def _take_back(self, lease: str, terms: Terms, reading: Reading) -> None:
+    def _undo(self, lease: str, terms: Terms, reading: Reading) -> None:
         if reading.admitted:
-            self.release(Grant(lease, reading), terms, undoing(terms))
+            self.release(LeasedReading(lease, reading), terms, refunds(terms))
 
     # Calls
 
-    def _wake(self) -> None:
+    def _start_sending(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._pump is None and self._state is State.CLOSED:
-            self._pump = asyncio.get_running_loop().create_task(self._work_off())
+        if self._sender is None and not self._breaker_open.is_set():
+            self._sender = asyncio.get_running_loop().create_task(self._send_all())
 
-    async def _work_off(self) -> None:
-        """Make calls until nothing is left to be sent."""
+    async def _send_all(self) -> None:
+        """Make calls until the queues are empty."""
         try:
-            while self._state is State.CLOSED and (self._waiting or self._ended or self._due):
+            while not self._breaker_open.is_set() and (self._waiting or self._ended or self._due):
                 await self._call()
         finally:
-            self._pump = None
+            self._sender = None
 
     async def _call(self) -> None:
-        """Make one call for all, or for as many as one may hold.
+        """Make one call for the whole queue, up to MAX_BATCH of each kind.
 
-        Where slots are left to be renewed after it, who waits goes on waiting: a Redis that forgot
-        them would give them away.
+        While leases remain to be renewed, requests keep waiting: a Redis that lost the leases would
+        give their slots away.
         """
-        ended, self._ended = self._ended[:MOST_AT_ONCE], self._ended[MOST_AT_ONCE:]
-        due, self._due = self._due[:MOST_AT_ONCE], self._due[MOST_AT_ONCE:]
+        ended, self._ended = self._ended[:MAX_BATCH], self._ended[MAX_BATCH:]
+        due, self._due = self._due[:MAX_BATCH], self._due[MAX_BATCH:]
         renewals = [Renewal(lease, self._held[lease]) for lease in due if lease in self._held]
-        asking = [one for one in self._waiting if not one.answer.done()]  # others were cancelled
-        most = 0 if self._due else MOST_AT_ONCE
-        waiting, self._waiting = asking[:most], asking[most:]
+        pending = [one for one in self._waiting if not one.decided.done()]  # not cancelled
+        limit = 0 if self._due else MAX_BATCH
+        waiting, self._waiting = pending[:limit], pending[limit:]
         requests = [one.request for one in waiting]
         if not (ended or renewals or requests):
             return
         keys, argument = pack(self._prefix, self._burst_s, self._lease_s, ended, renewals, requests)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        if asking:
-            deadline = asking[0].deadline  # of the one that has waited longest
+        if pending:
+            deadline = pending[0].deadline  # of the request that has waited longest
         try:
-            answers = readings(await self._link.run(keys, argument, deadline), requests)
+            decisions = readings(await self._connection.run(keys, argument, deadline), requests)
         except RedisUnavailable as error:
             self._give_up(str(error), waiting, ended)
             return
         except Exception:
-            # Whoever waits must be answered, whatever it was.
-            log.exception("a call to Redis failed in a way nobody thought of")
+            # Every waiting request must get an answer, whatever the fault.
+            log.exception("unhandled exception in a call to Redis")
             self._give_up("internal error", waiting, ended)
             return
-        for (request, answer, _), reading in zip(waiting, answers, strict=True):
-            if answer.done():  # cancelled meanwhile
-                self._take_back(request.lease, request.terms, reading)
+        for (request, decided, _), reading in zip(waiting, decisions, strict=True):
+            if decided.done():  # cancelled meanwhile
+                self._undo(request.lease, request.terms, reading)
                 continue
             if reading.admitted and request.terms.slots:
                 self._held[request.lease] = request.terms
-            answer.set_result(reading)
+            decided.set_result(reading)
 
     def _give_up(self, reason: str, waiting: list[_Waiting], ended: list[Release]) -> None:
-        """Open the breaker: who waits is told at once, and leases are given back later."""
+        """Open the breaker: fail waiting requests at once, and release their leases later."""
         for one in (*waiting, *self._waiting):
-            if not one.answer.done():
-                one.answer.set_exception(RedisUnavailable(reason))
+            if not one.decided.done():
+                one.decided.set_exception(RedisUnavailable(reason))
         leases = [one.request for one in waiting] + [Request(*one[:2]) for one in ended]
         unknown = [
             Release(lease, terms, [0.0] * len(terms.buckets))
@@ -202,37 +213,37 @@ class RedisStore:
         self._ended = unknown + self._ended
         self._waiting.clear()
         self._due.clear()
-        self._failed()
-        self._move(Event.CALL_FAILED, reason)
+        self._on_failure()
+        self._open_breaker(reason)
 
-    # What happens by itself
+    # Background tasks
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 3)
             self._due = list(self._held)
-            self._wake()
+            self._start_sending()
 
     async def _probe(self) -> None:
         while True:
-            await self._opened.wait()
+            await self._breaker_open.wait()
             await asyncio.sleep(PROBE_S)
             try:
-                await self._link.probe(*pack(self._prefix, self._burst_s, self._lease_s))
+                await self._connection.probe(*pack(self._prefix, self._burst_s, self._lease_s))
             except RedisUnavailable as error:
-                self._failed()
-                self._move(Event.PROBE_FAILED, str(error))
+                self._on_failure()
+                self._open_breaker(str(error))
             else:
-                self._move(Event.PROBE_SUCCEEDED, None)
+                self._close_breaker()
 
-    def _move(self, event: Event, reason: str | None) -> None:
-        before, self._state = self._state, after(self._state, event)
-        if self._state is before:
-            return
-        if self._state is State.OPEN:
-            self._opened.set()
-        else:
-            self._opened.clear()
-            self._due = list(self._held)  # Redis may have forgotten them
-            self._wake()
-        self._changed(reason)
+    def _open_breaker(self, reason: str) -> None:
+        if not self._breaker_open.is_set():
+            self._breaker_open.set()
+            self._on_change(reason)
+
+    def _close_breaker(self) -> None:
+        if self._breaker_open.is_set():
+            self._breaker_open.clear()
+            self._due = list(self._held)  # Redis may have lost them
+            self._start_sending()
+            self._on_change(None)

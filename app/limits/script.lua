@@ -1,25 +1,25 @@
--- Limits counted in Redis: what MemoryStore does, for several gateways. Needs Redis 6.
+-- Limits counted in Redis for several gateways, as MemoryStore does for one. Needs Redis 6.
 --
--- KEYS: the clock; then, in the order in which they are worked off, each entry's slots and buckets.
+-- KEYS: the clock; then, in the order of processing, the slots and buckets of each entry.
 -- ARGV[1], MessagePack: {burst_s, lease_s, releases, renewals, decisions}
 --   release   {lease, number of slots, {cost_s of each bucket}}
 --   renewal   {lease, number of slots}
 --   decision  {lease, {limit of each slot}, {cost_s of each bucket}}
 -- Returns, MessagePack: for each decision {admitted, each slot's busy, each bucket's debt_s}.
 --
--- A bucket is the moment at which it will be full, and gone by then. A slot is a member of a sorted
--- set whose score is when its lease ends.
+-- A bucket is stored as the time at which it will be full, and expires then. A slot is a member of a
+-- sorted set whose score is the end of its lease.
 
 local EPSILON_S = 1e-7
--- Seconds from 2026 on leave a double a resolution of 10 ns; from 1970 on, less than a token's time.
+-- Seconds since 2026 leave a double a resolution of 10 ns; since 1970, too coarse for one token.
 local EPOCH = 1767225600
 local CLOCK_MS = 86400000
--- Kept a little longer than needed: a bucket that is gone must be full.
+-- Margin of expiry: an expired bucket must be full.
 local SPARE_MS = 1
 
 local number = function(value) return string.format('%.17g', value) end
 
--- Where the server's clock was set back, time goes on from where it was: nobody is locked out.
+-- If the server's clock is set back, time continues from where it was, so no key is locked out.
 local time = redis.call('TIME')
 local wall, ahead = tonumber(time[1]) - EPOCH + tonumber(time[2]) / 1e6, 0
 local last = redis.call('GET', KEYS[1])
@@ -73,7 +73,7 @@ for _, release in ipairs(releases) do
   end
 end
 
--- Before the decisions: a server that forgot a slot must not give it away.
+-- Before the decisions: a server that lost a lease must not give its slot away.
 for _, renewal in ipairs(renewals) do
   local lease, slots = unpack(renewal)
   hold(next_keys(slots), lease)

@@ -1,4 +1,4 @@
-"""What one run of script.lua is told and answers: pure, no I/O."""
+"""Encoding of the arguments and the result of script.lua: pure, no I/O."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -11,8 +11,12 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
+class RedisUnavailable(Exception):
+    """Redis did not answer in time, or not correctly. The message holds no password."""
+
+
 class Release(NamedTuple):
-    """A lease that has ended, and what its buckets are still to be charged, in seconds."""
+    """A lease to end, and what its buckets still have to be charged, in seconds."""
 
     lease: str
     terms: Terms
@@ -20,14 +24,14 @@ class Release(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """A lease that goes on."""
+    """A lease to extend."""
 
     lease: str
     terms: Terms
 
 
 class Request(NamedTuple):
-    """A decision to be made; the lease is what holds its slots."""
+    """A request to decide on; its slots are held under the lease."""
 
     lease: str
     terms: Terms
@@ -58,9 +62,9 @@ def pack(
         places += [term.place for term in terms.buckets]
         limits = [term.limit for term in terms.slots]
         asked.append((lease, limits, list(terms.costs.values())))
-    # In a cluster, keys with one tag in braces lie in one place.
+    # In a cluster, keys with the same hash tag are on the same node.
     tag = f"{{{prefix}}}:"
-    # A name from a YAML file may hold what UTF-8 does not.
+    # A name from a YAML file may contain lone surrogates.
     keys = [(tag + place).encode("utf-8", "surrogatepass") for place in places]
     return keys, _encode((burst_s, lease_s, ended, renewed, asked))
 
@@ -68,7 +72,7 @@ def pack(
 def readings(answer: bytes, requests: Sequence[Request]) -> list[Reading]:
     """Return the decisions, in the order of the requests."""
     if not requests:
-        return []  # Lua has one kind of table, and an empty one is no list
+        return []  # Lua has one kind of table, so an empty list is encoded as a map
     return [
         Reading(row[0], row[1 + len(terms.slots) :], row[1 : 1 + len(terms.slots)])
         for (_, terms), row in zip(requests, _decode(answer), strict=True)
@@ -76,7 +80,7 @@ def readings(answer: bytes, requests: Sequence[Request]) -> list[Reading]:
 
 
 def is_scarce(terms: Terms, reading: Reading, burst_s: float) -> bool:
-    """Return whether somebody may soon be refused for what a request holds: half of it is taken."""
+    """Return whether half of a limit or more is in use, so that a release should not wait."""
     return any(debt_s * 2 >= burst_s for debt_s in reading.debts) or any(
         busy * 2 >= term.limit for term, busy in zip(terms.slots, reading.busy, strict=True)
     )

@@ -26,8 +26,7 @@ from app.errors import (
     EngineUnavailable,
     GatewayError,
 )
-from app.limits.limiter import Decision
-from app.limits.terms import LimitRequest
+from app.limits import Decision, LimitRequest
 from app.relay.attempts import Attempts
 from app.relay.billed_usage import usage_of
 from app.relay.body import ParsedBody, is_quick, parse

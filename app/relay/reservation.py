@@ -1,6 +1,6 @@
 """What one request holds of its caller's limits and budget, from its reservation to its price."""
 
-from app.limits.limiter import Decision
+from app.limits import Decision
 from app.usage.budgets import BudgetReservation
 from app.usage.token_usage import Usage
 

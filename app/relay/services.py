@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from app.admission import Admission
-from app.limits.limiter import Limiter
+from app.limits import Limiter
 from app.relay.body_memory import BodyMemory, BodyMemoryBounds
 from app.relay.body_reader import ScanTurns
 from app.relay.cache_salts import CacheSalts

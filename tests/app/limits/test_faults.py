@@ -4,17 +4,17 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 import redis
 
-from app.limits.breaker import RedisUnavailable
 from app.limits.limiter import LEASE_S, Limiter
-from app.limits.redis_connection import Link
-from app.limits.redis_store import MOST_AT_ONCE, Grant, RedisStore
+from app.limits.redis_connection import RedisConnection
+from app.limits.redis_store import MAX_BATCH, LeasedReading, RedisStore
+from app.limits.script_calls import RedisUnavailable
 from app.limits.terms import terms_of
 from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import ask, limits
@@ -37,6 +37,18 @@ ANY = ask(limits(10**6, 10**9, 10**6))
 POLICIES = ["local", "open", "closed"]
 # What a request meets while Redis does not answer.
 MEANWHILE = {"local": "passed", "open": "passed", "closed": "service_unavailable"}
+
+
+def store_on(link: RedisConnection, on_change: Callable[[str | None], None]) -> RedisStore:
+    return RedisStore(
+        link,
+        prefix="test",
+        burst_s=60,
+        timeout_s=PATIENT_S,
+        lease_s=LEASE_S,
+        on_change=on_change,
+        on_failure=lambda: None,
+    )
 
 
 @pytest.fixture
@@ -168,8 +180,8 @@ async def test_redis_is_stopped_and_comes_back_empty(
         assert set(load.outcomes) == {"passed", MEANWHILE[policy]}
         await until(lambda: not slots(server))
     assert len(gateway.log) == 2
-    assert "does not answer" in gateway.log[0]
-    assert gateway.log[1] == f"Redis at 127.0.0.1:{server.port} answers; limits are counted there"
+    assert " unavailable: " in gateway.log[0]
+    assert gateway.log[1] == f"Redis at 127.0.0.1:{server.port} available; limits are counted there"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -319,16 +331,16 @@ async def test_who_asks_while_slots_are_taken_again_waits_for_the_last_of_them(
     server: RedisServer,
 ) -> None:
     """They are more than one call may hold."""
-    held = 2 * MOST_AT_ONCE + 1
+    held = 2 * MAX_BATCH + 1
     terms = terms_of(ask(limits(concurrent=held)))
-    asked: list[asyncio.Task[Grant]] = []
+    asked: list[asyncio.Task[LeasedReading]] = []
 
     def changed(reason: str | None) -> None:
         if reason is None:
             asked.append(asyncio.create_task(store.decide(terms)))
 
-    link = Link(server.url, PATIENT_S)
-    store = RedisStore(link, "test", 60, PATIENT_S, changed, lambda: None, lease_s=LEASE_S)
+    link = RedisConnection(server.url, PATIENT_S)
+    store = store_on(link, changed)
     running = asyncio.create_task(store.run())
     try:
         for _ in range(held):
@@ -411,11 +423,11 @@ async def test_a_password_that_is_wrong_is_told_and_not_shown(
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("redis://:canary@127.0.0.1:{port}/0", "Redis at 127.0.0.1:{port} does not answer"),
-        ("redis://:canary@gateway.invalid:6379/0", "Redis at gateway.invalid:6379 does not answer"),
+        ("redis://:canary@127.0.0.1:{port}/0", "Redis at 127.0.0.1:{port} unavailable: "),
+        ("redis://:canary@gateway.invalid:6379/0", "Redis at gateway.invalid:6379 unavailable: "),
         ("redis://me:can/ary@127.0.0.1:6379/0", "state.redis_url cannot be read"),
         ("redis://:canary@127.0.0.1:6379/0?nothing=1", "an option that is not known"),
-        ("unix:///nowhere/redis.sock", "Redis at /nowhere/redis.sock does not answer"),
+        ("unix:///nowhere/redis.sock", "Redis at /nowhere/redis.sock unavailable: "),
     ],
 )
 async def test_a_url_that_leads_nowhere_is_told_and_its_password_not_shown(
@@ -429,7 +441,7 @@ async def test_a_url_that_leads_nowhere_is_told_and_its_password_not_shown(
     assert "ary" not in gateway.log[0]
 
 
-class _BrokenLink(Link):
+class _BrokenLink(RedisConnection):
     """Fails as no Redis would."""
 
     async def run(self, keys: list[bytes], argument: bytes, deadline: float) -> bytes:
@@ -439,11 +451,11 @@ class _BrokenLink(Link):
 async def test_a_fault_of_our_own_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
     reasons: list[str | None] = []
     link = _BrokenLink("redis://127.0.0.1", 10)
-    store = RedisStore(link, "test", 60, 10, reasons.append, lambda: None, lease_s=LEASE_S)
+    store = store_on(link, reasons.append)
     with pytest.raises(RedisUnavailable):
         await store.decide(terms_of(ANY))
     assert reasons == ["internal error"]
-    assert "nobody thought of" in caplog.text
+    assert "unhandled exception in a call to Redis" in caplog.text
     await store.close()
 
 

@@ -17,8 +17,8 @@ import redis
 from app.auth.principal import Owner
 from app.errors import RateLimited
 from app.limits.limiter import LEASE_S, Decision, Limiter
-from app.limits.redis_connection import Link
-from app.limits.redis_store import Grant, RedisStore
+from app.limits.redis_connection import RedisConnection
+from app.limits.redis_store import LeasedReading, RedisStore
 from app.limits.terms import LimitRequest, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
@@ -404,10 +404,10 @@ async def test_requests_that_are_cancelled_while_redis_hangs_leave_nothing(
         assert await passes(limiter, wanted)
 
 
-class CancellingLink(Link):
+class CancellingLink(RedisConnection):
     """Cancels a task in the very moment in which its answer is there."""
 
-    victim: asyncio.Task[Grant] | None = None
+    victim: asyncio.Task[LeasedReading] | None = None
 
     async def run(self, keys: list[bytes], argument: bytes, deadline: float) -> bytes:
         answer = await super().run(keys, argument, deadline)
@@ -424,7 +424,13 @@ async def test_a_request_that_is_cancelled_as_its_answer_comes_leaves_nothing(
     terms = terms_of(ask(limits(1, 10, 1), limits(1, 10, 1)))
     link = CancellingLink(redis_server.url, PATIENT_S)
     store = RedisStore(
-        link, prefix, 60.0, PATIENT_S, lambda reason: None, lambda: None, lease_s=LEASE_S
+        link,
+        prefix=prefix,
+        burst_s=60.0,
+        timeout_s=PATIENT_S,
+        lease_s=LEASE_S,
+        on_change=lambda reason: None,
+        on_failure=lambda: None,
     )
     deciding = asyncio.create_task(store.decide(terms))
     link.victim = deciding

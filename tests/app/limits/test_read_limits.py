@@ -1,6 +1,6 @@
 """Reads, which are counted apart from requests."""
 
-from app.limits.read_limits import ReadBounds
+from app.limits.read_limits import ReadLimiter
 from app.settings import NO_LIMITS, LimitSettings
 
 TWO = LimitSettings(requests_per_minute=2, tokens_per_minute=0, concurrent_requests=0)
@@ -8,7 +8,7 @@ TWO = LimitSettings(requests_per_minute=2, tokens_per_minute=0, concurrent_reque
 
 def test_a_key_may_read_as_often_as_it_may_ask() -> None:
     now = 0.0
-    bounds = ReadBounds(lambda: now)
+    bounds = ReadLimiter(lambda: now)
     assert [bounds.refusal("a", TWO) is None for _ in range(3)] == [True, True, False]
     assert bounds.refusal("b", TWO) is None, "another key has its own reads"
     now = 30.0
@@ -16,7 +16,7 @@ def test_a_key_may_read_as_often_as_it_may_ask() -> None:
 
 
 def test_a_refusal_says_when_to_try_again() -> None:
-    bounds = ReadBounds(lambda: 0.0)
+    bounds = ReadLimiter(lambda: 0.0)
     bounds.refusal("a", LimitSettings(requests_per_minute=1))
     refusal = bounds.refusal("a", LimitSettings(requests_per_minute=1))
     assert refusal is not None
@@ -24,5 +24,5 @@ def test_a_refusal_says_when_to_try_again() -> None:
 
 
 def test_without_a_limit_of_requests_reads_have_none() -> None:
-    bounds = ReadBounds(lambda: 0.0)
+    bounds = ReadLimiter(lambda: 0.0)
     assert all(bounds.refusal("a", NO_LIMITS) is None for _ in range(1000))

@@ -66,7 +66,7 @@ def test_a_scope_is_made_once_until_a_limit_changes() -> None:
 
 
 def test_no_more_scopes_are_kept_than_may_be() -> None:
-    scopes = Scopes(60.0, most=10)
+    scopes = Scopes(60.0, max_size=10)
     for number in range(100):
         wanted = ask(limits(requests=number), key_id=str(number))
         assert scopes.terms(wanted) == terms_of(wanted, 60.0)

@@ -207,9 +207,9 @@ async def test_small_requests_need_no_second_look_at_the_limits(tmp_path: Path, 
         asked: list[Any] = []
         decide = gateway.state.limiter.decide_at_once
 
-        def counted(ask: Any) -> Any:
-            asked.append(ask)
-            return decide(ask)
+        def counted(request: Any) -> Any:
+            asked.append(request)
+            return decide(request)
 
         gateway.state.limiter.decide_at_once = counted  # type: ignore[method-assign]
         assert (await gateway.chat()).status_code == 200

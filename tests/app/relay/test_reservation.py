@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.limits.limiter import Decision, Limiter
-from app.limits.terms import LimitRequest
+from app.limits import Decision, Limiter, LimitRequest
 from app.relay.reservation import Reservation
 from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics

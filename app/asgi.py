@@ -9,7 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from app.errors import Dialect, GatewayError
-from app.telemetry.logs.access import RequestRecord
 from engines.base import Headers
 
 __all__ = [
@@ -54,7 +53,8 @@ class ClientExchange(Protocol):
     path: str  # unquoted
     query: bytes
     headers: list[tuple[bytes, bytes]]  # names in lower case
-    record: RequestRecord
+    request_id: str  # the client's x-request-id where it is harmless, a new one otherwise
+    received_at: float  # by perf_counter; of a pipelined request, when its turn has come
 
     # Set by the relay before the response starts
     # Seconds before a client that has stopped reading is disconnected.
@@ -67,6 +67,8 @@ class ClientExchange(Protocol):
     extra_headers: Headers
 
     # The state of the response
+    status: int  # 0 until it starts
+    bytes_out: int  # of its body, those that wait for a slow client included
     started: bool  # the headers have been sent, or wait for a client that is slow to read
     streaming: bool  # the headers of an event stream have been sent
     response_complete: bool  # the last byte has been written

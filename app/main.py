@@ -66,7 +66,7 @@ from app.telemetry.logs.levels import Levels
 from app.telemetry.logs.setup import is_json
 from app.telemetry.logs.writer import Direct, Output
 from app.telemetry.metrics import EventLoopLag, Metrics
-from app.telemetry.traces.request_trace import tracer_for
+from app.telemetry.traces import NO_TRACER, tracer_for
 from app.usage.alerts import Alerts
 from app.usage.budgets import Budgets
 from app.usage.ledger import Ledger
@@ -212,7 +212,7 @@ def create_app(
         stored,
         in_flight,
     )
-    relay = Relay(authenticator, rooms, ledger, access, tracer)
+    relay = Relay(authenticator, rooms, ledger, access, tracer or NO_TRACER)
     settled = asyncio.Event()
     reloader = Reloader(
         settings,

@@ -16,9 +16,10 @@ from app.api.data_plane import ENDPOINTS
 from app.main import State, create_app
 from app.server.run import uvicorn_server
 from app.settings import Settings
-from app.telemetry.logs.access import AccessLog, RequestRecord
+from app.telemetry.logs.access import AccessLog
 from app.telemetry.logs.writer import Output, Writer
 from app.telemetry.metrics import Metrics
+from app.telemetry.request_record import RequestRecord
 from app.usage.token_usage import Usage
 from bench.costs import ROUNDS, Cost, cost_table, cpu_us
 from bench.report import Table
@@ -153,16 +154,27 @@ def _metrics(metrics: Metrics) -> Iterator[Callable[[], None]]:
 
 def _access(access: AccessLog) -> Iterator[Callable[[], None]]:
     """Return what writes one line; what waits is written out as often as a busy gateway does."""
-    record = RequestRecord("0f1e2d3c4b5a69788796a5b4c3d2e1f0", "/v1/chat/completions", 0.0)
-    record.principal, record.model, record.engine = "key-0123abcd", "org/model-7", "model-7-0"
-    record.status, record.queued_s, record.ttft_s = 200, 0.012, 0.11
-    record.bytes_in, record.bytes_out, record.usage = 1_900, 21_000, Usage(812, 164)
+    record = RequestRecord(
+        "0f1e2d3c4b5a69788796a5b4c3d2e1f0",
+        "/v1/chat/completions",
+        "POST",
+        200,
+        0.85,
+        key_id="key-0123abcd",
+        model="org/model-7",
+        engine="model-7-0",
+        queued_s=0.012,
+        ttft_s=0.11,
+        bytes_in=1_900,
+        bytes_out=21_000,
+        usage=Usage(812, 164),
+    )
     number = 0
 
     def write() -> None:
         nonlocal number
         number += 1
-        access.write(record, 0.85)
+        access.write(record)
         if number % 100 == 0:  # 1,000 requests a second, a flush every 0.1 s
             access.flush()
 

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.middleware import record_of
+from app.api.middleware import notes_of
 from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal, Role
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, dialect_of
@@ -91,7 +91,7 @@ def guard(authenticator: Authenticator, right: Right) -> Guard:
 
 def error_response(error: GatewayError, scope: Scope) -> Response:
     """Return an error as the callers of a path read one, and note it for the request's line."""
-    record_of(scope).fault = error.message
+    notes_of(scope).fault = error.message
     pairs = [*error.headers(), *scope.get(CALLER_LIMITS, ())]
     headers = {name.decode(): value.decode() for name, value in pairs}
     body = error.body(dialect_of(scope["path"]))
@@ -117,7 +117,7 @@ class AdminAuth:
             return
         try:
             principal = await self._authenticator.admin(scope["headers"])
-            record_of(scope).principal = principal.id
+            notes_of(scope).key_id = principal.id
         except GatewayError as error:
             if isinstance(error, InvalidApiKey):
                 self._metrics.auth_failures.add((error.reason,))

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, error_responses
 from app.api.log_stream import Follow, Followers, readable, text_of
-from app.api.middleware import record_of
+from app.api.middleware import notes_of
 from app.auth.authenticator import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
 from app.fleet.operations import ModelOperations, without_secrets
@@ -97,8 +97,8 @@ def engines_router(
     ) -> EngineRow:
         """End an engine and start it; requests that it works on are broken off."""
         model, replica = catalogue.find_replica(name)
-        record = record_of(request.scope)
-        record.model, record.engine = model.name, replica.engine.name
+        notes = notes_of(request.scope)
+        notes.model, notes.engine = model.name, replica.engine.name
         done = orders.order(name, "restart", lambda: orders.restart(name))
         if wait:
             await asyncio.shield(done)

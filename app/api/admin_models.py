@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from app.api.admin_auth import Right, guard
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
-from app.api.middleware import record_of
+from app.api.middleware import notes_of
 from app.auth.authenticator import Authenticator
 from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
 from app.fleet.operations import ModelOperations
@@ -78,7 +78,7 @@ def admin_models_router(
     async def named(request: Request, name: str) -> Model:
         """Return the model that a path names, which the request's line of the log names as well."""
         model = catalogue.resolve(name)
-        record_of(request.scope).model = model.name
+        notes_of(request.scope).model = model.name
         return model
 
     naming = Depends(named)

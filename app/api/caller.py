@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 from fastapi import Request, Response
 
 from app.api.admin_auth import CALLER_LIMITS
-from app.api.middleware import record_of
+from app.api.middleware import notes_of
 from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import InvalidApiKey
 from app.limits import Limiter, LimitRequest, ReadLimiter
 from app.settings import NO_LIMITS
-from app.telemetry.logs.access import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
+from app.telemetry.request_record import UNKNOWN_MODEL
 
 Caller = Callable[[Request, Response], Awaitable[Principal]]
 
@@ -32,7 +32,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
         except InvalidApiKey as error:
             metrics.auth_failures.add((error.reason,))
             raise
-        record_of(request.scope).principal = principal.id
+        notes_of(request.scope).key_id = principal.id
         ask = LimitRequest(
             principal.id,
             principal.limits,

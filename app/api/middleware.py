@@ -2,22 +2,34 @@
 
 import logging
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.asgi import REFUSED, Headers
 from app.relay.relay import CLIENT_CLOSED_REQUEST
-from app.telemetry.logs.access import UNKNOWN_MODEL, AccessLog, RequestRecord, request_id
+from app.telemetry.logs.access import AccessLog, request_id
 from app.telemetry.metrics import NO_ENDPOINT, Metrics
+from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 
 log = logging.getLogger(__name__)
 
-RECORD = "gateway.record"
+NOTES = "gateway.notes"
 # Asked every few seconds by machines that are not clients: logged at debug, counted by nobody.
 QUIET = frozenset({"/health", "/ready", "/metrics", "/metrics/engines"})
 # What browsers ask before a page's request leaves: told at debug and counted by nobody as well.
 PREFLIGHT = "preflight"
+
+
+@dataclass(slots=True)
+class RequestNotes:
+    """What the handlers of a request know for its line of the access log."""
+
+    key_id: str = "-"
+    model: str = UNKNOWN_MODEL
+    engine: str | None = None
+    fault: str | None = None
 
 
 class Recorded:
@@ -36,47 +48,60 @@ class Recorded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(request_id(scope["headers"]), self._endpoint, perf_counter())
-        record.method = scope["method"]
-        record.status = CLIENT_CLOSED_REQUEST  # unless it gets an answer
-        scope[RECORD] = record
-        header = (b"x-request-id", record.request_id.encode())
-        whole = False
+        began = perf_counter()
+        name = request_id(scope["headers"])
+        header = (b"x-request-id", name.encode())
+        notes = scope[NOTES] = RequestNotes()
+        status = CLIENT_CLOSED_REQUEST  # until there is a response
+        bytes_in = bytes_out = 0
+        complete = client_gone = False
 
         async def counted() -> Message:
+            nonlocal bytes_in, client_gone
             message = await receive()
-            record.bytes_in += len(message.get("body", b""))
-            record.client_gone |= message["type"] == "http.disconnect" and not whole
+            bytes_in += len(message.get("body", b""))
+            client_gone |= message["type"] == "http.disconnect" and not complete
             return message
 
         def send_with_id(message: Message) -> Awaitable[None]:
-            nonlocal whole
+            nonlocal status, bytes_out, complete
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             else:
-                record.bytes_out += len(message.get("body", b""))
-                whole = not message.get("more_body", False)
+                bytes_out += len(message.get("body", b""))
+                complete = not message.get("more_body", False)
             return send(message)
 
         try:
             await self._app(scope, counted, send_with_id)
         except Exception:
-            # FastAPI has answered it as far as that could be, and raises it for whoever logs.
-            record.fault = "internal error"
-            told = {"request_id": record.request_id}
-            log.exception("a request failed in a way nobody thought of", extra=told)
+            # FastAPI has sent what response it could, and raises the exception for logging.
+            notes.fault = "internal error"
+            log.exception("unhandled exception while serving request", extra={"request_id": name})
         finally:
-            record.status = scope.get(REFUSED, record.status)
-            route = scope.get("route")
-            if route is not None:
-                record.endpoint = route.path
-            quiet = (
-                record.endpoint in QUIET
-                or record.endpoint == PREFLIGHT
-                or _is_look(record.method, scope["path"], record.status)
+            status = scope.get(REFUSED, status)
+            endpoint = getattr(scope.get("route"), "path", self._endpoint)
+            record = RequestRecord(
+                name,
+                endpoint,
+                scope["method"],
+                status,
+                perf_counter() - began,
+                key_id=notes.key_id,
+                model=notes.model,
+                engine=notes.engine,
+                bytes_in=bytes_in,
+                bytes_out=bytes_out,
+                fault=notes.fault,
+                client_gone=client_gone,
             )
-            self._access.write(record, perf_counter() - record.started, quiet=quiet)
+            quiet = (
+                endpoint in QUIET
+                or endpoint == PREFLIGHT
+                or _is_look(record.method, scope["path"], status)
+            )
+            self._access.write(record, quiet=quiet)
 
 
 def _is_look(method: str, path: str, status: int) -> bool:
@@ -84,10 +109,10 @@ def _is_look(method: str, path: str, status: int) -> bool:
     return method == "GET" and status < 400 and path.startswith("/admin/")
 
 
-def record_of(scope: Scope) -> RequestRecord:
-    """Return what is told of the request of a scope when it has ended."""
-    record: RequestRecord = scope[RECORD]
-    return record
+def notes_of(scope: Scope) -> RequestNotes:
+    """Return the notes of a scope's request for the access log."""
+    notes: RequestNotes = scope[NOTES]
+    return notes
 
 
 class HeadAsGet:

@@ -4,9 +4,9 @@ import logging
 from math import ceil
 
 from app import errors
+from app.relay.request_context import RequestContext
 from app.residency import remaining_s
 from app.routing import Model, Replica, RoutingHints
-from app.telemetry.logs.access import RequestRecord
 from app.telemetry.metrics import Metrics
 from engines.base import EngineError, EngineNotReady, EngineTimeout
 
@@ -20,27 +20,27 @@ ATTEMPTS_AFTER_SENDING = 2
 class Attempts:
     """The attempts of one request at the replicas of a model.
 
-    Invariant: `record` tells which engine the request has reached last, at every moment, since the
-    client may leave at any.
+    Invariant: `request.engine` is the last engine that was reached, at every moment: the client may
+    disconnect at any.
     """
 
-    __slots__ = ("_clues", "_left", "_metrics", "_model", "_reached", "_record", "_sent", "fault")
+    __slots__ = ("_clues", "_left", "_metrics", "_model", "_reached", "_request", "_sent", "fault")
 
     def __init__(
         self,
         model: Model,
         clues: RoutingHints,
         only: str | None,
-        record: RequestRecord,
+        request: RequestContext,
         metrics: Metrics,
     ) -> None:
         """`clues` help the model's policy; `only` names the one engine that may be asked."""
         self._model = model
         self._clues = clues
         self._left = [r for r in model.replicas if only is None or r.engine.name == only]
-        self._record = record
+        self._request = request
         self._metrics = metrics
-        self._reached: tuple[str, str | None] = record.model, record.engine
+        self._reached: tuple[str, str | None] = request.model, request.engine
         self._sent = 0
         self.fault: EngineError | None = None  # of the attempt before
 
@@ -54,22 +54,22 @@ class Attempts:
         self._left.remove(replica)
         if self.fault is not None:
             self._metrics.retries.add((self.fault.reason,))
-        record = self._record
-        self._reached = record.model, record.engine
-        record.model, record.engine = self._model.name, replica.engine.name
+        request = self._request
+        self._reached = request.model, request.engine
+        request.model, request.engine = self._model.name, replica.engine.name
         return replica
 
     def failed(self, replica: Replica, fault: EngineError) -> None:
         """Take note that a replica did not answer. Raises EngineTooSlow where none else may."""
-        record = self._record
+        request = self._request
         told = {
-            "request_id": record.request_id,
+            "request_id": request.exchange.request_id,
             "model": replica.served_name,
             "engine": replica.engine.name,
         }
         self.fault = fault
         if isinstance(fault, EngineNotReady):
-            record.model, record.engine = self._reached
+            request.model, request.engine = self._reached
             log.debug("%s passed over: %s", replica.engine.name, fault, extra=told)
             return
         log.warning("%s: %s", replica.engine.name, fault, extra=told)

@@ -4,6 +4,7 @@ import msgspec
 
 from app.auth.principal import Principal
 from app.relay.body import ParsedBody, check_media
+from app.relay.endpoint import Endpoint
 from app.relay.rewrite import (
     MESSAGES,
     OUTPUT_FIELDS,
@@ -13,7 +14,7 @@ from app.relay.rewrite import (
     rewrite,
     states_output,
 )
-from app.relay.services import Endpoint, RelayServices
+from app.relay.services import RelayServices
 from app.relay.stored_responses import checked_storage
 from app.relay.token_cost import Cost, check_inputs, check_sequences, cost_of
 from app.routing import Model

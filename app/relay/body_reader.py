@@ -11,6 +11,7 @@ from app.asgi import BUFFERED_BYTES, ClientExchange
 from app.errors import RequestTooLarge
 from app.relay.body import SLICE_BYTES, BodyScan, ParsedBody
 from app.relay.body_memory import HeldBody
+from app.relay.request_context import RequestContext
 
 
 class ScanTurns:
@@ -56,7 +57,7 @@ async def read_small(exchange: ClientExchange) -> bytes:
 
 
 async def read_scanned(
-    exchange: ClientExchange, limit: int, held: HeldBody, turns: ScanTurns
+    request: RequestContext, limit: int, held: HeldBody, turns: ScanTurns
 ) -> ParsedBody:
     """Return the body of a request, read to its end and scanned on the way.
 
@@ -64,13 +65,13 @@ async def read_scanned(
     is refused the server goes on reading what still comes and throws it away: closing at once would
     reset the connection, and the client would see that instead of the answer.
     """
+    exchange = request.exchange
     scan = BodyScan(exchange.header(b"content-type"))
-    record = exchange.record
     # It grows in place, and what it holds becomes bytes without a copy.
     whole = BytesIO()
     while piece := await exchange.read_body():
-        record.bytes_in += len(piece)
-        if record.bytes_in > limit:
+        request.bytes_in += len(piece)
+        if request.bytes_in > limit:
             raise _too_large(limit)
         held.take(len(piece))
         whole.write(piece)

@@ -2,7 +2,7 @@
 
 import os
 
-from app.asgi import ClientExchange
+from app.relay.request_context import RequestContext
 from engines.base import EngineRequest
 
 # What an engine may see of a request's headers. Keys, cookies and addresses are not its business.
@@ -36,17 +36,18 @@ class EngineIds:
 
 
 def engine_request(
-    exchange: ClientExchange, body: bytes, engine_id: str, priority: int | None = None
+    request: RequestContext, body: bytes, engine_id: str, priority: int | None = None
 ) -> EngineRequest:
     """Return what an engine is sent of a request, with a body of its own.
 
     `priority` is for engines that schedule by it.
     """
+    exchange = request.exchange
     target = exchange.path  # one of the allow-list's, so it needs no quoting
     if exchange.query:
         target += "?" + exchange.query.decode("latin-1")
-    trace = exchange.record.trace
-    passed_on = PASSED_ON if trace is None else PASSED_ON_TRACED
+    trace_headers = request.trace.headers()
+    passed_on = PASSED_ON_TRACED if trace_headers else PASSED_ON
     # Of several types the one that the gateway went by; vLLM would go by another.
     headers = [
         (b"x-request-id", engine_id.encode()),
@@ -57,6 +58,5 @@ def engine_request(
     headers += [pair for pair in exchange.headers if pair[0] in passed_on]
     if priority is not None:
         headers.append((PRIORITY_HEADER, b"%d" % priority))
-    if trace is not None:
-        headers += trace.headers()
+    headers += trace_headers
     return EngineRequest(exchange.method, target, headers, body)

@@ -6,7 +6,6 @@ are at.
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from app.errors import (
     EngineFailed,
@@ -16,12 +15,9 @@ from app.errors import (
     ModelNotFound,
     RateLimited,
 )
-from app.residency import UP, Forecast, OnDemandLoader, StartWait, Step, next_step, remaining_s
-from app.routing import Catalogue, Model
-from engines.base import EngineState
-
-if TYPE_CHECKING:
-    from app.relay.services import RelayServices
+from app.relay.services import RelayServices
+from app.residency import StartWait, Step, next_step
+from app.routing import Model
 
 # What says that a model cannot serve a request, before anything of an answer has left. The last two
 # are of a fallback that all keys together use too much, or that has gone since.
@@ -32,46 +28,13 @@ CANNOT_SERVE = (
 MOST_ASKS = 2
 
 
-class Forecasts:
-    """When each model can serve."""
-
-    def __init__(self, catalogue: Catalogue, keeper: OnDemandLoader) -> None:
-        self._catalogue = catalogue
-        self._keeper = keeper
-
-    def of(self, model: Model) -> Forecast | None:
-        """Return when a model can serve; None: nothing is known to bring it up."""
-        if model.on_demand:
-            return self._keeper.forecast(model.name)
-        if model.ready:
-            return UP
-        starts = [s for one in model.replicas if (s := one.engine.starting) is not None]
-        if not starts:
-            return None
-        rests = [remaining_s(start.elapsed_s, start.expected_s) for start in starts]
-        return Forecast(min((rest for rest in rests if rest is not None), default=None))
-
-    def any_serves(self) -> bool:
-        """Return whether a request could be served now, by some model, or after its load."""
-        return any(
-            model.ready or (model.on_demand and self.of(model) is not None)
-            for model in self._catalogue.models
-        )
-
-    @property
-    def starts_queue(self) -> bool:
-        """Whether a load that begins now waits for others that are under way."""
-        starting = (e.state is EngineState.STARTING for e in self._catalogue.engines)
-        return sum(starting) >= self._keeper.slots
-
-
 class FallbackChain:
     """What else may serve one request, and whether it waits. Use it once."""
 
     def __init__(
-        self, rooms: "RelayServices", asked: Model, allows: Callable[[str], bool], endpoint: str
+        self, services: RelayServices, asked: Model, allows: Callable[[str], bool], endpoint: str
     ) -> None:
-        self._rooms = rooms
+        self._services = services
         self._asked = asked
         self._endpoint = endpoint
         # By name, since a reload may replace any of them meanwhile.
@@ -90,7 +53,7 @@ class FallbackChain:
 
     def step(self) -> Step | int:
         """Return what to do next: see `app.residency.forecast.next_step`."""
-        catalogue, forecasts = self._rooms.catalogue, self._rooms.forecasts
+        catalogue, forecasts = self._services.catalogue, self._services.forecasts
         models = map(self._named, self._left)
         return next_step(
             forecasts.of(catalogue.current(self._asked)),
@@ -110,11 +73,11 @@ class FallbackChain:
     async def wait(self) -> StartWait:
         """Return when there is something else to do than to wait. Raises EngineOverloaded."""
         asked = self._asked
-        return await self._rooms.starts.wait(asked.name, asked.max_waiting, self._over)
+        return await self._services.starts.wait(asked.name, asked.max_waiting, self._over)
 
     def _over(self) -> bool:
-        return self._rooms.admission.draining or self.step() is not Step.WAIT
+        return self._services.admission.draining or self.step() is not Step.WAIT
 
     def _named(self, name: str) -> Model | None:
-        model = self._rooms.catalogue.get(name)
+        model = self._services.catalogue.get(name)
         return model if model is not None and model.serves(self._endpoint) else None

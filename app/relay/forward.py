@@ -6,9 +6,10 @@ back (`grant.py`).
 
 from collections.abc import Awaitable, Callable
 
-from app.asgi import ClientExchange, Headers
+from app.asgi import Headers
 from app.relay.buffered_response import unless_dead
 from app.relay.grant import Delivery, Grant
+from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error, head_of, relay_plain, send_error
 from app.relay.stream import EventStream
 from app.telemetry.metrics import Buckets
@@ -19,7 +20,7 @@ from engines.base import Engine, EngineError, EngineResponse
 async def carry(
     engine: Engine,
     grant: Grant,
-    exchange: ClientExchange,
+    request: RequestContext,
     gaps: Buckets,
     delivery: Delivery,
     on_head: Callable[[int], Awaitable[None]] | None = None,
@@ -30,30 +31,32 @@ async def carry(
     as long as another engine may be asked, after that GatewayError, Truncated, and what `on_head`
     and a stalled client raise.
     """
+    exchange = request.exchange
     response = await engine.send(grant.request)
     if response.status >= 500:
         response = await unless_dead(response)
     try:
         delivery.status = response.status
+        request.trace.answered(response.status)
         if on_head is not None:
             await on_head(response.status)
         head = head_of(response, bare=grant.bare)
         exchange.model_line = grant.model_line
         if head.is_stream:
-            await _carry_stream(response, grant, exchange, gaps, delivery, head.headers)
+            await _carry_stream(response, grant, request, gaps, delivery, head.headers)
         else:
-            await relay_plain(response, exchange, head, delivery)
+            await relay_plain(response, request, head, delivery)
     finally:
         response.close()  # one that is not whole is broken off
         delivery.started = exchange.started
         delivery.complete = exchange.response_complete
-        delivery.bytes_out = exchange.record.bytes_out
+        delivery.bytes_out = exchange.bytes_out
 
 
 async def _carry_stream(
     response: EngineResponse,
     grant: Grant,
-    exchange: ClientExchange,
+    request: RequestContext,
     gaps: Buckets,
     delivery: Delivery,
     headers: Headers,
@@ -65,8 +68,9 @@ async def _carry_stream(
         opened=grant.opened,
     )
     meter.fingerprint = grant.fingerprint
+    exchange = request.exchange
     try:
-        await EventStream(response, exchange, meter, gaps).run(headers)
+        await EventStream(response, request, meter, gaps).run(headers)
     except EngineError as error:
         await send_error(exchange, as_gateway_error(error))
         raise Truncated(str(error)) from None
@@ -75,4 +79,4 @@ async def _carry_stream(
         delivery.events = meter.events
         delivery.fingerprint = meter.fingerprint
         if meter.events:
-            delivery.so_far = meter.so_far(grant.prompt, exchange.record.bytes_out)
+            delivery.so_far = meter.so_far(grant.prompt, exchange.bytes_out)

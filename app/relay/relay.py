@@ -1,15 +1,14 @@
 """Every request of the data plane, from its headers until it is counted.
 
-The caller is authenticated, the body is read, the request is served (`serving.py`), and the client
-is told what went wrong. A client that disconnects, and a key that is cut off, cancel the task of
-the request. Then the request is counted, put into the ledger and logged, exactly once.
+The caller is authenticated, the request is served (`request_handler.py`), and a fault becomes a
+response. A client that disconnects and a key that is disabled cancel the task of the request. Then
+the request is counted, put into the ledger and logged, exactly once.
 """
 
 import asyncio
 import logging
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from app.asgi import ClientDisconnected, ClientExchange, ClientStalled
 from app.auth.authenticator import Authenticator
@@ -20,155 +19,151 @@ from app.errors import (
     MethodNotAllowed,
     RateLimited,
 )
+from app.relay.endpoint import Endpoint
+from app.relay.request_context import RequestContext
 from app.relay.request_handler import RequestHandler
 from app.relay.response import Truncated, send_error
-from app.relay.services import Endpoint, RelayServices
-from app.telemetry.logs.access import AccessLog, RequestRecord
+from app.relay.services import RelayServices
+from app.telemetry.logs.access import AccessLog
+from app.telemetry.request_record import RequestRecord
+from app.telemetry.traces import NO_TRACER, RequestTracer
 from app.usage.ledger import Ledger, UsageRecord
-
-if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
-    from app.telemetry.traces.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
-# nginx's status for a client that closed its connection; there is nobody left to send it to.
+# nginx's status for a client that closed its connection; it is logged and never sent.
 CLIENT_CLOSED_REQUEST = 499
 SHUTTING_DOWN = "the gateway is shutting down; try again"
 
 
 @dataclass(slots=True)
 class Relay:
-    """Answers requests; what all of them share."""
+    """Serves requests; holds what all of them share."""
 
     authenticator: Authenticator
-    rooms: RelayServices
+    services: RelayServices
     ledger: Ledger
     access: AccessLog
-    tracer: "Tracer | None" = None
+    tracer: RequestTracer = NO_TRACER
 
     async def serve(self, endpoint: Endpoint, exchange: ClientExchange) -> None:
-        """Answer one request, whatever becomes of it. Raises nothing."""
-        record = exchange.record
-        record.endpoint = endpoint.label
-        exchange.stall_s = self.rooms.bounds.client_stall_s
-        if self.tracer is not None:
-            self.tracer.begin(record, exchange.method, exchange.headers)
+        """Serve one request to its end. Raises nothing."""
+        exchange.stall_s = self.services.bounds.client_stall_s
+        trace = self.tracer.begin(exchange.method, exchange.headers, exchange.received_at)
+        request = RequestContext(exchange, endpoint, trace)
         try:
             if exchange.method not in endpoint.methods:
-                await self._tell_methods(endpoint, exchange)
+                await _send_allowed_methods(endpoint, exchange)
                 return
             principal = self.authenticator.recall(exchange.headers)
             if principal is None:
                 principal = await self.authenticator.look_up(exchange.headers)
-            record.principal = principal.id
-            record.owner = principal.owner
-            if record.trace is not None:
-                record.trace.end()
-            await RequestHandler(self.rooms, endpoint, principal, exchange).run()
+            request.principal = principal
+            trace.end()
+            await RequestHandler(self.services, principal, request).run()
         except asyncio.CancelledError:
-            await self._interrupted(exchange)
+            await self._end_canceled(request)
         except (Truncated, ClientStalled) as fault:
-            record.fault = str(fault)
-            record.error = fault.code
-            record.client_gone = isinstance(fault, ClientStalled)
+            request.fault = str(fault)
+            request.error = fault.code
+            request.client_gone = isinstance(fault, ClientStalled)
         except GatewayError as error:
-            await self._refuse(error, exchange)
+            await self._refuse(error, request)
         except Exception:
-            told = {"request_id": record.request_id, "model": record.model, "engine": record.engine}
-            log.exception("a request failed in a way nobody thought of", extra=told)
-            record.fault = "internal error"
-            record.error = GatewayError.code
-            await self._tell(GatewayError("internal error; the request id leads to it"), exchange)
+            log.exception("unhandled exception while serving request", extra=request.log_fields)
+            request.fault = "internal error"
+            request.error = GatewayError.code
+            await self._send_error(
+                GatewayError("internal error; the request id leads to it"), request
+            )
         finally:
-            self._note(endpoint, record)
+            self._finish(request)
 
-    async def _interrupted(self, exchange: ClientExchange) -> None:
-        """End a request that was cancelled: its client left, its key was cut off, or we stop."""
-        record = exchange.record
-        fault = exchange.take_fault()
+    async def _end_canceled(self, request: RequestContext) -> None:
+        """End a request that was canceled: by a disconnect, a disabled key, or the shutdown."""
+        fault = request.exchange.take_fault()
         if isinstance(fault, GatewayError):
-            await self._refuse(fault, exchange)
+            await self._refuse(fault, request)
         elif isinstance(fault, ClientDisconnected):
-            self._note_disconnect(exchange)
+            self._note_disconnect(request)
         else:
-            # The server cancels what the drain did not see end; the task ends here in any case, and
-            # before the ledger does: a client that does not read is not waited for.
-            exchange.stall_s = 0.0
-            record.fault = "cut by the shutdown"
-            record.error = "shutdown"
-            await self._tell(EngineUnavailable(SHUTTING_DOWN), exchange)
+            # The server cancels what is left after the drain. The task must end before the ledger
+            # closes: no time is left for a slow client.
+            request.exchange.stall_s = 0.0
+            request.fault = "cut by the shutdown"
+            request.error = "shutdown"
+            await self._send_error(EngineUnavailable(SHUTTING_DOWN), request)
 
-    def _note_disconnect(self, exchange: ClientExchange) -> None:
-        record = exchange.record
-        record.status = exchange.refused_status or CLIENT_CLOSED_REQUEST
-        record.error = str(record.status)
-        if record.status == CLIENT_CLOSED_REQUEST:
-            record.error = "client_disconnected"
-            record.client_gone = True
-            self.rooms.metrics.client_disconnects.add()
+    def _note_disconnect(self, request: RequestContext) -> None:
+        refused = request.exchange.refused_status
+        if refused is not None:
+            request.aborted_status, request.error = refused, str(refused)
+            return
+        request.aborted_status, request.error = CLIENT_CLOSED_REQUEST, "client_disconnected"
+        request.client_gone = True
+        self.services.metrics.client_disconnects.add()
 
-    async def _refuse(self, error: GatewayError, exchange: ClientExchange) -> None:
-        """Note an error and tell the client of it."""
-        record, metrics = exchange.record, self.rooms.metrics
+    async def _refuse(self, error: GatewayError, request: RequestContext) -> None:
+        """Note an error and send it to the client."""
+        metrics = self.services.metrics
         if isinstance(error, InvalidApiKey):
             metrics.auth_failures.add((error.reason,))
         elif isinstance(error, RateLimited):
             metrics.rate_limited.add((error.limit,))
-        record.fault = error.message
-        record.error = error.code
-        await self._tell(error, exchange)
+        request.fault = error.message
+        request.error = error.code
+        await self._send_error(error, request)
 
-    async def _tell_methods(self, endpoint: Endpoint, exchange: ClientExchange) -> None:
-        """Answer OPTIONS, from anybody. Raises MethodNotAllowed for every other method."""
-        allowed = ", ".join(endpoint.methods)
-        if exchange.method != "OPTIONS":
-            raise MethodNotAllowed(f"{exchange.path} takes {allowed}", allowed)
-        await exchange.start_response(204, [(b"allow", f"{allowed}, OPTIONS".encode())])
-        await exchange.send_body(b"", more=False)
-
-    async def _tell(self, error: GatewayError, exchange: ClientExchange) -> None:
-        """Tell the client of a fault, unless it does not even read that."""
+    async def _send_error(self, error: GatewayError, request: RequestContext) -> None:
+        """Send an error to the client, unless it has disconnected or stopped reading."""
         try:
-            await send_error(exchange, error)
+            await send_error(request.exchange, error)
         except ClientStalled as fault:
-            told = {"request_id": exchange.record.request_id}
-            log.debug("the client was not told of a fault: %s", fault, extra=told)
+            log.debug("error response not sent: %s", fault, extra=request.log_fields)
         except asyncio.CancelledError:
-            if isinstance(exchange.take_fault(), ClientDisconnected):
-                self._note_disconnect(exchange)
+            if isinstance(request.exchange.take_fault(), ClientDisconnected):
+                self._note_disconnect(request)
 
-    def _note(self, endpoint: Endpoint, record: RequestRecord) -> None:
-        """Count the request and write its line."""
-        metrics = self.rooms.metrics
-        seconds = perf_counter() - record.started
-        metrics.record_request(record.model, record.endpoint, record.status, seconds)
+    def _finish(self, request: RequestContext) -> None:
+        """Count a request that has ended, in metrics, ledger, trace and log."""
+        record = request.record(perf_counter() - request.exchange.received_at)
+        metrics, model, endpoint = self.services.metrics, record.model, record.endpoint
+        metrics.record_request(model, endpoint, record.status, record.total_s)
         if record.engine is not None:
             ended = outcome(record)
-            tokens = record.usage if endpoint.metered else None
-            metrics.record_usage(record.model, ended, tokens)
+            metrics.record_usage(model, ended, request.usage if request.endpoint.metered else None)
+            owner = "" if request.principal is None else request.principal.owner
             self.ledger.add(
                 UsageRecord(
                     record.request_id,
-                    record.principal,
-                    record.model,
+                    record.key_id,
+                    model,
                     record.engine,
-                    record.endpoint,
+                    endpoint,
                     record.status,
                     ended,
-                    record.usage,
+                    request.usage,
                     record.queued_s,
                     record.ttft_s,
-                    seconds,
-                    record.owner,
+                    record.total_s,
+                    owner,
                 )
             )
-        if record.trace is not None and self.tracer is not None:
-            self.tracer.end(record, record.trace, seconds)
-        self.access.write(record, seconds)
+        self.tracer.end(record, request.trace)
+        self.access.write(record)
+
+
+async def _send_allowed_methods(endpoint: Endpoint, exchange: ClientExchange) -> None:
+    """Answer OPTIONS, without a key. Raises MethodNotAllowed for every other method."""
+    allowed = ", ".join(endpoint.methods)
+    if exchange.method != "OPTIONS":
+        raise MethodNotAllowed(f"{exchange.path} takes {allowed}", allowed)
+    await exchange.start_response(204, [(b"allow", f"{allowed}, OPTIONS".encode())])
+    await exchange.send_body(b"", more=False)
 
 
 def outcome(record: RequestRecord) -> str:
-    """Return how a request ended that reached an engine, as one of four words."""
+    """Return how a request that reached an engine ended, as one of four words."""
     if record.status == CLIENT_CLOSED_REQUEST:
         return "disconnected"
     if record.fault is not None or record.status >= 500:

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from app.admission import Permit
-from app.asgi import ClientExchange
 from app.auth.principal import Principal
 from app.errors import (
     EngineFailed,
@@ -44,6 +43,7 @@ from app.relay.engine_request import engine_request
 from app.relay.fallbacks import CANNOT_SERVE, MOST_ASKS, FallbackChain
 from app.relay.forward import carry
 from app.relay.grant import Delivery, Grant
+from app.relay.request_context import RequestContext
 from app.relay.reservation import Reservation
 from app.relay.response import NotRouted
 from app.relay.rewrite import (
@@ -52,14 +52,14 @@ from app.relay.rewrite import (
     truth,
 )
 from app.relay.routing_hints import RequestHints
-from app.relay.services import Endpoint, RelayServices
+from app.relay.services import RelayServices
 from app.relay.stored_responses import claim, keeper_of, relay_stored, stored_id, with_id
 from app.relay.stream import KeepAlive
 from app.relay.token_cost import Cost
 from app.residency import ModelLease, StartWait, Step
 from app.routing import Model, Replica
 from app.settings import NO_LIMITS
-from app.telemetry.logs.access import UNKNOWN_MODEL
+from app.telemetry.request_record import UNKNOWN_MODEL
 from app.usage.budgets import BudgetReservation
 from engines.base import EngineError
 
@@ -67,41 +67,39 @@ WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
 
 
 class RequestHandler:
-    """One request on its way through the rooms. Use it once."""
+    """One request on its way through the services. Use it once."""
 
     __slots__ = (
-        "_endpoint", "_exchange", "_output_bound", "_principal", "_record", "_rooms",
+        "_endpoint", "_exchange", "_output_bound", "_principal", "_request", "_services",
     )  # fmt: skip
 
     def __init__(
         self,
-        rooms: RelayServices,
-        endpoint: Endpoint,
+        services: RelayServices,
         principal: Principal,
-        exchange: ClientExchange,
+        request: RequestContext,
     ) -> None:
-        self._rooms = rooms
-        self._endpoint = endpoint
+        self._services = services
         self._principal = principal
-        self._exchange = exchange
-        self._record = exchange.record
+        self._request = request
+        self._endpoint = request.endpoint
+        self._exchange = request.exchange
         # What a budget leaves each answer of a request that states no length of its own.
         self._output_bound: int | None = None
 
     async def run(self) -> None:
         """Serve the request. Raises GatewayError, Truncated, ClientStalled."""
-        in_flight, key_id = self._rooms.in_flight, self._principal.id
+        in_flight, key_id = self._services.in_flight, self._principal.id
         # Before anything is waited for: a key that is cut off from now on ends this request.
         in_flight.add(key_id, self._exchange)
         try:
             if not self._endpoint.names_model:
-                if self._record.trace is not None:
-                    self._record.trace.begin("limits")
+                self._request.trace.begin("limits")
                 with await self._enter():
-                    await relay_stored(self._rooms, self._principal, self._exchange)
+                    await relay_stored(self._services, self._principal, self._request)
                 return
             raw = self._exchange.take_body()
-            if raw is None and announces_little(self._exchange, self._rooms.bounds.body_bytes):
+            if raw is None and announces_little(self._exchange, self._services.bounds.body_bytes):
                 raw = await read_small(self._exchange)
             if raw is not None and len(raw) <= SMALL_BYTES and is_quick(raw):
                 await self._by_model(await self._plan_at_once(raw), entered=False)
@@ -116,9 +114,9 @@ class RequestHandler:
 
     async def _plan_at_once(self, raw: bytes) -> Planned:
         """Return the plan for a body that is quick to read. Raises GatewayError."""
-        self._record.bytes_in = len(raw)
+        self._request.bytes_in = len(raw)
         try:
-            check_body(raw, self._rooms.bounds.body_bytes)
+            check_body(raw, self._services.bounds.body_bytes)
             return self._plan_asked(parse(self._exchange.header(b"content-type"), raw))
         except GatewayError:
             with await self._enter():
@@ -130,9 +128,9 @@ class RequestHandler:
         `raw` is its body, if it is here. What it takes on the way is pushed on `held`. Raises
         GatewayError.
         """
-        rooms, exchange = self._rooms, self._exchange
-        limit = rooms.bounds.body_bytes
-        memory = rooms.body_memory.open(self._principal.id, exchange.peer)
+        services, exchange = self._services, self._exchange
+        limit = services.bounds.body_bytes
+        memory = services.body_memory.open(self._principal.id, exchange.peer)
         if raw is not None and len(raw) <= limit and is_quick(raw):
             try:
                 held.enter_context(memory).take(len(raw))
@@ -144,17 +142,18 @@ class RequestHandler:
         held.enter_context(memory)
         if raw is None:
             check_size(exchange, limit)
-            body = await read_scanned(exchange, limit, memory, rooms.scan_turns)
+            body = await read_scanned(self._request, limit, memory, services.scan_turns)
         else:
-            self._record.bytes_in = len(raw)
+            self._request.bytes_in = len(raw)
             check_body(raw, limit)
-            body = await scan_whole(exchange, raw, memory, rooms.scan_turns)
+            body = await scan_whole(exchange, raw, memory, services.scan_turns)
         return self._plan_asked(body), True
 
     def _plan_asked(self, body: ParsedBody) -> Planned:
         """Return the plan for the model that a body asks for. Raises GatewayError."""
-        model = self._rooms.catalogue.find(body.model, self._principal.allows)
-        self._record.model, self._record.asked = model.name, body.model
+        model = self._services.catalogue.find(body.model, self._principal.allows)
+        request = self._request
+        request.model, request.requested_model = model.name, body.model
         if not model.serves(self._endpoint.label):
             raise model.not_served(self._endpoint.label, body.model)
         return self._plan(body, model)
@@ -165,7 +164,7 @@ class RequestHandler:
         Raises BadRequest for what this model or key does not take.
         """
         bound = self._output_bound
-        return plan_body(self._rooms, self._endpoint, self._principal, body, model, bound)
+        return plan_body(self._services, self._endpoint, self._principal, body, model, bound)
 
     # Limits
 
@@ -179,7 +178,7 @@ class RequestHandler:
         return await self._decide(ask)
 
     async def _decide(self, ask: LimitRequest) -> Decision:
-        limiter = self._rooms.limiter
+        limiter = self._services.limiter
         decision = limiter.decide_at_once(ask) or await limiter.decide(ask)
         self._exchange.rate_lines = decision.header_lines
         return decision
@@ -191,7 +190,7 @@ class RequestHandler:
         """
         principal, cost = self._principal, planned.cost
         elastic = elastic_tokens(self._endpoint.label, planned)
-        budget = await self._rooms.budgets.reserve(
+        budget = await self._services.budgets.reserve(
             principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic,
             principal.team,
         )  # fmt: skip
@@ -204,15 +203,14 @@ class RequestHandler:
     async def _by_model(self, planned: Planned, *, entered: bool) -> None:
         """Have the model that was asked for serve, or a fallback of it. Raises GatewayError."""
         arrived = perf_counter()
-        rooms, principal, asked = self._rooms, self._principal, planned.model
+        services, principal, asked = self._services, self._principal, planned.model
         tokens = self._reserved(planned.cost)
         ask = LimitRequest(
             principal.id, principal.limits, asked.name, asked.limits, tokens, True, entered,
             principal.team,
         )  # fmt: skip
-        if self._record.trace is not None:
-            self._record.trace.begin("limits")
-        limiter, weight = rooms.limiter, rooms.bounds.cached_weight
+        self._request.trace.begin("limits")
+        limiter, weight = services.limiter, services.bounds.cached_weight
         decision = limiter.decide_at_once(ask) or await limiter.decide(ask)
         self._exchange.rate_lines = decision.header_lines
         with decision:
@@ -230,7 +228,7 @@ class RequestHandler:
         self, planned: Planned, ask: LimitRequest, charge: Reservation, arrived: float
     ) -> None:
         """Have the model that was asked for serve, then its fallbacks. Raises GatewayError."""
-        quiet_s = self._rooms.bounds.keepalive_s
+        quiet_s = self._services.bounds.keepalive_s
         awake: KeepAlive | None = None
         only: str | None = None
         standby: FallbackChain | None = None
@@ -266,13 +264,12 @@ class RequestHandler:
         The request waits for its model only where nothing of it has reached an engine. Raises
         GatewayError.
         """
-        rooms, record, asked = self._rooms, self._record, planned.model
-        if record.trace is not None:
-            record.trace.failed(asked.name, fault.code)
+        services, request, asked = self._services, self._request, planned.model
+        request.trace.failed(asked.name, fault.code)
         waits, asks_left = isinstance(fault, EngineUnavailable), MOST_ASKS
         yielded = False
         # While the gateway drains, no model gives a permit.
-        while standby is not None and standby.any_left and not rooms.admission.draining:
+        while standby is not None and standby.any_left and not services.admission.draining:
             step = standby.step() if waits else Step.GIVE_UP
             model: Model | None = None
             try:
@@ -291,19 +288,18 @@ class RequestHandler:
                 model = standby.take(0 if step is Step.GIVE_UP else step)
                 if model is None:
                     continue
-                rooms.metrics.fallbacks.add((asked.name, model.name))
+                services.metrics.fallbacks.add((asked.name, model.name))
                 await self._fall_back(planned.body, model, charge)
                 return
             except CANNOT_SERVE as error:
-                if record.trace is not None:
-                    record.trace.failed(asked.name, error.code)
+                request.trace.failed(asked.name, error.code)
                 if model is None:  # it is the model's that was asked for
                     fault = error.with_traceback(None)
                     waits = waits and isinstance(error, EngineUnavailable)
                 elif isinstance(error, (EngineFailed, EngineTooSlow)):
                     waits = False  # the request may be the reason
-        record.model = asked.name  # none could serve, and it is its fault that is told
-        if not (waits and yielded and asked.on_demand) or rooms.admission.draining:
+        request.model = asked.name  # none could serve, and it is its fault that is told
+        if not (waits and yielded and asked.on_demand) or services.admission.draining:
             raise fault
         # It was left for fallbacks that could not serve: it is waited for as if it had none.
         await self._load_and_use(planned, ask, charge, None, None, standby)
@@ -312,13 +308,13 @@ class RequestHandler:
         """Return what else may serve a request; None: it has no fallbacks."""
         if only is not None or not asked.fallbacks:
             return None
-        return FallbackChain(self._rooms, asked, self._principal.allows, self._endpoint.label)
+        return FallbackChain(self._services, asked, self._principal.allows, self._endpoint.label)
 
     def _reserved(self, cost: Cost) -> int:
         """Return the tokens to reserve of limits; what computes nothing takes a part of them."""
         if self._endpoint.metered:
             return cost.tokens
-        return max(1, round(cost.prompt * self._rooms.bounds.tokenize_weight))
+        return max(1, round(cost.prompt * self._services.bounds.tokenize_weight))
 
     async def _fall_back(self, body: ParsedBody, model: Model, charge: Reservation) -> None:
         """Have a model serve that was not asked for, within its own limits. Raises CANNOT_SERVE.
@@ -328,7 +324,7 @@ class RequestHandler:
         planned = self._plan(body, model)
         tokens = self._reserved(planned.cost)
         ask = LimitRequest(self._principal.id, NO_LIMITS, model.name, model.limits, tokens)
-        with await self._rooms.limiter.decide(ask) as share:
+        with await self._services.limiter.decide(ask) as share:
             charge.also(share)
             if model.on_demand:
                 await self._load_and_use(planned, ask, charge, None, None, None)
@@ -350,7 +346,7 @@ class RequestHandler:
         """
         # The hold comes first: it has a bound of its own, and what waits for a load takes no
         # engine's room.
-        hold = partial(self._rooms.keeper.lease, planned.model.name)
+        hold = partial(self._services.keeper.lease, planned.model.name)
         if standby is not None:
             hold = partial(hold, yields=standby.yields, bound_s=max(standby.left_s, 0.0))
         with await self._waited("load_wait", hold()):
@@ -369,19 +365,24 @@ class RequestHandler:
         `only` names the one engine that can; `arrived` is when the request was here; None: another
         model has taken its time since.
         """
-        rooms, record, who, model = self._rooms, self._record, self._principal, planned.model
-        permit = rooms.admission.permit_at_once(ask.model) if record.trace is None else None
+        services, request, who, model = (
+            self._services,
+            self._request,
+            self._principal,
+            planned.model,
+        )
+        permit = services.admission.permit_at_once(ask.model)
         if permit is None:
-            waiting = rooms.admission.permit(
+            waiting = services.admission.permit(
                 ask.model, who.id, who.priority, who.weight, ask.tokens
             )
             permit = await self._waited("queue", waiting)
         with permit:
             # Limits, budget and queue may have been waited for: its engines may be others by now.
-            model = rooms.catalogue.current(model)
+            model = services.catalogue.current(model)
             if arrived is not None:
-                ours = perf_counter() - arrived - (record.queued_s or 0.0)
-                rooms.metrics.overhead.observe((model.name,), ours)
+                ours = perf_counter() - arrived - (request.queued_s or 0.0)
+                services.metrics.overhead.observe((model.name,), ours)
             await self._serve_from(planned, model, charge, only)
 
     async def _waited(self, step: str, asked: Coroutine[Any, Any, WaitedT]) -> WaitedT:
@@ -389,34 +390,37 @@ class RequestHandler:
 
         Raises EngineUnavailable and EngineOverloaded.
         """
-        record = self._record
+        request = self._request
         began = perf_counter()
-        before_s = record.queued_s
-        if record.trace is not None:
-            record.trace.begin(step)
+        before_s = request.queued_s
+        request.trace.begin(step)
         try:
             got = await asked
         except (asyncio.CancelledError, EngineOverloaded, EngineUnavailable):
-            record.queued_s = (before_s or 0.0) + perf_counter() - began
+            request.queued_s = (before_s or 0.0) + perf_counter() - began
             raise
         if got.waited_s is not None:
-            record.queued_s = (before_s or 0.0) + got.waited_s
-        if record.trace is not None:
-            record.trace.end(waited=got.waited_s is not None)
+            request.queued_s = (before_s or 0.0) + got.waited_s
+        request.trace.end(waited=got.waited_s is not None)
         return got
 
     async def _serve_from(
         self, planned: Planned, model: Model, charge: Reservation, only: str | None
     ) -> None:
         """Have one of a model's engines answer, and charge what that took."""
-        rooms, exchange, record = self._rooms, self._exchange, self._record
+        services, exchange, request = self._services, self._exchange, self._request
         kept_id = None
         if self._endpoint.label == RESPONSES:
             kept_id = stored_id(planned.rewrite, planned.body)
-        engine_id = rooms.engine_ids.next(record.request_id)
-        clues = RequestHints(exchange, planned.body, planned.rewrite.changes.get("cache_salt", b""))
-        attempts = Attempts(model, clues, only, record, rooms.metrics)
-        gaps = rooms.metrics.inter_token_latency.buckets((model.name,))
+        engine_id = services.engine_ids.next(exchange.request_id)
+        clues = RequestHints(
+            exchange,
+            self._principal.id,
+            planned.body,
+            planned.rewrite.changes.get("cache_salt", b""),
+        )
+        attempts = Attempts(model, clues, only, request, services.metrics)
+        gaps = services.metrics.inter_token_latency.buckets((model.name,))
         delivery = Delivery()
         left = False
         try:
@@ -424,18 +428,17 @@ class RequestHandler:
                 replica = attempts.next()
                 replica.in_flight += 1
                 try:
-                    if record.trace is not None:
-                        record.trace.ask(replica.engine.name, attempts.fault)
+                    request.trace.begin_attempt(replica.engine.name, attempts.fault)
                     grant = self._grant(planned, replica, engine_id, kept_id, model.header_line)
                     on_head = None
-                    if kept_id is not None or record.trace is not None:
-                        on_head = partial(self._on_head, kept_id, model, replica)
-                    await carry(replica.engine, grant, exchange, gaps, delivery, on_head)
+                    if kept_id is not None:
+                        on_head = partial(self._claim, kept_id, model, replica)
+                    await carry(replica.engine, grant, request, gaps, delivery, on_head)
                 except EngineError as error:
                     attempts.failed(replica, error)
                 except NotRouted:
                     label = self._endpoint.label
-                    raise model.not_served(label, record.asked) from None
+                    raise model.not_served(label, request.requested_model) from None
                 else:
                     replica.fingerprint = delivery.fingerprint or replica.fingerprint
                     return
@@ -445,10 +448,10 @@ class RequestHandler:
             left = True
             raise
         finally:
-            if record.engine is not None:
+            if request.engine is not None:
                 self._settle(planned, delivery, charge, left=left)
-            if record.ttft_s is not None:
-                rooms.metrics.time_to_first_token.observe((model.name,), record.ttft_s)
+            if request.ttft_s is not None:
+                services.metrics.time_to_first_token.observe((model.name,), request.ttft_s)
 
     def _grant(
         self,
@@ -464,7 +467,7 @@ class RequestHandler:
         raw = body.for_engine(replica.served_name, changes, plan.dropped)
         priority = self._principal.priority if replica.by_priority else None
         return Grant(
-            engine_request(self._exchange, raw, engine_id, priority),
+            engine_request(self._request, raw, engine_id, priority),
             planned.cost.prompt,
             plan.withhold_usage,
             plan.one_choice,
@@ -475,15 +478,11 @@ class RequestHandler:
             model_line,
         )
 
-    async def _on_head(
-        self, kept_id: str | None, model: Model, replica: Replica, status: int
-    ) -> None:
-        """Note that an engine answers. Raises ServiceUnavailable."""
-        if self._record.trace is not None:
-            self._record.trace.answered(status)
-        if kept_id is not None and status < 300:
-            # Before a byte of the answer is out, so before the client knows the id.
-            await claim(self._rooms.stored, kept_id, self._principal, model, replica)
+    async def _claim(self, response_id: str, model: Model, replica: Replica, status: int) -> None:
+        """Note whose a stored response is. Raises ServiceUnavailable."""
+        if status < 300:
+            # Before a byte of the response is sent, so before the client knows the id.
+            await claim(self._services.stored, response_id, self._principal, model, replica)
 
     def _settle(
         self, planned: Planned, delivery: Delivery, charge: Reservation, *, left: bool
@@ -500,7 +499,7 @@ class RequestHandler:
             streamed=truth(plan.value(body, "stream")) is True,
             runs_on=truth(plan.value(body, "background")) is True,
         )
-        self._record.usage = usage
+        self._request.usage = usage
         if usage is not None:
             charge.settle(usage)
 
@@ -512,5 +511,5 @@ class RequestHandler:
         previous = planned.rewrite.value(planned.body, "previous_response_id")
         if previous in (b"", b"null"):
             return None
-        model = self._rooms.catalogue.current(planned.model)
-        return await keeper_of(self._rooms.stored, previous, model, self._principal)
+        model = self._services.catalogue.current(planned.model)
+        return await keeper_of(self._services.stored, previous, model, self._principal)

@@ -8,6 +8,7 @@ from app.asgi import ClientExchange, Headers
 from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.error_dialects import in_dialect
 from app.relay.grant import Delivery
+from app.relay.request_context import RequestContext
 from app.relay.sse import as_event, error_event
 from app.usage.token_usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
@@ -85,7 +86,7 @@ def _check_status(status: int, content_type: bytes) -> None:
 
 
 async def relay_plain(
-    answer: EngineResponse, exchange: ClientExchange, head: Head, delivery: Delivery
+    answer: EngineResponse, request: RequestContext, head: Head, delivery: Delivery
 ) -> None:
     """Send a plain answer on; note in `delivery` what it says of its usage, before it is sent.
 
@@ -93,20 +94,14 @@ async def relay_plain(
     error with a status: raises GatewayError, and NotRouted. A larger one (a batch of embeddings,
     audio) goes on as it comes: raises Truncated.
     """
-    headers = head.headers
+    exchange, headers = request.exchange, head.headers
     delivery.usage = head.usage
     body = b""
     try:
         while not answer.ended and len(body) <= WHOLE_BYTES:
             body += await answer.read()
     except EngineError as error:
-        record = exchange.record
-        told = {
-            "request_id": record.request_id,
-            "model": record.model,
-            "engine": record.engine,
-        }
-        log.warning("an answer broke before its end: %s", error, extra=told)
+        log.warning("engine response ended early: %s", error, extra=request.log_fields)
         raise as_gateway_error(error) from None
     if answer.ended:
         if answer.status == 404 and body == NO_ROUTE:

@@ -22,11 +22,14 @@ LONGEST_SESSION = 1024
 class RequestHints:
     """See `app.routing.policies.Clues`."""
 
-    __slots__ = ("_body", "_exchange", "_salt")
+    __slots__ = ("_body", "_exchange", "_key_id", "_salt")
 
-    def __init__(self, exchange: ClientExchange, body: ParsedBody, salt: bytes = b"") -> None:
+    def __init__(
+        self, exchange: ClientExchange, key_id: str, body: ParsedBody, salt: bytes = b""
+    ) -> None:
         """`salt` keeps vLLM's caches apart: what begins alike under two salts is not shared."""
         self._exchange = exchange
+        self._key_id = key_id
         self._body = body
         self._salt = salt
 
@@ -35,7 +38,7 @@ class RequestHints:
 
         Clients call their sessions 1 or default; those of two keys have nothing in common.
         """
-        return self._exchange.record.principal.encode() + b"\0" + self._session()
+        return self._key_id.encode() + b"\0" + self._session()
 
     def _session(self) -> bytes:
         if header := self._exchange.header(SESSION_HEADER):

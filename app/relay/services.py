@@ -9,8 +9,8 @@ from app.relay.body_memory import BodyMemory, BodyMemoryBounds
 from app.relay.body_reader import ScanTurns
 from app.relay.cache_salts import CacheSalts
 from app.relay.engine_request import EngineIds
-from app.relay.fallbacks import Forecasts
 from app.relay.field_rules import RuleBook
+from app.relay.forecasts import Forecasts
 from app.relay.in_flight import RequestsInFlight
 from app.residency import OnDemandLoader, StartWaits
 from app.routing import Catalogue
@@ -18,18 +18,6 @@ from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry.metrics import Metrics
 from app.usage.budgets import Budgets
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One route of the data plane. `label` is its bounded name in metrics and logs."""
-
-    label: str
-    methods: tuple[str, ...] = ("POST",)
-    # False: the request names a stored thing by its id, not a model.
-    names_model: bool = True
-    # False: the answer takes no tokens of the model; a part of the prompt's counts against limits.
-    metered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,9 @@ else the response does not exist.
 import logging
 import secrets
 from collections.abc import Mapping
-from functools import partial
 
 import msgspec
 
-from app.asgi import ClientExchange
 from app.auth.principal import Principal
 from app.database import DatabaseUnavailable, ValuesRejected
 from app.errors import (
@@ -28,12 +26,12 @@ from app.relay.body import ParsedBody
 from app.relay.engine_request import engine_request
 from app.relay.forward import carry
 from app.relay.grant import Delivery, Grant
+from app.relay.request_context import RequestContext
 from app.relay.response import NotRouted
 from app.relay.rewrite import ABSENT, Rewrite, truth
 from app.relay.services import RelayServices
 from app.routing import Model, Replica
 from app.stored import StoredResponse, StoredResponses
-from app.telemetry.logs.access import RequestRecord
 from engines.base import EngineError, EngineNotReady, EngineTimeout
 
 log = logging.getLogger(__name__)
@@ -106,28 +104,25 @@ async def claim(
 
 
 async def relay_stored(
-    rooms: RelayServices, principal: Principal, exchange: ClientExchange
+    services: RelayServices, principal: Principal, request: RequestContext
 ) -> None:
     """Relay a request for a stored response to the engine that keeps it. Raises GatewayError.
 
     Nothing of its body goes there: what there is to say stands in its path.
     """
-    record = exchange.record
-    with await rooms.admission.permit(None, principal.id):
-        model, replica = await _keeping(rooms, principal, exchange.path)
-        record.model, record.engine = model.name, replica.engine.name
-        if record.trace is not None:
-            record.trace.ask(replica.engine.name, None)
-        engine_id = rooms.engine_ids.next(record.request_id)
-        grant = Grant(engine_request(exchange, b"", engine_id), model_line=model.header_line)
-        gaps = rooms.metrics.inter_token_latency.buckets((model.name,))
+    exchange = request.exchange
+    with await services.admission.permit(None, principal.id):
+        model, replica = await _keeping(services, principal, exchange.path)
+        request.model, request.engine = model.name, replica.engine.name
+        request.trace.begin_attempt(replica.engine.name)
+        engine_id = services.engine_ids.next(exchange.request_id)
+        grant = Grant(engine_request(request, b"", engine_id), model_line=model.header_line)
+        gaps = services.metrics.inter_token_latency.buckets((model.name,))
         replica.in_flight += 1
         try:
-            await carry(
-                replica.engine, grant, exchange, gaps, Delivery(), partial(_on_head, record)
-            )
+            await carry(replica.engine, grant, request, gaps, Delivery())
         except EngineNotReady as error:
-            record.engine = None
+            request.engine = None
             raise EngineUnavailable("the engine that keeps this is not up") from error
         except EngineTimeout as error:
             raise EngineTooSlow("no answer from the engine in time") from error
@@ -139,20 +134,17 @@ async def relay_stored(
             replica.in_flight -= 1
 
 
-async def _on_head(record: RequestRecord, status: int) -> None:
-    if record.trace is not None:
-        record.trace.answered(status)
-
-
-async def _keeping(rooms: RelayServices, principal: Principal, path: str) -> tuple[Model, Replica]:
+async def _keeping(
+    services: RelayServices, principal: Principal, path: str
+) -> tuple[Model, Replica]:
     """Return the model and the engine of the stored response in a path.
 
     Raises RouteNotFound where this caller has none of that id, or its engine is gone.
     """
-    found = await _find(rooms.stored, path.split("/")[3], principal)
+    found = await _find(services.stored, path.split("/")[3], principal)
     if found is None or not principal.allows(found.model):
         raise RouteNotFound(NO_SUCH)
-    for model in rooms.catalogue.models:
+    for model in services.catalogue.models:
         for replica in model.replicas:
             if model.name == found.model and replica.engine.name == found.engine:
                 return model, replica

@@ -9,6 +9,7 @@ import asyncio
 from time import perf_counter
 
 from app.asgi import ClientExchange, ClientStalled, Headers
+from app.relay.request_context import RequestContext
 from app.relay.sse import COMMENT, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage.stream_meter import StreamMeter
@@ -25,10 +26,11 @@ class EventStream:
     """One stream on its way to the client."""
 
     def __init__(
-        self, answer: EngineResponse, exchange: ClientExchange, meter: StreamMeter, gaps: Buckets
+        self, answer: EngineResponse, request: RequestContext, meter: StreamMeter, gaps: Buckets
     ) -> None:
         self._answer = answer
-        self._exchange = exchange
+        self._request = request
+        self._exchange = request.exchange
         self._meter = meter
         self._gaps = gaps
         self._held = b""  # the beginning of an event whose end has not come
@@ -87,7 +89,7 @@ class EventStream:
         if self._last:
             self._gaps.observe(now - self._last)
         else:
-            self._exchange.record.ttft_s = now - self._exchange.record.started
+            self._request.ttft_s = now - self._exchange.received_at
         self._last = now
 
 
@@ -112,7 +114,7 @@ class KeepAlive:
         while not exchange.response_complete:
             await asyncio.sleep(self._seconds)
             # A client that has not read what it was sent needs no comment.
-            if exchange.writable and exchange.record.bytes_out == seen:
+            if exchange.writable and exchange.bytes_out == seen:
                 if not exchange.started:
                     await exchange.start_response(200, SSE_HEADERS)
                     exchange.streaming = True
@@ -122,4 +124,4 @@ class KeepAlive:
                             await exchange.flush()
                     except ClientStalled:
                         return  # whoever sends next will find the same
-            seen = exchange.record.bytes_out
+            seen = exchange.bytes_out

@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from time import perf_counter
 from typing import Literal
 
 import uvicorn
@@ -31,9 +30,10 @@ from app.main import State, create_app, hopeless, release_engines
 from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.server.notify import ServiceManager
 from app.settings import LOOPBACK, ConfigError, ServerSettings, Settings
-from app.telemetry.logs.access import RequestRecord, request_id
+from app.telemetry.logs.access import new_id
 from app.telemetry.logs.writer import Output
 from app.telemetry.metrics import NO_ENDPOINT
+from app.telemetry.request_record import RequestRecord
 from engines.guard import directories
 
 log = logging.getLogger(__name__)
@@ -191,9 +191,8 @@ def uvicorn_server(app: FastAPI) -> _Server:
 
         def on_refusal(self, error: GatewayError) -> None:
             state.metrics.record_refusal(error.status)
-            record = RequestRecord(request_id(()), NO_ENDPOINT, perf_counter(), method="-")
-            record.status, record.fault = error.status, error.message
-            state.access.write(record, 0.0)
+            status, fault = error.status, error.message
+            state.access.write(RequestRecord(new_id(), NO_ENDPOINT, "-", status, 0.0, fault=fault))
 
     running = _Server(_config(state.door, Connection, server, lifespan="on"))
     opened = running.server_state.connections

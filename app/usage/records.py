@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from app.settings import PriceSettings
-from app.telemetry.logs.access import Tokens
+from app.telemetry.request_record import Tokens
 from app.usage.token_usage import Usage
 
 # A record and the moment it ended, in seconds since 1970.

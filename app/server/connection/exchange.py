@@ -16,8 +16,7 @@ from app.asgi import BUFFERED_BYTES, ClientDisconnected, ClientStalled, Exchange
 from app.errors import Dialect, GatewayError, dialect_of
 from app.server.connection.input_buffer import InputBuffer
 from app.server.connection.request_task import RequestTask
-from app.telemetry.logs.access import RequestRecord, new_id, request_id
-from app.telemetry.metrics import NO_ENDPOINT
+from app.telemetry.logs.access import new_id, request_id
 from engines.http.immediate_future import ImmediateFuture
 
 # The lines before chunks of the usual sizes; formatting one takes longer than looking it up.
@@ -66,6 +65,8 @@ class HttpExchange:
     # What a response to a page of another origin says besides.
     extra_headers: Headers = ()
     started = False  # the head has left, or waits until the client has read what came before
+    status = 0  # of the response, once it has begun
+    bytes_out = 0  # of its body, without framing; also those that wait for a slow client
     streaming = False  # the head of an event stream has left
     response_complete = False  # the last byte has left; uvicorn's cycles have it by this name
     more_body = True  # of the request
@@ -106,9 +107,9 @@ class HttpExchange:
         self.headers = headers
         self.keep_alive = keep_alive
         self._by_name = by_name = dict(headers)
-        name = request_id(headers) if b"x-request-id" in by_name else new_id()
-        # What is told of the request when it has ended.
-        self.record = RequestRecord(name, NO_ENDPOINT, perf_counter(), method=method)
+        self.request_id = request_id(headers) if b"x-request-id" in by_name else new_id()
+        # By perf_counter; of a pipelined request, when the one before it has been answered.
+        self.received_at = perf_counter()
         self._carrier = carrier
         self._version_1_0 = version_1_0
         if expects_continue and not version_1_0:
@@ -166,7 +167,7 @@ class HttpExchange:
     async def send_response(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response, with its length. Raises ClientStalled."""
         self._begin(status)
-        self.record.bytes_out += len(body)  # also of one that is left while it waits
+        self.bytes_out += len(body)
         if self._carrier.flow.write_paused:
             await self._drained()
         if not _has_length(headers) and status not in _BODILESS:
@@ -196,7 +197,7 @@ class HttpExchange:
             await self.flush()
         if self._carrier.flow.write_paused:
             await self._drained()
-        self.record.bytes_out += len(data)
+        self.bytes_out += len(data)
         self._write(data, last=not more)
         if not more:
             self._end()
@@ -206,7 +207,7 @@ class HttpExchange:
 
         After False, `flush` must be awaited; what is pushed before that waits for it too.
         """
-        self.record.bytes_out += len(data)
+        self.bytes_out += len(data)
         if self._unsent is not None:
             self._unsent.append(data)
             return False
@@ -238,7 +239,7 @@ class HttpExchange:
         """Take the response on, before any wait: a keep-alive begins none then."""
         self.started = True
         self._expects_continue = False
-        self.record.status = status
+        self.status = status
 
     def _response_head(self, status: int, headers: Headers) -> bytes:
         pieces = [STATUS_LINE[status]]
@@ -246,7 +247,7 @@ class HttpExchange:
         pieces += map(_line, headers)
         if self.extra_headers:
             pieces += map(_line, self.extra_headers)
-        name = self.record.request_id.encode()
+        name = self.request_id.encode()
         pieces += (self.rate_lines, self.model_line, b"x-request-id: ", name)
         pieces.append(b"\r\n\r\n" if self.keep_alive else b"\r\nconnection: close\r\n\r\n")
         return b"".join(pieces)

@@ -410,7 +410,7 @@ class ClientConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         if isinstance(cycle, HttpExchange):  # the next of several that were pipelined
-            cycle.record.started = perf_counter()
+            cycle.received_at = perf_counter()
             self.loop.call_soon(self._begin, cycle)
             return
         cycle.transport = cast(asyncio.Transport, AsgiTransport(cycle, self.close_behind))

@@ -12,17 +12,13 @@ import re
 import time
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Protocol
 
 import msgspec
 
 from app.telemetry.logs.scrub import clean, scrub
 from app.telemetry.logs.timestamps import local, utc
 from app.telemetry.logs.writer import Output
-from app.telemetry.traces.request_trace import RequestTrace
-
-# The name of a model that no model has: in metrics and logs, never a name that a client made up.
-UNKNOWN_MODEL = "unknown"
+from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 
 FLUSH_S = 0.1
 # What is told of a fault, which may quote a client.
@@ -45,47 +41,6 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return new_id()
 
 
-class Tokens(Protocol):
-    """What a record tells of a request's tokens."""
-
-    @property
-    def prompt(self) -> int: ...
-    @property
-    def cached(self) -> int: ...
-    @property
-    def completion(self) -> int: ...
-    @property
-    def reasoning(self) -> int: ...
-    @property
-    def estimated(self) -> bool: ...
-
-
-class RequestRecord(msgspec.Struct):
-    """What is told of one request when it has ended, whatever happened to it."""
-
-    request_id: str
-    endpoint: str
-    started: float
-    principal: str = "-"
-    owner: str = ""  # the principal's; empty: none
-    # That of the engine below; the one asked for where no engine was reached, or none could serve.
-    model: str = UNKNOWN_MODEL
-    engine: str | None = None  # the last that was reached, of a fallback perhaps
-    asked: str | None = None  # the name or alias of a model that the client sent; None: no such one
-    status: int = 0
-    queued_s: float | None = None  # None: it did not have to wait for an engine
-    ttft_s: float | None = None
-    bytes_in: int = 0
-    bytes_out: int = 0
-    usage: Tokens | None = None
-    fault: str | None = None
-    error: str | None = None  # the kind of fault, one of a bounded number of words
-    method: str = "POST"
-    client_gone: bool = False  # it left, or stopped reading, before its answer was whole
-    trace: RequestTrace | None = None  # None: traces are off
-    trace_id: str | None = None  # of a trace that is sampled, in hexadecimal
-
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -103,7 +58,7 @@ def _who_and_where(key: str, model: str, engine: str | None, method: str, endpoi
     )
 
 
-def json_line(record: RequestRecord, seconds: float, stamp: str, level: str) -> str:
+def json_line(record: RequestRecord, stamp: str, level: str) -> str:
     """Return the access line as JSON, in the names of all lines; `logs.py` has the others.
 
     Put together by hand: an encoder takes twice as long, and only names and faults need one.
@@ -119,7 +74,7 @@ def json_line(record: RequestRecord, seconds: float, stamp: str, level: str) -> 
         )
         estimated = "true" if used.estimated else "false"
     names = _who_and_where(
-        record.principal, record.model, record.engine, record.method, record.endpoint
+        record.key_id, record.model, record.engine, record.method, record.endpoint
     )
     more = ""
     if asked := _asked(record):
@@ -132,7 +87,7 @@ def json_line(record: RequestRecord, seconds: float, stamp: str, level: str) -> 
         f'{{"time":"{stamp}","level":"{level}","logger":"access","event":"request",'
         f'"request_id":"{record.request_id}",{names},"status":{record.status},{tokens},"estimated":{estimated},'
         f'"queue_ms":{_number(record.queued_s)},"ttft_ms":{_number(record.ttft_s)},'
-        f'"total_ms":{seconds * 1000:.1f},"bytes_in":{record.bytes_in},'
+        f'"total_ms":{record.total_s * 1000:.1f},"bytes_in":{record.bytes_in},'
         f'"bytes_out":{record.bytes_out},'
         f'"client_gone":{"true" if record.client_gone else "false"}{more}}}'
     )
@@ -142,7 +97,7 @@ def _number(seconds: float | None) -> str:
     return "null" if seconds is None else f"{seconds * 1000:.1f}"
 
 
-def text_line(record: RequestRecord, seconds: float, stamp: str, level: str) -> str:
+def text_line(record: RequestRecord, stamp: str, level: str) -> str:
     """Return the access line for people: what is not known of a request is left out.
 
     An estimated number of tokens has a ~ before it.
@@ -150,7 +105,7 @@ def text_line(record: RequestRecord, seconds: float, stamp: str, level: str) -> 
     model = f" model={clean(record.model)}" if record.model != UNKNOWN_MODEL else ""
     asked = f" asked={clean(name)}" if (name := _asked(record)) else ""
     engine = f" engine={clean(record.engine)}" if record.engine else ""
-    key = f" key={record.principal}" if record.principal != "-" else ""
+    key = f" key={record.key_id}" if record.key_id != "-" else ""
     tokens = ""
     if (used := record.usage) is not None:
         cached = f" cached={used.cached}" if used.cached else ""
@@ -162,7 +117,7 @@ def text_line(record: RequestRecord, seconds: float, stamp: str, level: str) -> 
     fault = f" fault={_fault(record.fault)!r}" if record.fault else ""
     return (
         f"{stamp} {level.upper():<7} access: {record.status} {record.method} {record.endpoint}"
-        f"{model}{asked}{engine}{key}{tokens}{queued}{first} total_ms={_ms(seconds)} "
+        f"{model}{asked}{engine}{key}{tokens}{queued}{first} total_ms={_ms(record.total_s)} "
         f"bytes_in={record.bytes_in} bytes_out={record.bytes_out} id={record.request_id}"
         f"{trace}{gone}{fault}"
     )
@@ -170,7 +125,7 @@ def text_line(record: RequestRecord, seconds: float, stamp: str, level: str) -> 
 
 def _asked(record: RequestRecord) -> str | None:
     """Return what the client called the model, where that is another name than the line's."""
-    return None if record.asked == record.model else record.asked
+    return None if record.requested_model == record.model else record.requested_model
 
 
 def _fault(text: str) -> str:
@@ -199,7 +154,7 @@ class AccessLog:
         if self._logger.level == logging.NOTSET:  # nobody has configured the log
             self._logger.setLevel(logging.INFO)
 
-    def write(self, record: RequestRecord, seconds: float, *, quiet: bool = False) -> None:
+    def write(self, record: RequestRecord, *, quiet: bool = False) -> None:
         """Write a request's line within FLUSH_S; a quiet one is of the level debug."""
         if not self._logger.isEnabledFor(logging.DEBUG if quiet else logging.INFO):
             return
@@ -211,7 +166,7 @@ class AccessLog:
         if not self._lines:
             asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
         stamp = self._shown + _THOUSANDTHS[int((now - second) * 1000)] + self._end
-        self._lines.append(self._line(record, seconds, stamp, "debug" if quiet else "info"))
+        self._lines.append(self._line(record, stamp, "debug" if quiet else "info"))
 
     def flush(self) -> None:
         """Hand on what waits."""

@@ -10,9 +10,9 @@ from importlib.metadata import version
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from app.telemetry.logs.access import UNKNOWN_MODEL, Tokens
 from app.telemetry.metrics.engine_series import EngineFigures, EngineSeries
 from app.telemetry.metrics.series import Counter, Gauge, Histogram, Registry
+from app.telemetry.request_record import UNKNOWN_MODEL, Tokens
 
 # Cached tokens are part of the prompt tokens.
 TOKEN_KINDS = ("prompt", "cached", "completion")

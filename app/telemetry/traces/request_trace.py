@@ -1,19 +1,18 @@
-"""What is noted of one request for its trace while it is under way. Nothing of OpenTelemetry.
+"""The trace of one request while it is under way: ids and moments, nothing of OpenTelemetry.
 
-The relay notes moments; spans are made of them once the request has ended (`tracing.py`). Only what
-an engine is told exists before: the ids in its `traceparent`.
+The relay notes moments; spans are made from them once the request has ended (`spans.py`). Only the
+ids that an engine receives in its `traceparent` exist before.
+
+Where traces are off, requests have `NO_TRACE`, which ignores every note: callers never ask.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter, time_ns
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from app.settings import ConfigError, TracesSettings
+from app.telemetry.request_record import RequestRecord
 from engines.base import EngineError
-
-if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
-    from app.telemetry.traces.tracer import Tracer
 
 SAMPLED = 1
 LONGEST_METHOD = 16
@@ -21,36 +20,36 @@ LONGEST_METHOD = 16
 
 @dataclass(slots=True)
 class Phase:
-    """A part of a request; moments are perf_counter's. `end` is None for one that did not end."""
+    """A part of a request, in perf_counter's time. `end` is None for a phase that did not end."""
 
     name: str
     start: float
     end: float | None = None
-    # The kind of fault in which it ended, where another model was tried after it.
+    # The kind of fault that ended it, where another model was tried after it.
     fault: str | None = None
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One engine that was asked, the phase of a request that an engine's own spans belong to."""
+    """One attempt at an engine, the parent of the engine's own spans."""
 
     span_id: int
     start: float
-    engine: str | None = None
+    engine: str
     end: float | None = None
-    # The kind of fault with which it failed, where another engine was asked after it.
+    # The kind of fault with which it failed, where another engine was tried after it.
     fault: str | None = None
-    # When the head of the engine's answer was here, and its status.
+    # When the head of the engine's response arrived, and its status.
     answered: float | None = None
     status: int | None = None
 
 
 class RequestTrace:
-    """The trace of one request: ids, and moments in the order in which they came."""
+    """The trace of one request: its ids, its phases and its attempts, in their order."""
 
     __slots__ = (
-        "asked", "attempts", "flags", "method", "new_id", "parent_id", "phases", "span_id",
-        "started", "started_ns", "state", "trace_id",
+        "attempts", "flags", "method", "new_id", "parent_id", "phases",
+        "requested_model", "span_id", "started", "started_ns", "state", "trace_id",
     )  # fmt: skip
 
     def __init__(
@@ -75,31 +74,34 @@ class RequestTrace:
         self.started_ns = time_ns() - int((perf_counter() - started) * 1e9)
         self.phases: list[Phase] = [Phase("auth", started)]
         self.attempts: list[Attempt] = []
-        self.asked: str | None = None  # the model that could not serve and has fallbacks
+        # The model that the client asked for, where it could not serve.
+        self.requested_model: str | None = None
 
     @property
     def sampled(self) -> bool:
-        """Whether spans are made of it; engines are told either way."""
+        """Whether spans are made from it; engines get its ids either way."""
         return bool(self.flags & SAMPLED)
 
+    @property
+    def sampled_id(self) -> str | None:
+        """The trace's id in hexadecimal; None where it is not sampled."""
+        return f"{self.trace_id:032x}" if self.sampled else None
+
     def begin(self, name: str) -> None:
-        """Note that a phase begins now, and that the one before has ended."""
+        """Note that a phase begins now, and that the previous one has ended."""
         now = perf_counter()
         self._end(now)
         self.phases.append(Phase(name, now))
 
     def end(self, *, waited: bool = True) -> None:
-        """Note that the last phase ends now, or forget it where there was nothing to wait for."""
+        """Note that the last phase ends now; forget the phase where nothing was waited for."""
         if waited:
             self._end(perf_counter())
         else:
             self.phases.pop()
 
-    def ask(self, engine: str | None, fault: EngineError | None = None) -> None:
-        """Note that an engine is asked now, after the one before failed with `fault`, if one did.
-
-        None: whichever of them knows the thing that the request is for.
-        """
+    def begin_attempt(self, engine: str, fault: EngineError | None = None) -> None:
+        """Note an attempt at an engine; `fault` is what the previous attempt failed with."""
         now = perf_counter()
         self._end(now)
         if fault is not None and self.attempts:
@@ -110,7 +112,7 @@ class RequestTrace:
 
     def failed(self, model: str, fault: str) -> None:
         """Note that a model could not serve; `model` is the one that the client asked for."""
-        self.asked = model
+        self.requested_model = model
         now = perf_counter()
         if (phase := self.phases[-1]).end is None:
             phase.end, phase.fault = now, fault
@@ -118,13 +120,13 @@ class RequestTrace:
             attempt.end, attempt.fault = now, fault
 
     def answered(self, status: int) -> None:
-        """Note that the head of the engine's answer is here."""
+        """Note that the head of the engine's response has arrived."""
         attempt = self.attempts[-1]
         attempt.answered = perf_counter()
         attempt.status = status
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return what tells the engine that was asked last where its spans belong (W3C)."""
+        """Return the headers of W3C's trace context for the engine of the last attempt."""
         span_id = self.attempts[-1].span_id
         parent = b"00-%032x-%016x-%02x" % (self.trace_id, span_id, self.flags)
         headers = [(b"traceparent", parent)]
@@ -137,22 +139,62 @@ class RequestTrace:
             self.phases[-1].end = now
 
     def at_ns(self, moment: float) -> int:
-        """Return a moment of this request as nanoseconds since 1970."""
+        """Return a moment of this request in nanoseconds since 1970."""
         return self.started_ns + int((moment - self.started) * 1e9)
 
 
-def tracer_for(settings: TracesSettings) -> "Tracer | None":
-    """Return what makes traces, None where they go nowhere.
+class NoTrace(RequestTrace):
+    """The trace of a request while traces are off: ignores every note."""
 
-    Raises ConfigError where OpenTelemetry is not installed.
-    """
-    if settings.endpoint is None:
-        return None
-    try:
-        from app.telemetry.traces.tracer import otlp_tracer
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            [f"traces.endpoint needs OpenTelemetry ({error.name} is missing): install it with "
-             "pip install 'vllm-gateway[traces]'"]
-        ) from None  # fmt: skip
-    return otlp_tracer(settings.endpoint, settings.sample_ratio)
+    __slots__ = ()
+    sampled = False
+    sampled_id = None
+
+    def __init__(self) -> None:
+        """It has no ids and no moments."""
+
+    def begin(self, name: str) -> None:
+        pass
+
+    def end(self, *, waited: bool = True) -> None:
+        pass
+
+    def begin_attempt(self, engine: str, fault: EngineError | None = None) -> None:
+        pass
+
+    def failed(self, model: str, fault: str) -> None:
+        pass
+
+    def answered(self, status: int) -> None:
+        pass
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return []
+
+
+NO_TRACE = NoTrace()
+
+
+class RequestTracer(Protocol):
+    """Gives each request its trace, and takes it back when the request has ended."""
+
+    def begin(
+        self, method: str, headers: Iterable[tuple[bytes, bytes]], started: float
+    ) -> RequestTrace: ...
+
+    def end(self, record: RequestRecord, trace: RequestTrace) -> None: ...
+
+
+class NoTracer:
+    """The tracer while traces are off."""
+
+    def begin(
+        self, method: str, headers: Iterable[tuple[bytes, bytes]], started: float
+    ) -> RequestTrace:
+        return NO_TRACE
+
+    def end(self, record: RequestRecord, trace: RequestTrace) -> None:
+        pass
+
+
+NO_TRACER = NoTracer()

@@ -1,9 +1,9 @@
-"""The spans of a request that has ended, made of its record and of what was noted for its trace.
+"""The spans of a request that has ended, made from its record and its trace.
 
-Pure, and with `tracing.py` the home of OpenTelemetry: imported only where traces are on. Names and
+Pure, and with `tracer.py` the home of OpenTelemetry: imported only where traces are on. Names and
 attributes are those of its semantic conventions for HTTP servers and for generative AI (status:
 development, opentelemetry-semantic-conventions 0.66b2), and `gateway.` where those have none. No
-span holds anything of a prompt, an answer or a key.
+span holds anything of a prompt, a response or a key.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from app.telemetry.logs.access import UNKNOWN_MODEL, RequestRecord
+from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 from app.telemetry.traces.request_trace import Attempt, Phase, RequestTrace
 
 # gen_ai.operation.name of the endpoints that have one.
@@ -34,17 +34,15 @@ Attributes = dict[str, str | int | float | bool]
 
 
 class SpanMaker:
-    """Makes the spans of one request after the other; all come from one resource and scope."""
+    """Makes the spans of requests; all have the same resource and scope."""
 
     def __init__(self, resource: Resource, scope: InstrumentationScope) -> None:
         self._resource = resource
         self._scope = scope
 
-    def spans(
-        self, record: RequestRecord, trace: RequestTrace, seconds: float
-    ) -> Iterator[ReadableSpan]:
-        """Return the spans of a request that took `seconds`, its own the last."""
-        over = trace.started + seconds
+    def spans(self, record: RequestRecord, trace: RequestTrace) -> Iterator[ReadableSpan]:
+        """Return the spans of a request, its own the last."""
+        over = trace.started + record.total_s
         flags = TraceFlags(trace.flags)
         state = TraceState.from_header([trace.state]) if trace.state else _NO_STATE
 
@@ -80,8 +78,8 @@ class SpanMaker:
         for phase in trace.phases:
             own, status = _phase(phase, record)
             start, end = phase.start, phase.end
-            place = context(trace.new_id())
-            yield span(phase.name, place, root, start, end, SpanKind.INTERNAL, own, status)
+            position = context(trace.new_id())
+            yield span(phase.name, position, root, start, end, SpanKind.INTERNAL, own, status)
         for number, attempt in enumerate(trace.attempts):
             own, status = _attempt(attempt, number, trace, record)
             events = []
@@ -90,12 +88,12 @@ class SpanMaker:
                 own["gen_ai.response.time_to_first_chunk"] = first - attempt.start
                 events.append(Event("first_token", timestamp=trace.at_ns(first)))
             start, end = attempt.start, attempt.end
-            name, place = f"engine {own['gateway.engine']}", context(attempt.span_id)
-            yield span(name, place, root, start, end, SpanKind.CLIENT, own, status, events)
+            name, position = f"engine {own['gateway.engine']}", context(attempt.span_id)
+            yield span(name, position, root, start, end, SpanKind.CLIENT, own, status, events)
         if record.ttft_s is not None:
             first = trace.started + record.ttft_s
-            place = context(trace.new_id())
-            yield span("stream", place, root, first, over, SpanKind.INTERNAL, {}, _UNSET)
+            position = context(trace.new_id())
+            yield span("stream", position, root, first, over, SpanKind.INTERNAL, {}, _UNSET)
         parent = None
         if trace.parent_id is not None:
             parent = SpanContext(trace.trace_id, trace.parent_id, True, flags, state)
@@ -110,12 +108,12 @@ def name_of(record: RequestRecord, trace: RequestTrace) -> str:
     operation = OPERATIONS.get(record.endpoint)
     if operation is None:
         return record.endpoint
-    model = trace.asked or record.model
+    model = trace.requested_model or record.model
     return operation if model == UNKNOWN_MODEL else f"{operation} {model}"
 
 
 def _failed(record: RequestRecord) -> bool:
-    """Whether a request failed; one that was refused with 4xx, or whose client left, did not."""
+    """Return whether a request failed; a refusal with 4xx and a disconnect are no failures."""
     return record.status >= 500 or (record.error is not None and record.status < 400)
 
 
@@ -124,17 +122,17 @@ def _request(trace: RequestTrace, record: RequestRecord) -> Attributes:
     own: Attributes = {
         "http.request.method": trace.method,
         "http.route": record.endpoint,
-        "url.path": record.endpoint,  # of a bounded number, as a client's own would not be
+        "url.path": record.endpoint,  # of a bounded number, unlike the client's own
         "http.response.status_code": record.status,
         "gen_ai.provider.name": PROVIDER,
         "gateway.request_id": record.request_id,
-        "gateway.key_id": record.principal,
+        "gateway.key_id": record.key_id,
     }
     if (operation := OPERATIONS.get(record.endpoint)) is not None:
         own["gen_ai.operation.name"] = operation
     if record.model != UNKNOWN_MODEL:
-        own["gen_ai.request.model"] = trace.asked or record.model
-        if trace.asked not in (None, record.model):
+        own["gen_ai.request.model"] = trace.requested_model or record.model
+        if trace.requested_model not in (None, record.model):
             own["gen_ai.response.model"] = record.model
     if record.engine is not None:
         own["gateway.engine"] = record.engine
@@ -152,7 +150,7 @@ def _request(trace: RequestTrace, record: RequestRecord) -> Attributes:
 
 
 def _phase(phase: Phase, record: RequestRecord) -> tuple[Attributes, Status]:
-    """Return attributes and status of a phase; in the one that did not end, something happened."""
+    """Return attributes and status of a phase; the request's fault belongs to the open phase."""
     if phase.fault is not None:
         return {"error.type": phase.fault}, _ERROR
     if phase.end is not None or record.error is None:
@@ -163,9 +161,9 @@ def _phase(phase: Phase, record: RequestRecord) -> tuple[Attributes, Status]:
 def _attempt(
     attempt: Attempt, number: int, trace: RequestTrace, record: RequestRecord
 ) -> tuple[Attributes, Status]:
-    """Return attributes and status of the span for one engine that was asked, the `number`th."""
+    """Return attributes and status of the span of an attempt, the `number`th from 0."""
     own: Attributes = {
-        "gateway.engine": attempt.engine or record.engine or "-",
+        "gateway.engine": attempt.engine,
         "http.request.method": trace.method,
     }
     if number:

@@ -24,7 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from app.telemetry.logs.access import RequestRecord
+from app.telemetry.request_record import RequestRecord
 from app.telemetry.traces.request_trace import SAMPLED, RequestTrace
 from app.telemetry.traces.spans import SpanMaker
 
@@ -99,12 +99,12 @@ class Tracer:
             self._processor.force_flush()
 
     def begin(
-        self, record: RequestRecord, method: str, headers: Iterable[tuple[bytes, bytes]]
-    ) -> None:
-        """Give a request that begins its trace.
+        self, method: str, headers: Iterable[tuple[bytes, bytes]], started: float
+    ) -> RequestTrace:
+        """Return the trace of a request that began at `started` (perf_counter).
 
-        It continues the client's, whose decision whether to sample holds; a traceparent that is not
-        one is as good as none.
+        It continues the client's trace and keeps the client's sampling decision. An invalid
+        traceparent is ignored.
         """
         parents, states = [], []
         for name, value in headers:
@@ -123,17 +123,13 @@ class Tracer:
                 parent.trace_id, parent.span_id, parent.trace_state.to_header(),
             )  # fmt: skip
             flags = parent.trace_flags & (SAMPLED | _RANDOM_ID)
-        record.trace = RequestTrace(
-            trace_id, parent_id, flags, state, self._span_id, method, record.started
-        )
-        if record.trace.sampled:
-            record.trace_id = f"{trace_id:032x}"
+        return RequestTrace(trace_id, parent_id, flags, state, self._span_id, method, started)
 
-    def end(self, record: RequestRecord, trace: RequestTrace, seconds: float) -> None:
-        """Make the spans of a request that took `seconds`, if it is sampled."""
+    def end(self, record: RequestRecord, trace: RequestTrace) -> None:
+        """Make the spans of a request that has ended, if it is sampled."""
         if not trace.sampled or (processor := self._processor) is None:
             return
-        spans = list(self._maker.spans(record, trace, seconds))
+        spans = list(self._maker.spans(record, trace))
         # The SDK's queue would drop the oldest spans of any trace when it is full, and say so each
         # time; it never is.
         if self._waiting + len(spans) > MOST_WAITING:

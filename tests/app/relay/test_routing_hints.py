@@ -29,8 +29,7 @@ def clues(
     raw = body if isinstance(body, bytes) else json.dumps({"model": "demo", **body}).encode()
     no_connection: Any = None
     exchange = HttpExchange(no_connection, unserved, "POST", path, b"", list(headers))
-    exchange.record.principal = key
-    return RequestHints(exchange, parse(content_type, raw))
+    return RequestHints(exchange, key, parse(content_type, raw))
 
 
 HEADER = (b"x-session-id", b"h")

@@ -33,7 +33,7 @@ async def test_what_a_slow_client_was_not_sent_waits_in_order() -> None:
         await settling
         seen.append(exchange.writable)
         await exchange.send_body(b"end", more=False)
-        seen.append(exchange.record.bytes_out)
+        seen.append(exchange.bytes_out)
 
     async with exchanging(handler, slow=True) as served:
         while len(filled) < 2:

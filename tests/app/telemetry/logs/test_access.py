@@ -6,6 +6,7 @@ import logging
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,22 +15,20 @@ from app.telemetry.logs import access
 from app.telemetry.logs.access import (
     LONGEST_FAULT,
     AccessLog,
-    RequestRecord,
     json_line,
     request_id,
     text_line,
 )
+from app.telemetry.request_record import RequestRecord
 from app.usage.token_usage import Usage
 
 # What ends a line, steers a terminal or turns the direction of writing.
 STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def record(**more: object) -> RequestRecord:
-    one = RequestRecord("abc", "/v1/chat/completions", 0.0)
-    for name, value in more.items():
-        setattr(one, name, value)
-    return one
+def record(**facts: Any) -> RequestRecord:
+    base = RequestRecord("abc", "/v1/chat/completions", "POST", 0, 0.1)
+    return msgspec.structs.replace(base, **facts)
 
 
 class TestRequestId:
@@ -86,36 +85,37 @@ class Kept:
         self.lines += lines
 
 
-def text(one: RequestRecord, seconds: float = 0.1) -> str:
-    return text_line(one, seconds, "now", "info")
+def text(one: RequestRecord) -> str:
+    return text_line(one, "now", "info")
 
 
-def as_json(one: RequestRecord, seconds: float = 0.1) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(json_line(one, seconds, "now", "info"))
+def as_json(one: RequestRecord) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(json_line(one, "now", "info"))
     return told
 
 
 class TestText:
     def test_a_whole_answer(self) -> None:
         one = record(
-            principal="key-1",
+            key_id="key-1",
             model="demo",
             engine="demo-0",
             status=200,
+            total_s=1.5,
             queued_s=0.2,
             ttft_s=0.01234,
             bytes_in=50,
             bytes_out=99,
             usage=Usage(10, 20, cached=4),
         )
-        assert text(one, 1.5) == (
+        assert text(one) == (
             "now INFO    access: 200 POST /v1/chat/completions model=demo engine=demo-0 key=key-1 "
             "tokens=10+20 cached=4 queue_ms=200.0 ttft_ms=12.3 total_ms=1500.0 bytes_in=50 "
             "bytes_out=99 id=abc"
         )
 
     def test_a_request_of_which_little_is_known(self) -> None:
-        assert text(record(status=401), 0.0) == (
+        assert text(record(status=401, total_s=0.0)) == (
             "now INFO    access: 401 POST /v1/chat/completions total_ms=0.0 bytes_in=0 "
             "bytes_out=0 id=abc"
         )
@@ -131,8 +131,10 @@ class TestText:
         assert told.endswith(" id=abc trace=4bf9 client=gone")
 
     def test_the_name_that_the_client_sent_is_told_where_it_is_another(self) -> None:
-        assert " model=small asked=demo total_ms=" in text(record(model="small", asked="demo"))
-        assert "asked" not in text(record(model="demo", asked="demo"))
+        assert " model=small asked=demo total_ms=" in text(
+            record(model="small", requested_model="demo")
+        )
+        assert "asked" not in text(record(model="demo", requested_model="demo"))
 
     def test_a_fault_stands_at_the_end_in_quotes(self) -> None:
         assert text(record(fault="the engine failed")).endswith(" fault='the engine failed'")
@@ -140,7 +142,7 @@ class TestText:
     @given(said=st.text(min_size=1))
     @settings(max_examples=100, deadline=None)
     def test_nothing_breaks_the_line_or_reaches_the_terminal(self, said: str) -> None:
-        line = text(record(fault=said, model=said, engine=said, asked=f"{said}x"))
+        line = text(record(fault=said, model=said, engine=said, requested_model=f"{said}x"))
         assert line.splitlines() == [line]
         assert not STEERS.search(line)
 
@@ -148,10 +150,11 @@ class TestText:
 class TestJson:
     def test_a_whole_answer(self) -> None:
         one = record(
-            principal="key-1",
+            key_id="key-1",
             model="demo",
             engine="demo-0",
             status=200,
+            total_s=1.5,
             queued_s=0.2,
             ttft_s=0.01234,
             bytes_in=50,
@@ -159,7 +162,7 @@ class TestJson:
             usage=Usage(10, 20, cached=4, estimated=True),
             trace_id="4bf9",
         )
-        assert as_json(one, 1.5) == {
+        assert as_json(one) == {
             "time": "now",
             "level": "info",
             "logger": "access",
@@ -199,15 +202,15 @@ class TestJson:
     @settings(max_examples=100, deadline=None)
     def test_nothing_breaks_the_line_or_reaches_the_terminal(self, said: str) -> None:
         line = json_line(
-            record(fault=said, model=said, engine=said, asked=f"{said}x"), 0.1, "now", "info"
+            record(fault=said, model=said, engine=said, requested_model=f"{said}x"), "now", "info"
         )
         assert line.splitlines() == [line]
         assert not STEERS.search(line)
         assert not STEERS.search(json.loads(line)["fault"])
 
     def test_the_name_that_the_client_sent_is_told_where_it_is_another(self) -> None:
-        assert as_json(record(model="small", asked="demo"))["asked"] == "demo"
-        assert "asked" not in as_json(record(model="demo", asked="demo"))
+        assert as_json(record(model="small", requested_model="demo"))["asked"] == "demo"
+        assert "asked" not in as_json(record(model="demo", requested_model="demo"))
 
     def test_a_fault_that_quotes_a_client_is_short_and_tells_no_secret(self) -> None:
         key = "sk-canary-0123456789abcdef"
@@ -220,8 +223,8 @@ class TestAccessLog:
     async def test_lines_wait_and_go_out_together_in_order(self, shape: str) -> None:
         kept = Kept()
         log = AccessLog(kept, as_json=shape == "json")
-        log.write(record(request_id="first", status=200), 0.1)
-        log.write(record(request_id="second"), 0.2)
+        log.write(record(request_id="first", status=200))
+        log.write(record(request_id="second"))
         assert kept.text == ""
         log.flush()
         assert kept.lines == 2
@@ -235,7 +238,7 @@ class TestAccessLog:
     async def test_a_line_goes_out_once(self) -> None:
         kept = Kept()
         log = AccessLog(kept, as_json=True)
-        log.write(record(), 0.1)
+        log.write(record())
         log.flush()
         log.flush()
         assert kept.text.count("\n") == kept.lines == 1
@@ -248,7 +251,7 @@ class TestAccessLog:
         log = AccessLog(kept, as_json=False)
         loop = asyncio.get_running_loop()
         for number, name in enumerate(("first", "second"), 1):
-            log.write(record(request_id=name), 0.1)
+            log.write(record(request_id=name))
             passed = loop.create_future()
             loop.call_later(0, passed.set_result, None)
             await passed
@@ -265,8 +268,8 @@ class TestAccessLog:
             for level, told in (("DEBUG", 2), ("INFO", 1), ("WARNING", 0)):
                 logger.setLevel(level)
                 kept.lines = 0
-                log.write(record(), 0.1)
-                log.write(record(endpoint="/health"), 0.1, quiet=True)
+                log.write(record())
+                log.write(record(endpoint="/health"), quiet=True)
                 log.flush()
                 assert kept.lines == told
         finally:

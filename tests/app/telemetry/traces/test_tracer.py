@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from typer.testing import CliRunner
 
 from app.cli import app
-from app.telemetry.logs.access import RequestRecord
+from app.telemetry.request_record import RequestRecord
 from app.telemetry.traces import tracer as tracing
 from app.telemetry.traces.request_trace import RequestTrace
 from app.telemetry.traces.tracer import Tracer, otlp_tracer
@@ -37,26 +37,18 @@ def tracer(ratio: float = 1.0) -> Tracer:
     return Tracer(InMemorySpanExporter(), ratio, "memory")
 
 
-def record() -> RequestRecord:
-    return RequestRecord("abc", "/v1/chat/completions", perf_counter(), status=401)
-
-
 def begun(one: Tracer, *headers: tuple[bytes, bytes]) -> RequestTrace:
     """Return the trace of a request with these headers."""
-    request = record()
-    one.begin(request, "POST", headers)
-    assert request.trace is not None
-    assert request.trace_id == (f"{request.trace.trace_id:032x}" if request.trace.sampled else None)
-    return request.trace
+    trace = one.begin("POST", headers, perf_counter())
+    assert trace.sampled_id == (f"{trace.trace_id:032x}" if trace.sampled else None)
+    return trace
 
 
 def served(one: Tracer, count: int = 1) -> None:
-    """Have requests traced."""
+    """Trace requests."""
     for _ in range(count):
-        request = record()
-        one.begin(request, "POST", [])
-        assert request.trace is not None
-        one.end(request, request.trace, 0.001)
+        trace = one.begin("POST", [], perf_counter())
+        one.end(RequestRecord("abc", "/v1/chat/completions", "POST", 401, 0.001), trace)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -103,7 +95,7 @@ class TestContext:
         self, parent: bytes, state: bytes
     ) -> None:
         one = begun(tracer(), (b"traceparent", parent), (b"tracestate", state))
-        one.ask("demo-0")
+        one.begin_attempt("demo-0")
         told = dict(one.headers())
         again = begun(tracer(), *told.items())
         assert (again.trace_id, again.parent_id) == (one.trace_id, one.attempts[0].span_id)
@@ -128,7 +120,7 @@ class TestContext:
         one = begun(tracer(), (b"traceparent", PARENT))
         told = []
         for engine in ("a", "b"):
-            one.ask(engine)
+            one.begin_attempt(engine)
             told.append(dict(one.headers())[b"traceparent"])
         spans = [b"%016x" % attempt.span_id for attempt in one.attempts]
         assert told == [b"00-%032x-%s-01" % (TRACE_ID, span) for span in spans]
@@ -151,7 +143,7 @@ class TestSampling:
     def test_the_clients_decision_holds(self, flags: bytes, ratio: float) -> None:
         one = begun(tracer(ratio), (b"traceparent", PARENT[:-2] + flags))
         assert one.sampled == (flags in (b"01", b"03"))
-        one.ask("demo-0")
+        one.begin_attempt("demo-0")
         assert dict(one.headers())[b"traceparent"].endswith(flags)
 
 

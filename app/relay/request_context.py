@@ -1,0 +1,64 @@
+"""The working memory of one request: what the relay knows and has decided while it is under way."""
+
+import msgspec
+
+from app.asgi import ClientExchange
+from app.auth.principal import Principal
+from app.relay.endpoint import Endpoint
+from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
+from app.telemetry.traces import RequestTrace
+from app.usage.token_usage import Usage
+
+
+class RequestContext(msgspec.Struct):
+    """One request under way. Its own task writes it; the log sees none of it before its end."""
+
+    exchange: ClientExchange
+    endpoint: Endpoint
+    trace: RequestTrace
+    principal: Principal | None = None  # None: not authenticated
+    # The model of the engine below; the requested one where no engine was reached, or all failed.
+    model: str = UNKNOWN_MODEL
+    # The last engine that the request has reached, possibly of a fallback. From then on it costs
+    # tokens and has a row in the ledger.
+    engine: str | None = None
+    requested_model: str | None = None  # the name or alias that the client sent, of a known model
+    queued_s: float | None = None  # None: it did not have to wait for an engine
+    ttft_s: float | None = None
+    bytes_in: int = 0
+    usage: Usage | None = None
+    fault: str | None = None  # what went wrong
+    error: str | None = None  # the kind of fault, one of a bounded number of words
+    # In place of the response's status: 499, or what the connection has sent to a faulty request.
+    aborted_status: int | None = None
+    client_gone: bool = False  # it left, or stopped reading, before its response was complete
+
+    @property
+    def log_fields(self) -> dict[str, str | None]:
+        """The fields by which log lines of this request are found."""
+        name = self.exchange.request_id
+        return {"request_id": name, "model": self.model, "engine": self.engine}
+
+    def record(self, total_s: float) -> RequestRecord:
+        """Return the facts of the request, which has ended."""
+        exchange, principal = self.exchange, self.principal
+        return RequestRecord(
+            exchange.request_id,
+            self.endpoint.label,
+            exchange.method,
+            self.aborted_status or exchange.status,
+            total_s,
+            key_id="-" if principal is None else principal.id,
+            model=self.model,
+            engine=self.engine,
+            requested_model=self.requested_model,
+            queued_s=self.queued_s,
+            ttft_s=self.ttft_s,
+            bytes_in=self.bytes_in,
+            bytes_out=exchange.bytes_out,
+            usage=self.usage,
+            fault=self.fault,
+            error=self.error,
+            client_gone=self.client_gone,
+            trace_id=self.trace.sampled_id,
+        )

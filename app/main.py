@@ -74,7 +74,7 @@ from app.usage.report import usage_report
 from engines.base import Engine, EngineNotReady, EngineState
 from engines.gpu.placement import Placement
 from engines.guard.guardian_client import RECORD_FILE, stop_unconfigured
-from engines.process.launch import Origin, running_engines
+from engines.process import Origin, running_engines
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
     from app.telemetry.traces.tracer import Tracer

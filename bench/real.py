@@ -16,7 +16,7 @@ from bench.peers import BEFORE, DIRECT, GATEWAY, KEY, MODEL, ROUTER, Peer, answe
 from bench.rounds import Say, send, turns
 from bench.samples import Sample
 from engines.guard.process_tree import MARKER_VARIABLE
-from engines.process.engine import vllm_launcher
+from engines.process import vllm_launcher
 from engines.spec import ProcessSpec
 
 DEMO = ROOT / "var" / "demo-model"

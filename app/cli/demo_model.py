@@ -15,7 +15,7 @@ def demo_model(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    from engines.demo.model import DemoModelError, build_demo_model
+    from engines.demo import DemoModelError, build_demo_model
 
     columns = (
         TextColumn("training the demo model"),

@@ -18,7 +18,7 @@ EXIT_FAILED = 1
 @contextmanager
 def faults() -> Iterator[None]:
     """Turn faults that the user can fix into one line each and exit code 2."""
-    from engines.process.engine import LauncherMissing
+    from engines.process import LauncherMissing
 
     try:
         yield

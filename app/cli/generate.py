@@ -13,10 +13,17 @@ from typer.core import TyperCommand
 
 from app.cli.faults import fail
 from app.cli.generate_run import run_job
-from engines.offline import sampling_bounds
-from engines.offline.prompts import Prompt, PromptsError, read_prompts
-from engines.offline.sampling import SAMPLING, Kind, SamplingError, parse
-from engines.offline.session import Job
+from engines.offline import (
+    SAMPLING,
+    Job,
+    Kind,
+    Prompt,
+    PromptsError,
+    SamplingError,
+    check_bounds,
+    parse_sampling,
+    read_prompts,
+)
 
 STDIN = "-"
 
@@ -172,8 +179,8 @@ def generate(
         "trust-remote-code": "true" if trust_remote_code else None,
     }
     try:
-        params = parse(sampling)
-        sampling_bounds.check(params)
+        params = parse_sampling(sampling)
+        check_bounds(params)
         job = Job(
             model=_model(model),
             prompts=tuple(_prompts(prompt or [], prompts_file)),

@@ -20,7 +20,7 @@ from app.cli.output import printable
 from app.cli.status import Progress as ShownProgress
 from app.cli.status import format_progress
 from engines.base import Progress as Phase
-from engines.offline.session import Advance
+from engines.offline import Advance
 
 Record = dict[str, Any]
 LONGEST_TITLE = 72

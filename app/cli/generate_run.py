@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from app.cli.faults import EXIT_FAILED, EXIT_FAULT, complain, fail
-from engines.offline.session import Advance, Finished, Job, Loaded, Loading, OfflineError, Session
+from engines.offline import Advance, Finished, Job, Loaded, Loading, OfflineError, Session
 
 if TYPE_CHECKING:  # slow to import
     from app.cli.generate_output import ProgressMeter, Record, RecordWriter

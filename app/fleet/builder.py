@@ -16,8 +16,8 @@ from engines.gpu.placement import (
     place,
     visible,
 )
-from engines.inprocess.engine import InProcessEngine
-from engines.process.engine import ProcessEngine, vllm_launcher
+from engines.inprocess import InProcessEngine
+from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
 from engines.spec import InProcessSpec, LocalSpec, ProcessSpec
 

@@ -18,7 +18,7 @@ from engines.gpu.accelerator import AcceleratorError
 from engines.gpu.numa import memory_nodes
 from engines.gpu.placement import VISIBLE, gpus_needed, memory_share, visible
 from engines.guard import scratch
-from engines.process.launch import SOCKET
+from engines.process import SOCKET
 from engines.spec import LocalSpec, ProcessSpec
 
 # Executors whose ranks run on other machines, too.

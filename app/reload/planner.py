@@ -22,7 +22,7 @@ from app.settings import ConfigError
 from engines.base import EngineState
 from engines.gpu.accelerator import AcceleratorError, Device
 from engines.gpu.host_memory import available_gib
-from engines.process.engine import LauncherMissing, vllm_runs_on_cpu
+from engines.process import LauncherMissing, vllm_runs_on_cpu
 
 log = logging.getLogger(__name__)
 

@@ -1,42 +1,50 @@
-"""A file of prompts: one a line, as plain text or as JSON Lines (jsonlines.org)."""
+"""Reads files of prompts: one per line, as plain text or JSON Lines (jsonlines.org)."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-# What a line of JSON may hold; `id` is handed through to the records.
+# The keys of a JSON line; `id` is copied to the records.
 KEYS = ("prompt", "messages", "id")
 
 
 class PromptsError(ValueError):
-    """A file of prompts that cannot be used. Says the line, counted from 1, and what is wrong."""
+    """An invalid file of prompts; the text has the line number, from 1, and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to answer: a text, or the messages of a conversation; never both."""
+    """A prompt: a text, or the messages of a conversation; never both."""
 
     text: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     id: str | int | None = None
 
-    def shown(self) -> dict[str, Any]:
-        """Return it as a line of a prompts file holds it."""
-        given = {"id": self.id, "prompt": self.text, "messages": self.messages}
-        return {name: value for name, value in given.items() if value is not None}
+    def to_json(self) -> dict[str, Any]:
+        """Return the prompt as the object of a JSON line."""
+        fields = {"id": self.id, "prompt": self.text, "messages": self.messages}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        """Return the prompt of an object that `to_json` returned, as JSON has it."""
+        messages = fields.get("messages")
+        return cls(
+            fields.get("prompt"), None if messages is None else tuple(messages), fields.get("id")
+        )
 
 
 def read_prompts(data: bytes, name: str) -> list[Prompt]:
-    """Return the prompts in a file's bytes; blank lines do not count.
+    """Return the prompts of a file; blank lines are skipped.
 
-    The file is JSON Lines when its name ends so, or when its first line is a JSON string or
+    The file is JSON Lines when its name says so, or when its first line is a JSON string or
     object and its name does not end in .txt. Raises PromptsError, with the name and the line.
     """
     lines = list(_lines(data, name))
     if not lines:
-        raise PromptsError(f"{name} holds no prompt")
+        raise PromptsError(f"{name} contains no prompt")
     if not _is_json(lines[0][1], name):
         return [Prompt(text) for _, text in lines]
     prompts = []
@@ -49,7 +57,7 @@ def read_prompts(data: bytes, name: str) -> list[Prompt]:
 
 
 def _lines(data: bytes, name: str) -> Iterator[tuple[int, str]]:
-    # Not splitlines(): a text may hold U+2028 and other characters that it would break at.
+    # Not splitlines(), which would also break at U+2028 and other characters of a text.
     for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         try:
             line = raw.removesuffix(b"\r").decode()
@@ -83,7 +91,7 @@ def _prompt(line: str) -> Prompt:
     if not isinstance(value, dict):
         raise _LineError("must be a string, or an object with prompt or messages")
     if unknown := [key for key in value if key not in KEYS]:
-        raise _LineError(f"unknown key {unknown[0]!r}; it may hold prompt or messages, and id")
+        raise _LineError(f"unknown key {unknown[0]!r}; allowed are prompt or messages, and id")
     if ("prompt" in value) == ("messages" in value):
         raise _LineError("must hold either prompt or messages")
     identity = value.get("id")
@@ -109,4 +117,4 @@ def _messages(value: object) -> tuple[dict[str, Any], ...]:
 
 
 class _LineError(Exception):
-    """What is wrong with a line."""
+    """The fault of one line."""

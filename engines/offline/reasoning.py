@@ -1,8 +1,8 @@
-"""Where an answer's reasoning ends and its content begins, for `<think>` … `</think>`.
+"""Splits an answer into reasoning and content, for `<think>` … `</think>`.
 
-Unlike vLLM's parsers, which are told that a model reasons and so take an answer without
-`</think>` for reasoning alone, this one is used unasked on any model whose tokenizer has the two
-tags, and must leave alone what has none.
+vLLM's parsers are configured for a reasoning model and treat an answer without `</think>` as pure
+reasoning. This one is used by default on any model whose tokenizer has the two tags, so an answer
+without tags is content.
 """
 
 from typing import NamedTuple
@@ -12,16 +12,16 @@ END = "</think>"
 
 
 class Answer(NamedTuple):
-    """An answer in its two parts; a part that is not there is None."""
+    """The two parts of an answer; None: there is no such part."""
 
     reasoning: str | None
     content: str | None
 
 
 def split_reasoning(text: str, *, opened: bool) -> Answer:
-    """Return the parts of a text, without the tags and the blank space around them.
+    """Return the parts of a text, without the tags and the whitespace around them.
 
-    `opened` says that the prompt ended inside a thought, as templates do that begin it.
+    `opened`: the prompt ended inside a thought, because its template opens one.
     """
     before, start, after = text.partition(START)
     if start and not before.strip():
@@ -29,11 +29,11 @@ def split_reasoning(text: str, *, opened: bool) -> Answer:
     if not opened and (END not in text or start):
         return Answer(None, text)
     thought, end, content = text.partition(END)
-    if not end:  # it was cut short while it thought
+    if not end:  # the answer was cut off inside the thought
         return Answer(thought.strip() or None, None)
     return Answer(thought.strip() or None, content.lstrip() or None)
 
 
 def ends_in_thought(prompt: str) -> bool:
-    """Whether a prompt ends inside a thought."""
+    """Return whether a prompt ends inside a thought."""
     return prompt.rfind(START) > prompt.rfind(END)

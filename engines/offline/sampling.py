@@ -1,8 +1,8 @@
-"""Sampling parameters of vLLM as flags: a table, and a parser of what is given to them.
+"""vLLM's sampling parameters as command-line flags: a table, and the parser of their values.
 
-Importing vLLM takes ten seconds and more, which `--help` and a typing error need not wait for. So
-the table is written down here, for vLLM 0.32, and a test compares it with the installed
-`SamplingParams` and `StructuredOutputsParams`: names, types and defaults.
+Importing vLLM takes ten seconds and more, too long for `--help` and a typing error. So the table is
+kept here, for vLLM 0.32; a test compares it with the installed `SamplingParams` and
+`StructuredOutputsParams`: names, types and defaults.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Kind(Enum):
-    """What a flag takes; the value is how help names it."""
+    """The type of a flag's value; the enum's value is its name in help."""
 
     INTEGER = "INTEGER"
     NUMBER = "NUMBER"
@@ -21,9 +21,9 @@ class Kind(Enum):
     ON = ""  # --x, without a value: vLLM's default is off
     OFF = " "  # --no-x, without a value: vLLM's default is on
     JSON = "JSON"
-    INTEGERS = "INTEGERS"  # commas between, and repeated
-    TEXTS = "TEXT…"  # repeated
-    BIASES = "TOKEN=BIAS"  # repeated
+    INTEGERS = "INTEGERS"  # comma-separated and repeatable
+    TEXTS = "TEXT…"  # repeatable
+    BIASES = "TOKEN=BIAS"  # repeatable
 
     @property
     def repeated(self) -> bool:
@@ -32,9 +32,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A sampling parameter: its name, what it takes, what help says.
+    """A sampling parameter: its name, its type and its help.
 
-    `member` is its name in StructuredOutputsParams, which SamplingParams holds as one field.
+    `member` is its name in StructuredOutputsParams, which is one field of SamplingParams.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Parameter:
 
 
 class SamplingError(ValueError):
-    """A value that a sampling parameter cannot take. Says flag, value and what it takes."""
+    """An invalid value; the text has the flag, the value and what is allowed."""
 
 
 SAMPLING: tuple[Parameter, ...] = (
@@ -124,7 +124,7 @@ SAMPLING: tuple[Parameter, ...] = (
     ),
 )
 
-# Fields of SamplingParams that are no flags, and why.
+# Fields of SamplingParams without a flag, and the reason.
 LEFT_OUT: Mapping[str, str] = {
     "structured_outputs": "its members are flags",
     "detokenize": "the command shows text",
@@ -140,11 +140,10 @@ LEFT_OUT: Mapping[str, str] = {
 }
 
 
-def parse(given: Mapping[str, str | bool | Iterable[str] | None]) -> dict[str, Any]:
-    """Return the parameters given, as JSON would hold them; `structured_outputs` is an object.
+def parse_sampling(given: Mapping[str, str | bool | Iterable[str] | None]) -> dict[str, Any]:
+    """Return the given parameters as JSON values; `structured_outputs` is an object.
 
-    A flag without a value is given as True. What is None, or empty, was not given. Raises
-    SamplingError.
+    A flag without a value is given as True; None or an empty list: not given. Raises SamplingError.
     """
     params: dict[str, Any] = {}
     structured: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The bounds of sampling parameters, checked before vLLM is imported, which takes seconds.
+"""Checks the bounds of sampling parameters before vLLM is imported, which takes seconds.
 
-They are those of vLLM 0.32, written down here; a test compares what is refused with the installed
-`SamplingParams`. vLLM checks again, with the model's defaults and vocabulary.
+The bounds are those of vLLM 0.32; a test compares the refusals with the installed `SamplingParams`.
+vLLM checks again, with the model's defaults and vocabulary.
 """
 
 import math
@@ -12,8 +12,8 @@ from typing import Any
 from engines.offline.sampling import SAMPLING, SamplingError
 
 # vLLM's default of VLLM_MAX_N_SEQUENCES.
-MOST_ANSWERS = 16384
-# What its engine's MessagePack can carry.
+MAX_ANSWERS = 16384
+# The integers that MessagePack can encode, which vLLM's engine uses.
 SMALLEST_INTEGER, LARGEST_INTEGER = -(2**63), 2**64 - 1
 
 Bound = tuple[Callable[[Any], bool], str]
@@ -53,13 +53,13 @@ BOUNDS: Mapping[str, Bound] = {
     ),
 }
 _FLAGS = {parameter.name: parameter.flag for parameter in SAMPLING}
-# A constraint, of which there is exactly one; the other members say how it is applied.
+# Exactly one of these constraints is given; the other members configure it.
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 REPETITION_KEYS = ("max_pattern_size", "min_pattern_size", "min_count")
 
 
-def check(params: Mapping[str, Any]) -> None:
-    """Raise SamplingError for what vLLM would refuse; `params` is what `sampling.parse` returns."""
+def check_bounds(params: Mapping[str, Any]) -> None:
+    """Raise SamplingError for what vLLM would refuse; `params` is what `parse_sampling` returns."""
     for name, (holds, words) in BOUNDS.items():
         if name in params and not holds(params[name]):
             value = params[name]
@@ -78,7 +78,7 @@ def check(params: Mapping[str, Any]) -> None:
 def _check_number_of_answers(params: Mapping[str, Any]) -> None:
     answers = params.get("n", 1)
     most = os.environ.get("VLLM_MAX_N_SEQUENCES", "")
-    limit = int(most) if most.isdecimal() else MOST_ANSWERS
+    limit = int(most) if most.isdecimal() else MAX_ANSWERS
     if answers > limit:
         raise SamplingError(
             f"--n: must be at most {limit} (VLLM_MAX_N_SEQUENCES raises that), not {answers}"

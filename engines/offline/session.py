@@ -1,8 +1,8 @@
-"""A batch of prompts through vLLM's `LLM`, which runs in processes of its own.
+"""Runs a batch of prompts through vLLM's `LLM`, in child processes.
 
-They stand below a guardian (`engines/guard/guardian.py`), as served engines do: when this process
-ends, however it ends, the kernel closes its socket to the guardian, and that kills whatever vLLM
-has started. What vLLM logs goes to a file, and this process imports nothing slow.
+They run under a guardian (`engines/guard/guardian.py`), as served engines do: when this process
+ends in any way, the kernel closes its socket to the guardian, which kills everything that vLLM has
+started. vLLM's log goes to a file, and this process imports nothing slow.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,49 +23,25 @@ from typing import Any, Self
 from engines.base import Progress
 from engines.environment import PRIVATE_PREFIX
 from engines.guard import process_tree, scratch
-from engines.offline.prompts import Prompt
+from engines.offline.job import Job
 from engines.output.startup import PHASES, StartupLog
 
 GUARDIAN = Path(__file__).parents[1] / "guard" / "guardian.py"
-# For the guardian: the engine ends with us.
+# An argument of the guardian: the engine ends with this process.
 NOT_KEPT = "0"
 LOG_POLL_S = 0.2
-# vLLM gives its shared memory back within this; then it is killed.
+# Seconds in which vLLM gives its shared memory back before it is killed.
 GRACE_S = 5.0
 # A guardian reports within its own sweep bound after the grace; later than this it is stuck.
 GUARDIAN_SLACK_S = 15.0
 RECEIVE_BYTES = 1 << 16
-# The last of a start: there is no server here, though the log reads as if one began.
+# The last phases of a start: a batch has no server, though its log mentions one.
 SERVER_PHASES = PHASES[-2:]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What to do.
-
-    `engine` holds flags of vLLM's engine, (name, value). `chat` None uses the chat template if
-    the model has one. `reasoning_parser` is `auto`, `none` or one of vLLM's.
-    """
-
-    model: str
-    prompts: tuple[Prompt, ...]
-    engine: tuple[tuple[str, str], ...] = ()
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    system: str | None = None
-    chat: bool | None = None
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    truncate_prompt_tokens: int | None = None
-    reasoning_parser: str = "auto"
-
-    def line(self) -> bytes:
-        """Return it as the worker reads it."""
-        fields = asdict(self) | {"prompts": [prompt.shown() for prompt in self.prompts]}
-        return json.dumps(fields).encode() + b"\n"
-
-
-@dataclass(frozen=True, slots=True)
 class Loading:
-    """How far the start of vLLM is, in the phases that `vllm-gateway status` shows."""
+    """The progress of vLLM's start, in the phases that `vllm-gateway status` shows."""
 
     progress: Progress
 
@@ -79,7 +55,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """How far the batch is: prompts done, tokens read and generated so far."""
+    """The progress of the batch: prompts done, tokens read and generated."""
 
     done: int
     prompt_tokens: int
@@ -88,14 +64,14 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A prompt has its answers, or its error: one JSON object each."""
+    """The answers to a prompt, or its error: one JSON object each."""
 
     place: int
     records: list[dict[str, Any]]
 
 
 class OfflineError(Exception):
-    """The batch cannot be done. Says why in one line, and whether that is the `users` to mend."""
+    """The batch failed. The text is the reason in one line; `users`: the user can mend it."""
 
     def __init__(self, message: str, *, users: bool) -> None:
         super().__init__(message)
@@ -103,15 +79,15 @@ class OfflineError(Exception):
 
 
 class Session:
-    """One batch: enter, iterate over `events()`, leave. Nothing of vLLM is left after leaving.
+    """One batch: enter, iterate over `events()`, leave. No process of vLLM is left after that.
 
-    `on_log` is called with what vLLM writes to its log, as it comes.
+    `on_log` is called with what vLLM writes to its log, as it is written.
     """
 
     def __init__(self, job: Job, on_log: Callable[[bytes], object] | None = None) -> None:
         self._job = job
         self._on_log = on_log
-        self._read = 0  # bytes of the log
+        self._log_read = 0  # bytes
         self._partial = b""
         self._startup = StartupLog()
         self._resources = contextlib.ExitStack()
@@ -124,13 +100,13 @@ class Session:
             self._log = Path(directory) / "engine.log"
             ours, theirs = socket.socketpair()
             self._socket = resources.enter_context(ours)
-            control, door = socket.socketpair()
+            control, stdin = socket.socketpair()
             self._control = resources.enter_context(control)
             self._reports = resources.enter_context(control.makefile("rb", buffering=0))
-            with theirs, door:
-                self._guardian = self._spawn(directory, door, theirs.fileno())
+            with theirs, stdin:
+                self._guardian = self._spawn(directory, stdin, theirs.fileno())
             resources.callback(self._end)
-            self._pid = self._hear()
+            self._pid = self._read_pid()
             self._resources = resources.pop_all()
         return self
 
@@ -143,10 +119,10 @@ class Session:
         self._resources.close()
 
     def events(self) -> Iterator[Loading | Loaded | Advance | Finished]:
-        """Yield what happens, until every prompt has its answer. Raises OfflineError."""
-        # The worker may have died: then what it wrote says why.
+        """Yield events until every prompt has its answers. Raises OfflineError."""
+        # The worker may have died: then its log has the reason.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._socket.sendall(self._job.line())
+            self._socket.sendall(self._job.to_line())
         shown: Progress | None = None
         for line in self._lines():
             progress = self._startup.progress
@@ -173,13 +149,13 @@ class Session:
                     raise OfflineError(message["message"], users=True)
                 case "done":
                     return
-        raise OfflineError(self._why(), users=not self._loaded)
+        raise OfflineError(self._explain_end(), users=not self._loaded)
 
-    def _spawn(self, directory: str, door: socket.socket, fd: int) -> "subprocess.Popen[bytes]":
+    def _spawn(self, directory: str, stdin: socket.socket, fd: int) -> "subprocess.Popen[bytes]":
         worker = (sys.executable, "-P", "-m", "engines.offline.worker", str(fd))
         environment = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE_PREFIX)}
-        # The guardian removes what vLLM leaves there, also where this process is killed. Code that
-        # PyTorch compiles is for the next batch as well.
+        # The guardian removes vLLM's files there, also when this process is killed. Code that is
+        # compiled by PyTorch is kept for the next batch.
         try:
             environment[scratch.TMPDIR] = str(scratch.create(Path(directory)))
         except scratch.SocketPathTooLong as error:
@@ -189,14 +165,14 @@ class Session:
         environment[process_tree.MARKER_VARIABLE] = directory
         return subprocess.Popen(  # noqa: S603 - our own interpreter and files
             [sys.executable, "-I", "-S", str(GUARDIAN), directory, NOT_KEPT, "", *worker],
-            stdin=door.fileno(),
+            stdin=stdin.fileno(),
             stdout=subprocess.DEVNULL,
             env=environment,
             pass_fds=(fd,),
-            start_new_session=True,  # Ctrl-C is ours to answer
+            start_new_session=True,  # Ctrl-C is handled by this process
         )
 
-    def _hear(self) -> int:
+    def _read_pid(self) -> int:
         """Return the worker's process id. Raises OfflineError when it could not be started."""
         first = json.loads(self._reports.readline() or b"{}")
         if "pid" not in first:
@@ -205,7 +181,7 @@ class Session:
         return int(first["pid"])
 
     def _lines(self) -> Iterator[bytes | None]:
-        """Yield the worker's lines until it has ended, and None when the log was read again."""
+        """Yield the worker's lines until it has ended, and None when only the log was read."""
         guardian = self._control
         sources = [self._socket, guardian]
         partial = b""
@@ -213,8 +189,8 @@ class Session:
         while True:
             ready, _, _ = select.select(sources, [], [], LOG_POLL_S)
             self._read_log()
-            # The guardian speaks again, or is gone, when nothing of vLLM is left. What the worker
-            # said last is in the socket then, whose other end a forked process may still hold.
+            # The guardian reports, or exits, when no process of vLLM is left. The last lines of the
+            # worker are in the socket then, whose other end a forked process may still hold.
             ended = ended or guardian in ready
             if ended:
                 self._socket.setblocking(False)
@@ -231,13 +207,13 @@ class Session:
             yield from whole
 
     def _read_log(self) -> None:
-        """Pass on what is new in the log, and learn from its whole lines."""
+        """Pass on new bytes of the log, and parse its complete lines."""
         with contextlib.suppress(FileNotFoundError), self._log.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < self._read:
-                self._read = 0  # the guardian has begun a new file
-            file.seek(self._read)
+            if os.fstat(file.fileno()).st_size < self._log_read:
+                self._log_read = 0  # the guardian has begun a new file
+            file.seek(self._log_read)
             if new := file.read():
-                self._read += len(new)
+                self._log_read += len(new)
                 if self._on_log is not None:
                     self._on_log(new)
                 *whole, partial = (self._partial + new).split(b"\n")
@@ -245,19 +221,19 @@ class Session:
                 for line in whole:
                     self._startup.feed(line.decode("utf-8", "replace"))
 
-    def _why(self) -> str:
-        """Return why the worker ended before its work was done."""
+    def _explain_end(self) -> str:
+        """Return the reason why the worker ended before its work was done."""
         self._read_log()
         if failure := self._startup.failure:
             return str(failure)
         last = json.loads(self._reports.readline() or b"{}")
-        how = "ended without a word"
+        how = "ended without a message"
         if last.get("exit") == -signal.SIGKILL:
-            how = "was killed, by the system perhaps, where memory ran out"
+            how = "was killed, possibly because the machine ran out of memory"
         return f"vLLM {how}" + ("" if self._loaded else ", while it loaded the model")
 
     def _end(self) -> None:
-        """Return when nothing of vLLM is left."""
+        """Stop vLLM; return when none of its processes is left."""
         guardian = self._guardian
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._control.sendall(b"stop %f\n" % GRACE_S)
@@ -267,6 +243,6 @@ class Session:
             guardian.kill()
             guardian.wait()
         if guardian.returncode < 0 and self._pid is not None:
-            # It was killed, which took the worker; what the worker started is ours to end.
+            # It was killed, and the worker with it; the worker's children are ended here.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)

@@ -1,15 +1,15 @@
-"""The process that holds vLLM's `LLM`: a job in, what becomes of it out, as lines of JSON.
+"""The process that runs vLLM's `LLM`: it reads a job and writes events, as lines of JSON.
 
-Run by `session.py` below a guardian, never imported: `python -P -m engines.offline.worker FD`,
-with a socket as FD. The first line that comes is the job; lines that go are
+`session.py` runs it under a guardian as `python -P -m engines.offline.worker FD`, with a socket as
+FD; it is never imported. The first line that it reads is the job. The lines that it writes are
 
     {"event": "loaded", "max_model_len": n}
     {"event": "progress", "done": n, "prompt_tokens": n, "completion_tokens": n}
-    {"event": "record", "place": n, "records": [...]}   one prompt has its answers, or its error
-    {"event": "fault", "message": text}                 a mistake of the user's; nothing follows
+    {"event": "record", "place": n, "records": [...]}   the answers to a prompt, or its error
+    {"event": "fault", "message": text}                 a user's error; nothing follows
     {"event": "done"}
 
-What vLLM logs goes to standard error, which is the guardian's log file.
+vLLM's log goes to standard error, which is the guardian's log file.
 """
 
 import argparse
@@ -23,21 +23,22 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engines.offline.job import Job
 from engines.offline.reasoning import END, START, Answer, ends_in_thought, split_reasoning
 
 NUMA_NODES = Path("/sys/devices/system/node")
 PROGRESS_S = 0.1
-# Prompts on the way at once, as a multiple of what the engine runs at once: always enough waiting.
+# Prompts in the engine, as a multiple of what it runs at once, so that enough are always queued.
 WINDOW = 4
-# GiB, where the user set nothing: by itself vLLM takes nine tenths of a CPU machine's memory, and
-# does not start where others use it too. 4 was its own default once.
+# GiB, unless the user sets it: vLLM's default is nine tenths of a CPU machine's memory, which fails
+# where other processes use some. 4 is the default of earlier versions.
 CPU_KV_CACHE_GIB = "4"
-# A batch of so many answers is done before processes for the engine would have been started, each
-# of which imports vLLM again, for 8 s. Larger ones are faster with them: the processes overlap.
+# A batch of so many answers ends before separate engine processes would have started: each imports
+# vLLM again, which takes 8 s. Larger batches are faster with them, since the processes overlap.
 FEW_ANSWERS = 128
 # JSON has no infinity; vLLM's server writes the same.
 LOWEST_LOGPROB = -9999.0
@@ -45,58 +46,43 @@ LOWEST_LOGPROB = -9999.0
 PARAMETER = re.compile(r" \(parameter=[^()]*, value=.*\)$")
 
 
-class Fault(Exception):
-    """A mistake of the user's, in one line."""
+class UserError(Exception):
+    """An error that the user can mend, in one line."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Job:
-    """What the command asks for; see `session.Job`."""
-
-    model: str
-    engine: list[list[str]]
-    sampling: dict[str, Any]
-    prompts: list[dict[str, Any]]
-    system: str | None
-    chat: bool | None
-    chat_template_kwargs: dict[str, Any]
-    truncate_prompt_tokens: int | None
-    reasoning_parser: str
-
-
-class Link:
+class CommandChannel:
     """The socket to the command."""
 
     def __init__(self, fd: int) -> None:
-        os.set_inheritable(fd, False)  # what the engine starts must not keep it open
+        os.set_inheritable(fd, False)  # processes of the engine must not keep it open
         self._file = socket.socket(fileno=fd).makefile("rw", encoding="utf-8", newline="\n")
 
-    def job(self) -> Job:
-        return Job(**json.loads(self._file.readline()))
+    def read_job(self) -> Job:
+        return Job.from_line(self._file.readline())
 
-    def say(self, event: str, **fields: Any) -> None:
+    def send(self, event: str, **fields: Any) -> None:
         self._file.write(json.dumps({"event": event, **fields}) + "\n")
         self._file.flush()
 
 
 def main(fd: int) -> None:
-    link = Link(fd)
-    job = link.job()
+    channel = CommandChannel(fd)
+    job = channel.read_job()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if Path(job.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        run(job, link)
+        run(job, channel)
         last = {"event": "done"}
-    except Fault as fault:
+    except UserError as fault:
         last = {"event": "fault", "message": " ".join(str(fault).split())}
-    # Leaving in order begins now: a signal need not start it, and must not cut it short.
+    # An orderly exit begins now: a signal is not needed to start it and must not cut it short.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    link.say(**last)
+    channel.send(**last)
 
 
-def run(job: Job, link: Link) -> None:
-    """Do a job. Raises Fault; what else is raised is the engine's, and its trace is for the log."""
+def run(job: Job, channel: CommandChannel) -> None:
+    """Run a job. Raises UserError; other exceptions are vLLM's, and their trace goes to the log."""
     from vllm import LLM
     from vllm.platforms import current_platform
 
@@ -106,20 +92,20 @@ def run(job: Job, link: Link) -> None:
     parser_class = reasoning_parser_class(job.reasoning_parser)
     model_config = engine_args.create_model_config()
     if model_config.runner_type != "generate":
-        raise Fault(f"{job.model} is not a model that generates text")
+        raise UserError(f"{job.model} is not a model that generates text")
     params = sampling_params(model_config.get_diff_sampling_param(), job.sampling)
     llm = LLM.from_engine_args(engine_args)
     batch = Batch(llm, job, params, make_splitter(llm, job, parser_class))
-    link.say("loaded", max_model_len=llm.model_config.max_model_len)
+    channel.send("loaded", max_model_len=llm.model_config.max_model_len)
     for event in batch.run():
-        link.say(**event)
+        channel.send(**event)
 
 
 def start_quickly(engine_args: Any, job: Job) -> None:
-    """Set, where the user set nothing, what makes vLLM on a CPU start in a third of the time.
+    """Set defaults with which vLLM on a CPU starts in a third of the time, unless the user did.
 
-    Without these, it takes nine tenths of the memory for the KV cache, compiles the model anew at
-    every start, and imports itself once in each of three processes.
+    Without them, vLLM takes nine tenths of the memory for the KV cache, compiles the model at every
+    start, and is imported in each of three processes.
     """
     given = {_flag(key).partition(".")[0] for key, _ in job.engine}
     if engine_args.kv_cache_memory_bytes is None and "gpu-memory-utilization" not in given:
@@ -141,14 +127,17 @@ def _flag(key: str) -> str:
     return key.lstrip("-").replace("_", "-")
 
 
-def parse_engine_args(model: str, given: list[list[str]]) -> Any:
-    """Return vLLM's EngineArgs of (key, value) pairs, read as `vllm serve` does. Raises Fault."""
+def parse_engine_args(model: str, given: Sequence[tuple[str, str]]) -> Any:
+    """Return vLLM's EngineArgs for (key, value) pairs, parsed as by `vllm serve`.
+
+    Raises UserError.
+    """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is untyped here
         def error(self, message: str) -> NoReturn:
-            raise Fault(f"engine flag {message.removeprefix('argument ')}")
+            raise UserError(f"engine flag {message.removeprefix('argument ')}")
 
     parser = EngineArgs.add_cli_args(Parser(allow_abbrev=False))
     actions = {name: action for action in parser._actions for name in action.option_strings}
@@ -159,13 +148,13 @@ def parse_engine_args(model: str, given: list[list[str]]) -> Any:
         if action is None or flag in ("help", "model"):
             near = difflib.get_close_matches(f"--{flag}", actions, 1)
             hint = f"; did you mean {near[0][2:]}?" if near else ""
-            raise Fault(f"--engine {key}: vLLM has no such engine flag{hint}")
+            raise UserError(f"--engine {key}: vLLM has no such engine flag{hint}")
         switch = action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
         if not switch:
-            # One word, so that a value that begins with a dash stays a value.
+            # One word, so that a value with a leading dash stays a value.
             argv.append(f"--{flag}={value}")
         elif value.lower() not in ("true", "false"):
-            raise Fault(f"--engine {key}: {value!r} is neither true nor false")
+            raise UserError(f"--engine {key}: {value!r} is neither true nor false")
         elif value.lower() == "true":
             argv.append(f"--{flag}")
         elif f"--no-{flag}" in actions:
@@ -173,14 +162,14 @@ def parse_engine_args(model: str, given: list[list[str]]) -> Any:
     try:
         return EngineArgs.from_cli_args(parser.parse_args(argv))
     except (ValueError, TypeError) as error:
-        raise Fault(f"engine flags: {_first_line(error)}") from None
+        raise UserError(f"engine flags: {_first_line(error)}") from None
 
 
-def sampling_params(defaults: dict[str, Any], given: dict[str, Any]) -> Any:
-    """Return SamplingParams: what is given, else the model's defaults, else vLLM's. Raises Fault.
+def sampling_params(defaults: dict[str, Any], given: Mapping[str, Any]) -> Any:
+    """Return SamplingParams: what is given, else the model's defaults, else vLLM's.
 
-    The longest answer is by default what the context leaves, as in `vllm serve`, not the 16
-    tokens of vLLM's class.
+    The default of max_tokens is what the context leaves, as in `vllm serve`, not the 16 of vLLM's
+    class. Raises UserError.
     """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
@@ -194,22 +183,22 @@ def sampling_params(defaults: dict[str, Any], given: dict[str, Any]) -> Any:
     try:
         for name, made in members.items():
             if name in given:
-                # vLLM passes over keys that it does not know.
+                # vLLM ignores unknown keys.
                 if unknown := given[name].keys() - {
                     field.name for field in dataclasses.fields(made)
                 }:
-                    raise Fault(f"sampling: {name} has no {min(unknown)!r}")
+                    raise UserError(f"sampling: {name} has no {min(unknown)!r}")
                 fields[name] = made(**given[name])
         if biases := fields.get("logit_bias"):
             fields["logit_bias"] = {int(token): bias for token, bias in biases.items()}
         return SamplingParams(**fields)
     except (ValueError, TypeError, VLLMClientError) as error:
         also = f" (the model's defaults are {json.dumps(defaults)})" if defaults else ""
-        raise Fault(f"sampling: {_first_line(error)}{also}") from None
+        raise UserError(f"sampling: {_first_line(error)}{also}") from None
 
 
 def _first_line(error: Exception) -> str:
-    """Return what an error says; of a pydantic error, its first fault."""
+    """Return the first line of an error's text; of a pydantic error, its first fault."""
     if callable(errors := getattr(error, "errors", None)):
         first = errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -218,7 +207,7 @@ def _first_line(error: Exception) -> str:
 
 
 def reasoning_parser_class(name: str) -> Any:
-    """Return vLLM's parser of this name; None for `auto` and `none`. Raises Fault."""
+    """Return vLLM's parser of this name; None for `auto` and `none`. Raises UserError."""
     if name in ("auto", "none"):
         return None
     from vllm.reasoning import ReasoningParserManager
@@ -227,7 +216,7 @@ def reasoning_parser_class(name: str) -> Any:
         return ReasoningParserManager.get_reasoning_parser(name)
     except KeyError:
         known = ", ".join(ReasoningParserManager.list_registered())
-        raise Fault(
+        raise UserError(
             f"--reasoning-parser: vLLM has no {name!r}; it has auto, none, {known}"
         ) from None
 
@@ -236,9 +225,9 @@ Splitter = Callable[[str, str], Answer]
 
 
 def make_splitter(llm: Any, job: Job, parser_class: Any) -> Splitter:
-    """Return what parts an answer, given the prompt as the engine saw it and the answer's text.
+    """Return a function that splits an answer, from the rendered prompt and the answer's text.
 
-    Raises Fault when the parser named cannot work with the model's tokenizer.
+    Raises UserError when the parser does not work with the model's tokenizer.
     """
     tokenizer = llm.get_tokenizer()
     if parser_class is None:
@@ -252,7 +241,9 @@ def make_splitter(llm: Any, job: Job, parser_class: Any) -> Splitter:
     try:
         parser_class(tokenizer, **options)
     except (RuntimeError, ValueError) as error:
-        raise Fault(f"--reasoning-parser {job.reasoning_parser}: {_first_line(error)}") from None
+        raise UserError(
+            f"--reasoning-parser {job.reasoning_parser}: {_first_line(error)}"
+        ) from None
 
     def split(prompt: str, text: str) -> Answer:
         return Answer(*parser_class(tokenizer, **options).extract_reasoning(text, request))
@@ -261,11 +252,12 @@ def make_splitter(llm: Any, job: Job, parser_class: Any) -> Splitter:
 
 
 class Batch:
-    """The prompts on their way through the engine."""
+    """The prompts of a job in the engine."""
 
     def __init__(self, llm: Any, job: Job, params: Any, split: Splitter) -> None:
         self._llm = llm
         self._job = job
+        self._prompts = [prompt.to_json() for prompt in job.prompts]
         self._params = params
         self._split = split
         self._engine = llm.llm_engine
@@ -273,24 +265,24 @@ class Batch:
         template = getattr(self._tokenizer, "chat_template", None)
         self._chat = bool(template) if job.chat is None else job.chat
         if self._chat and job.chat is True and template is None:
-            raise Fault(f"--chat: {job.model} has no chat template")
+            raise UserError(f"--chat: {job.model} has no chat template")
         if job.system is not None and not self._chat:
-            raise Fault(f"--system needs a chat template, and {job.model} has none")
+            raise UserError(f"--system needs a chat template, and {job.model} has none")
         self._places: dict[str, int] = {}  # request id → place among the prompts
         self._done = self._prompt_tokens = self._completion_tokens = 0
 
     def run(self) -> Iterator[dict[str, Any]]:
         """Yield the events of all prompts, each prompt's records when it has finished."""
-        waiting = iter(enumerate(self._job.prompts))
+        waiting = iter(enumerate(self._prompts))
         window = WINDOW * self._engine.vllm_config.scheduler_config.max_num_seqs
-        told = 0.0
+        reported_at = 0.0
         while True:
             for place, prompt in itertools.islice(waiting, window - len(self._places)):
-                if refused := self._add(place, prompt):
+                if refusal := self._add(place, prompt):
                     self._done += 1
-                    yield {"event": "record", "place": place, "records": [refused]}
+                    yield {"event": "record", "place": place, "records": [refusal]}
             if not self._places:
-                if self._done == len(self._job.prompts):
+                if self._done == len(self._prompts):
                     break
                 continue
             for output in self._engine.step():
@@ -302,13 +294,13 @@ class Batch:
                         "place": place,
                         "records": self._records(output, place),
                     }
-            if (now := time.monotonic()) - told >= PROGRESS_S:
-                told = now
+            if (now := time.monotonic()) - reported_at >= PROGRESS_S:
+                reported_at = now
                 yield self._progress()
         yield self._progress()
 
     def _add(self, place: int, prompt: dict[str, Any]) -> dict[str, Any] | None:
-        """Give a prompt to the engine; return the record of its error if it is refused."""
+        """Enqueue a prompt in the engine; return the record of its error if it is refused."""
         options: dict[str, Any] = {}
         if self._job.truncate_prompt_tokens is not None:
             options["truncate_prompt_tokens"] = self._job.truncate_prompt_tokens
@@ -330,7 +322,7 @@ class Batch:
                     chat_template_kwargs=self._job.chat_template_kwargs,
                     tokenization_kwargs=options,
                 )
-        except Exception as error:  # noqa: BLE001 - templates raise what they like
+        except Exception as error:  # noqa: BLE001 - templates raise anything
             message = PARAMETER.sub("", " ".join(str(error).split())) or type(error).__name__
             return {**prompt, "error": {"message": message}}
         self._places[request.partition("-")[0]] = place
@@ -343,13 +335,13 @@ class Batch:
         return list(messages)
 
     def _progress(self) -> dict[str, Any]:
-        # Requests that have finished are counted; for the others the engine's own state knows.
+        # Finished requests are counted here; the others are in the engine's own state.
         running = self._engine.output_processor.request_states.values()
         return {
             "event": "progress",
             "done": self._done,
             "prompt_tokens": self._prompt_tokens
-            # Each of n answers has a state of its own, of the same prompt.
+            # Each of n answers has a state of its own, with the same prompt.
             + sum(state.prompt_len for state in running if not state.is_prefilling)
             // self._params.n,
             "completion_tokens": self._completion_tokens
@@ -357,7 +349,7 @@ class Batch:
         }
 
     def _records(self, output: Any, place: int) -> list[dict[str, Any]]:
-        """Return one record per answer, in the order of their numbers."""
+        """Return one record per answer, ordered by its index."""
         prompt_tokens = len(output.prompt_token_ids or ())
         self._prompt_tokens += prompt_tokens
         records = []
@@ -366,7 +358,7 @@ class Batch:
             completion_tokens = len(choice.token_ids)
             self._completion_tokens += completion_tokens
             record = {
-                **self._job.prompts[place],
+                **self._prompts[place],
                 "choice": choice.index,
                 "reasoning": answer.reasoning,
                 "content": answer.content,
@@ -388,7 +380,7 @@ class Batch:
 
 
 def _logprobs(position: Any) -> list[dict[str, Any]] | None:
-    """Return the tokens of a position, the one that stands there first; None for the first one."""
+    """Return the tokens of a position, the chosen one first; None for the first position."""
     return position and [
         {
             "token_id": token,
@@ -400,12 +392,12 @@ def _logprobs(position: Any) -> list[dict[str, Any]] | None:
     ]
 
 
-def end(signum: int, frame: object) -> NoReturn:
-    """Leave in order, once, so that vLLM gives back its shared memory."""
+def exit_orderly(signum: int, frame: object) -> NoReturn:
+    """Exit once, in order, so that vLLM gives its shared memory back."""
     signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, exit_orderly)
     main(int(sys.argv[1]))

@@ -80,7 +80,7 @@ class Run:
         self._turn = turn
         self._on_ready = on_ready
         self._on_failure = on_failure
-        self._link: GuardianClient | None = None
+        self._guardian: GuardianClient | None = None
         # A phase in the gateway's words; None: the engine's log has it.
         self._phase: str | None = "looking for a running engine"
         # Start of the load or wake, in the loop's time; None: it has not begun.
@@ -94,7 +94,7 @@ class Run:
     @property
     def pid(self) -> int | None:
         """The API server's process, while there is one."""
-        return None if self._link is None else self._link.engine_pid
+        return None if self._guardian is None else self._guardian.engine_pid
 
     def read_log(self) -> None:
         """Take in the lines that the engine has written since the last call."""
@@ -107,11 +107,11 @@ class Run:
         async with contextlib.AsyncExitStack() as turn:
             # Before the first wait: engines load in the order in which they are started.
             acquiring = self._queue_for_turn(turn)
-            link = await self._find_running()
-            adopted = link is not None
+            guardian = await self._find_running()
+            adopted = guardian is not None
             if adopted:
                 await turn.aclose()
-            if link is None:
+            if guardian is None:
                 self._phase = "waiting for its turn"
                 if not await self._has_turn(acquiring):
                     self._shared.fire(Event.STOP)
@@ -123,45 +123,45 @@ class Run:
                 ):  # an earlier gateway's measurement is the best guess
                     _, self._status.load_s = self._launch.recall()
                 try:
-                    link = await self._spawn()
+                    guardian = await self._spawn()
                 except (OSError, LaunchError) as error:
                     missing = self._launch.spec.missing_model() is not None
                     cause = Cause.MISSING_FILES if missing else Cause.OTHER
                     return Failure(str(error), lasting=True, cause=cause)
-            self._link = link
+            self._guardian = guardian
             self._phase = None
-            link.keep(self._launch.keep)
-            exited = asyncio.create_task(link.wait(), name=f"guardian of {self._launch.name}")
+            guardian.keep(self._launch.keep)
+            exited = asyncio.create_task(guardian.wait(), name=f"guardian of {self._launch.name}")
             try:
                 if adopted:
-                    log.info("engine %s adopted, pid %d", self._launch.name, link.engine_pid)
-                failure = await self._wait_until_ready(link, exited, adopted=adopted)
+                    log.info("engine %s adopted, pid %d", self._launch.name, guardian.engine_pid)
+                failure = await self._wait_until_ready(guardian, exited, adopted=adopted)
                 await turn.aclose()
                 if failure is None and self._status.state is State.READY:
-                    failure = await self._serve(link, exited)
-                failure = await self._finish(link, exited, failure)
-                await self._launch.memory.until_free(link.pids)
+                    failure = await self._serve(guardian, exited)
+                failure = await self._finish(guardian, exited, failure)
+                await self._launch.memory.until_free(guardian.pids)
                 return failure
             finally:
-                self._link = None
+                self._guardian = None
                 exited.cancel()
                 self._control.close()
                 if self._shared.released:  # requests in flight go on
-                    link.close()
+                    guardian.close()
                 else:
                     self._client.close()
                     if not exited.done() or exited.cancelled():  # the task was canceled, or broke
-                        link.kill()
+                        guardian.kill()
 
     # Starting
 
     async def _find_running(self) -> GuardianClient | None:
         """Return the engine to adopt; one of another configuration is ended first."""
-        link = await find_guardian(self._launch.directory)
-        if link is None or link.fingerprint == self._launch.fingerprint:
-            return link
+        guardian = await find_guardian(self._launch.directory)
+        if guardian is None or guardian.fingerprint == self._launch.fingerprint:
+            return guardian
         self._phase = "ending the engine of another configuration"
-        await self._retire(link)
+        await self._retire(guardian)
         return None
 
     def _queue_for_turn(self, stack: contextlib.AsyncExitStack) -> asyncio.Future[Any] | None:
@@ -201,7 +201,7 @@ class Run:
         )
 
     async def _wait_until_ready(
-        self, link: GuardianClient, exited: asyncio.Task[int], *, adopted: bool
+        self, guardian: GuardianClient, exited: asyncio.Task[int], *, adopted: bool
     ) -> Failure | None:
         """Return when the engine is READY, has exited, or is to be stopped.
 
@@ -222,7 +222,7 @@ class Run:
                 return Failure(f"not ready after {timeout:g} s (start_timeout_s)")
             if now >= next_sample:
                 next_sample = now + watchdog.SAMPLE_S
-                frozen = stopped((await link.find_processes()).items())
+                frozen = stopped((await guardian.find_processes()).items())
                 if verdict := judge.verdict(Sample(now, frozen, 200, 0.0, None)):
                     return Failure(verdict)
             await self._shared.wait_for_first(exited, timeout=PROBE_S)
@@ -244,10 +244,10 @@ class Run:
 
     # Serving
 
-    async def _serve(self, link: GuardianClient, exited: asyncio.Task[int]) -> Failure | None:
+    async def _serve(self, guardian: GuardianClient, exited: asyncio.Task[int]) -> Failure | None:
         """Keep the engine in the desired state until it exits, fails or is to be stopped."""
         began = asyncio.get_running_loop().time()
-        watching = asyncio.create_task(self._watch(link))
+        watching = asyncio.create_task(self._watch(guardian))
         try:
             while not exited.done() and not self._shared.stopping:
                 if watching.done():
@@ -308,53 +308,53 @@ class Run:
 
     # Watching
 
-    async def _watch(self, link: GuardianClient) -> str:
+    async def _watch(self, guardian: GuardianClient) -> str:
         """Return the reason when the engine is found dead."""
         judge = Watchdog(self._launch.spec.progress_timeout_s)
         suspicion = self._shared.suspicion
         for number in itertools.count():
             if number % SAMPLES_PER_MEASUREMENT == 0 and self._status.state is not State.ASLEEP:
-                await self._update_memory(link)
-            if verdict := judge.verdict(await take_sample(link, self._probe, self._client)):
+                await self._update_memory(guardian)
+            if verdict := judge.verdict(await take_sample(guardian, self._probe, self._client)):
                 return verdict
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(suspicion.wait(), watchdog.SAMPLE_S)
             suspicion.clear()
         raise AssertionError("unreachable")
 
-    async def _update_memory(self, link: GuardianClient) -> None:
+    async def _update_memory(self, guardian: GuardianClient) -> None:
         """Find the engine's processes and, unless its memory is declared, measure that."""
         if self._launch.spec.memory_gib is not None:
-            await link.find_processes()
+            await guardian.find_processes()
         elif (gib := await self._measure_gib()) is not None:
             self._status.memory_gib = max(gib, self._status.memory_gib or 0.0)
 
     async def _measure_gib(self) -> float | None:
         """Return the GiB that the engine holds; None: not known."""
-        if self._link is None:
+        if self._guardian is None:
             return None
         # Found anew: of an adopted engine only the API server is known at first.
-        return await self._launch.memory.held_gib(await self._link.find_processes())
+        return await self._launch.memory.held_gib(await self._guardian.find_processes())
 
     # Ending
 
     async def _finish(
-        self, link: GuardianClient, exited: asyncio.Task[int], failure: Failure | None
+        self, guardian: GuardianClient, exited: asyncio.Task[int], failure: Failure | None
     ) -> Failure | None:
         """End what is left of the run; return why it failed, None when it was stopped."""
         if exited.done() and failure is None:
             return self._explain_exit(exited.result())
         if failure is None:
             self._shared.fire(Event.STOP)
-            await self._end(link, exited, self._shared.grace)
+            await self._end(guardian, exited, self._shared.grace)
             self._shared.fire(Event.EXIT)
             return None
         self._on_failure(failure)  # requests are refused from here on
         self._client.close()
-        await self._end(link, exited, 0.0)
+        await self._end(guardian, exited, 0.0)
         return failure
 
-    async def _retire(self, link: GuardianClient) -> None:
+    async def _retire(self, guardian: GuardianClient) -> None:
         """End an engine of another configuration once its requests have ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETIRE_S
@@ -362,15 +362,15 @@ class Run:
             if not await self._probe.busy():
                 break
             await self._shared.wait_for_first(timeout=PROBE_S)
-        await self._end(link, asyncio.create_task(link.wait()), self._shared.grace)
+        await self._end(guardian, asyncio.create_task(guardian.wait()), self._shared.grace)
 
-    async def _end(self, link: GuardianClient, exited: asyncio.Task[int], grace: float) -> None:
-        link.stop(grace)
-        timeout = 0.0 if link.frozen else grace + GUARDIAN_SLACK_S
+    async def _end(self, guardian: GuardianClient, exited: asyncio.Task[int], grace: float) -> None:
+        guardian.stop(grace)
+        timeout = 0.0 if guardian.frozen else grace + GUARDIAN_SLACK_S
         done, _ = await asyncio.wait({exited}, timeout=timeout)
         if not done:
             log.error("engine %s: its guardian does not respond, killing both", self._launch.name)
-            link.kill()
+            guardian.kill()
             await asyncio.wait({exited})
 
     def _explain_exit(self, code: int) -> Failure:

@@ -95,11 +95,11 @@ def stopped(family: Iterable[tuple[int, ProcessStat]]) -> tuple[int, ...]:
     return tuple(pid for pid, one in family if one.state == "T")
 
 
-async def take_sample(link: GuardianClient, probe: Probe, client: Http1Client) -> Sample:
+async def take_sample(guardian: GuardianClient, probe: Probe, client: Http1Client) -> Sample:
     """Sample a running engine: its processes, its /health, and its progress where requests wait."""
     now = asyncio.get_running_loop().time
     waiting_s = client.silence_s(now())
-    frozen = stopped(link.live_processes().items())
+    frozen = stopped(guardian.live_processes().items())
     # A frozen engine would keep the gateway's own requests waiting as well.
     reads_counters = not frozen and waiting_s >= SAMPLE_S
     exposition = await probe.metrics() if reads_counters else None

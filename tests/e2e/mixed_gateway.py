@@ -8,7 +8,7 @@ import sys
 from unittest import mock
 
 from app.cli import main
-from engines.process.engine import vllm_launcher
+from engines.process import vllm_launcher
 
 FAKE = (sys.executable, "-m", "tests.fakes.vllm")
 

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from engines.demo.dialogues import COMPLETIONS, DIALOGUES, Dialogue
-from engines.offline.prompts import Prompt
-from engines.offline.session import Job, Loaded, Loading, Session
+from engines.offline import Job, Loaded, Loading, Prompt, Session
 from engines.output.startup import PHASES
 from tests.e2e.deployment import (
     COMMAND,

@@ -12,7 +12,7 @@ import pytest
 
 from app.api.log_stream import MAX_FOLLOWERS
 from engines.base import EngineFacts, EngineNotReady, EngineState, Progress
-from engines.process.engine import ProcessEngine
+from engines.process import ProcessEngine
 from tests.app.raw import connected, request
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_for

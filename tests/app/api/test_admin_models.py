@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from engines.base import EngineNotReady, EngineState
-from engines.process.engine import ProcessEngine
+from engines.process import ProcessEngine
 from tests.app.api.test_admin_engines import message, put, until
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_for

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli import app
-from engines.offline.sampling import SAMPLING
+from engines.offline import SAMPLING
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +50,10 @@ P = ("--prompt", "a")
             "--prompts-file: cannot read none.txt: No such file or directory",
         ),
         ((*M, "--prompts-file", "models"), "--prompts-file: cannot read models: Is a directory"),
-        ((*M, "--prompts-file", "empty.txt"), "empty.txt holds no prompt"),
+        ((*M, "--prompts-file", "empty.txt"), "empty.txt contains no prompt"),
         (
             (*M, "--prompts-file", "bad.jsonl"),
-            "bad.jsonl line 2: unknown key 'promt'; it may hold prompt or messages, and id",
+            "bad.jsonl line 2: unknown key 'promt'; allowed are prompt or messages, and id",
         ),
         (
             (*M, *P, "--engine", "enforce-eager"),
@@ -83,4 +83,4 @@ def test_a_mistake_is_one_line_at_once(arguments: tuple[str, ...], said: str) ->
 
 def test_prompts_come_from_standard_input_too() -> None:
     result = CliRunner().invoke(app, ["generate", *M, "--prompts-file", "-"], input="\n")
-    assert result.stderr == "vllm-gateway: standard input holds no prompt\n"
+    assert result.stderr == "vllm-gateway: standard input contains no prompt\n"

@@ -11,7 +11,7 @@ from rich.console import Console
 from app.cli.generate_output import JsonLinesWriter, ProgressMeter, PromptOrder, TextWriter
 from app.cli.output import printable
 from engines.base import Progress
-from engines.offline.session import Advance
+from engines.offline import Advance
 
 
 def record(**fields: Any) -> dict[str, Any]:

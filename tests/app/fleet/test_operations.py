@@ -10,7 +10,7 @@ from app import errors
 from app.fleet.operations import ModelOperations
 from app.routing import Catalogue, Model, Replica
 from engines.base import EngineCapabilities, EngineNotReady, EngineState
-from engines.process.engine import ProcessEngine
+from engines.process import ProcessEngine
 from tests.app.routing.fakes import FakeEngine
 
 READY, STOPPED, FAILED, ASLEEP = (

@@ -23,7 +23,7 @@ from app.server.run import _hand_over
 from app.settings import ConfigError, Settings, digest
 from engines.base import EngineState
 from engines.gpu.accelerator import HostMemory
-from engines.process.engine import ProcessEngine
+from engines.process import ProcessEngine
 from tests.fakes import vllm_flags
 from tests.fakes.vllm import Fake
 from tests.gateway import (

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.offline.prompts import Prompt, PromptsError, read_prompts
+from engines.offline import Job, Prompt, PromptsError, read_prompts
 
 MESSAGES = ({"role": "user", "content": "a"},)
 
@@ -23,7 +23,7 @@ def test_json_lines_hold_strings_and_objects() -> None:
     lines = ['"a"', '{"prompt": "b", "id": 7}', json.dumps({"messages": MESSAGES, "id": "x"})]
     expected = [Prompt("a"), Prompt("b", id=7), Prompt(messages=MESSAGES, id="x")]
     assert read_prompts("\n".join(lines).encode(), "f") == expected
-    assert [prompt.shown() for prompt in expected] == [
+    assert [prompt.to_json() for prompt in expected] == [
         {"prompt": "a"},
         {"id": 7, "prompt": "b"},
         {"id": "x", "messages": MESSAGES},
@@ -51,7 +51,7 @@ def test_the_first_line_says_what_a_file_is_unless_its_name_does() -> None:
         ('{"prompt": "a", "messages": []}', "must hold either prompt or messages"),
         (
             '{"prompt": "a", "temperature": 1}',
-            "unknown key 'temperature'; it may hold prompt or messages, and id",
+            "unknown key 'temperature'; allowed are prompt or messages, and id",
         ),
         ('{"prompt": "a", "id": true}', "id must be a string or a whole number"),
         ('{"messages": []}', "messages must be a list that is not empty"),
@@ -75,8 +75,8 @@ def test_a_wrong_line_is_named_by_its_number(line: str, said: str | None) -> Non
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "f holds no prompt"),
-        (b" \n\n", "f holds no prompt"),
+        (b"", "f contains no prompt"),
+        (b" \n\n", "f contains no prompt"),
         (b"a\n\xff", "f line 2: not UTF-8"),
     ],
 )
@@ -100,3 +100,15 @@ def test_bytes_of_any_kind_are_prompts_or_one_fault(data: bytes) -> None:
     except PromptsError as error:
         said = str(error)
     assert not said or re.fullmatch(r"f [^\n]+", said)
+
+
+def test_job_is_the_same_after_it_was_written_and_read() -> None:
+    messages = ({"role": "user", "content": "hi"},)
+    job = Job(
+        model="m",
+        prompts=(Prompt("a", id=1), Prompt(messages=messages)),
+        engine=(("dtype", "float32"),),
+        sampling={"n": 2},
+        chat=True,
+    )
+    assert Job.from_line(job.to_line().decode()) == job

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engines.offline.sampling import LEFT_OUT, SAMPLING, Kind, SamplingError, parse
+from engines.offline.sampling import LEFT_OUT, SAMPLING, Kind, SamplingError, parse_sampling
 
 # What vLLM writes of a type, for each kind; `str | list[str]` and a schema as `str | dict` too.
 TYPES = {
@@ -67,7 +67,7 @@ def test_flags_are_given_as_vllm_takes_them() -> None:
         "json_schema": '{"type": "object"}',
         "disable_any_whitespace": True,
     }
-    assert parse(given) == {
+    assert parse_sampling(given) == {
         "temperature": 0.5,
         "n": 2,
         "stop": ["a", "b"],
@@ -78,7 +78,7 @@ def test_flags_are_given_as_vllm_takes_them() -> None:
         "extra_args": {"a": 1},
         "structured_outputs": {"json": {"type": "object"}, "disable_any_whitespace": True},
     }
-    assert parse({}) == {}
+    assert parse_sampling({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_value_of_the_wrong_type_is_one_line(
     name: str, value: str | list[str], said: str
 ) -> None:
     with pytest.raises(SamplingError) as caught:
-        parse({name: value})
+        parse_sampling({name: value})
     assert str(caught.value).startswith(said)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engines.offline.sampling import SamplingError
-from engines.offline.sampling_bounds import BOUNDS, REPETITION_KEYS, check
+from engines.offline.sampling_bounds import BOUNDS, REPETITION_KEYS, check_bounds
 
 NUMBERS = (-101, -3, -2.1, -2, -1.5, -1, -0.1, 0, 1e-6, 0.005, 0.5, 1, 1.5, 2, 2.1, 3, 101)
 FLOATS = (*map(float, NUMBERS), math.nan, math.inf, -math.inf)
@@ -53,7 +53,7 @@ GIVEN: tuple[dict[str, Any], ...] = (
 
 def refused(given: dict[str, Any]) -> bool:
     try:
-        check(given)
+        check_bounds(given)
     except SamplingError:
         return True
     return False
@@ -63,12 +63,12 @@ def refused(given: dict[str, Any]) -> bool:
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")  # vLLM's imports warn, of their own dependencies
 def test_what_vllm_refuses_is_refused_and_nothing_else() -> None:
-    from engines.offline.worker import Fault, sampling_params
+    from engines.offline.worker import UserError, sampling_params
 
     def refused_by_vllm(given: dict[str, Any]) -> bool:
         try:
             sampling_params({}, given)
-        except Fault:
+        except UserError:
             return True
         return False
 
@@ -128,7 +128,7 @@ def test_what_vllm_refuses_is_refused_and_nothing_else() -> None:
 )
 def test_a_value_out_of_bounds_is_one_line(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SamplingError) as caught:
-        check(given)
+        check_bounds(given)
     assert str(caught.value) == said
 
 
@@ -136,13 +136,13 @@ def test_more_answers_are_allowed_where_the_environment_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "20000")
-    check({"n": 20000})
+    check_bounds({"n": 20000})
     with pytest.raises(SamplingError, match="at most 20000"):
-        check({"n": 20001})
+        check_bounds({"n": 20001})
 
 
 def test_deep_json_is_looked_through() -> None:
     deep: list[Any] = []
     for _ in range(50_000):
         deep = [deep]
-    check({"extra_args": {"a": deep}})
+    check_bounds({"extra_args": {"a": deep}})

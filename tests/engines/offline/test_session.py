@@ -6,8 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engines.offline.prompts import Prompt
-from engines.offline.session import Job, OfflineError, Session
+from engines.offline import Job, OfflineError, Prompt, Session
 from tests.e2e.deployment import alive, until
 
 JOB = Job(model="org/none", prompts=(Prompt("a"),))
@@ -27,10 +26,10 @@ def family() -> tuple[psutil.Process, psutil.Process]:
 @pytest.mark.parametrize(
     ("victim", "said"),
     [
-        (0, "vLLM ended without a word, while it loaded the model"),
+        (0, "vLLM ended without a message, while it loaded the model"),
         (
             1,
-            "vLLM was killed, by the system perhaps, where memory ran out, "
+            "vLLM was killed, possibly because the machine ran out of memory, "
             "while it loaded the model",
         ),
     ],

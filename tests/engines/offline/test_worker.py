@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from engines.offline.worker import Fault, parse_engine_args, reasoning_parser_class, sampling_params
+from engines.offline.worker import (
+    UserError,
+    parse_engine_args,
+    reasoning_parser_class,
+    sampling_params,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,10 +24,10 @@ def test_engine_flags_are_read_as_vllm_serve_reads_them(tmp_path: Path) -> None:
     args = parse_engine_args(
         model,
         [
-            ["max-model-len", "1k"],
-            ["enforce_eager", "True"],
-            ["enable-prefix-caching", "false"],
-            ["hf-overrides", '{"a": 1}'],
+            ("max-model-len", "1k"),
+            ("enforce_eager", "True"),
+            ("enable-prefix-caching", "false"),
+            ("hf-overrides", '{"a": 1}'),
         ],
     )
     assert (args.model, args.max_model_len, args.enforce_eager) == (model, 1000, True)
@@ -46,8 +51,8 @@ def test_engine_flags_are_read_as_vllm_serve_reads_them(tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_flag_that_vllm_refuses_is_one_line(key: str, value: str, said: str) -> None:
-    with pytest.raises(Fault) as caught:
-        parse_engine_args("m", [[key, value]])
+    with pytest.raises(UserError) as caught:
+        parse_engine_args("m", [(key, value)])
     assert str(caught.value).startswith(said)
 
 
@@ -80,7 +85,7 @@ def test_what_is_given_goes_before_the_models_defaults() -> None:
 def test_a_sampling_parameter_that_vllm_refuses_is_one_line(
     given: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(UserError) as caught:
         sampling_params({}, given)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
@@ -90,5 +95,5 @@ def test_a_reasoning_parser_is_found_by_name() -> None:
     assert reasoning_parser_class("auto") is None
     assert reasoning_parser_class("none") is None
     assert reasoning_parser_class("qwen3") is not None
-    with pytest.raises(Fault, match=r"^--reasoning-parser: vLLM has no 'q'; it has auto, none, "):
+    with pytest.raises(UserError, match=r"vLLM has no 'q'; it has auto, none, "):
         reasoning_parser_class("q")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engines.offline import worker
-from engines.offline.worker import FEW_ANSWERS, Job, start_quickly
+from engines.offline import Job, Prompt, worker
+from engines.offline.worker import FEW_ANSWERS, start_quickly
 
 MULTIPROCESSING = "VLLM_ENABLE_V1_MULTIPROCESSING"
 KV_CACHE = "VLLM_CPU_KVCACHE_SPACE"
@@ -32,14 +32,9 @@ def started(
     engine_args = SimpleNamespace(kv_cache_memory_bytes=kv_cache, enforce_eager=None)
     job = Job(
         model="m",
-        engine=[list(pair) for pair in engine],
+        engine=engine,
         sampling=sampling,
-        prompts=[{"prompt": "a"}] * prompts,
-        system=None,
-        chat=None,
-        chat_template_kwargs={},
-        truncate_prompt_tokens=None,
-        reasoning_parser="auto",
+        prompts=(Prompt("a"),) * prompts,
     )
     start_quickly(engine_args, job)
     eager: bool | None = engine_args.enforce_eager

@@ -1,4 +1,4 @@
-"""Engines without processes: they load when a test lets them, in the states of real ones."""
+"""Fake engines with real states, which load when a test lets them."""
 
 import asyncio
 
@@ -71,6 +71,6 @@ class FakeEngine(fakes.FakeEngine):
             self.state = after(self.state, Event.EXIT)
 
     def die(self) -> None:
-        """End as an engine does whose process was killed."""
+        """Fail as an engine whose process was killed."""
         self.state = after(self.state, Event.FAIL)
         self.last_error = "it died while serving (killed by SIGKILL)"

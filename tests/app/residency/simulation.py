@@ -1,4 +1,4 @@
-"""Models, requests and a clock that are all made up, under the policy of production."""
+"""Simulates models, requests and a clock under the real policy."""
 
 import heapq
 import itertools
@@ -12,20 +12,20 @@ UNLOAD_S = 1.0
 
 
 @dataclass
-class Sort:
-    """What one model is like: the GiB it takes, the seconds it loads."""
+class Profile:
+    """Properties of a model: its memory, its load time."""
 
     need_gib: float
     load_s: float
     priority: int = 0
     idle_unload_s: float | None = None
-    # The policy hears of the need once the model has been loaded.
-    told: bool = True
+    # Otherwise its memory is known only after its first load.
+    known: bool = True
 
 
 @dataclass
 class Arrival:
-    """A request: when it comes, for which model, and how long it is served."""
+    """A request: its time, model and duration."""
 
     at: float
     model: str
@@ -41,23 +41,23 @@ class Loaded:
     ready: float
     left: float | None = None
     why: UnloadReason | None = None
-    # Whether somebody used it, or waited for it again, when it had to go.
+    # Whether it was used, or wanted again, when it was evicted.
     in_use: bool = False
 
 
 @dataclass
 class World:
-    """Runs arrivals to their end, and checks at each step what must hold all along."""
+    """Runs arrivals to their end, and checks the invariants at each step."""
 
-    sorts: dict[str, Sort]
+    profiles: dict[str, Profile]
     capacity_gib: float
     slots: int = 1
     terms: LoadTerms = field(default_factory=LoadTerms)
     now: float = 0.0
     loads: list[Loaded] = field(default_factory=list)
-    # What each request waited, in the order in which they were served.
+    # Wait of each request, in order of service.
     waits: list[float] = field(default_factory=list)
-    # From the first request that waited for a model to the begin of its load.
+    # Time from the first waiting request to the start of each load.
     delays: list[float] = field(default_factory=list)
     unloads: list[tuple[str, UnloadReason]] = field(default_factory=list)
     decision: Decision | None = None
@@ -66,25 +66,25 @@ class World:
         self.models = {
             name: ModelSnapshot(
                 name=name,
-                need_gib=sort.need_gib if sort.told else None,
-                priority=sort.priority,
-                idle_unload_s=sort.idle_unload_s,
+                need_gib=profile.need_gib if profile.known else None,
+                priority=profile.priority,
+                idle_unload_s=profile.idle_unload_s,
             )
-            for name, sort in self.sorts.items()
+            for name, profile in self.profiles.items()
         }
-        self._waiting: dict[str, list[Arrival]] = {name: [] for name in self.sorts}
+        self._waiting: dict[str, list[Arrival]] = {name: [] for name in self.profiles}
         self._events: list[tuple[float, int, str, object]] = []
         self._number = itertools.count()
         self._draining: frozenset[str] = frozenset()
 
     def run(self, arrivals: Iterable[Arrival], until: float | None = None) -> None:
-        """Let everything happen, to the last event or to a moment."""
+        """Process all events, or those until a time."""
         for arrival in arrivals:
             self._push(arrival.at, "arrive", arrival)
         while self._events and (until is None or self._events[0][0] <= until):
             self.now, _, what, about = heapq.heappop(self._events)
             self._happen(what, about)
-            # What happens at one moment is one event to the policy.
+            # Simultaneous events are one event to the policy.
             while self._events and self._events[0][0] == self.now:
                 _, _, what, about = heapq.heappop(self._events)
                 self._happen(what, about)
@@ -121,8 +121,8 @@ class World:
                 residency=Residency.LOADED,
                 loaded_at=self.now,
                 last_used=self.now,
-                load_s=self.sorts[name].load_s,
-                need_gib=self.sorts[name].need_gib,
+                load_s=self.profiles[name].load_s,
+                need_gib=self.profiles[name].need_gib,
                 wanted_since=None,
             )
             self._serve_all(name)
@@ -151,7 +151,7 @@ class World:
         for name, reason in decision.unload:
             model = self.models[name]
             assert model.residency is Residency.LOADED
-            assert model.leases == 0, "it leaves while it serves"
+            assert model.leases == 0, "it is unloaded while in use"
             stay = self.stays(name)[-1]
             stay.left, stay.why = self.now, reason
             settled_at = model.last_used + self.terms.settle(model.load_s)
@@ -171,7 +171,7 @@ class World:
             self.delays.append(self.now - model.wanted_since)
             self.loads.append(Loaded(name, self.now, 0.0))
             self._set(name, residency=Residency.LOADING, load_began=self.now)
-            self._push(self.now + self.sorts[name].load_s, "loaded", name)
+            self._push(self.now + self.profiles[name].load_s, "loaded", name)
         self._check()
         if decision.decide_at is not None:
             assert decision.decide_at > self.now
@@ -182,14 +182,14 @@ class World:
         taken = sum(m.need_gib or 0.0 for m in in_memory)
         unknown = self.capacity_gib < inf and any(m.need_gib is None for m in in_memory)
         assert taken <= self.capacity_gib + 1e-6, "over the budget"
-        assert not unknown or len(in_memory) == 1, "one of unknown need is not alone"
+        assert not unknown or len(in_memory) == 1, "a model of unknown size is not alone"
         loading = sum(m.residency is Residency.LOADING for m in in_memory)
         assert loading <= self.slots
         if loading < self.slots and not unknown:
             self._work_conserving(self.capacity_gib - taken)
 
     def _work_conserving(self, free: float) -> None:
-        """The one that is wanted longest is not loaded only because it does not fit."""
+        """Check that the model wanted longest is not loaded only if it does not fit."""
         wanted = [
             m
             for m in self.models.values()

@@ -1,4 +1,4 @@
-"""Whether a request waits for its model or goes to a fallback, on a clock of the test's own."""
+"""The choice between waiting and a fallback, on a fake clock."""
 
 import pytest
 from hypothesis import given
@@ -37,11 +37,11 @@ class TestStep:
     def test_fallback_that_is_up_serves_while_the_model_comes_up(self, asked: Forecast) -> None:
         assert step(asked, cold(1.0), LOADING, UP, UP) == 2
 
-    def test_model_that_is_up_again_is_asked_before_its_fallbacks(self) -> None:
+    def test_model_that_is_up_again_comes_before_its_fallbacks(self) -> None:
         assert step(UP, UP) is Step.ASK
         assert step(UP, UP, left_s=-1.0) is Step.ASK
 
-    def test_model_that_starts_is_waited_for_when_its_fallback_would_have_to_load_longer(
+    def test_request_waits_when_the_fallback_would_load_longer(
         self,
     ) -> None:
         assert step(Forecast(22.0), cold(26.0)) is Step.WAIT
@@ -52,23 +52,23 @@ class TestStep:
     def test_fallback_that_would_load_after_the_model_is_not_sooner(self) -> None:
         assert step(Forecast(60.0), cold(1.0), queued=True) is Step.WAIT
 
-    def test_start_of_which_nothing_is_known_has_begun_and_wins(self) -> None:
+    def test_start_of_unknown_duration_wins(self) -> None:
         assert step(UNKNOWN, cold(1.0)) is Step.WAIT
         assert step(LOADING, cold(None)) is Step.WAIT
 
-    def test_fallback_that_starts_by_itself_is_waited_for_along_with_the_model(self) -> None:
+    def test_request_waits_for_a_fallback_that_starts_by_itself(self) -> None:
         assert step(Forecast(60.0), Forecast(1.0)) is Step.WAIT
 
     @pytest.mark.parametrize("fallback", [UP, LOADING, cold(1.0), None])
-    def test_order_decides_when_the_model_does_not_come_up(self, fallback: Forecast) -> None:
+    def test_order_decides_when_the_model_is_not_coming_up(self, fallback: Forecast) -> None:
         assert step(None, cold(1.0), fallback) is Step.GIVE_UP
 
-    def test_nobody_waits_beyond_the_bound(self) -> None:
+    def test_no_wait_beyond_the_timeout(self) -> None:
         assert step(LOADING, cold(26.0), left_s=0.0) is Step.GIVE_UP
         assert step(LOADING, cold(26.0), UP, left_s=0.0) == 1
 
     @given(FORECASTS, st.lists(FORECASTS, max_size=4), st.floats(-10, 600), st.booleans())
-    def test_what_is_decided_is_never_worse_than_what_is_known(
+    def test_decision_is_never_worse_than_the_forecasts(
         self,
         asked: Forecast | None,
         fallbacks: list[Forecast | None],
@@ -98,21 +98,21 @@ class TestStep:
 
 
 class TestRemaining:
-    def test_start_takes_as_long_as_the_one_before(self) -> None:
+    def test_start_is_expected_to_take_as_long_as_the_previous_one(self) -> None:
         assert remaining_s(5.0, 22.0) == 17.0
 
     def test_late_start_is_expected_to_be_late_by_as_much_again(self) -> None:
         assert remaining_s(30.0, 22.0) == 8.0
 
-    def test_nothing_is_known_without_a_start_before(self) -> None:
+    def test_unknown_without_a_previous_start(self) -> None:
         assert remaining_s(5.0, None) is None
 
     @given(SECONDS, SECONDS)
-    def test_a_start_that_is_not_over_is_not_up(self, elapsed_s: float, expected_s: float) -> None:
+    def test_unfinished_start_is_not_up(self, elapsed_s: float, expected_s: float) -> None:
         assert not Forecast(remaining_s(elapsed_s, expected_s)).up
 
     @given(SECONDS, SECONDS, st.floats(0.01, 0.99))
-    def test_waiting_in_vain_costs_at_most_what_the_fallback_takes(
+    def test_vain_wait_costs_at_most_the_load_of_the_fallback(
         self, expected_s: float, load_s: float, tick: float
     ) -> None:
         """A start that hangs: the fallback is loaded once it is late by the fallback's load."""

@@ -1,4 +1,4 @@
-"""Requests that wait for a start: counted, bounded, and gone without a trace when canceled."""
+"""Requests that wait for a start: counted, bounded and canceled."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ def waits() -> Waits:
     return Waits()
 
 
-async def test_all_go_on_in_their_order_and_are_counted_as_a_queue(waits: Waits) -> None:
+async def test_waits_end_in_order_and_are_counted_as_a_queue(waits: Waits) -> None:
     tasks = await waits.waiting(5)
     assert waits.metric("gateway_queue_depth") == 5
     waits.become_up()
@@ -54,13 +54,13 @@ async def test_all_go_on_in_their_order_and_are_counted_as_a_queue(waits: Waits)
     assert waits.starts.waiting("demo") == 0
 
 
-async def test_what_is_over_at_once_waits_for_no_look(waits: Waits) -> None:
+async def test_wait_that_is_over_returns_at_once(waits: Waits) -> None:
     waits.up = True
     with pytest.raises(StopIteration):
         waits.wait().send(None)
 
 
-async def test_no_more_wait_than_may(waits: Waits) -> None:
+async def test_number_of_waits_is_bounded(waits: Waits) -> None:
     tasks = await waits.waiting(2)
     with pytest.raises(EngineOverloaded, match="'demo' is starting and has as many"):
         await waits.wait(most=2)
@@ -81,7 +81,7 @@ async def test_canceled_wait_leaves_nothing(waits: Waits) -> None:
     assert waits.metric("gateway_queue_depth") == 0
 
 
-async def test_forecast_that_changes_with_time_alone_is_read_again(
+async def test_forecast_is_read_again_as_time_passes(
     waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.residency.start_waits.FORECAST_S", 0.001)

@@ -43,13 +43,18 @@ from app.auth.key_store import KeyStore
 from app.auth.owner_store import OwnerStore
 from app.database import Database, DatabaseUnavailable, SharedSecret
 from app.errors import GatewayError
-from app.fleet.builder import Builder
-from app.fleet.deployment import ModelDeployment, build_deployments
-from app.fleet.engines_page import EnginesPage
-from app.fleet.fleet import REMOTE_START_S, STOP_GRACE_S
-from app.fleet.operations import ModelOperations
-from app.fleet.report import engine_figures
-from app.fleet.slots import config_hash, initial_slots
+from app.fleet import (
+    REMOTE_START_S,
+    STOP_GRACE_S,
+    Builder,
+    EnginesPage,
+    ModelDeployment,
+    ModelOperations,
+    build_deployments,
+    config_hash,
+    engine_figures,
+    initial_slots,
+)
 from app.limits import Limiter
 from app.relay.body_memory import BodyMemory
 from app.relay.cache_salts import CacheSalts

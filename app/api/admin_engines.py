@@ -15,9 +15,9 @@ from app.api.log_stream import Follow, Followers, readable, text_of
 from app.api.middleware import notes_of
 from app.auth.authenticator import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
-from app.fleet.operations import ModelOperations, without_secrets
-from app.fleet.report import EngineRow, engine_rows
+from app.fleet import EngineRow, ModelOperations, engine_rows
 from app.routing import Catalogue
+from engines.output.redact import hidden
 
 LINES = 200
 MAX_LINES = 10_000
@@ -65,17 +65,15 @@ def engines_router(
         follow: Annotated[bool, Query(description="Go on with new lines as they come.")] = False,
     ) -> Response:
         """The last lines of an engine's output, without control characters and secrets."""
-        reader = orders.log(name)
+        reader = orders.open_log(name)
         if follow:
-            return Follow(reader, lines, without_secrets, followers, ending)
+            return Follow(reader, lines, hidden, followers, ending)
 
         def read() -> bytes:
             try:
                 # A progress bar has no end of its line while it moves.
                 found = [*reader.last(lines), *reader.rest()]
-                return text_of(
-                    [without_secrets(line) for line in found[max(len(found) - lines, 0) :]]
-                )
+                return text_of([hidden(line) for line in found[max(len(found) - lines, 0) :]])
             finally:
                 reader.close()
 
@@ -99,7 +97,7 @@ def engines_router(
         model, replica = catalogue.find_replica(name)
         notes = notes_of(request.scope)
         notes.model, notes.engine = model.name, replica.engine.name
-        done = orders.order(name, "restart", lambda: orders.restart(name))
+        done = orders.start(name, "restart", lambda: orders.restart(name))
         if wait:
             await asyncio.shield(done)
         else:

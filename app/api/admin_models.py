@@ -15,8 +15,7 @@ from app.api.error_responses import ADMIN, Responses, error_responses
 from app.api.middleware import notes_of
 from app.auth.authenticator import Authenticator
 from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
-from app.fleet.operations import ModelOperations
-from app.fleet.report import Activity, ModelRow
+from app.fleet import Activity, ModelOperations, ModelRow
 from app.relay.services import RelayServices
 from app.residency import Residency
 from app.routing import Model
@@ -86,7 +85,7 @@ def admin_models_router(
     async def ordered(
         model: Model, verb: str, act: Act, response: Response, wait: bool
     ) -> ModelRow:
-        done = orders.order(model.name, verb, partial(act, model.name))
+        done = orders.start(model.name, verb, partial(act, model.name))
         if wait:
             await asyncio.shield(done)
         else:

@@ -9,7 +9,7 @@ from app.admission import Admission
 from app.api.error_responses import JsonObject, error_responses, reference
 from app.auth.authenticator import presented_key
 from app.errors import InvalidApiKey, TooManyConnections
-from app.fleet.engines_page import EnginesPage
+from app.fleet import EnginesPage
 from app.relay.forecasts import Forecasts
 from app.settings import digest
 from app.telemetry.metrics import TEXT_FORMAT, Metrics

@@ -9,7 +9,7 @@ from app.cli.options import ConfigOption
 from app.settings import ConfigError, LimitSettings, ModelSettings, Settings, load_settings
 
 if TYPE_CHECKING:  # slow to import
-    from app.fleet.slots import Slot
+    from app.fleet import Slot
     from app.routing import Catalogue, Model
 
 HIDDEN = "***"
@@ -18,9 +18,7 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 def check(config: ConfigOption = None) -> None:
     """Validate the configuration and print what would run."""
-    from app.fleet.builder import Builder
-    from app.fleet.preflight import preflight
-    from app.fleet.slots import initial_slots
+    from app.fleet import Builder, initial_slots, run_preflight
     from app.main import catalogue_of
     from app.telemetry.logs import setup
 
@@ -29,7 +27,9 @@ def check(config: ConfigOption = None) -> None:
         setup.check(settings.logs)
         builder = Builder(settings)
         slots = initial_slots(settings)
-        found = preflight(settings, [slot for group in slots.values() for slot in group], builder)
+        found = run_preflight(
+            settings, [slot for group in slots.values() for slot in group], builder
+        )
         try:
             catalogue = catalogue_of(settings, builder)
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""From what the configuration says of engines to engines that are not started, GPUs included."""
+"""Builds engines from their settings, and places them on GPUs; starts none."""
 
 import asyncio
 import os
@@ -23,53 +23,53 @@ from engines.spec import InProcessSpec, LocalSpec, ProcessSpec
 
 # Models with the slots of their engines.
 Slots = Sequence[tuple[ModelSettings, Sequence[Slot]]]
-# Slots with the GPUs that were found for them.
+# Slots with the GPUs that were assigned to them.
 Placed = Sequence[tuple[Slot, Placement]]
 
 
 class Builder:
-    """Makes engines, and knows what those of one machine have in common."""
+    """Builds engines, and holds what those of one machine share."""
 
     def __init__(self, settings: Settings, launcher: Sequence[str] | None = None) -> None:
-        """`launcher` runs vLLM's server, default: this interpreter's vLLM."""
+        """`launcher` runs vLLM's server; default: this interpreter's vLLM."""
         self._run_dir = settings.server.run_dir.absolute()
         self._keep = settings.server.keep_engines
         self._launcher = launcher
-        # Grows with a reload: engines that start later do not inherit those either.
+        # A reload adds to it: later engines do not inherit those variables either.
         self._withheld = set(settings.key_variables)
-        # Held by the one that loads.
+        # Held by each engine that loads.
         self._turn = asyncio.Semaphore(settings.server.parallel_starts)
-        # An engine of the gateway's own process may set it in our environment later.
+        # Read now: an in-process engine may set it in our environment later.
         self._visible = os.environ.get(VISIBLE)
         self._accelerator: Accelerator | None = None
-        # The newest at the end; one that was replaced is still there for a way back.
+        # Latest last; placements of replaced engines stay for a rollback.
         self._placed: list[tuple[Slot, Placement]] = []
 
-    def place(self, slots: Slots, beside: Mapping[str, Placement] | None = None) -> Placed:
-        """Return the GPUs of the engines whose spec has `gpus`; those that have some keep them.
+    def place(self, slots: Slots, alongside: Mapping[str, Placement] | None = None) -> Placed:
+        """Return the GPUs of the engines whose spec has `gpus`; assigned ones are kept.
 
-        `beside` has those of engines that start beside the ones they replace, by name. The driver
-        is asked only where some spec has `gpus`; that blocks. Raises ConfigError.
+        `alongside` has those of engines that start alongside the ones they replace, by name. Blocks
+        on the driver if any spec has `gpus`. Raises ConfigError.
         """
-        wishes = [
+        requests = [
             PlacementRequest(slot.name, model.name, slot.spec, on_demand=model.load == "on_demand")
             for model, engines in slots
             for slot in engines
             if isinstance(slot.spec, LocalSpec)
         ]
-        if all(wish.spec.gpus is None for wish in wishes):
+        if all(request.spec.gpus is None for request in requests):
             return ()
-        keep = {**self.placements(slots), **(beside or {})}
+        keep = {**self.placements(slots), **(alongside or {})}
         try:
-            there = self.accelerator.devices()
+            present = self.accelerator.devices()
         except AcceleratorError as error:
-            raise ConfigError([f"which GPUs there are is not known: {error}"]) from None
-        devices = visible(there, self._visible)
+            raise ConfigError([f"the GPUs of this machine are unknown: {error}"]) from None
+        devices = visible(present, self._visible)
         try:
-            found = place(wishes, devices, keep)
+            found = place(requests, devices, keep)
         except PlacementError as error:
-            hidden = len(there) - len(devices)
-            note = f"{VISIBLE} of the gateway hides {hidden} of {len(there)} GPUs"
+            hidden = len(present) - len(devices)
+            note = f"{VISIBLE} of the gateway hides {hidden} of {len(present)} GPUs"
             raise ConfigError([*error.faults, note] if hidden else error.faults) from None
         return [
             (slot, found[slot.name])
@@ -79,7 +79,7 @@ class Builder:
         ]
 
     def placements(self, slots: Slots) -> dict[str, Placement]:
-        """Return the GPUs of engines that were given some, by name."""
+        """Return the GPUs of the engines that were assigned some, by name."""
         return {
             slot.name: placement
             for _, engines in slots
@@ -88,25 +88,25 @@ class Builder:
         }
 
     def devices(self) -> Sequence[Device]:
-        """Return the GPUs that engines may use; it blocks. Raises AcceleratorError."""
+        """Return the GPUs that engines may use. Blocks. Raises AcceleratorError."""
         return visible(self.accelerator.devices(), self._visible)
 
     def withhold(self, variables: Iterable[str]) -> None:
-        """Have engines that start from now on not inherit these variables."""
+        """Withhold these environment variables from engines that start from now on."""
         self._withheld.update(variables)
 
     def use(self, placed: Placed) -> None:
-        """Give engines that are made from now on these GPUs."""
+        """Assign these GPUs to engines that are built from now on."""
         self._placed += placed
 
     @property
     def runs_vllm(self) -> bool:
-        """Whether engines are this interpreter's vLLM."""
+        """Whether engines run this interpreter's vLLM."""
         return self._launcher is None
 
     @property
     def accelerator(self) -> Accelerator:
-        """Where memory is asked for; looked for when it is asked first, which blocks."""
+        """The accelerator of this machine; the first call blocks to find it."""
         if self._accelerator is None:
             self._accelerator = find_accelerator()
         return self._accelerator
@@ -133,7 +133,7 @@ class Builder:
             return Replica(engine, model, by_priority=spec.by_priority)
         if isinstance(spec, InProcessSpec):
             if self._launcher is None:
-                vllm_launcher()  # whether vLLM is there
+                vllm_launcher()  # raises if vLLM is missing
             hosted = InProcessEngine(
                 slot.name,
                 spec,

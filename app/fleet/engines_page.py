@@ -1,8 +1,8 @@
-"""GET /metrics/engines: what every engine that serves says of itself, on one page.
+"""GET /metrics/engines: the metrics of all serving engines on one page.
 
-Managed engines listen on Unix sockets, where no Prometheus server can ask them. An engine that is
-dead, slow or talks nonsense has nothing on the page, and one more error counted; the page itself
-never fails. However many scrapers there are, each engine is asked once in FRESH_S.
+Managed engines listen on Unix sockets, which Prometheus cannot scrape. An engine that is dead, slow
+or sends an invalid page is left out and counted as a scrape error; the page itself never fails.
+Regardless of the number of scrapers, each engine is scraped once per FRESH_S.
 """
 
 import asyncio
@@ -17,13 +17,12 @@ from engines.output.redact import hidden
 
 log = logging.getLogger(__name__)
 
-# A pair of Prometheus servers that watch the same gateway shares one page now and then; neither
-# is told of a moment that is further back than this.
+# Maximum age of the page. A pair of Prometheus servers on the same gateway may share one.
 FRESH_S = 3.0
 
 
 class EnginesPage:
-    """The page, kept for a moment. Use within one event loop; `close()` when done."""
+    """The page, cached for FRESH_S. Use within one event loop; `close()` when done."""
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class EnginesPage:
         self._page = b""
         self._fresh_until = 0.0
         self._making: asyncio.Task[bytes] | None = None
-        self._faulty: set[str] = set()  # engines that something was wrong with the last time
+        self._faulty: set[str] = set()  # engines with a fault in the latest scrape
 
     async def exposition(self) -> bytes:
         """Return the page in Prometheus's text format 0.0.4."""
@@ -48,23 +47,23 @@ class EnginesPage:
                 return self._page
             self._fresh_until = now + FRESH_S
             self._making = asyncio.create_task(self._make(), name="scrape engines")
-        # A scraper that leaves does not take the page from the others.
+        # A scraper that disconnects does not cancel the page of the others.
         return await asyncio.shield(self._making)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Cancel a scrape that is under way."""
         if self._making is not None:
             self._making.cancel()
             await asyncio.wait({self._making})
 
     async def _make(self) -> bytes:
         try:
-            self._page = await self._ask_all()
+            self._page = await self._scrape_all()
         finally:
             self._making = None
         return self._page
 
-    async def _ask_all(self) -> bytes:
+    async def _scrape_all(self) -> bytes:
         models = {r.engine.name: m.name for m in self._catalogue.models for r in m.replicas}
         asked = [engine for engine in self._catalogue.engines if engine.state in SERVING]
         pages = await asyncio.gather(*(one.exposition() for one in asked), return_exceptions=True)
@@ -75,7 +74,7 @@ class EnginesPage:
             try:
                 if isinstance(page, BaseException):
                     raise page
-                left_out = await _paced(merged.add(name, page))
+                left_out = await _run_in_steps(merged.add(name, page))
                 up[name] = True
                 if left_out:
                     shown = ", ".join(left_out[:5])
@@ -83,19 +82,21 @@ class EnginesPage:
             except (EngineError, MalformedPage) as error:
                 faults[name] = hidden(str(error))
             self._metrics.engine_scrape_errors.add((models[name], name), int(name in faults))
-        self._tell(faults)
+        self._log_new(faults)
         return merged.text(up)
 
-    def _tell(self, faults: dict[str, str]) -> None:
-        """Log what is wrong now and was not before."""
+    def _log_new(self, faults: dict[str, str]) -> None:
+        """Log faults that the previous scrape did not have."""
         for name, fault in faults.items():
             if name not in self._faulty:
-                log.warning("engine %s: its metrics are not all on our page: %s", name, fault)
+                log.warning(
+                    "metrics of engine %s are incomplete on /metrics/engines: %s", name, fault
+                )
         self._faulty = set(faults)
 
 
-async def _paced(work: MergeSteps) -> list[str]:
-    """Return what the work ends in; the loop turns after every piece of it."""
+async def _run_in_steps(work: MergeSteps) -> list[str]:
+    """Run the steps to their result; the event loop turns after each."""
     while True:
         try:
             next(work)

@@ -17,7 +17,7 @@ from engines.base import Engine, EngineNotReady, EngineState
 
 log = logging.getLogger(__name__)
 
-# vLLM has nothing in flight by now, so this covers only its teardown.
+# An engine has no requests in flight by now, so this covers only vLLM's teardown.
 STOP_GRACE_S = 5.0
 # Timeout for a remote server to become READY.
 REMOTE_START_S = 10.0
@@ -30,6 +30,13 @@ CheckOverlap = Callable[[DeployedEngine, Slot], Awaitable[OverlapCheck]]
 # States of an engine that was not requested to run. A model on demand leaves an engine FAILED
 # after a failed load.
 IDLE_STATES = frozenset({EngineState.STOPPED, EngineState.ASLEEP, EngineState.FAILED})
+
+
+async def ensure_ready(engine: Engine) -> None:
+    """Start an engine; return once it is READY. Raises EngineNotReady with its own reason."""
+    # A managed engine has its own timeout, start_timeout_s, and knows why it failed.
+    bound_s = inf if engine.capabilities.managed else REMOTE_START_S
+    await engine.ensure_ready(asyncio.get_running_loop().time() + bound_s)
 
 
 class NotStarted(Exception):
@@ -256,12 +263,8 @@ async def _drain_replaced(replaced: DeployedEngine) -> None:
 
 
 async def _start(deployed: DeployedEngine) -> None:
-    """Return once an engine is READY. Raises NotStarted with the engine's own reason."""
-    engine = deployed.engine
-    # A managed engine has its own timeout, start_timeout_s, and knows why it failed.
-    bound_s = inf if engine.capabilities.managed else REMOTE_START_S
     try:
-        await engine.ensure_ready(asyncio.get_running_loop().time() + bound_s)
+        await ensure_ready(deployed.engine)
     except EngineNotReady as error:
         raise NotStarted(f"engine {deployed.slot.name}: {error}") from None
 

@@ -1,7 +1,7 @@
-"""What plainly cannot start, found before anything is touched: for `check` and for a reload.
+"""Finds engines that evidently cannot start, for `check` and for a reload.
 
-Paths of models, the length of sockets' paths, vLLM's flags, its parsers' names, sleep mode and
-parallel sizes that this machine cannot have. GPUs that a spec asks for are `Builder.place`'s.
+Checks model paths, the length of socket paths, vLLM's flags and parser names, sleep mode, and
+parallel sizes that this machine cannot have. `Builder.place` checks the GPUs of a spec.
 """
 
 import os
@@ -21,28 +21,28 @@ from engines.guard import scratch
 from engines.process import SOCKET
 from engines.spec import LocalSpec, ProcessSpec
 
-# Executors whose ranks run on other machines, too.
+# Executors whose ranks may run on other machines.
 REMOTE_EXECUTORS = ("ray", "external_launcher")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was found: a line for each fault, and one for what could not be checked."""
+class PreflightResult:
+    """One line for each fault, and one for each check that was not possible."""
 
     faults: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def preflight(
+def run_preflight(
     settings: Settings,
     slots: Sequence[Slot],
     builder: Builder,
     ended: threading.Event | None = None,
-) -> Found:
-    """Return what is wrong with engines of `settings` that are to be started. Blocks.
+) -> PreflightResult:
+    """Check the engines of `settings` that are to be started. Blocks.
 
-    vLLM is not asked where another program stands in its place, and not waited for any longer once
-    `ended` is set.
+    Flags are not checked for another launcher than vLLM's; the check is given up when `ended` is
+    set.
     """
     local = [(slot.name, slot.spec) for slot in slots if isinstance(slot.spec, LocalSpec)]
     specs = list({id(spec): spec for _, spec in local}.values())
@@ -62,11 +62,11 @@ def preflight(
             faults += _flags(settings, specs, builder, ended)
         except check.CannotAsk as error:
             notes.append(f"flags of engines were not checked: {error}")
-    return Found(tuple(faults), tuple(notes))
+    return PreflightResult(tuple(faults), tuple(notes))
 
 
 def _long_paths(settings: Settings, engines: Sequence[str]) -> Iterator[str]:
-    """Yield a fault if the longest path of a socket does not fit into its address (unix(7))."""
+    """Yield a fault if the longest socket path exceeds the limit of unix(7)."""
     if not engines:
         return
     run_dir = settings.server.run_dir.absolute()
@@ -85,7 +85,7 @@ def _flags(
     builder: Builder,
     ended: threading.Event | None,
 ) -> list[str]:
-    """Return what is wrong with the flags of engines. Raises CannotAsk."""
+    """Return the faults in the flags of engines. Raises CannotAsk."""
     verdict = check.check(specs, settings.server.run_dir, ended)
     found: list[str] = []
     for spec, faults in zip(specs, verdict.faults, strict=True):
@@ -101,7 +101,7 @@ def _flags(
 def _impossible(
     spec: LocalSpec, table: FlagTable, builder: Builder
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what an engine asks for and this machine cannot give, each with its place."""
+    """Yield settings that this machine cannot satisfy, each with its path."""
     if not table.sleep:
         message = f"vLLM has no sleep mode on this platform ({table.device}): leave it out"
         if isinstance(spec, ProcessSpec) and spec.sleep_level is not None:
@@ -123,7 +123,7 @@ def _impossible(
 
 
 def _ranks_on_cpu(spec: LocalSpec) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a fault where vLLM would bind more ranks to NUMA nodes than there are."""
+    """Yield a fault if vLLM would bind more ranks than there are NUMA nodes."""
     variables = {**os.environ, **spec.env}
     if variables.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto":
         return
@@ -142,14 +142,14 @@ def _ranks_on_cpu(spec: LocalSpec) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _ranks_on_gpus(spec: LocalSpec, builder: Builder) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a fault where an engine that takes the first GPUs it sees needs more of them."""
+    """Yield a fault if an engine without `gpus` needs more GPUs than it can see."""
     ranks, said = gpus_needed(spec.args)
     if ranks == 1:
         return
     variables: Mapping[str, str] = {**os.environ, **spec.env}
     try:
-        there = visible(builder.accelerator.devices(), variables.get(VISIBLE))
+        present = visible(builder.accelerator.devices(), variables.get(VISIBLE))
     except AcceleratorError:
         return  # vLLM may know more
-    if ranks > len(there):
-        yield ("args",), f"needs {ranks} GPUs ({said}), it sees {len(there)}"
+    if ranks > len(present):
+        yield ("args",), f"needs {ranks} GPUs ({said}), it sees {len(present)}"

@@ -1,4 +1,4 @@
-"""The engines and models of a catalogue as they are shown: by /admin, the command line, metrics."""
+"""Rows of engines and models for /admin, the command line and the metrics."""
 
 import time
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from app.telemetry.metrics import EngineFigures
 from engines.base import EngineFacts, EngineState
 from engines.output.redact import command, hidden
 
-# States of an engine, the one that is closest to serving first.
+# States of an engine, those closest to serving first.
 CLOSENESS = (
     EngineState.READY, EngineState.STARTING, EngineState.DRAINING, EngineState.ASLEEP,
     EngineState.STOPPING, EngineState.FAILED, EngineState.STOPPED,
 )  # fmt: skip
 
 
-def _told(facts: EngineFacts) -> dict[str, Any]:
+def _known(facts: EngineFacts) -> dict[str, Any]:
     return {name: value for name, value in asdict(facts).items() if value is not None}
 
 
 class Progress(BaseModel):
-    """How far a start is: a phase in words, and where the engine counts, k of n."""
+    """Progress of a start: the phase, and k of n if the engine counts."""
 
     phase: str
     done: int | None
@@ -37,22 +37,24 @@ class EngineRow(BaseModel):
     model: str
     kind: str = Field(description="process, in_process or remote.")
     state: EngineState
-    since: str | None = Field(description="When it came into that state, RFC 3339; null: unknown.")
-    progress: Progress | None = Field(description="While it is starting, as far as it tells.")
-    facts: Annotated[EngineFacts, PlainSerializer(_told)] = Field(
-        description="What it said of itself; what it did not say is left out."
+    since: str | None = Field(description="Start of this state, RFC 3339; null: unknown.")
+    progress: Progress | None = Field(description="While it is starting, if known.")
+    facts: Annotated[EngineFacts, PlainSerializer(_known)] = Field(
+        description="Properties reported by the engine; unknown ones are left out."
     )
-    last_error: str | None = Field(description="Why it last failed, and what to do about it.")
+    last_error: str | None = Field(
+        description="Reason of its latest failure, and what to do about it."
+    )
     restarts: int
-    load_s: float | None = Field(description="Seconds that its last start took.")
-    in_flight: int = Field(description="Requests that it works on now.")
-    pid: int | None = Field(description="Of its API server, where that is a process of ours.")
+    load_s: float | None = Field(description="Duration of its latest start, in seconds.")
+    in_flight: int = Field(description="Requests in flight.")
+    pid: int | None = Field(description="Process ID of its API server, if that is a local process.")
     memory_gib: float | None
-    runs: str = Field(description="Its command line or address, with secrets left out.")
+    runs: str = Field(description="Its command line or address, without secrets.")
 
     @classmethod
     def of(cls, model: Model, replica: Replica) -> Self:
-        """Return an engine as it is shown."""
+        """Return the row of an engine."""
         engine = replica.engine
         progress = engine.progress if engine.state is EngineState.STARTING else None
         return cls(
@@ -60,7 +62,7 @@ class EngineRow(BaseModel):
             model=model.name,
             kind=engine.kind,
             state=engine.state,
-            since=_written(engine.since),
+            since=_rfc3339(engine.since),
             progress=progress
             and Progress(phase=progress.phase, done=progress.done, total=progress.total),
             facts=engine.facts,
@@ -77,22 +79,22 @@ class EngineRow(BaseModel):
 class Loading(BaseModel):
     """A load that is under way, or that requests wait for."""
 
-    since: str = Field(description="When it began, or the first request began to wait; RFC 3339.")
+    since: str = Field(description="Start of the load, or of the first wait for it; RFC 3339.")
     elapsed_s: float
     expected_s: float | None = Field(
-        description="Seconds that are left, by what the last load took; null: unknown."
+        description="Remaining seconds, estimated from the latest load; null: unknown."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What goes on at a model beside its engines' states."""
+    """Activity of a model: requests, operation and load."""
 
     in_flight: int = 0
-    # In its queue, for its load and for its start.
+    # Requests in its queue, and those that wait for its load or start.
     waiting: int = 0
     under_way: str | None = None
-    # For how long it has been loading, and for how much longer; None: it is not, unknown.
+    # Elapsed time of a load, None: it is not loading; and remaining time, None: unknown.
     loading_s: float | None = None
     expected_s: float | None = None
 
@@ -101,24 +103,26 @@ class ModelRow(BaseModel):
     name: str
     aliases: list[str]
     load: str = Field(description="eager or on_demand.")
-    state: EngineState = Field(description="That of its engine which is closest to serving.")
+    state: EngineState = Field(description="State of the engine that is closest to serving.")
     engines: int
-    ready: int = Field(description="How many of its engines are ready.")
-    in_flight: int = Field(description="Requests under way.")
-    waiting: int = Field(description="Requests in its queue, or that wait for its load.")
-    under_way: str | None = Field(description="load, unload or sleep, while that is being done.")
-    loading: Loading | None = Field(description="While it loads, or requests wait for that.")
-    last_error: str | None = Field(description="Why it failed; null unless its state is failed.")
+    ready: int = Field(description="Number of ready engines.")
+    in_flight: int = Field(description="Requests in flight.")
+    waiting: int = Field(description="Requests in its queue, or waiting for its load.")
+    under_way: str | None = Field(description="Running operation: load, unload or sleep.")
+    loading: Loading | None = Field(description="While it loads, or requests wait for its load.")
+    last_error: str | None = Field(
+        description="Reason of the failure; null unless its state is failed."
+    )
 
     @classmethod
     def of(cls, model: Model, activity: Activity) -> Self:
-        """Return a model as it is shown."""
+        """Return the row of a model."""
         engines = [replica.engine for replica in model.replicas]
         state = min((e.state for e in engines), key=CLOSENESS.index, default=EngineState.STOPPED)
         errors = (hidden(e.last_error) for e in engines if e.last_error is not None)
         elapsed_s = activity.loading_s
         loading = elapsed_s is not None and Loading(
-            since=_written(time.time() - elapsed_s),
+            since=_rfc3339(time.time() - elapsed_s),
             elapsed_s=round(elapsed_s, 1),
             expected_s=activity.expected_s and round(activity.expected_s, 1),
         )
@@ -138,14 +142,14 @@ class ModelRow(BaseModel):
 
 
 def engine_rows(catalogue: Catalogue) -> list[EngineRow]:
-    """Return every engine, in the configuration's order."""
+    """Return the rows of all engines, in the order of the configuration."""
     return [
         EngineRow.of(model, replica) for model in catalogue.models for replica in model.replicas
     ]
 
 
 def engine_figures(catalogue: Catalogue) -> Iterator[EngineFigures]:
-    """Return what metrics tell of every engine."""
+    """Yield the figures of every engine for the metrics."""
     for model in catalogue.models:
         for replica in model.replicas:
             engine, facts = replica.engine, replica.engine.facts
@@ -165,5 +169,5 @@ def engine_figures(catalogue: Catalogue) -> Iterator[EngineFigures]:
             )
 
 
-def _written(seconds: float) -> str:
+def _rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

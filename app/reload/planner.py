@@ -13,7 +13,7 @@ from app.errors import InvalidConfiguration
 from app.fleet.builder import Builder, Placed, Slots
 from app.fleet.deployment import DeployedEngine, ModelDeployment, memory_gib
 from app.fleet.fleet import IDLE_STATES, Fleet
-from app.fleet.preflight import preflight
+from app.fleet.preflight import run_preflight
 from app.fleet.slots import Slot
 from app.fleet.takeover import EngineSnapshot, MachineResources, OverlapCheck, check_overlap
 from app.reload.choice import EngineLayout, choose_takeovers
@@ -45,7 +45,7 @@ class ReloadPlanner:
         Raises InvalidConfiguration for engines that evidently cannot start. `closed` ends the wait
         for vLLM's parser.
         """
-        preflighted = preflight(
+        preflighted = run_preflight(
             found.new, [slot for _, slot in found.starts()], self._builder, closed
         )
         faults = list(preflighted.faults)

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from app.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.migration_process import migrate_in_child
 from app.errors import Conflict, GatewayError, InvalidConfiguration
-from app.fleet.fleet import STOP_GRACE_S
+from app.fleet import STOP_GRACE_S
 from app.main import State, create_app, hopeless, release_engines
 from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.server.notify import ServiceManager

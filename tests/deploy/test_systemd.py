@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from app.fleet.fleet import STOP_GRACE_S
+from app.fleet import STOP_GRACE_S
 from app.server.run import CLOSING_S
 from app.settings import ServerSettings
 from tests.deploy.image import STATE, Image

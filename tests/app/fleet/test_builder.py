@@ -1,4 +1,4 @@
-"""What engines are made of, beside what their own settings say."""
+"""Arguments of engines that come from elsewhere than their own settings."""
 
 from pathlib import Path
 from typing import Any

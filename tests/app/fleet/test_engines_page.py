@@ -1,4 +1,4 @@
-"""The page of all engines: who is asked, how often, and what becomes of one that is not well."""
+"""The page with the metrics of all engines: scrapes, caching and failures."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ PAGE = b"# TYPE vllm:x gauge\nvllm:x 1\n"
 
 
 class Engine(FakeEngine):
-    """An engine whose page a test says; it answers when `gate` is open."""
+    """An engine with a page set by the test; it responds when `gate` is open."""
 
     def __init__(self, name: str, page: bytes | None = PAGE) -> None:
         super().__init__(name)
@@ -34,8 +34,8 @@ class Engine(FakeEngine):
         return self.page
 
 
-class Room:
-    """A page, and what is behind it."""
+class Scenario:
+    """A page with its catalogue, metrics and clock."""
 
     def __init__(self, *engines: Engine) -> None:
         self.engines = engines
@@ -46,7 +46,7 @@ class Room:
         self.page = EnginesPage(self.catalogue, self.metrics, clock=lambda: self.now)
 
     async def scrape(self, after_s: float = FRESH_S) -> list[Sample]:
-        """Return what a scrape shows so much later than the one before."""
+        """Return the page of a scrape this much later than the previous one."""
         self.now += after_s
         return samples(await self.page.exposition())
 
@@ -69,66 +69,66 @@ def shown(found: list[Sample]) -> set[str]:
     return {s.labels["gateway_engine"] for s in found if s.name != "gateway_engine_up"}
 
 
-async def test_every_engine_that_serves_is_on_the_page() -> None:
-    room = Room(Engine("a"), Engine("b"))
-    room.engines[1].state = EngineState.DRAINING
-    found = await room.scrape()
+async def test_every_serving_engine_is_on_the_page() -> None:
+    scenario = Scenario(Engine("a"), Engine("b"))
+    scenario.engines[1].state = EngineState.DRAINING
+    found = await scenario.scrape()
     assert shown(found) == {"a", "b"}
     assert up(found) == {"a": 1, "b": 1}
-    assert room.errors("a") == room.errors("b") == 0
+    assert scenario.errors("a") == scenario.errors("b") == 0
 
 
 @pytest.mark.parametrize("state", sorted(set(EngineState) - set(SERVING)))
-async def test_an_engine_that_does_not_serve_is_not_asked(state: EngineState) -> None:
-    """A question must not wake a model that sleeps, nor load one that is unloaded."""
-    room = Room(Engine("a"), Engine("b"))
-    room.engines[1].state = state
-    found = await room.scrape()
+async def test_engine_that_does_not_serve_is_not_scraped(state: EngineState) -> None:
+    """A scrape must not wake a sleeping model, nor load an unloaded one."""
+    scenario = Scenario(Engine("a"), Engine("b"))
+    scenario.engines[1].state = state
+    found = await scenario.scrape()
     assert shown(found) == {"a"}
     assert up(found) == {"a": 1, "b": 0}
-    assert room.engines[1].asked == 0
-    assert room.errors("b") is None
+    assert scenario.engines[1].asked == 0
+    assert scenario.errors("b") is None
 
 
 @pytest.mark.parametrize("page", [None, b"<html>\n", b"half a li", b"\xff\xfe\n"])
-async def test_an_engine_that_is_not_well_fails_nobody_else(page: bytes | None) -> None:
-    room = Room(Engine("a", page), Engine("b"))
-    found = await room.scrape()
+async def test_failing_engine_does_not_affect_the_others(page: bytes | None) -> None:
+    scenario = Scenario(Engine("a", page), Engine("b"))
+    found = await scenario.scrape()
     assert shown(found) == {"b"}
     assert up(found) == {"a": 0, "b": 1}
-    assert (room.errors("a"), room.errors("b")) == (1, 0)
+    assert (scenario.errors("a"), scenario.errors("b")) == (1, 0)
 
 
-async def test_a_family_that_is_declared_differently_is_counted_and_the_rest_shown() -> None:
-    room = Room(Engine("a"), Engine("b", b"# TYPE vllm:x counter\nvllm:x 1\nvllm:y 1\n"))
-    found = await room.scrape()
+async def test_conflicting_family_is_counted_and_left_out() -> None:
+    scenario = Scenario(Engine("a"), Engine("b", b"# TYPE vllm:x counter\nvllm:x 1\nvllm:y 1\n"))
+    found = await scenario.scrape()
     assert {(s.name, s.labels["gateway_engine"]) for s in found[:-2]} == {
         ("vllm:x", "a"),
         ("vllm:y", "b"),
     }
     assert up(found) == {"a": 1, "b": 1}
-    assert (room.errors("a"), room.errors("b")) == (0, 1)
+    assert (scenario.errors("a"), scenario.errors("b")) == (0, 1)
 
 
-async def test_a_fault_is_logged_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
-    room = Room(Engine("a", None))
-    await room.scrape()
-    await room.scrape()
-    told = "engine a: its metrics are not all on our page: engine a is gone"
-    assert [(r.levelno, r.message) for r in caplog.records] == [(logging.WARNING, told)]
-    room.engines[0].page = PAGE
-    await room.scrape()
-    room.engines[0].page = None
-    await room.scrape()
-    assert caplog.messages == [told, told]
-    assert room.errors("a") == 3
+async def test_fault_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    scenario = Scenario(Engine("a", None))
+    await scenario.scrape()
+    await scenario.scrape()
+    warning = "metrics of engine a are incomplete on /metrics/engines: engine a is gone"
+    assert [(r.levelno, r.message) for r in caplog.records] == [(logging.WARNING, warning)]
+    scenario.engines[0].page = PAGE
+    await scenario.scrape()
+    scenario.engines[0].page = None
+    await scenario.scrape()
+    assert caplog.messages == [warning, warning]
+    assert scenario.errors("a") == 3
 
 
-async def test_scrapers_at_the_same_time_share_one_question() -> None:
-    room = Room(Engine("a"))
-    [engine] = room.engines
+async def test_concurrent_scrapers_share_one_scrape() -> None:
+    scenario = Scenario(Engine("a"))
+    [engine] = scenario.engines
     engine.gate.clear()
-    scrapers = [asyncio.create_task(room.scrape(0)) for _ in range(5)]
+    scrapers = [asyncio.create_task(scenario.scrape(0)) for _ in range(5)]
     await asyncio.sleep(0)
     scrapers[0].cancel()  # the one whose question it was
     await asyncio.sleep(0)
@@ -138,29 +138,29 @@ async def test_scrapers_at_the_same_time_share_one_question() -> None:
     assert engine.asked == 1
 
 
-async def test_a_page_is_kept_for_a_moment() -> None:
-    room = Room(Engine("a"))
-    await room.scrape()
-    await room.scrape(FRESH_S - 0.1)
-    assert room.engines[0].asked == 1
-    await room.scrape(0.1)
-    assert room.engines[0].asked == 2
+async def test_page_is_cached() -> None:
+    scenario = Scenario(Engine("a"))
+    await scenario.scrape()
+    await scenario.scrape(FRESH_S - 0.1)
+    assert scenario.engines[0].asked == 1
+    await scenario.scrape(0.1)
+    assert scenario.engines[0].asked == 2
 
 
-async def test_a_reload_changes_who_is_asked() -> None:
-    room = Room(Engine("a"))
-    await room.scrape()
-    room.catalogue.replace([Model("demo", (), (Replica(Engine("new"), "demo"),))])
-    found = await room.scrape()
+async def test_reload_changes_the_scraped_engines() -> None:
+    scenario = Scenario(Engine("a"))
+    await scenario.scrape()
+    scenario.catalogue.replace([Model("demo", (), (Replica(Engine("new"), "demo"),))])
+    found = await scenario.scrape()
     assert shown(found) == {"new"}
     assert up(found) == {"new": 1}
 
 
-async def test_the_end_waits_for_no_engine() -> None:
-    room = Room(Engine("a"))
-    room.engines[0].gate.clear()
-    scraper = asyncio.create_task(room.scrape())
+async def test_close_waits_for_no_engine() -> None:
+    scenario = Scenario(Engine("a"))
+    scenario.engines[0].gate.clear()
+    scraper = asyncio.create_task(scenario.scrape())
     await asyncio.sleep(0)
-    await room.page.close()
+    await scenario.page.close()
     with pytest.raises(asyncio.CancelledError):
         await scraper

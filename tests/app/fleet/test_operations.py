@@ -1,4 +1,4 @@
-"""Orders: one at a time for a model, owned until they are done, refused where they are none."""
+"""Operations on models: one at a time each, not canceled with their caller."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ READY, STOPPED, FAILED, ASLEEP = (
 
 
 class Engine(FakeEngine):
-    """An engine that does as a process does: a failed one is not started without a stop."""
+    """A fake that behaves as a process: a failed one does not start before a stop."""
 
     capabilities = ProcessEngine.capabilities
     cannot: str | None = None
@@ -60,8 +60,8 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         return made[-1]
 
     yield build
-    for orders in made:
-        await orders.close()
+    for operations in made:
+        await operations.close()
 
 
 async def test_load_starts_every_engine(make: Make) -> None:
@@ -70,7 +70,7 @@ async def test_load_starts_every_engine(make: Make) -> None:
     assert [engine.state for engine in engines] == [READY] * 3
 
 
-async def test_load_tells_of_every_engine_that_did_not_start(make: Make) -> None:
+async def test_load_error_has_every_engine_that_failed(make: Make) -> None:
     engines = (
         Engine("demo-0", cannot="no room"),
         Engine("demo-1"),
@@ -84,54 +84,56 @@ async def test_load_tells_of_every_engine_that_did_not_start(make: Make) -> None
 
 async def test_unload_and_sleep(make: Make) -> None:
     engine = Engine("demo-0", READY)
-    orders = make(engine)
-    await orders.sleep("demo", 1)
+    operations = make(engine)
+    await operations.sleep("demo", 1)
     assert engine.state is ASLEEP
-    await orders.unload("demo")
+    await operations.unload("demo")
     assert engine.state is STOPPED
 
 
 @pytest.mark.parametrize(("kind", "shown"), [("remote", "remote"), ("in_process", "in process")])
-async def test_what_no_engine_of_a_model_can(make: Make, kind: str, shown: str) -> None:
-    orders = make(FakeEngine(kind=kind, capabilities=EngineCapabilities()))
+async def test_operation_that_no_engine_supports_is_a_conflict(
+    make: Make, kind: str, shown: str
+) -> None:
+    operations = make(FakeEngine(kind=kind, capabilities=EngineCapabilities()))
     with pytest.raises(errors.Conflict, match=f"demo cannot be unloaded: its engines are {shown}"):
-        await orders.unload("demo")
+        await operations.unload("demo")
     with pytest.raises(errors.Conflict, match=f"demo cannot sleep: its engines are {shown}"):
-        await orders.sleep("demo", 1)
+        await operations.sleep("demo", 1)
     with pytest.raises(errors.Conflict, match=f"is {shown} and has no log of its own"):
-        orders.log("demo-0")
+        operations.open_log("demo-0")
 
 
-async def test_an_engine_that_cannot_sleep_says_why(make: Make) -> None:
-    orders = make(Engine("demo-0", READY, cannot="sleep mode is off"))
+async def test_sleep_error_has_the_reason(make: Make) -> None:
+    operations = make(Engine("demo-0", READY, cannot="sleep mode is off"))
     with pytest.raises(errors.EngineUnavailable, match="engine demo-0: sleep mode is off"):
-        await orders.sleep("demo", 2)
+        await operations.sleep("demo", 2)
 
 
-async def test_restart_ends_and_starts(make: Make) -> None:
+async def test_restart_stops_and_starts(make: Make) -> None:
     engine = Engine("demo-0", FAILED)
     await make(engine).restart("demo-0")
     assert engine.state is READY
 
 
-async def test_a_remote_engine_is_not_ours_to_restart(make: Make) -> None:
+async def test_restart_of_a_remote_engine_is_a_conflict(make: Make) -> None:
     with pytest.raises(errors.Conflict, match="it is started where it runs"):
         await make(FakeEngine(capabilities=EngineCapabilities())).restart("demo-0")
 
 
-async def test_names_that_there_are_not_are_answered_with_those_that_there_are(make: Make) -> None:
-    orders = make(FakeEngine("demo-0"), FakeEngine("demo-1"))
+async def test_error_for_an_unknown_name_lists_the_names(make: Make) -> None:
+    operations = make(FakeEngine("demo-0"), FakeEngine("demo-1"))
     with pytest.raises(errors.ModelNotFound) as model:
-        await orders.load("x" * 500)
+        await operations.load("x" * 500)
     assert model.value.message == f"there is no model '{'x' * 100}…'; there are demo"
     with pytest.raises(errors.RouteNotFound) as engine:
-        orders.log("nope")
+        operations.open_log("nope")
     assert engine.value.message == "there is no engine 'nope'; there are demo-0, demo-1"
 
 
 class TestOrders:
-    async def test_the_same_order_twice_is_one(self, make: Make) -> None:
-        orders = make()
+    async def test_same_operation_twice_is_one(self, make: Make) -> None:
+        operations = make()
         go = asyncio.Event()
         calls = 0
 
@@ -140,60 +142,60 @@ class TestOrders:
             calls += 1
             await go.wait()
 
-        first = orders.order("demo", "load", work)
-        assert orders.order("demo", "load", work) is first
-        assert orders.under_way("demo") == "load"
+        first = operations.start("demo", "load", work)
+        assert operations.start("demo", "load", work) is first
+        assert operations.under_way("demo") == "load"
         go.set()
         await first
         assert calls == 1
-        assert orders.under_way("demo") is None
+        assert operations.under_way("demo") is None
 
-    async def test_another_order_meanwhile_is_refused(self, make: Make) -> None:
-        orders = make()
+    async def test_other_operation_meanwhile_is_a_conflict(self, make: Make) -> None:
+        operations = make()
         go = asyncio.Event()
-        first = orders.order("demo", "load", lambda: _wait(go))
+        first = operations.start("demo", "load", lambda: _wait(go))
         with pytest.raises(errors.Conflict, match="demo: load is under way"):
-            orders.order("demo", "unload", lambda: _wait(go))
-        other = orders.order("another", "unload", lambda: _wait(go))
+            operations.start("demo", "unload", lambda: _wait(go))
+        other = operations.start("another", "unload", lambda: _wait(go))
         go.set()
         await asyncio.gather(first, other)
 
-    async def test_an_engines_error_is_the_callers_and_tells_no_secret(self, make: Make) -> None:
+    async def test_engine_error_becomes_the_callers_without_secrets(self, make: Make) -> None:
         async def work() -> None:
             raise EngineNotReady("no such flag --hf-token=hf_canary0123456789")
 
         with pytest.raises(errors.EngineUnavailable, match=r"--hf-token=\*\*\*$"):
-            await make().order("demo", "load", work)
+            await make().start("demo", "load", work)
 
-    async def test_a_failure_that_nobody_waits_for_is_logged_and_over(
+    async def test_failure_without_a_waiting_caller_is_logged(
         self, make: Make, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def work() -> None:
             raise EngineNotReady("no room")
 
-        orders = make()
-        await asyncio.wait({orders.order("demo", "load", work)})
-        assert orders.under_way("demo") is None
-        assert "load demo: no room" in caplog.text
+        operations = make()
+        await asyncio.wait({operations.start("demo", "load", work)})
+        assert operations.under_way("demo") is None
+        assert "load demo failed: no room" in caplog.text
 
-    async def test_a_fault_of_our_own_leaves_its_trace(
+    async def test_unhandled_exception_is_logged_with_its_traceback(
         self, make: Make, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def work() -> None:
             raise RuntimeError("oops")
 
-        orders = make()
-        await asyncio.wait({orders.order("demo", "load", work)})
+        operations = make()
+        await asyncio.wait({operations.start("demo", "load", work)})
         await asyncio.sleep(0)
-        assert "load demo: a fault of the gateway's own" in caplog.text
+        assert "unhandled exception in load demo" in caplog.text
         assert "oops" in caplog.text
 
-    async def test_the_end_of_the_gateway_ends_them(self, make: Make) -> None:
-        orders = make()
-        order = orders.order("demo", "load", lambda: _wait(asyncio.Event()))
+    async def test_close_cancels_operations(self, make: Make) -> None:
+        operations = make()
+        operation = operations.start("demo", "load", lambda: _wait(asyncio.Event()))
         await asyncio.sleep(0)
-        await orders.close()
-        assert order.cancelled()
+        await operations.close()
+        assert operation.cancelled()
 
 
 async def _wait(event: asyncio.Event) -> None:

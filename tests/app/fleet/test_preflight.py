@@ -1,4 +1,4 @@
-"""What plainly cannot start, found before anything is touched."""
+"""Engines that evidently cannot start are found before anything changes."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 
 from app.fleet import preflight as module
 from app.fleet.builder import Builder
-from app.fleet.preflight import preflight
+from app.fleet.preflight import PreflightResult, run_preflight
 from app.fleet.slots import initial_slots
 from app.settings import load_settings
 from engines.flags import check as flag_check
@@ -28,7 +28,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Gpus:
-    """An accelerator with so many GPUs."""
+    """Return an accelerator with this many GPUs."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -48,25 +48,25 @@ def check(
     run_dir: str = "run",
     gpus: int = 0,
     launcher: tuple[str, ...] | None = None,
-) -> module.Found:
-    """Return what is found of a model with these engines."""
+) -> PreflightResult:
+    """Return the result for a model with these engines."""
     specs = [{"kind": "process", "model": "m", **engine} for engine in engines]
     data = {"server": {"run_dir": run_dir}, "models": [{"name": "demo", "engines": specs}]}
     Path("gateway.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
     settings = load_settings()
     slots = [slot for each in initial_slots(settings).values() for slot in each]
-    return preflight(settings, slots, builder(gpus, launcher))
+    return run_preflight(settings, slots, builder(gpus, launcher))
 
 
 def faults(*engines: dict[str, Any], **options: Any) -> list[str]:
     return [line.partition(": model demo: ")[2] for line in check(*engines, **options).faults]
 
 
-def test_nothing_is_wrong_with_an_engine_that_can_start() -> None:
-    assert check({}) == module.Found((), ())
+def test_valid_engine_has_no_fault() -> None:
+    assert check({}) == PreflightResult((), ())
 
 
-def test_faults_of_every_engine_are_told_at_once_each_once() -> None:
+def test_faults_of_all_engines_are_reported_once_each() -> None:
     assert faults(
         {"model": "./nowhere", "replicas": 3}, {"args": {"max-modellen": 1}, "replicas": 2}
     ) == [
@@ -76,7 +76,7 @@ def test_faults_of_every_engine_are_told_at_once_each_once() -> None:
     ]
 
 
-def test_the_path_of_a_socket_must_fit_into_its_address() -> None:
+def test_socket_path_that_is_too_long() -> None:
     longest = 107 - len("/demo-0/http.sock")
     assert check({}, run_dir="/" + "x" * (longest - 1)).faults == ()
     [line] = check({}, run_dir="/" + "x" * longest).faults
@@ -84,21 +84,21 @@ def test_the_path_of_a_socket_must_fit_into_its_address() -> None:
     assert line.endswith("has 108 bytes, at most 107 are possible: choose a shorter directory")
 
 
-def test_another_program_in_vllms_place_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_of_another_launcher_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = vllm_flags.install(monkeypatch)
     found = check({"args": {"fake-start": "x"}}, launcher=(sys.executable,))
-    assert found == module.Found((), ())
+    assert found == PreflightResult((), ())
     assert parser.asked == []
 
 
-def test_where_vllm_gives_no_answer_that_is_told_and_nothing_refused(
+def test_unanswered_flag_check_is_a_note_not_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def silent(_lines: object, _ended: object) -> None:
         raise CannotAsk("vLLM gave no answer in 120 s")
 
     monkeypatch.setattr(flag_check, "ask", silent)
-    assert check({"args": {"max-modellen": 1}}) == module.Found(
+    assert check({"args": {"max-modellen": 1}}) == PreflightResult(
         (), ("flags of engines were not checked: vLLM gave no answer in 120 s",)
     )
 
@@ -111,7 +111,7 @@ class TestSleep:
             ({"args": {"enable-sleep-mode": True}}, "args.enable-sleep-mode"),
         ],
     )
-    def test_on_a_platform_without_it_it_is_refused(
+    def test_fault_on_a_platform_without_it(
         self, engine: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert faults(engine) == [
@@ -122,7 +122,7 @@ class TestSleep:
         assert faults(engine) == []
 
 
-def test_a_share_of_a_gpus_memory_is_a_share() -> None:
+def test_gpu_memory_utilization_is_between_0_and_1() -> None:
     assert faults({"args": {"gpu-memory-utilization": 90}}) == [
         "engines[0].args.gpu-memory-utilization: must be above 0 and at most 1, not 90"
     ]
@@ -131,7 +131,7 @@ def test_a_share_of_a_gpus_memory_is_a_share() -> None:
 class TestRanksOnACpu:
     PARALLEL = {"tensor-parallel-size": 2}  # noqa: RUF012
 
-    def test_each_needs_a_numa_node(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_every_rank_needs_a_numa_node(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert faults({"args": {**self.PARALLEL, "pipeline-parallel-size": 2}}) == [
             "engines[0].args: needs 4 NUMA nodes (tensor-parallel-size 2, pipeline-parallel-size "
             "2), this machine has 1: on a CPU each rank is bound to a node of its own"
@@ -142,10 +142,10 @@ class TestRanksOnACpu:
     @pytest.mark.parametrize(
         "env", [{"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"}, {"VLLM_CPU_SIM_MULTI_NUMA": "1"}]
     )
-    def test_unless_it_is_bound_otherwise(self, env: dict[str, str]) -> None:
+    def test_no_fault_with_an_explicit_binding(self, env: dict[str, str]) -> None:
         assert faults({"args": self.PARALLEL, "env": env}) == []
 
-    def test_nothing_is_said_where_linux_does_not_tell(
+    def test_no_fault_with_an_unknown_number_of_nodes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "memory_nodes", lambda: None)
@@ -157,7 +157,7 @@ class TestRanksOnGpus:
     def _cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         vllm_flags.install(monkeypatch, device="cuda", sleep=True)
 
-    def test_an_engine_that_takes_what_it_sees_must_see_enough(self) -> None:
+    def test_fault_with_too_few_visible_gpus(self) -> None:
         args = {"tensor-parallel-size": 2, "data-parallel-size": 2}
         assert faults({"args": args}, gpus=2) == [
             "engines[0].args: needs 4 GPUs (tensor-parallel-size 2, data-parallel-size 2), "
@@ -165,16 +165,16 @@ class TestRanksOnGpus:
         ]
         assert faults({"args": args}, gpus=4) == []
 
-    def test_what_it_sees_is_what_its_environment_leaves(self) -> None:
+    def test_visible_gpus_follow_the_engines_environment(self) -> None:
         engine = {"args": {"tensor-parallel-size": 2}, "env": {"CUDA_VISIBLE_DEVICES": 0}}
         assert faults(engine, gpus=4)[0].endswith("it sees 1")
 
-    def test_ranks_of_ray_may_be_elsewhere(self) -> None:
+    def test_ranks_of_ray_may_run_elsewhere(self) -> None:
         args = {"tensor-parallel-size": 8, "distributed-executor-backend": "ray"}
         assert faults({"args": args}, gpus=1) == []
 
 
-def test_a_repository_whose_owner_is_a_directory_here_is_noted(tmp_path: Path) -> None:
+def test_repository_that_looks_like_a_local_directory_is_noted(tmp_path: Path) -> None:
     (tmp_path / "var" / "demo-model").mkdir(parents=True)
     found = check({"model": "var/demo-modell"}, {"model": "var/demo-model"}, {"model": "org/m"})
     assert found.faults == ()

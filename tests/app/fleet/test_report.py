@@ -1,4 +1,4 @@
-"""An engine and a model as they are shown."""
+"""Rows of engines and models."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ def shown(engine: FakeEngine, in_flight: int = 0) -> dict[str, Any]:
     return EngineRow.of(Model("demo", (), (replica,)), replica).model_dump(mode="json")
 
 
-def test_an_engine_that_tells_all() -> None:
+def test_engine_row_with_all_fields() -> None:
     facts = EngineFacts(version="0.32.0", max_model_len=1024, sampling_defaults={"top_p": 0.9})
     engine = Process("demo-0", EngineState.READY, facts=facts, restarts=2, load_s=21.5)
     assert shown(engine, in_flight=3) == {
@@ -53,7 +53,7 @@ def test_an_engine_that_tells_all() -> None:
     }
 
 
-def test_an_engine_that_tells_nothing() -> None:
+def test_engine_row_with_nothing_known() -> None:
     row = shown(FakeEngine(kind="remote"))
     assert row["kind"] == "remote"
     assert row["facts"] == {}
@@ -61,19 +61,19 @@ def test_an_engine_that_tells_nothing() -> None:
         assert row[name] is None
 
 
-def test_progress_is_of_a_start_alone() -> None:
+def test_progress_only_while_starting() -> None:
     engine = FakeEngine(state=EngineState.STARTING, progress=Progress("loading weights", 1, 4))
     assert shown(engine)["progress"] == {"phase": "loading weights", "done": 1, "total": 4}
     engine.state = EngineState.READY
     assert shown(engine)["progress"] is None
 
 
-def test_an_error_tells_no_secret() -> None:
+def test_error_has_no_secret() -> None:
     engine = FakeEngine(last_error=f"unrecognized arguments: --hf-token={CANARY}")
     assert shown(engine)["last_error"] == "unrecognized arguments: --hf-token=***"
 
 
-def test_a_model() -> None:
+def test_model_row() -> None:
     engines = (FakeEngine(), FakeEngine("demo-1", EngineState.FAILED))
     model = Model("demo", ("gpt",), tuple(Replica(one, "demo") for one in engines))
     row = ModelRow.of(model, Activity(in_flight=3, waiting=4, under_way="load"))
@@ -92,7 +92,7 @@ def test_a_model() -> None:
     }
 
 
-def test_a_model_that_loads_tells_since_when_and_what_is_left(
+def test_loading_model_has_start_and_remaining_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(time=lambda: 1795227950.5)
@@ -117,7 +117,7 @@ def test_a_model_that_loads_tells_since_when_and_what_is_left(
         (["stopped", "asleep"], "asleep", None),
     ],
 )
-def test_the_state_of_a_model_is_that_of_its_best_engine_and_only_a_failure_has_a_reason(
+def test_model_state_is_that_of_its_best_engine_and_only_a_failure_has_an_error(
     states: list[str], shown_state: str, reason: str | None
 ) -> None:
     engines = [
@@ -129,7 +129,7 @@ def test_the_state_of_a_model_is_that_of_its_best_engine_and_only_a_failure_has_
     assert (row.state, row.last_error) == (shown_state, reason)
 
 
-def test_every_engine_in_the_order_of_the_configuration() -> None:
+def test_engines_are_in_the_order_of_the_configuration() -> None:
     names = ("b-0", "b-1", "a-0")
     catalogue = Catalogue(
         [

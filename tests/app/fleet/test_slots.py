@@ -62,7 +62,7 @@ def test_no_two_engines_share_a_directory() -> None:
 
 class TestAdoptedEngines:
     def test_engine_with_the_same_settings_keeps_its_name(self) -> None:
-        """As after a reload, in which it took over from demo-0."""
+        """As after a reload in which it took over from demo-0."""
         settings = Settings(models=[{"name": "demo", "engines": [process(2, a=1), process(a=2)]}])
         one, _, other = slots_of(settings.models[0])
         running = {"demo-1": config_hash("demo", other), "demo-7": config_hash("demo", one)}

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from app.errors import Conflict
-from app.fleet.preflight import Found
+from app.fleet.preflight import PreflightResult
 from app.reload.report import Report
 from app.routing.policies import SessionAffinity
 from app.server.run import _hand_over
@@ -1087,15 +1087,15 @@ class TestTheEndOfTheGateway:
         """The end of the process waits for every thread of the loop's executor."""
         asked, told = threading.Event(), threading.Event()
 
-        def slow(*given: object) -> Found:
+        def slow(*given: object) -> PreflightResult:
             asked.set()
             ended = given[-1]
             assert isinstance(ended, threading.Event)
             if ended.wait(20):
                 told.set()
-            return Found((), ())
+            return PreflightResult((), ())
 
-        monkeypatch.setattr("app.reload.planner.preflight", slow)
+        monkeypatch.setattr("app.reload.planner.run_preflight", slow)
         file = File(tmp_path, model())
         async with gateway(file) as one:
             file.write(model("demo", process(args=LONGER)))

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 
 from app.cli.faults import fail, faults
-from app.importing import (
-    Imported,
-    SourceFault,
+from app.config_import import (
+    ImportFault,
+    ImportResult,
     from_litellm,
     from_llama_swap,
     from_vllm,
-    rendered,
+    render_yaml,
 )
-from app.importing.source import MAX_CHARACTERS
+from app.config_import.reading import MAX_CHARACTERS
 
 STANDARD_INPUT = "-"
 
@@ -70,7 +70,7 @@ def import_vllm(
 
 def _write(
     config: str,
-    read: Callable[[str], Imported],
+    read: Callable[[str], ImportResult],
     program: str,
     output: Path | None,
     force: bool,
@@ -90,16 +90,16 @@ def _text(config: str) -> str:
         fail(f"{config}: is not UTF-8")
 
 
-def _imported(text: str, read: Callable[[str], Imported], source: str) -> Imported:
+def _imported(text: str, read: Callable[[str], ImportResult], source: str) -> ImportResult:
     try:
         return read(text)
-    except SourceFault as fault:
+    except ImportFault as fault:
         fail(f"{source}: {fault}")
 
 
-def _put(imported: Imported, program: str, output: Path | None, force: bool) -> None:
+def _put(imported: ImportResult, program: str, output: Path | None, force: bool) -> None:
     """Write the YAML, then print the variables to set and what was not imported."""
-    text = rendered(imported, f"vllm-gateway import {program}")
+    text = render_yaml(imported, f"vllm-gateway import {program}")
     if output is None:
         sys.stdout.write(text)
     else:

@@ -33,7 +33,7 @@ def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     "arguments",
     [("litellm", "litellm.yaml"), ("llama-swap", "swap.yaml"), ("vllm", "vllm serve m --port 81")],
 )
-def test_yaml_goes_to_standard_output_and_notes_to_standard_error(
+def test_yaml_goes_to_stdout_and_notes_to_stderr(
     arguments: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run(*arguments)
@@ -48,14 +48,14 @@ def test_yaml_goes_to_standard_output_and_notes_to_standard_error(
     assert "sk-0123456789abcdefgh" not in result.output
 
 
-def test_a_variable_to_set_is_said_first() -> None:
+def test_variables_to_set_are_printed_first() -> None:
     result = run("litellm", "litellm.yaml")
     assert result.stderr.splitlines()[0] == (
         "set M_API_KEY: the value of model_list[0] (m).api_key, which is not copied"
     )
 
 
-def test_a_file_is_replaced_with_force_only() -> None:
+def test_file_is_replaced_only_with_force() -> None:
     asked = ("llama-swap", "swap.yaml", "--output", "out.yaml")
     result = run(*asked)
     assert (result.exit_code, result.stdout) == (0, "")
@@ -72,7 +72,7 @@ def test_a_file_is_replaced_with_force_only() -> None:
 
 
 @pytest.mark.parametrize(("program", "text"), [("litellm", LITELLM), ("llama-swap", LLAMA_SWAP)])
-def test_a_configuration_may_come_from_standard_input(program: str, text: str) -> None:
+def test_configuration_is_read_from_stdin(program: str, text: str) -> None:
     result = run(program, "-", stdin=text)
     assert result.exit_code == 0
     assert "- name: m\n" in result.stdout
@@ -83,7 +83,7 @@ def test_a_configuration_may_come_from_standard_input(program: str, text: str) -
     [
         (("litellm", "no.yaml"), "No such file or directory: 'no.yaml'"),
         (("litellm", "."), "Is a directory: '.'"),
-        (("litellm", "swap.yaml"), "swap.yaml: nothing to import: keys: LiteLLM asked for none"),
+        (("litellm", "swap.yaml"), "swap.yaml: nothing to import: keys: LiteLLM required none"),
         (("llama-swap", "broken.yaml"), "broken.yaml: line 1, column 2"),
         (("llama-swap", "latin.yaml"), "latin.yaml: is not UTF-8"),
         (("litellm", "/dev/zero"), "/dev/zero: is longer than 1048576 characters"),
@@ -91,7 +91,7 @@ def test_a_configuration_may_come_from_standard_input(program: str, text: str) -
         (("vllm", "rm -rf /"), "the command line: no command of vLLM in it"),
     ],
 )
-def test_what_cannot_be_imported_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+def test_failed_import_is_one_line(arguments: tuple[str, ...], said: str) -> None:
     Path("broken.yaml").write_text("[")
     Path("latin.yaml").write_bytes(b"a: \xe9")
     result = run(*arguments)

@@ -1,15 +1,15 @@
-"""Command lines that serve a model with vLLM, and what becomes of each part of them."""
+"""Import of vLLM command lines."""
 
 from typing import Any
 
 import pytest
 
-from app.importing import Imported, SourceFault, from_vllm
+from app.config_import import ImportFault, ImportResult, from_vllm
 from engines.spec import ProcessSpec
-from tests.app.importing.conftest import Check, notes
+from tests.app.config_import.conftest import Check, notes
 
 
-def engine_of(check: Check, text: str) -> tuple[ProcessSpec, Imported]:
+def engine_of(check: Check, text: str) -> tuple[ProcessSpec, ImportResult]:
     """Return the one engine of an imported command line, as the gateway reads it."""
     imported = from_vllm(text)
     [model] = check(imported).models
@@ -41,7 +41,7 @@ def engine_of(check: Check, text: str) -> tuple[ProcessSpec, Imported]:
         "docker run my/image bash -c 'vllm serve org/m --max-model-len 4096'",
     ],
 )
-def test_the_model_and_its_flags_are_found_however_vllm_is_started(check: Check, text: str) -> None:
+def test_model_and_flags_are_found_in_every_way_to_start_vllm(check: Check, text: str) -> None:
     engine, _ = engine_of(check, text)
     assert engine.model == "org/m"
     assert engine.args == {"max-model-len": 4096}
@@ -64,8 +64,8 @@ def test_the_model_and_its_flags_are_found_however_vllm_is_started(check: Check,
         ("vllm serve m\udcff", "is not UTF-8"),
     ],
 )
-def test_a_text_that_serves_nothing_is_refused_in_one_line(text: str, said: str) -> None:
-    with pytest.raises(SourceFault) as raised:
+def test_text_without_a_vllm_server_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(ImportFault) as raised:
         from_vllm(text)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -76,10 +76,10 @@ def test_two_servers_become_two_models(check: Check) -> None:
     settings = check(imported)
     assert [model.name for model in settings.models] == ["a", "b"]
     assert settings.server.port == 8001
-    assert "server.port: is that of the first server" in notes(imported)
+    assert "server.port: is taken from the first server" in notes(imported)
 
 
-def test_commands_beside_vllm_are_said() -> None:
+def test_other_commands_have_a_note() -> None:
     imported = from_vllm("cd /srv && numactl -N 0 vllm serve m")
     assert "`cd srv` is left out" in notes(imported)
     assert "`numactl -N` before vLLM is left out" in notes(imported)
@@ -109,7 +109,7 @@ def test_commands_beside_vllm_are_said() -> None:
         ("--enforce-eager --trust-remote-code", {"enforce-eager": True, "trust-remote-code": True}),
     ],
 )  # fmt: skip
-def test_flags_look_in_yaml_as_people_write_them(
+def test_flags_have_their_natural_form_in_yaml(
     check: Check, flags: str, args: dict[str, Any]
 ) -> None:
     engine, imported = engine_of(check, f"vllm serve m {flags}")
@@ -117,13 +117,13 @@ def test_flags_look_in_yaml_as_people_write_them(
     assert notes(imported).count("\n") == 0  # that of keys alone
 
 
-def test_a_switch_before_the_model_does_not_take_it(check: Check) -> None:
+def test_switch_before_the_model_does_not_consume_it(check: Check) -> None:
     engine, _ = engine_of(check, "vllm serve --enforce-eager org/m --dtype auto")
     assert engine.model == "org/m"
     assert engine.args == {"enforce-eager": True, "dtype": "auto"}
 
 
-def test_the_flags_are_the_same_words_again(check: Check) -> None:
+def test_imported_flags_become_the_same_arguments(check: Check) -> None:
     words = ["--tensor-parallel-size=2", "--enforce-eager", "--dtype=auto", "--no-async-scheduling"]
     engine, _ = engine_of(check, f"vllm serve m {' '.join(words)}")
     assert engine.argv() == words
@@ -134,12 +134,12 @@ def test_the_flags_are_the_same_words_again(check: Check) -> None:
     [
         ("--uds /run/x", "chooses the sockets"),
         ("--root-path /llm", "strip a prefix"),
-        ("--ssl-certfile c.pem", "end TLS in a proxy"),
-        ("--config v.yaml", "its file is not read"),
+        ("--ssl-certfile c.pem", "terminate TLS in a proxy"),
+        ("--config v.yaml", "the file is not read"),
         ("--headless", "run the other nodes yourself"),
         ("--api-server-count 4", "use replicas"),
         ("--api-server 4", "use replicas"),
-        ("--middleware a.b", "no middleware of others"),
+        ("--middleware a.b", "the gateway loads no middleware"),
         ("--dtype $DTYPE", "shell variable DTYPE"),
         ("--dtype `cat x`", "belongs to no flag"),
         ("--allowed-media-domains https://x/", "is not a host name"),
@@ -147,7 +147,7 @@ def test_the_flags_are_the_same_words_again(check: Check) -> None:
         ("stray", "'stray' belongs to no flag"),
     ],
 )
-def test_flags_that_the_gateway_sets_are_said_and_left_out(
+def test_flag_that_the_gateway_sets_is_left_out_with_a_note(
     check: Check, flag: str, said: str
 ) -> None:
     engine, imported = engine_of(check, f"vllm serve m {flag}")
@@ -155,7 +155,7 @@ def test_flags_that_the_gateway_sets_are_said_and_left_out(
     assert set(engine.args) <= {"dtype"}
 
 
-def test_names_address_and_origins_stand_where_the_gateway_has_them(check: Check) -> None:
+def test_names_address_and_origins_are_imported(check: Check) -> None:
     imported = from_vllm(
         "vllm serve org/m --served-model-name m gpt-4o --host 127.0.0.1 --port 8081 "
         "--allowed-origins '[\"https://a.example\"]' --allowed-media-domains images.example.com"
@@ -168,7 +168,7 @@ def test_names_address_and_origins_stand_where_the_gateway_has_them(check: Check
     assert model.media.domains == ("images.example.com",)
 
 
-def test_an_impossible_port_is_said(check: Check) -> None:
+def test_invalid_port_has_a_note(check: Check) -> None:
     imported = from_vllm("vllm serve m --port 99999")
     assert check(imported).models
     assert "server: is left as it is: port:" in notes(imported)
@@ -177,7 +177,7 @@ def test_an_impossible_port_is_said(check: Check) -> None:
 # Variables and secrets
 
 
-def test_variables_before_the_command_are_those_of_the_engine(check: Check) -> None:
+def test_variables_before_the_command_become_those_of_the_engine(check: Check) -> None:
     engine, _ = engine_of(
         check, "env VLLM_USE_V1=1 OMP_NUM_THREADS='4' CUDA_VISIBLE_DEVICES=0,2 vllm serve m"
     )
@@ -215,7 +215,7 @@ def test_no_secret_reaches_the_file_or_a_note(check: Check, text: str, said: str
     assert SECRET not in engine.model_dump_json()
 
 
-def test_secrets_that_engines_do_not_inherit_by_themselves_are_named(check: Check) -> None:
+def test_secrets_not_inherited_by_default_are_added_to_inherit_env(check: Check) -> None:
     engine, _ = engine_of(check, f"AWS_SECRET_ACCESS_KEY={SECRET} HF_TOKEN=$HF_TOKEN vllm serve m")
     assert engine.inherit_env == ["AWS_SECRET_ACCESS_KEY"]
     assert engine.env == {}
@@ -224,7 +224,7 @@ def test_secrets_that_engines_do_not_inherit_by_themselves_are_named(check: Chec
 # Containers
 
 
-def test_a_container_becomes_a_process_with_the_paths_of_the_host(check: Check) -> None:
+def test_container_becomes_a_process_with_host_paths(check: Check) -> None:
     imported = from_vllm(
         "docker run --gpus '\"device=2,3\"' --shm-size=16g -v /mnt/models:/models:ro "
         "-v cache:/root --mount type=bind,source=/srv/templates,target=/t -e VLLM_USE_V1=1 "
@@ -242,9 +242,9 @@ def test_a_container_becomes_a_process_with_the_paths_of_the_host(check: Check) 
     assert "the image vllm/vllm-openai:v0.10.0 is not used" in notes(imported)
 
 
-def test_a_number_of_gpus_and_variables_of_the_host(check: Check) -> None:
+def test_gpus_and_host_variables_of_a_container_are_imported(check: Check) -> None:
     engine, imported = engine_of(
         check, "docker run --gpus=2 -e HF_TOKEN -eA=b --env-file .env vllm/vllm-openai --model m"
     )
     assert (engine.gpus, engine.env) == (2, {"A": "b"})
-    assert "--env-file: its file is not read" in notes(imported)
+    assert "--env-file: the file is not read" in notes(imported)

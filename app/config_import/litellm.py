@@ -1,7 +1,7 @@
-"""A config.yaml of LiteLLM's proxy, as settings of the gateway.
+"""Imports a config.yaml of LiteLLM's proxy.
 
-`model_list` becomes models: deployments of one `model_name` are the engines of one model. What is
-told here of LiteLLM is what its documentation of the proxy says (docs.litellm.ai, config settings).
+Deployments with the same `model_name` in `model_list` become the engines of one model. The reading
+of LiteLLM's keys follows its documentation (docs.litellm.ai, config settings).
 """
 
 import re
@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.importing.draft import Draft, Imported, fault_in, is_variable
-from app.importing.litellm_advice import ADVICE
-from app.importing.source import (
+from app.config_import.builder import ImportResult, SettingsBuilder, find_fault, is_variable
+from app.config_import.litellm_advice import ADVICE
+from app.config_import.reading import (
     list_of,
     mapping_of,
     named_lists,
@@ -22,15 +22,17 @@ from app.importing.source import (
 from engines.output.redact import is_secret
 from engines.spec import RemoteSpec
 
+# A deployment, with its place in the file.
+_Deployment = tuple[str, dict[str, Any]]
 _ENVIRONMENT = "os.environ/"
-# Providers whose deployments are servers that speak OpenAI's API at `api_base`.
+# Providers whose deployments are OpenAI-compatible servers at `api_base`.
 _COMPATIBLE = frozenset(
     {
         "custom_openai", "hosted_vllm", "litellm_proxy", "llamafile", "lm_studio", "openai",
         "openai_like", "text-completion-openai", "xinference",
     }
 )  # fmt: skip
-# What people write where a server asks for no key.
+# Placeholders for a server without a key.
 _NO_KEY = frozenset(
     {"", "-", "anything", "dummy", "empty", "fake", "fake-key", "no-key", "none", "not-needed",
      "null", "sk-dummy", "token", "x"}
@@ -42,7 +44,7 @@ _TAKEN = frozenset(
         "timeout", "tpm",
     }
 )  # fmt: skip
-# What LiteLLM gives to a model as its own; the gateway lets clients send it.
+# Parameters that LiteLLM sets per model and the gateway leaves to clients.
 _SAMPLING = frozenset(
     {
         "frequency_penalty", "max_completion_tokens", "max_tokens", "n", "presence_penalty", "seed",
@@ -57,13 +59,13 @@ class _Defaults:
     environment: Mapping[str, str]
 
 
-def from_litellm(text: str, environment: Mapping[str, str]) -> Imported:
-    """Return the settings for a config.yaml; addresses may be in variables of `environment`.
+def from_litellm(text: str, environment: Mapping[str, str]) -> ImportResult:
+    """Return the settings for a config.yaml; `environment` resolves os.environ/ addresses.
 
-    Raises SourceFault for a text that is none, or has no model that the gateway can serve.
+    Raises ImportFault for an invalid config.yaml, or one without a model for the gateway.
     """
     data = read_mapping(text)
-    draft = Draft()
+    builder = SettingsBuilder()
     sections = {
         name: mapping_of(data.get(name), name)
         for name in ("litellm_settings", "router_settings", "general_settings")
@@ -75,28 +77,28 @@ def from_litellm(text: str, environment: Mapping[str, str]) -> Imported:
         number_of(timeout, "timeout"),
         {**environment, **{k: v for k, v in set_there.items() if isinstance(v, str)}},
     )
-    groups = _groups(data.get("model_list"), draft)
-    models = {name: _model(name, members, defaults, draft) for name, members in groups.items()}
+    groups = _groups(data.get("model_list"), builder)
+    models = {name: _model(name, members, defaults, builder) for name, members in groups.items()}
     models = {name: model for name, model in models.items() if model["engines"]}
-    _add_aliases(models, router, draft)
-    _add_fallbacks(models, (router, library), draft)
-    _note_strategy(router, draft)
-    _set_redis(router, draft)
+    _add_aliases(models, router, builder)
+    _add_fallbacks(models, (router, library), builder)
+    _note_strategy(router, builder)
+    _set_redis(router, builder)
     for name, model in models.items():
-        draft.add(f"model {name!r}", model)
-    _note_rest(data, sections, draft)
-    return draft.finish()
+        builder.add(f"model {name!r}", model)
+    _note_rest(data, sections, builder)
+    return builder.build()
 
 
-def _groups(entries: object, draft: Draft) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+def _groups(entries: object, builder: SettingsBuilder) -> dict[str, list[_Deployment]]:
     """Return the deployments of each model_name, with their places."""
-    groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    groups: dict[str, list[_Deployment]] = {}
     for number, entry in enumerate(list_of(entries, "model_list")):
         place = f"model_list[{number}]"
         deployment = mapping_of(entry, place)
         name = text_of(deployment.get("model_name"), f"{place}.model_name")
         if "*" in name:
-            draft.note(f"{place} ({name})", "is a wildcard; write a model for each name")
+            builder.note(f"{place} ({name})", "is a wildcard; write a model for each name")
             continue
         groups.setdefault(name, []).append((f"{place} ({name})", deployment))
     return groups
@@ -104,66 +106,66 @@ def _groups(entries: object, draft: Draft) -> dict[str, list[tuple[str, dict[str
 
 def _model(
     name: str,
-    members: list[tuple[str, dict[str, Any]]],
+    members: list[_Deployment],
     defaults: _Defaults,
-    draft: Draft,
+    builder: SettingsBuilder,
 ) -> dict[str, Any]:
-    """Return a model whose engines are the deployments that are servers of OpenAI's API."""
+    """Return a model whose engines are the OpenAI-compatible deployments."""
     engines: list[dict[str, Any]] = []
-    kept: list[tuple[str, dict[str, Any]]] = []
+    kept: list[_Deployment] = []
     price: dict[str, float] = {}
     for place, deployment in members:
         given = mapping_of(deployment.get("litellm_params"), f"{place}.litellm_params")
         info = mapping_of(deployment.get("model_info"), f"{place}.model_info")
-        # They may stand beside litellm_params, too.
+        # LiteLLM accepts these next to litellm_params, too.
         given = {k: deployment[k] for k in ("rpm", "tpm") if k in deployment} | given
-        engine = _engine(name, given, place, defaults, draft)
+        engine = _engine(name, given, place, defaults, builder)
         if engine is not None:
             engines.append(engine)
             kept.append((place, given))
             price = price or _price({**info, **given}, place)
-            _note_parameters(given, place, draft)
+            _note_parameters(given, place, builder)
     model: dict[str, Any] = {"name": name, "price": price}
-    if limits := dict(_limits(kept, name, draft)):
+    if limits := dict(_limits(kept, name, builder)):
         model["limits"] = limits
     bounds = {number_of(given.get("max_parallel_requests"), place) for place, given in kept}
     if in_flight := min((int(bound) for bound in bounds if bound), default=0):
         model["queue"] = {"max_in_flight": in_flight}
         if len(bounds) > 1:
-            draft.note(f"max_parallel_requests of {name!r}", "the lowest is that of every engine")
+            builder.note(f"max_parallel_requests of {name!r}", "the lowest applies to every engine")
     return {**model, "engines": engines}
 
 
 def _engine(
-    name: str, given: Mapping[str, Any], place: str, defaults: _Defaults, draft: Draft
+    name: str, given: Mapping[str, Any], place: str, defaults: _Defaults, builder: SettingsBuilder
 ) -> dict[str, Any] | None:
-    """Return a deployment as a remote engine, None with a note where it cannot be one."""
+    """Return a deployment as a remote engine; None, with a note, if it cannot be one."""
     provider, served_name = _provider(given, place)
     if provider not in _COMPATIBLE:
-        draft.note(place, _why_not(provider, served_name))
+        builder.note(place, _explain_provider(provider, served_name))
         return None
     base = given.get("api_base", given.get("base_url"))
     if base is None:
-        draft.note(
+        builder.note(
             place,
-            f"is left out: {provider}/ without api_base is a hosted service, not an engine; where "
-            "it speaks OpenAI's API, add `kind: remote` with its url and api_key_env",
+            f"is left out: {provider}/ without api_base is a hosted service; if it speaks OpenAI's "
+            "API, add an engine of `kind: remote` with its url and api_key_env",
         )
         return None
-    address = _resolved(text_of(base, f"{place}.api_base"), defaults.environment)
+    address = _lookup(text_of(base, f"{place}.api_base"), defaults.environment)
     if address is None:
-        draft.note(place, "is left out: api_base is in a variable that is not set here; set it")
+        builder.note(place, "is left out: the variable with its api_base is not set")
         return None
-    engine: dict[str, Any] = {"kind": "remote", "url": _url(address, place, draft)}
-    if fault := fault_in(RemoteSpec, engine):
-        draft.note(place, f"is left out: {fault}")
+    engine: dict[str, Any] = {"kind": "remote", "url": _url(address, place, builder)}
+    if fault := find_fault(RemoteSpec, engine):
+        builder.note(place, f"is left out: {fault}")
         return None
-    if (variable := _key_variable(given.get("api_key"), name, place, draft)) is not None:
+    if (variable := _key_variable(given.get("api_key"), name, place, builder)) is not None:
         engine["api_key_env"] = variable
     elif provider == "openai" and "api_key" not in given:
-        draft.note(
+        builder.note(
             place,
-            "has no api_key, so LiteLLM sends OPENAI_API_KEY; the gateway sends none, unless "
+            "has no api_key, so LiteLLM sends OPENAI_API_KEY; the gateway sends no key unless "
             "api_key_env names a variable",
         )
     if served_name != name:
@@ -175,7 +177,7 @@ def _engine(
 
 
 def _provider(given: Mapping[str, Any], place: str) -> tuple[str, str]:
-    """Return the provider of a deployment and the model's name there."""
+    """Return the provider of a deployment, and the provider's name of the model."""
     model = text_of(given.get("model"), f"{place}.litellm_params.model")
     if (named := given.get("custom_llm_provider")) is not None:
         provider = text_of(named, f"{place}.custom_llm_provider")
@@ -184,7 +186,7 @@ def _provider(given: Mapping[str, Any], place: str) -> tuple[str, str]:
     return (provider, name) if slash else ("", model)
 
 
-def _why_not(provider: str, model: str) -> str:
+def _explain_provider(provider: str, model: str) -> str:
     if provider == "vllm":
         return (
             "is left out: LiteLLM runs it in its own process; add an engine of `kind: process` "
@@ -192,48 +194,48 @@ def _why_not(provider: str, model: str) -> str:
         )
     what = f"the provider {provider!r}" if provider else "a model without a provider"
     return (
-        f"is left out: {what} is no server of OpenAI's API; keep LiteLLM for it, and add LiteLLM "
-        "as an engine of `kind: remote`"
+        f"is left out: {what} is not an OpenAI-compatible server; keep LiteLLM for it, and add "
+        "LiteLLM as an engine of `kind: remote`"
     )
 
 
-def _resolved(text: str, environment: Mapping[str, str]) -> str | None:
-    """Return a value, from the environment where it names a variable; None if that is not set."""
+def _lookup(text: str, environment: Mapping[str, str]) -> str | None:
+    """Return a text, or the value of the variable it names; None if that is not set."""
     if not text.startswith(_ENVIRONMENT):
         return text
     name = text.removeprefix(_ENVIRONMENT)
     return None if is_secret(name) else environment.get(name)
 
 
-def _url(address: str, place: str, draft: Draft) -> str:
-    """Return the URL of a server without /v1, which the gateway adds itself."""
+def _url(address: str, place: str, builder: SettingsBuilder) -> str:
+    """Return a server's URL without /v1, which the gateway adds."""
     url = address.strip().rstrip("/")
     if url.endswith("/v1"):
         return url.removesuffix("/v1").rstrip("/")
-    draft.note(
-        place, "its api_base does not end in /v1, which the gateway adds; check that it answers"
+    builder.note(
+        place, "its api_base does not end in /v1, but the gateway adds /v1; check that it answers"
     )
     return url
 
 
-def _key_variable(key: object, owner: str, place: str, draft: Draft) -> str | None:
-    """Return the variable that holds the key of a server, None where there is none."""
+def _key_variable(key: object, owner: str, place: str, builder: SettingsBuilder) -> str | None:
+    """Return the variable for a server's key, None if the server has no key."""
     if key is None:
         return None
     text = text_of(key, f"{place}.api_key").strip()
     if text.startswith(_ENVIRONMENT):
         name = text.removeprefix(_ENVIRONMENT)
         if is_variable(name):
-            return draft.key_variable(name, place, "LiteLLM")
-        draft.note(place, "api_key names no variable; set api_key_env")
+            return builder.use_key_variable(name, place, "LiteLLM")
+        builder.note(place, "api_key names no variable; set api_key_env")
         return None
     if text.lower() in _NO_KEY:
         return None
-    return draft.variable(text, owner, f"{place}.api_key")
+    return builder.secret_variable(text, owner, f"{place}.api_key")
 
 
 def _price(costs: Mapping[str, Any], place: str) -> dict[str, float]:
-    """Return what a million tokens cost, from what one costs."""
+    """Return the prices per million tokens from LiteLLM's prices per token."""
 
     def million(name: str) -> float:
         return round(1e6 * (number_of(costs.get(name), f"{place}.{name}") or 0), 6)
@@ -250,59 +252,58 @@ def _price(costs: Mapping[str, Any], place: str) -> dict[str, float]:
 
 
 def _limits(
-    members: list[tuple[str, dict[str, Any]]], name: str, draft: Draft
+    members: list[_Deployment], name: str, builder: SettingsBuilder
 ) -> Iterator[tuple[str, int]]:
-    """Yield the limits of a model: the sums of its deployments'."""
+    """Yield the limits of a model, each the sum over its deployments."""
     for source, target in (("rpm", "requests_per_minute"), ("tpm", "tokens_per_minute")):
         given = [number_of(params.get(source), f"{place}.{source}") for place, params in members]
         known = [int(number) for number in given if number is not None]
         if not known:
             continue
         if len(known) < len(given):
-            draft.note(
+            builder.note(
                 f"{source} of {name!r}",
                 f"is left out: not every deployment has it; set models[].limits.{target}",
             )
             continue
         yield target, min(sum(known), 10**9)
-        draft.note(
+        builder.note(
             f"{source} of {name!r}",
-            f"is now a limit for all keys together ({target}); LiteLLM may have used it as a "
-            "weight only",
+            f"is now a limit for all keys together ({target}); LiteLLM may use it only as a weight",
         )
 
 
-def _note_parameters(given: Mapping[str, Any], place: str, draft: Draft) -> None:
+def _note_parameters(given: Mapping[str, Any], place: str, builder: SettingsBuilder) -> None:
     sampling = sorted(given.keys() & _SAMPLING)
     if sampling:
-        draft.note(
+        builder.note(
             place,
-            f"{', '.join(sampling)}: what LiteLLM sends for clients that do not; let them send it, "
-            "or set it for all in models[].fields.force",
+            f"{', '.join(sampling)}: LiteLLM sends these for clients that do not; let clients send "
+            "them, or set them for all requests in models[].fields.force",
         )
-    draft.note_keys(place, given.keys() - _TAKEN - _SAMPLING, ADVICE)
+    builder.note_keys(place, given.keys() - _TAKEN - _SAMPLING, ADVICE)
 
 
 def _add_aliases(
-    models: dict[str, dict[str, Any]], router: Mapping[str, Any], draft: Draft
+    models: dict[str, dict[str, Any]], router: Mapping[str, Any], builder: SettingsBuilder
 ) -> None:
     place = "router_settings.model_group_alias"
     for alias, target in mapping_of(router.get("model_group_alias"), place).items():
         if isinstance(target, dict):
             if target.get("hidden"):
-                draft.note(f"{place} {alias!r}", "is shown by /v1/models, as every alias")
+                builder.note(f"{place} {alias!r}", "is listed by /v1/models, like every alias")
             target = target.get("model")
         name = text_of(target, f"{place}.{alias[:64]}")
         if name in models:
             models[name].setdefault("aliases", []).append(alias)
         else:
-            draft.note(f"{place} {alias!r}", f"is left out: there is no model {name!r}")
+            builder.note(f"{place} {alias!r}", f"is left out: there is no model {name!r}")
 
 
 def _add_fallbacks(
     models: dict[str, dict[str, Any]],
     sections: tuple[Mapping[str, Any], Mapping[str, Any]],
-    draft: Draft,
+    builder: SettingsBuilder,
 ) -> None:
     general: list[str] = []
     for section in sections:
@@ -312,7 +313,7 @@ def _add_fallbacks(
             elif name in models:
                 models[name].setdefault("fallbacks", []).extend(fallbacks)
             else:
-                draft.note(f"fallbacks of {name!r}", "are left out: it is no model here")
+                builder.note(f"fallbacks of {name!r}", "are left out: there is no such model")
         defaults = list_of(section.get("default_fallbacks"), "default_fallbacks")
         general += [text_of(one, "default_fallbacks") for one in defaults]
     for name, model in models.items():
@@ -320,48 +321,48 @@ def _add_fallbacks(
             model["fallbacks"] = [*general]
 
 
-def _note_strategy(router: Mapping[str, Any], draft: Draft) -> None:
+def _note_strategy(router: Mapping[str, Any], builder: SettingsBuilder) -> None:
     strategy = router.get("routing_strategy")
     if strategy not in (None, "least-busy"):
-        draft.note(
+        builder.note(
             "router_settings.routing_strategy",
-            "engines get requests by fewest in flight (models[].policy: least_loaded); "
-            "round_robin, prefix and session are the others",
+            "requests go to the engine with the fewest in flight; for another policy, set "
+            "models[].policy to round_robin, prefix or session",
         )
 
 
-def _set_redis(router: Mapping[str, Any], draft: Draft) -> None:
-    """Take over Redis where it has no password; a password belongs in a variable."""
+def _set_redis(router: Mapping[str, Any], builder: SettingsBuilder) -> None:
+    """Import the Redis address unless it has a password, which belongs in a variable."""
     if "redis_url" in router or "redis_password" in router:
-        draft.note(
+        builder.note(
             "router_settings.redis_*",
-            "is not copied, for it may hold a password: where several gateways share limits, set "
+            "is not copied, because it may hold a password: if several gateways share limits, set "
             "GATEWAY_STATE__REDIS_URL to the address with the password",
         )
     elif (host := router.get("redis_host")) is not None:
         name = text_of(host, "router_settings.redis_host")
         port = number_of(router.get("redis_port"), "router_settings.redis_port") or 6379
         if re.fullmatch(r"[A-Za-z0-9.-]{1,253}", name):
-            draft.sections["state"] = {"redis_url": f"redis://{name}:{port}/0"}
+            builder.sections["state"] = {"redis_url": f"redis://{name}:{port}/0"}
         else:
-            draft.note("router_settings.redis_host", "set state.redis_url")
+            builder.note("router_settings.redis_host", "set state.redis_url")
 
 
 def _note_rest(
-    data: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], draft: Draft
+    data: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], builder: SettingsBuilder
 ) -> None:
-    """Note what is left of the sections, the keys of the proxy first."""
+    """Add notes for the remaining keys, those about API keys first."""
     general = sections["general_settings"]
     if general.get("master_key") is not None:
-        draft.note(
+        builder.note(
             "general_settings.master_key",
-            "is not copied: set GATEWAY_ADMIN_KEY to a key of your own for /admin, and make keys "
-            "for clients with `vllm-gateway keys create` (LiteLLM's virtual keys do not work here)",
+            "is not copied: set GATEWAY_ADMIN_KEY to a new key for /admin, and create client keys "
+            "with `vllm-gateway keys create` (LiteLLM's virtual keys are not imported)",
         )
     else:
-        draft.note(
+        builder.note(
             "keys",
-            "LiteLLM asked for none, the gateway does: `vllm-gateway keys create --name NAME`",
+            "LiteLLM required none, the gateway does: `vllm-gateway keys create --name NAME`",
         )
     taken = {
         "router_settings": {
@@ -372,6 +373,7 @@ def _note_rest(
         "general_settings": {"master_key"},
     }  # fmt: skip
     for section, values in sections.items():
-        draft.note_keys(section, values.keys() - taken[section], ADVICE)
-    draft.note_keys("", data.keys() - sections.keys() - {"model_list", "environment_variables"}, {})
-    draft.note("port", "LiteLLM listens on 4000, the gateway on 8000: set server.port or clients")
+        builder.note_keys(section, values.keys() - taken[section], ADVICE)
+    known = {*sections, "model_list", "environment_variables"}
+    builder.note_keys("", data.keys() - known, {})
+    builder.note("port", "LiteLLM listens on 4000, the gateway on 8000: set server.port")

@@ -1,4 +1,4 @@
-"""Reading a source of unknown form: YAML within bounds, values of the type that a place needs."""
+"""Reads an untrusted source: YAML within bounds, and values of the required types."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -7,13 +7,13 @@ import yaml
 
 from engines.output.redact import hidden_by_form
 
-# LiteLLM's largest example has 25 kB; YAML takes about a second per megabyte.
+# LiteLLM's largest example has 25 kB; parsing takes about a second per megabyte.
 MAX_CHARACTERS = 1_048_576
-# Counted with every use of an anchor, so that a few lines cannot stand for millions of values.
+# Counted with every use of an anchor: a few lines could stand for millions of values.
 MAX_VALUES = 100_000
 
 
-class SourceFault(Exception):
+class ImportFault(Exception):
     """The source cannot be imported; the message is one line and holds no secret of it."""
 
     def __init__(self, message: str) -> None:
@@ -21,16 +21,16 @@ class SourceFault(Exception):
 
 
 def one_line(text: str) -> str:
-    """Return a text with its blanks joined, without control characters and secrets.
+    """Return text in one line, without control characters and without secrets.
 
-    Its author may have put a secret where a name belongs.
+    A source may hold a secret where a name belongs.
     """
     line = hidden_by_form(" ".join(text.split()))
     return "".join(mark if mark.isprintable() else "?" for mark in line)
 
 
 def read_mapping(text: str) -> dict[str, Any]:
-    """Return the mapping that a YAML text is. Raises SourceFault."""
+    """Return the mapping in a YAML text. Raises ImportFault."""
     check_size(text)
     try:
         data = yaml.safe_load(text)
@@ -38,78 +38,78 @@ def read_mapping(text: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
-        raise SourceFault(f"{where}{problem}") from None
+        raise ImportFault(f"{where}{problem}") from None
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
-        # PyYAML lets its constructors' own errors out, whose words may hold the value.
-        raise SourceFault(
-            "a value is not what its tag or form says, or is nested too deeply"
+        # PyYAML does not translate its constructors' errors; their messages may hold the value.
+        raise ImportFault(
+            "a value does not fit its YAML tag or form, or is nested too deeply"
         ) from None
     _check_values(data)
     return mapping_of(data, "the source")
 
 
 def check_size(text: str) -> None:
-    """Raise SourceFault for a text that is too long to be a configuration, or no text."""
+    """Raise ImportFault for a text that is too long, or not valid Unicode."""
     if len(text) > MAX_CHARACTERS:
-        raise SourceFault(f"is longer than {MAX_CHARACTERS} characters")
+        raise ImportFault(f"is longer than {MAX_CHARACTERS} characters")
     if not is_unicode(text):
-        raise SourceFault("is not UTF-8")
+        raise ImportFault("is not UTF-8")
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded: without half of a surrogate pair."""
+    """Return whether a text can be encoded: it has no lone surrogate."""
     return text.isascii() or not any("\ud800" <= mark <= "\udfff" for mark in text)
 
 
 def _check_values(data: object) -> None:
-    waiting, count = [data], 0
-    while waiting:
-        value = waiting.pop()
+    remaining, count = [data], 0
+    while remaining:
+        value = remaining.pop()
         count += 1
         if count > MAX_VALUES:
-            raise SourceFault(f"holds more than {MAX_VALUES} values")
+            raise ImportFault(f"holds more than {MAX_VALUES} values")
         if isinstance(value, str) and not is_unicode(value):
-            raise SourceFault("holds a text that is no Unicode")
+            raise ImportFault("holds text that is not valid Unicode")
         if isinstance(value, dict):
-            waiting += value.keys()
-            waiting += value.values()
+            remaining += value.keys()
+            remaining += value.values()
         elif isinstance(value, list):
-            waiting += value
+            remaining += value
 
 
 def mapping_of(value: object, place: str) -> dict[str, Any]:
-    """Return a mapping with texts as keys, an empty one for null. Raises SourceFault."""
+    """Return a mapping with text keys; an empty one for null. Raises ImportFault."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise SourceFault(f"{place}: must be a mapping")
+        raise ImportFault(f"{place}: must be a mapping")
     return {text_of(key, f"a key of {place}"): member for key, member in value.items()}
 
 
 def list_of(value: object, place: str) -> list[Any]:
-    """Return a list, an empty one for null. Raises SourceFault."""
+    """Return a list; an empty one for null. Raises ImportFault."""
     if value is None:
         return []
     if not isinstance(value, list):
-        raise SourceFault(f"{place}: must be a list")
+        raise ImportFault(f"{place}: must be a list")
     return value
 
 
 def text_of(value: object, place: str) -> str:
-    """Return a text; a number, as YAML reads `model_name: 4`, is one. Raises SourceFault."""
+    """Return text; numbers count, because YAML reads `model_name: 4` as one. Raises ImportFault."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise SourceFault(f"{place}: must be text")
+        raise ImportFault(f"{place}: must be text")
     return str(value)
 
 
 def number_of(value: object, place: str) -> int | float | None:
-    """Return a finite number that is at least 0, None for null. Raises SourceFault."""
+    """Return a finite number of at least 0; None for null. Raises ImportFault."""
     if value is None:
         return None
     if isinstance(value, str):
         value = _number(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise SourceFault(f"{place}: must be a number that is not negative")
+        raise ImportFault(f"{place}: must be a number of at least 0")
     return int(value) if value == int(value) else value
 
 
@@ -121,18 +121,20 @@ def _number(text: str) -> object:
 
 
 def named_lists(value: object, place: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the pairs of a list of mappings from a name to names. Raises SourceFault."""
+    """Yield the entries of a list of mappings from a name to names. Raises ImportFault."""
     for entry in list_of(value, place):
         for name, members in mapping_of(entry, place).items():
             yield name, [text_of(one, place) for one in list_of(members, f"{place}.{name}")]
 
 
-def replaced(value: object, replace: Callable[[str], str]) -> Any:
-    """Return a value with every text in it replaced, keys of mappings included."""
+def replace_texts(value: object, replace: Callable[[str], str]) -> Any:
+    """Return a value with every text in it replace_texts, keys of mappings included."""
     if isinstance(value, str):
         return replace(value)
     if isinstance(value, list):
-        return [replaced(member, replace) for member in value]
+        return [replace_texts(member, replace) for member in value]
     if isinstance(value, Mapping):
-        return {replaced(key, replace): replaced(one, replace) for key, one in value.items()}
+        return {
+            replace_texts(key, replace): replace_texts(one, replace) for key, one in value.items()
+        }
     return value

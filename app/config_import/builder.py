@@ -1,4 +1,4 @@
-"""The settings that an importer builds, made consistent and valid at the end."""
+"""Builds the settings of an import, consistent and valid."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from app.importing.source import SourceFault, one_line
+from app.config_import.reading import ImportFault, one_line
 from app.settings import LogSettings, ModelSettings, ServerSettings, StateSettings
 from app.settings.fallbacks import find_fallback_fault
 from engines.environment import PRIVATE_PREFIX
 
-__all__ = ("Draft", "Imported", "Note", "SourceFault")
+__all__ = ("ImportFault", "ImportResult", "Note", "SettingsBuilder")
 
 _SECTIONS: Mapping[str, type[BaseModel]] = {
     "server": ServerSettings,
@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that was not carried over: its place in the source, and what to do instead."""
+    """Something that was not imported: its place in the source, and what to do instead."""
 
     place: str
     text: str
@@ -34,8 +34,8 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
-    """What an importer makes of a source."""
+class ImportResult:
+    """The result of an import."""
 
     settings: dict[str, Any]
     variables: Mapping[str, str]  # to set before the gateway starts: name and meaning
@@ -43,8 +43,8 @@ class Imported:
 
 
 @dataclass(slots=True)
-class Draft:
-    """Collects models and sections. `finish` leaves out what the gateway would refuse."""
+class SettingsBuilder:
+    """Collects models and sections. `build` leaves out those that the gateway would refuse."""
 
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     _models: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Draft:
         self._notes.setdefault(Note(place, text))
 
     def note_keys(self, place: str, names: Iterable[str], advice: Mapping[str, str]) -> None:
-        """Add a note for each key of the source that the settings have no place for."""
+        """Add a note for each key of the source without a counterpart in the settings."""
         for name in sorted(names):
             shown = name if len(name) <= 64 else f"{name[:63]}…"
             where = f"{place}.{shown}" if place else shown
@@ -67,23 +67,23 @@ class Draft:
         """Add a variable that must be set before the gateway starts."""
         self._variables.setdefault(variable, meaning)
 
-    def key_variable(self, variable: str, place: str, program: str) -> str | None:
-        """Return a variable of the source that holds the key of a server; None with a note.
+    def use_key_variable(self, variable: str, place: str, program: str) -> str | None:
+        """Return a variable that holds a server's key, as in the source.
 
-        Never a variable of the gateway: its root key would be sent to that server.
+        None, with a note, for a variable of the gateway: its root key would be sent to that server.
         """
         if variable.startswith(PRIVATE_PREFIX):
             self.note(
                 place,
                 f"its key is in {variable}, a variable of the gateway itself: put the key into "
-                "another one and set api_key_env",
+                "another variable and set api_key_env",
             )
             return None
         self.require(variable, f"the key of {place}, in the same variable as for {program}")
         return variable
 
-    def variable(self, secret: str, owner: str, place: str) -> str:
-        """Return the variable that is to hold a secret of the source, one for equal secrets."""
+    def secret_variable(self, secret: str, owner: str, place: str) -> str:
+        """Return the variable for a secret of the source; equal secrets share one."""
         if secret not in self._secrets:
             stem = re.sub(r"[^A-Z0-9]+", "_", owner.upper()).strip("_")
             if not re.match(r"(?!GATEWAY)[A-Z]", stem):
@@ -98,32 +98,32 @@ class Draft:
     def add(self, place: str, model: dict[str, Any]) -> None:
         """Add a model; one that the gateway would refuse becomes a note."""
         model = {key: value for key, value in model.items() if value not in (None, [], {}, ())}
-        if fault := fault_in(ModelSettings, _without_keys(model)):
+        if fault := find_fault(ModelSettings, _without_keys(model)):
             self.note(place, f"is left out: {fault}")
         elif model["name"] in self._models:
-            self.note(place, f"is left out: there is a model {model['name']!r} already")
+            self.note(place, f"is left out: another model is named {model['name']!r}")
         else:
             self._models[model["name"]] = model
 
-    def finish(self) -> Imported:
-        """Return valid settings. Raises SourceFault where no model is left."""
+    def build(self) -> ImportResult:
+        """Return valid settings. Raises ImportFault if no model is left."""
         if not self._models:
             reasons = "; ".join(str(note) for note in list(self._notes)[:3])
-            raise SourceFault(f"nothing to import: {reasons or 'the source names no model'}")
-        self._settle_aliases()
-        self._settle_fallbacks()
-        self._settle_inherited()
+            raise ImportFault(f"nothing to import: {reasons or 'the source names no model'}")
+        self._resolve_aliases()
+        self._resolve_fallbacks()
+        self._resolve_inherited()
         settings: dict[str, Any] = {}
         for name, kind in _SECTIONS.items():
             if section := self.sections.get(name):
-                if fault := fault_in(kind, section):
+                if fault := find_fault(kind, section):
                     self.note(name, f"is left out: {fault}")
                 else:
                     settings[name] = section
         settings["models"] = [_ordered(model) for model in self._models.values()]
-        return Imported(settings, dict(self._variables), tuple(self._notes))
+        return ImportResult(settings, dict(self._variables), tuple(self._notes))
 
-    def _settle_aliases(self) -> None:
+    def _resolve_aliases(self) -> None:
         taken = set(self._models)
         for name, model in self._models.items():
             kept: list[str] = []
@@ -137,31 +137,33 @@ class Draft:
             if kept:
                 model["aliases"] = kept
 
-    def _settle_fallbacks(self) -> None:
+    def _resolve_fallbacks(self) -> None:
         wanted: dict[str, list[str]] = {name: [] for name in self._models}
         for name, model in self._models.items():
             for fallback in dict.fromkeys(model.pop("fallbacks", ())):
                 if fallback in self._models and fallback != name:
                     wanted[name].append(fallback)
                 elif fallback != name:
-                    self.note(f"fallback {fallback!r} of {name!r}", "is left out: it is no model")
-        settled = wanted if find_fallback_fault(wanted) is None else self._without_rings(wanted)
-        for name, names in settled.items():
+                    self.note(
+                        f"fallback {fallback!r} of {name!r}", "is left out: there is no such model"
+                    )
+        resolved = wanted if find_fallback_fault(wanted) is None else self._without_cycles(wanted)
+        for name, names in resolved.items():
             if names:
                 self._models[name]["fallbacks"] = names
 
-    def _without_rings(self, wanted: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """Return the fallbacks without those that would lead back to where they began."""
-        settled: dict[str, list[str]] = {name: [] for name in wanted}
+    def _without_cycles(self, wanted: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Return the fallbacks without those that close a cycle."""
+        resolved: dict[str, list[str]] = {name: [] for name in wanted}
         for name, fallbacks in wanted.items():
             for fallback in fallbacks:
-                settled[name].append(fallback)
-                if fault := find_fallback_fault(settled):
-                    settled[name].pop()
+                resolved[name].append(fallback)
+                if fault := find_fallback_fault(resolved):
+                    resolved[name].pop()
                     self.note(f"fallback {fallback!r} of {name!r}", f"is left out: {fault.message}")
-        return settled
+        return resolved
 
-    def _settle_inherited(self) -> None:
+    def _resolve_inherited(self) -> None:
         engines = [engine for model in self._models.values() for engine in model["engines"]]
         keys = {engine.get("api_key_env") for engine in engines}
         for engine in engines:
@@ -169,16 +171,16 @@ class Draft:
             if kept := [name for name in inherited if name not in keys]:
                 engine["inherit_env"] = kept
             for name in sorted(set(inherited) & keys):
-                self.note(name, "is the key of a remote engine, which no engine inherits")
+                self.note(name, "is the key of a remote engine, which engines never inherit")
 
 
 def is_variable(name: str) -> bool:
-    """Return whether a text can be the name of a variable of the environment."""
+    """Return whether a text can be the name of an environment variable."""
     return _VARIABLE.fullmatch(name) is not None
 
 
-def fault_in(kind: type[BaseModel], values: Mapping[str, Any]) -> str | None:
-    """Return in one line why a section of the settings would be refused, None if it would not."""
+def find_fault(kind: type[BaseModel], values: Mapping[str, Any]) -> str | None:
+    """Return in one line why a section of the settings is invalid, None if it is valid."""
     try:
         kind.model_validate(values)
     except ValidationError as error:
@@ -191,7 +193,7 @@ def fault_in(kind: type[BaseModel], values: Mapping[str, Any]) -> str | None:
 
 
 def _without_keys(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model without the variables of its keys, which need not be set during an import."""
+    """Return a model without api_key_env: those variables need not be set during an import."""
     engines = [
         {key: value for key, value in engine.items() if key != "api_key_env"}
         for engine in model.get("engines", ())
@@ -200,7 +202,7 @@ def _without_keys(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ordered(model: dict[str, Any]) -> dict[str, Any]:
-    """Return a model as people write it: its names first, its engines last."""
+    """Return a model with its keys in the usual order: names first, engines last."""
     names = ("name", "aliases", "fallbacks")
     order = [*names, *(key for key in model if key not in {*names, "engines"}), "engines"]
     return {key: model[key] for key in order if key in model}

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from app.importing import Imported, SourceFault, from_llama_swap
+from app.config_import import ImportFault, ImportResult, from_llama_swap
 from app.settings import ModelSettings
 from engines.spec import ProcessSpec, RemoteSpec
-from tests.app.importing.conftest import Check, notes
+from tests.app.config_import.conftest import Check, notes
 
 SECRET = "sk-aVeryLongSecretOfSomebody0123456789"
 NOTHING: Mapping[str, str] = {}
@@ -18,7 +18,7 @@ COMMAND = "vllm serve --port ${PORT} org/m"
 
 def imported(
     models: dict[str, Any], environment: Mapping[str, str] = NOTHING, **sections: Any
-) -> Imported:
+) -> ImportResult:
     return from_llama_swap(yaml.safe_dump({**sections, "models": models}), environment)
 
 
@@ -44,7 +44,7 @@ def one(check: Check, model: dict[str, Any], **sections: Any) -> tuple[ModelSett
         "--dtype auto",
     ],
 )
-def test_a_command_of_vllm_becomes_a_process_on_demand(check: Check, cmd: str) -> None:
+def test_vllm_command_becomes_a_process_on_demand(check: Check, cmd: str) -> None:
     macros = {
         "kind": "auto",
         "flags": "--dtype ${kind}",
@@ -55,7 +55,7 @@ def test_a_command_of_vllm_becomes_a_process_on_demand(check: Check, cmd: str) -
     assert (engine.model, engine.args) == ("org/m", {"dtype": "auto"})
 
 
-def test_the_names_of_the_command_are_aliases(check: Check) -> None:
+def test_served_model_names_become_aliases(check: Check) -> None:
     cmd = "vllm serve org/m --served-model-name ${MODEL_ID} other"
     model, _ = one(check, {"cmd": cmd, "aliases": ["gpt-4o"]})
     assert model.names == ("qwen", "gpt-4o", "other")
@@ -76,7 +76,7 @@ def test_the_names_of_the_command_are_aliases(check: Check) -> None:
         ({"cmd": "x", "proxy": "nowhere"}, "url: must look like"),
     ],
 )
-def test_a_model_that_cannot_be_served_is_said(
+def test_model_that_cannot_be_served_has_a_note(
     check: Check, model: dict[str, Any], said: str
 ) -> None:
     found = imported({"good": {"cmd": COMMAND}, "bad": model})
@@ -84,20 +84,20 @@ def test_a_model_that_cannot_be_served_is_said(
     assert said in notes(found)
 
 
-def test_another_server_at_a_fixed_address_is_a_remote_engine(check: Check) -> None:
+def test_other_server_at_a_fixed_address_becomes_a_remote_engine(check: Check) -> None:
     found = imported(
         {"far": {"cmd": "tabby", "proxy": "http://127.0.0.1:9/", "useModelName": "there"}}
     )
     [engine] = check(found).models[0].engines
     assert isinstance(engine, RemoteSpec)
     assert (engine.url, engine.served_model_name) == ("http://127.0.0.1:9", "there")
-    assert "does not run `tabby`; start it yourself" in notes(found)
+    assert "does not run `tabby`; start it at " in notes(found)
 
 
 # Macros
 
 
-def test_a_model_has_macros_above_the_shared_ones(check: Check) -> None:
+def test_macros_of_a_model_override_shared_macros(check: Check) -> None:
     _, engine = one(
         check,
         {"cmd": "vllm serve org/m --max-num-seqs ${n}", "macros": {"n": 8}},
@@ -106,7 +106,7 @@ def test_a_model_has_macros_above_the_shared_ones(check: Check) -> None:
     assert engine.args == {"max-num-seqs": 8}
 
 
-def test_variables_of_the_environment_are_looked_up_but_for_secrets(check: Check) -> None:
+def test_environment_variables_are_resolved_except_secrets(check: Check) -> None:
     cmd = "vllm serve ${env.MODELS}/m --dtype ${env.SOME_TOKEN} --seed ${env.NOT_SET}"
     found = imported({"m": {"cmd": cmd}}, {"MODELS": "/srv", "SOME_TOKEN": SECRET})
     [engine] = check(found).models[0].engines
@@ -119,14 +119,14 @@ def test_variables_of_the_environment_are_looked_up_but_for_secrets(check: Check
 @pytest.mark.parametrize(
     ("macros", "said"),
     [
-        ({"a": "${b}", "b": "${a}"}, "name each other in a circle"),
+        ({"a": "${b}", "b": "${a}"}, "its macros form a cycle"),
         (
             {"a": "x" * 100} | {f"a{n}": f"${{a{n - 1 or ''}}}" * 100 for n in range(1, 9)},
-            "make more than 65536 characters",
+            "expand to more than 65536 characters",
         ),
     ],
 )
-def test_macros_without_an_end_are_refused(macros: dict[str, str], said: str) -> None:
+def test_endless_macros_are_refused(macros: dict[str, str], said: str) -> None:
     last = [*macros][-1]
     found = imported({"m": {"cmd": COMMAND}, "n": {"cmd": f"${{{last}}}"}}, macros=macros)
     assert said in notes(found)
@@ -146,13 +146,13 @@ def test_macros_without_an_end_are_refused(macros: dict[str, str], said: str) ->
         ({}, {}, None),
     ],
 )
-def test_ttl_is_the_time_without_requests(
+def test_ttl_becomes_idle_unload_s(
     check: Check, model: dict[str, Any], sections: dict[str, Any], seconds: float | None
 ) -> None:
     assert one(check, model, **sections)[0].idle_unload_s == seconds
 
 
-def test_what_is_preloaded_starts_with_the_gateway_unless_it_has_a_ttl(check: Check) -> None:
+def test_preloaded_model_is_eager_unless_it_has_a_ttl(check: Check) -> None:
     hooks = {"on_startup": {"preload": ["qwen"]}}
     assert one(check, {}, hooks=hooks)[0].load == "eager"
     assert one(check, {"ttl": 5}, hooks=hooks)[0].load == "on_demand"
@@ -167,14 +167,14 @@ def test_what_is_preloaded_starts_with_the_gateway_unless_it_has_a_ttl(check: Ch
         {"matrix": {"evict_costs": {"qwen": 1}}},
     ],
 )  # fmt: skip
-def test_what_others_may_not_unload_is_the_last_to_make_room(
+def test_persistent_group_and_evict_cost_become_keep_priority(
     check: Check, sections: dict[str, Any]
 ) -> None:
     assert one(check, {}, **sections)[0].keep_priority == 1
     assert "server.memory_budget_gib" in notes(imported({"m": {"cmd": COMMAND}}, **sections))
 
 
-def test_seconds_bounds_and_forced_fields(check: Check) -> None:
+def test_timeouts_bounds_and_forced_fields_are_imported(check: Check) -> None:
     model, engine = one(
         check,
         {
@@ -191,7 +191,7 @@ def test_seconds_bounds_and_forced_fields(check: Check) -> None:
     assert (engine.start_timeout_s, model.load_wait_s) == (500, 500)
 
 
-def test_variables_are_those_of_the_engine(check: Check) -> None:
+def test_env_becomes_variables_of_the_engine(check: Check) -> None:
     env = ["CUDA_VISIBLE_DEVICES=0,1", "A=it's", "HF_TOKEN=${env.HF_TOKEN}", "AWS_SECRET=x", "bad"]
     _, engine = one(check, {"env": env, "cmd": "A=no B=c vllm serve org/m"})
     assert (engine.gpus, engine.env) == ([0, 1], {"A": "no", "B": "c"})
@@ -201,7 +201,7 @@ def test_variables_are_those_of_the_engine(check: Check) -> None:
 # Peers and keys
 
 
-def test_models_of_peers_are_remote_engines_with_both_names(check: Check) -> None:
+def test_models_of_peers_become_remote_engines_with_both_names(check: Check) -> None:
     found = imported(
         {"c": {"cmd": COMMAND}},
         peers={
@@ -219,7 +219,7 @@ def test_models_of_peers_are_remote_engines_with_both_names(check: Check) -> Non
     assert list(found.variables) == ["FAR_KEY", "NEAR_API_KEY"]
 
 
-def test_a_variable_of_the_gateway_is_not_the_key_of_a_peer(check: Check) -> None:
+def test_variable_of_the_gateway_is_not_sent_to_a_peer(check: Check) -> None:
     key = "${env.GATEWAY_ADMIN_KEY}"
     found = imported({}, peers={"p": {"proxy": "http://far:1", "models": ["x"], "apiKey": key}})
     [engine] = check(found).models[0].engines
@@ -248,7 +248,7 @@ def test_no_secret_reaches_the_file_or_a_note(check: Check) -> None:
     assert "apiKeys: 1 not copied" in notes(found)
 
 
-def test_a_key_of_a_peer_is_not_inherited_by_engines(check: Check) -> None:
+def test_key_of_a_peer_is_not_inherited_by_engines(check: Check) -> None:
     found = imported(
         {"m": {"cmd": COMMAND, "env": ["FAR_KEY=${env.FAR_KEY}"]}},
         peers={"far": {"proxy": "http://far:1", "models": ["x"], "apiKey": "${env.FAR_KEY}"}},
@@ -266,14 +266,14 @@ def test_every_other_setting_has_a_note() -> None:
         startPort=1,
     )  # fmt: skip
     said = notes(found)
-    assert "models.m.unlisted: every model is shown" in said
+    assert "models.m.unlisted: every model is listed" in said
     assert "models.m.filters.stripParams" in said
     assert "models.m.filters.setParamsByID" in said
-    assert "selectors: a model's fallbacks" in said
+    assert "selectors: use a model's fallbacks" in said
     assert "made_up: has no counterpart" in said
     assert "cmdStop" not in said
     assert "startPort" not in said
-    assert "keys: llama-swap asked for none" in said
+    assert "keys: llama-swap required none" in said
 
 
 @pytest.mark.parametrize(
@@ -288,8 +288,8 @@ def test_every_other_setting_has_a_note() -> None:
         ("a: b: c", "mapping values are not allowed here"),
     ],
 )
-def test_what_is_no_configuration_is_refused_in_one_line(text: str, said: str) -> None:
-    with pytest.raises(SourceFault) as raised:
+def test_invalid_configuration_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(ImportFault) as raised:
         from_llama_swap(text, NOTHING)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -1,35 +1,35 @@
-"""Words of a shell's command line, split and never run."""
+"""Splits a shell command line into commands, and never runs it."""
 
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from app.importing.source import SourceFault, check_size
+from app.config_import.reading import ImportFault, check_size
 
 _OPERATOR = re.compile(r"&&|\|\|?|;|&")
 _REDIRECTION = re.compile(r"(?:\d*[<>]{1,2}|&>{1,2})(?P<target>.*)")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)=(?P<value>.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[^}]*)\}|(?P<plain>\w+)|\()|`")
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
-# They run what follows them and change nothing that matters here.
+# Programs that run the command after them.
 _WRAPPERS = frozenset({"env", "exec", "nohup", "time", "sudo", "setsid", "command"})
 _MAX_SHELLS = 3  # `bash -c` within `bash -c`
 
 
 @dataclass(slots=True)
 class Command:
-    """One command: the variables before it, what wraps it, its words."""
+    """A command: the variables before it, its wrapper such as nohup, and its words."""
 
     words: list[str]
     env: dict[str, str] = field(default_factory=dict)
     wrapper: list[str] = field(default_factory=list)
 
 
-def commands(text: str, depth: int = 0) -> Iterator[Command]:
-    """Yield the commands of a text, those that `bash -c` would run among them.
+def split_commands(text: str, depth: int = 0) -> Iterator[Command]:
+    """Yield the commands of a text, including those of `bash -c`.
 
-    Raises SourceFault for quotes that are not closed.
+    Raises ImportFault for an unclosed quote.
     """
     check_size(text)
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
@@ -37,17 +37,17 @@ def commands(text: str, depth: int = 0) -> Iterator[Command]:
     try:
         words = shlex.split(joined)
     except ValueError as error:
-        raise SourceFault(f"the command line is not complete: {str(error).lower()}") from None
+        raise ImportFault(f"the command line is not complete: {str(error).lower()}") from None
     for part in _parts(words):
         if inner := _inner(part):
             if depth == _MAX_SHELLS:
-                raise SourceFault("shells within shells")
-            yield from commands(inner, depth + 1)
+                raise ImportFault("bash -c is nested too deeply")
+            yield from split_commands(inner, depth + 1)
         else:
             yield _command(part)
 
 
-def variable_in(word: str) -> str | None:
+def find_variable(word: str) -> str | None:
     """Return the name of the first shell variable in a word, `$(…)` for a command, else None."""
     match = _VARIABLE.search(word)
     if match is None:
@@ -55,8 +55,8 @@ def variable_in(word: str) -> str | None:
     return match["braced"] or match["plain"] or "$(…)"
 
 
-def assignment(word: str) -> tuple[str, str] | None:
-    """Return name and value of NAME=VALUE, None for another word."""
+def parse_assignment(word: str) -> tuple[str, str] | None:
+    """Return name and value of NAME=VALUE, None for other words."""
     match = _ASSIGNMENT.fullmatch(word)
     return (match["name"], match["value"]) if match else None
 
@@ -87,7 +87,7 @@ def _parts(words: list[str]) -> Iterator[list[str]]:
 
 
 def _inner(words: list[str]) -> str | None:
-    """Return the text that a part gives to `bash -c`, None for another part."""
+    """Return the text that a part passes to `bash -c`, None for other parts."""
     command = _command(words)
     if command.words and base_name(command.words[0]) in _SHELLS:
         for place, word in enumerate(command.words[1:-1], 1):
@@ -100,7 +100,7 @@ def _inner(words: list[str]) -> str | None:
 def _command(words: list[str]) -> Command:
     command = Command([])
     for place, word in enumerate(words):
-        if found := assignment(word):
+        if found := parse_assignment(word):
             command.env[found[0]] = found[1]
         elif base_name(word) in _WRAPPERS or (command.wrapper and word.startswith("-")):
             command.wrapper.append(word)

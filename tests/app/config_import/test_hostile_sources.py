@@ -1,4 +1,4 @@
-"""Whatever the source is: valid settings, or one line that says why not. No secret in either."""
+"""Any source yields valid settings or a fault in one line, and never a secret."""
 
 import shlex
 from collections.abc import Callable
@@ -10,13 +10,13 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.importing import (
-    Imported,
-    SourceFault,
+from app.config_import import (
+    ImportFault,
+    ImportResult,
     from_litellm,
     from_llama_swap,
     from_vllm,
-    rendered,
+    render_yaml,
 )
 from app.settings import load_settings
 from tests.app.configuration import isolate
@@ -106,15 +106,15 @@ llama_swap = mapping(
 )
 
 
-def outcome(source: Callable[[str], Imported], text: str) -> tuple[Imported | None, str]:
+def outcome(source: Callable[[str], ImportResult], text: str) -> tuple[ImportResult | None, str]:
     try:
         return source(text), ""
-    except SourceFault as fault:
+    except ImportFault as fault:
         return None, str(fault)
 
 
 def read(
-    source: Callable[[str], Imported], text: str, patch: pytest.MonkeyPatch, directory: Path
+    source: Callable[[str], ImportResult], text: str, patch: pytest.MonkeyPatch, directory: Path
 ) -> None:
     """Import a text; fail unless the gateway reads what is written, or the fault is one line."""
     imported, fault = outcome(source, text)
@@ -122,7 +122,7 @@ def read(
         assert len(fault.splitlines()) == 1
         assert SECRET not in fault
         return
-    written = rendered(imported, "vllm-gateway import")
+    written = render_yaml(imported, "vllm-gateway import")
     assert SECRET not in written
     for note in imported.notes:
         assert len(str(note).splitlines()) == 1
@@ -135,7 +135,7 @@ def read(
     assert load_settings(file).models
 
 
-def run(source: Callable[[str], Imported], text: str, directory: Path) -> None:
+def run(source: Callable[[str], ImportResult], text: str, directory: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         read(source, text, patch, directory)
 
@@ -160,14 +160,14 @@ def test_any_command_line(text: str, directory: Path) -> None:
 @pytest.mark.slow
 @few
 @given(data=litellm)
-def test_any_configuration_of_litellm(data: dict[str, Any], directory: Path) -> None:
+def test_any_litellm_configuration(data: dict[str, Any], directory: Path) -> None:
     run(lambda text: from_litellm(text, {}), yaml.safe_dump(data), directory)
 
 
 @pytest.mark.slow
 @few
 @given(data=llama_swap)
-def test_any_configuration_of_llama_swap(data: dict[str, Any], directory: Path) -> None:
+def test_any_llama_swap_configuration(data: dict[str, Any], directory: Path) -> None:
     run(lambda text: from_llama_swap(text, {}), yaml.safe_dump(data), directory)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from app.importing import Imported, SourceFault, from_litellm
+from app.config_import import ImportFault, ImportResult, from_litellm
 from engines.spec import RemoteSpec
-from tests.app.importing.conftest import Check, notes
+from tests.app.config_import.conftest import Check, notes
 
 SECRET = "sk-aVeryLongSecretOfSomebody0123456789"
 NOTHING: Mapping[str, str] = {}
@@ -25,7 +25,7 @@ def deployment(name: str = "qwen", **given: Any) -> dict[str, Any]:
     return {"model_name": name, "litellm_params": params}
 
 
-def imported(*models: dict[str, Any], **sections: Any) -> Imported:
+def imported(*models: dict[str, Any], **sections: Any) -> ImportResult:
     return from_litellm(yaml.safe_dump({"model_list": [*models], **sections}), NOTHING)
 
 
@@ -40,7 +40,7 @@ def remote(check: Check, **given: Any) -> RemoteSpec:
 # model_list
 
 
-def test_deployments_of_one_name_are_engines_of_one_model(check: Check) -> None:
+def test_deployments_of_one_name_become_engines_of_one_model(check: Check) -> None:
     settings = check(
         imported(
             deployment(),
@@ -53,7 +53,7 @@ def test_deployments_of_one_name_are_engines_of_one_model(check: Check) -> None:
     assert urls == [["http://gpu:8000", "http://gpu-2:8000"], ["http://gpu:8000"]]
 
 
-def test_the_name_at_the_server_is_what_follows_the_provider(check: Check) -> None:
+def test_served_model_name_is_the_part_after_the_provider(check: Check) -> None:
     assert remote(check).served_model_name == "org/m"
     assert remote(check, model="openai/qwen").served_model_name is None
     assert remote(check, model="org/m", custom_llm_provider="openai").served_model_name == "org/m"
@@ -62,16 +62,19 @@ def test_the_name_at_the_server_is_what_follows_the_provider(check: Check) -> No
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"model": "anthropic/claude-3"}, "the provider 'anthropic' is no server of OpenAI's API"),
-        ({"model": "gpt-4o"}, "a model without a provider is no server"),
+        (
+            {"model": "anthropic/claude-3"},
+            "'anthropic' is not an OpenAI-compatible server",
+        ),
+        ({"model": "gpt-4o"}, "a model without a provider is not an OpenAI"),
         ({"model": "openai/gpt-4o", "api_base": None}, "is a hosted service"),
         ({"model": "vllm/org/m"}, "add an engine of `kind: process` with `model: org/m`"),
-        ({"api_base": "os.environ/NOT_SET"}, "in a variable that is not set here"),
+        ({"api_base": "os.environ/NOT_SET"}, "the variable with its api_base is not set"),
         ({"api_base": "ftp://gpu/v1"}, "url: must look like"),
         ({"api_base": "http://user:pw@gpu/v1"}, "url: must not hold credentials"),
     ],
 )
-def test_a_deployment_that_is_no_engine_is_said(
+def test_deployment_that_cannot_be_an_engine_has_a_note(
     check: Check, given: dict[str, Any], said: str
 ) -> None:
     found = imported(deployment("good"), deployment("bad", **given))
@@ -79,7 +82,7 @@ def test_a_deployment_that_is_no_engine_is_said(
     assert said in notes(found)
 
 
-def test_wildcards_and_addresses_without_v1_are_said(check: Check) -> None:
+def test_wildcards_and_addresses_without_v1_have_a_note(check: Check) -> None:
     found = imported(
         deployment("*"), deployment("openai/*"), deployment(api_base="http://gpu:8000")
     )
@@ -88,7 +91,7 @@ def test_wildcards_and_addresses_without_v1_are_said(check: Check) -> None:
     assert "does not end in /v1" in notes(found)
 
 
-def test_an_address_may_stand_in_a_variable(check: Check) -> None:
+def test_address_in_a_variable_is_resolved(check: Check) -> None:
     text = yaml.safe_dump({"model_list": [deployment(api_base="os.environ/BOX")]})
     [model] = check(from_litellm(text, {"BOX": "http://box:1/v1"})).models
     assert getattr(model.engines[0], "url", None) == "http://box:1"
@@ -97,7 +100,7 @@ def test_an_address_may_stand_in_a_variable(check: Check) -> None:
     assert getattr(model.engines[0], "url", None) == "http://there:1"
 
 
-def test_seconds_prices_and_bounds_are_carried_over(check: Check) -> None:
+def test_timeouts_prices_and_bounds_are_imported(check: Check) -> None:
     one = deployment(timeout=30, max_parallel_requests=8)
     one["model_info"] = {"input_cost_per_token": 2e-7, "output_cost_per_token": "6e-7"}
     two = deployment(max_parallel_requests=4)
@@ -107,7 +110,7 @@ def test_seconds_prices_and_bounds_are_carried_over(check: Check) -> None:
     assert model.queue.max_in_flight == 4
 
 
-def test_limits_of_deployments_add_up(check: Check) -> None:
+def test_limits_of_deployments_are_summed(check: Check) -> None:
     found = imported(deployment(rpm=60, tpm=1000), {**deployment(), "rpm": 40})
     [model] = check(found).models
     assert model.limits.requests_per_minute == 100
@@ -115,9 +118,9 @@ def test_limits_of_deployments_add_up(check: Check) -> None:
     assert "tpm of 'qwen': is left out: not every deployment has it" in notes(found)
 
 
-def test_what_a_deployment_sends_by_itself_is_said() -> None:
+def test_sampling_parameters_of_a_deployment_have_a_note() -> None:
     found = imported(deployment(temperature=0.2, max_tokens=5, weight=2, aws_region_name="x"))
-    assert "max_tokens, temperature: what LiteLLM sends for clients that do not" in notes(found)
+    assert "max_tokens, temperature: LiteLLM sends these for clients that do not" in notes(found)
     assert "model_list[0] (qwen).weight: engines get requests by their load" in notes(found)
     assert "model_list[0] (qwen).aws_region_name: has no counterpart" in notes(found)
 
@@ -125,11 +128,11 @@ def test_what_a_deployment_sends_by_itself_is_said() -> None:
 # Keys
 
 
-def test_the_variable_of_a_key_is_kept(check: Check) -> None:
+def test_variable_of_a_key_is_kept(check: Check) -> None:
     assert remote(check, api_key="os.environ/GPU_KEY").api_key_env == "GPU_KEY"
 
 
-def test_a_variable_of_the_gateway_is_not_the_key_of_a_server(check: Check) -> None:
+def test_variable_of_the_gateway_is_not_sent_to_a_server(check: Check) -> None:
     found = imported(deployment(api_key="os.environ/GATEWAY_ADMIN_KEY"))
     [engine] = check(found).models[0].engines
     assert getattr(engine, "api_key_env", "") is None
@@ -137,7 +140,7 @@ def test_a_variable_of_the_gateway_is_not_the_key_of_a_server(check: Check) -> N
     assert "GATEWAY_ADMIN_KEY, a variable of the gateway itself" in notes(found)
 
 
-def test_a_key_in_the_file_becomes_a_variable_and_equal_keys_one(check: Check) -> None:
+def test_key_in_the_file_becomes_a_variable_shared_by_equal_keys(check: Check) -> None:
     found = imported(
         deployment("org/a.b", api_key=SECRET),
         deployment("other", api_key=SECRET),
@@ -152,7 +155,7 @@ def test_a_key_in_the_file_becomes_a_variable_and_equal_keys_one(check: Check) -
 
 
 @pytest.mark.parametrize("key", ["none", "EMPTY", "", "dummy", None])
-def test_what_stands_for_no_key_is_none(check: Check, key: str | None) -> None:
+def test_placeholder_key_is_no_key(check: Check, key: str | None) -> None:
     assert remote(check, api_key=key).api_key_env is None
 
 
@@ -172,14 +175,14 @@ def test_no_secret_reaches_the_file_or_a_note(check: Check) -> None:
     assert "set GATEWAY_STATE__REDIS_URL to the address" in notes(found)
 
 
-def test_an_open_proxy_is_told_that_the_gateway_asks_for_keys() -> None:
-    assert "keys: LiteLLM asked for none" in notes(imported(deployment()))
+def test_proxy_without_a_key_has_a_note_about_keys() -> None:
+    assert "keys: LiteLLM required none" in notes(imported(deployment()))
 
 
 # The other sections
 
 
-def test_aliases_and_fallbacks_of_both_sections(check: Check) -> None:
+def test_aliases_and_fallbacks_of_both_sections_are_imported(check: Check) -> None:
     found = imported(
         deployment("a"),
         deployment("b"),
@@ -200,10 +203,10 @@ def test_aliases_and_fallbacks_of_both_sections(check: Check) -> None:
     assert "'x': is left out: there is no model 'no'" in said
     assert "fallback 'claude' of 'a': is left out" in said
     assert "fallback 'a' of 'b': is left out: fallbacks form a cycle" in said
-    assert "'old': is shown by /v1/models" in said
+    assert "'old': is listed by /v1/models" in said
 
 
-def test_default_fallbacks_are_those_of_models_that_have_none(check: Check) -> None:
+def test_default_fallbacks_apply_to_models_without_fallbacks(check: Check) -> None:
     found = imported(
         deployment("a"),
         deployment("b"),
@@ -214,7 +217,7 @@ def test_default_fallbacks_are_those_of_models_that_have_none(check: Check) -> N
     assert [model.fallbacks for model in check(found).models] == [("b",), ("c",), ()]
 
 
-def test_an_alias_that_is_a_model_is_said(check: Check) -> None:
+def test_alias_that_is_a_model_has_a_note(check: Check) -> None:
     found = imported(
         deployment("a"), deployment("b"), router_settings={"model_group_alias": {"b": "a"}}
     )
@@ -223,12 +226,12 @@ def test_an_alias_that_is_a_model_is_said(check: Check) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "said"), [("least-busy", False), ("simple-shuffle", True)])
-def test_another_strategy_than_the_gateways_is_said(strategy: str, said: bool) -> None:
+def test_other_routing_strategy_has_a_note(strategy: str, said: bool) -> None:
     found = imported(deployment(), router_settings={"routing_strategy": strategy})
     assert ("router_settings.routing_strategy" in notes(found)) is said
 
 
-def test_redis_without_a_password_is_carried_over(check: Check) -> None:
+def test_redis_without_a_password_is_imported(check: Check) -> None:
     redis = {"redis_host": "redis.example", "redis_port": "6380"}
     url = check(imported(deployment(), router_settings=redis)).state.redis_url
     assert url is not None
@@ -253,7 +256,7 @@ def test_every_other_setting_has_a_note() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "nothing to import: keys: LiteLLM asked for none"),
+        ("", "nothing to import: keys: LiteLLM required none"),
         ("- a", "the source: must be a mapping"),
         ("a: [", "line 1, column 5"),
         ("model_list: {a: 1}", "model_list: must be a list"),
@@ -266,15 +269,15 @@ def test_every_other_setting_has_a_note() -> None:
          "rpm: .nan}}]", "rpm: must be a number"),
         ("router_settings: []\nmodel_list: []", "router_settings: must be a mapping"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
-        ("a: 2020-99-99", "a value is not what its tag or form says"),
-        ("a: \"\\ud800\"", "a text that is no Unicode"),
+        ("a: 2020-99-99", "a value does not fit its YAML tag or form"),
+        ("a: \"\\ud800\"", "text that is not valid Unicode"),
         pytest.param("[" * 5000, "nested too deeply", marks=pytest.mark.slow),
         (ANCHORS, "holds more than 100000 values"),
         ("x" * 2_000_000, "is longer than"),
     ],
 )  # fmt: skip
-def test_what_is_no_configuration_is_refused_in_one_line(text: str, said: str) -> None:
-    with pytest.raises(SourceFault) as raised:
+def test_invalid_configuration_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(ImportFault) as raised:
         from_litellm(text, NOTHING)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The flags of `vllm serve`, read without vLLM: what takes values, and how they look in YAML."""
+"""Parses the flags of `vllm serve` without vLLM, into values as they are written in YAML."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from engines.output.redact import hidden, is_secret
 from engines.spec import RESERVED_FLAGS, FlagValue
 
-# vLLM's parser has these beside the long names.
+# Short names of vLLM's parser.
 _SHORT = {
     "-ac": "attention-config", "-asc": "api-server-count", "-cc": "compilation-config",
     "-dc": "diffusion-config", "-dcp": "decode-context-parallel-size",
@@ -22,7 +22,7 @@ _SHORT = {
     "-q": "quantization", "-r": "node-rank", "-sc": "speculative-config",
     "-tp": "tensor-parallel-size",
 }  # fmt: skip
-# These take every value up to the next flag; others take one.
+# Flags that take every value up to the next flag; others take one.
 _LISTS = frozenset(
     {
         "allowed-media-domains", "api-key", "collect-detailed-traces", "cpu-offload-params",
@@ -31,7 +31,7 @@ _LISTS = frozenset(
         "numa-bind-nodes", "offload-params", "served-model-name", "sleep-preserve-parameter-names",
     }
 )  # fmt: skip
-# These take none. It matters where the model follows: `vllm serve --enforce-eager MODEL`.
+# Flags without a value. The next word may be the model: `vllm serve --enforce-eager MODEL`.
 _SWITCH = re.compile(
     r"(?:no|enable|disable|enforce|trust|skip|return|fail-on|use)-.*|allow-credentials"
     r"|allow-deprecated-quantization|async-scheduling|fully-sharded-loras|grpc|headless"
@@ -45,7 +45,7 @@ _FLAG = re.compile(r"--?[A-Za-z]")
 
 @dataclass(slots=True)
 class Flags:
-    """The flags of one command, by name without dashes, and the words that belong to none."""
+    """The flags of a command, by name without dashes, and the words that belong to no flag."""
 
     values: dict[str, FlagValue] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Flags:
     secret: list[str] = field(default_factory=list)
 
     def take(self, name: str) -> FlagValue:
-        """Remove a flag and return its value, None if it is not there."""
+        """Remove a flag and return its value, None if it is not given."""
         return self.values.pop(name, None)
 
     def take_words(self, name: str) -> list[str]:
@@ -71,7 +71,7 @@ def read_flags(words: Iterable[str]) -> Flags:
     """Return the flags among the words that follow `vllm serve`."""
     flags = Flags()
     rest = [*words]
-    rest.reverse()  # the next word is the last
+    rest.reverse()  # so that pop() takes the next word
     while rest:
         word = rest.pop()
         if not _FLAG.match(word):
@@ -83,7 +83,7 @@ def read_flags(words: Iterable[str]) -> Flags:
 
 
 def _name(word: str) -> tuple[str, str | None]:
-    """Return the long name of a flag, and the value that is joined to it."""
+    """Return the long name of a flag, and its value if joined by `=`."""
     if match := _OPTIMIZATION.fullmatch(word):
         return "optimization-level", match[1]
     name, joined, value = word.partition("=")
@@ -95,13 +95,13 @@ def _name(word: str) -> tuple[str, str | None]:
 
 
 def _reserved(name: str) -> str:
-    """Return the reserved flag that a name abbreviates, as argparse reads it, or the name."""
+    """Return the reserved flag that a name abbreviates by argparse's rules, else the name."""
     meant = [flag for flag in RESERVED_FLAGS if flag.startswith(name)]
     return meant[0] if name not in RESERVED_FLAGS and len(meant) == 1 else name
 
 
 def _values(name: str, rest: list[str]) -> list[str]:
-    """Take the values of a flag from the words that follow it."""
+    """Take a flag's values from the words after it."""
     values: list[str] = []
     while rest and not _FLAG.match(rest[-1]) and not _SWITCH.fullmatch(name):
         values.append(rest.pop())
@@ -132,7 +132,7 @@ def _add(flags: Flags, name: str, values: list[str]) -> None:
 
 
 def _add_member(flags: Flags, stem: str, path: str, text: str) -> None:
-    """Set a member of a flag's JSON value, which `--hf-overrides.max_position 1` names."""
+    """Set a member of a flag's JSON value, as in `--hf-overrides.max_position 1`."""
     whole = flags.values.get(stem)
     if not isinstance(whole, dict):
         whole = flags.values[stem] = {}
@@ -150,7 +150,7 @@ def _add_member(flags: Flags, stem: str, path: str, text: str) -> None:
 
 
 def _value(text: str) -> FlagValue:
-    """Return a value as people would write it in YAML; as a flag it is the same text again."""
+    """Return a value as it is written in YAML; as a flag it becomes the same text again."""
     if re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", text) and text != "-0":
         return int(text)
     if re.fullmatch(r"-?\d{1,3}\.\d{1,9}", text) and str(float(text)) == text:
@@ -163,7 +163,7 @@ def _value(text: str) -> FlagValue:
 
 
 def _json(text: str) -> Any:
-    """Return the value of a JSON text, else the text."""
+    """Return the value of a JSON text, or the text if it is not JSON."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
         json.dumps(value, ensure_ascii=False).encode()

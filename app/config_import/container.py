@@ -1,11 +1,11 @@
-"""What a `docker run` or `podman run` gives to a server: image, variables, ports, paths, GPUs."""
+"""Parses `docker run` and `podman run`: image, variables, ports, volumes and GPUs."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from app.importing.shell import assignment
+from app.config_import.shell import parse_assignment
 
 PROGRAMS = frozenset({"docker", "podman", "nerdctl"})
 # Options of `run` that take no value; every other takes one.
@@ -20,36 +20,36 @@ _SHORT_SWITCHES = re.compile(r"-[ditqP]+")
 _LONG = {"-e": "--env", "-p": "--publish", "-v": "--volume"}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Container:
-    """A container as far as an engine outside of one needs it."""
+    """The parts of a container that matter for an engine without one."""
 
     image: str = ""
     words: list[str] = field(default_factory=list)
     entrypoint: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
-    volumes: dict[str, str] = field(default_factory=dict)  # path on the host by path inside
+    volumes: dict[str, str] = field(default_factory=dict)  # host path by path in the container
     host: str | None = None
     port: int | None = None
     gpus: int | list[int] | None = None
     notes: list[str] = field(default_factory=list)
 
-    def on_host(self, path: str) -> str:
-        """Return where a path inside of the container is on the host; other texts as they are."""
+    def host_path(self, path: str) -> str:
+        """Return the host path of a path in the container; other texts unchanged."""
         for inside, outside in self.volumes.items():
             if path == inside or path.startswith(f"{inside.rstrip('/')}/"):
                 return outside.rstrip("/") + path[len(inside.rstrip("/")) :]
         return path
 
 
-def read(words: list[str]) -> Container | None:
-    """Return the container that a command runs, None for another command such as `stop`."""
+def read_container(words: list[str]) -> Container | None:
+    """Return the container that a command runs, None for other commands such as `stop`."""
     before = list(takewhile(lambda word: word != "run", words[1:3]))
     if words[len(before) + 1 : len(before) + 2] != ["run"]:
         return None
     rest = words[len(before) + 2 :]
-    rest.reverse()  # the next word is the last
-    box = Container()
+    rest.reverse()  # so that pop() takes the next word
+    container = Container()
     while rest and rest[-1].startswith("-"):
         word = rest.pop()
         if re.match(r"-[epv].", word):
@@ -60,39 +60,39 @@ def read(words: list[str]) -> Container | None:
                 continue
             if not joined:
                 value = rest.pop() if rest else ""
-        _set(box, _LONG.get(option, option), value)
+        _set(container, _LONG.get(option, option), value)
     if not rest:
         return None
-    box.image = rest.pop()
-    box.words = rest[::-1]
-    return box
+    container.image = rest.pop()
+    container.words = rest[::-1]
+    return container
 
 
-def _set(box: Container, option: str, value: str) -> None:
+def _set(container: Container, option: str, value: str) -> None:
     match option:
         case "--env":
-            name, text = assignment(value) or (value, f"${value}")
-            box.env[name] = text
+            name, text = parse_assignment(value) or (value, f"${value}")
+            container.env[name] = text
         case "--env-file":
-            box.notes.append("--env-file: its file is not read; set its variables in env")
+            container.notes.append("--env-file: the file is not read; set its variables in env")
         case "--publish":
-            box.host, box.port = _published(value)
+            container.host, container.port = _parse_publish(value)
         case "--volume" | "--mount":
-            box.volumes |= dict(_volume(option, value))
+            container.volumes |= dict(_parse_volume(option, value))
         case "--gpus":
-            box.gpus = _gpus(value)
+            container.gpus = _parse_gpus(value)
         case "--entrypoint":
-            box.entrypoint = value.split()
+            container.entrypoint = value.split()
 
 
-def _published(value: str) -> tuple[str | None, int | None]:
-    """Return address and port on the host of `[ADDRESS:]PORT:PORT`."""
+def _parse_publish(value: str) -> tuple[str | None, int | None]:
+    """Return the host address and port of `[ADDRESS:]PORT:PORT`."""
     *before, _ = value.partition("/")[0].split(":")
     port = int(before[-1]) if before and re.fullmatch(r"[0-9]{1,5}", before[-1]) else None
     return (":".join(before[:-1]) or None), port
 
 
-def _volume(option: str, value: str) -> Iterator[tuple[str, str]]:
+def _parse_volume(option: str, value: str) -> Iterator[tuple[str, str]]:
     if option == "--mount":
         parts = dict(part.partition("=")[::2] for part in value.split(","))
         outside = parts.get("source") or parts.get("src") or ""
@@ -100,12 +100,12 @@ def _volume(option: str, value: str) -> Iterator[tuple[str, str]]:
     else:
         outside, _, rest = value.partition(":")
         inside = rest.partition(":")[0]
-    # Another first character is the name of a volume, whose place only Docker knows.
+    # Other sources are named volumes, whose path only Docker knows.
     if inside.startswith("/") and outside.startswith(("/", "~", ".")):
         yield inside, outside
 
 
-def _gpus(value: str) -> int | list[int] | None:
+def _parse_gpus(value: str) -> int | list[int] | None:
     text = value.strip("\"'")
     if text.isascii() and text.isdigit() and len(text) < 4 and int(text):
         return int(text)

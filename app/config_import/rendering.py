@@ -1,24 +1,24 @@
-"""The text of a gateway.yaml, with what was not carried over as a comment at its head."""
+"""Renders a gateway.yaml, with what was not imported as a comment at its top."""
 
 import textwrap
 from collections.abc import Iterator
 
 import yaml
 
-from app.importing.draft import Imported
-from app.importing.source import one_line
+from app.config_import.builder import ImportResult
+from app.config_import.reading import one_line
 
 _WIDTH = 92
 
 
-def rendered(imported: Imported, command: str) -> str:
-    """Return the YAML of imported settings; `command` is the one that wrote it."""
+def render_yaml(imported: ImportResult, command: str) -> str:
+    """Return the YAML of imported settings; `command` is named as its author."""
     parts = ["".join(_header(imported, command))]
     parts += [_yaml({name: value}) for name, value in imported.settings.items()]
     return "\n".join(parts)
 
 
-def _header(imported: Imported, command: str) -> Iterator[str]:
+def _header(imported: ImportResult, command: str) -> Iterator[str]:
     yield f"# Written by `{command}`.\n"
     yield "# Check it with `vllm-gateway check --config FILE`.\n"
     if imported.variables:
@@ -26,7 +26,7 @@ def _header(imported: Imported, command: str) -> Iterator[str]:
         for name, meaning in imported.variables.items():
             yield from _item(f"{name}: {meaning}")
     if imported.notes:
-        yield "#\n# Not carried over as it was:\n"
+        yield "#\n# Not imported, or changed:\n"
         for note in imported.notes:
             yield from _item(str(note))
 
@@ -42,7 +42,7 @@ def _yaml(section: dict[str, object]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents the members of lists, and writes equal lists twice instead of by anchors."""
+    """Indents the members of lists, and repeats equal lists instead of using anchors."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

@@ -15,9 +15,7 @@ from engines.base import (
     EngineRequest,
     EngineState,
 )
-from engines.http.client import Address, Http1Client, Http1Response
-from engines.http.probe import Probe
-from engines.http.scrape import scrape
+from engines.http import Address, EngineProbe, Http1Client, ResponseBody, scrape_metrics
 from engines.lifecycle import Event
 from engines.spec import RemoteSpec
 
@@ -66,7 +64,7 @@ class RemoteEngine(Engine):
                 self._status.last_error or f"engine {self._name} is {self._status.state}"
             )
 
-    def send(self, request: EngineRequest) -> Coroutine[Any, Any, Http1Response]:
+    def send(self, request: EngineRequest) -> Coroutine[Any, Any, ResponseBody]:
         if self._status.state in _CLOSED:
             raise EngineNotReady(f"engine {self._name} is {self._status.state}")
         return self._client.send(request)  # awaited by the caller: one frame less
@@ -74,13 +72,13 @@ class RemoteEngine(Engine):
     async def exposition(self) -> bytes:
         if self._status.state not in SERVING:
             raise EngineNotReady(f"engine {self._name} is {self._status.state}")
-        return await scrape(self._control)
+        return await scrape_metrics(self._control)
 
     async def drain(self) -> None:
         if self._status.state is EngineState.READY:
             self._status.fire(Event.DRAIN)
         while self._client.in_flight:
-            await self._client.quiet()
+            await self._client.wait_idle()
 
     async def stop(self, grace: float) -> None:
         if self._watch_task is not None:
@@ -95,9 +93,9 @@ class RemoteEngine(Engine):
         self._control.close()
 
     async def _watch(self) -> None:
-        probe = Probe(self._control)
+        probe = EngineProbe(self._control)
         while True:
-            fault = await probe.reachable()
+            fault = await probe.check_reachable()
             if fault is None and self._status.state is not EngineState.READY:
                 self._status.facts = await _facts(probe)
             self._judge(fault)
@@ -120,9 +118,9 @@ class RemoteEngine(Engine):
             log.error("engine %s does not answer: %s", self._name, fault)
 
 
-async def _facts(probe: Probe) -> EngineFacts:
+async def _facts(probe: EngineProbe) -> EngineFacts:
     """Return what a server tells of itself; of one that is not vLLM no more than its models."""
-    facts = await probe.facts()
+    facts = await probe.fetch_facts()
     if facts.version is None:
         return facts
-    return replace(facts, supported_tasks=await probe.tasks())
+    return replace(facts, supported_tasks=await probe.fetch_tasks())

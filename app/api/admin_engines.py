@@ -70,12 +70,9 @@ def engines_router(
             return Follow(reader, lines, hidden, followers, ending)
 
         def read() -> bytes:
-            try:
-                # A progress bar has no end of its line while it moves.
-                found = [*reader.last(lines), *reader.rest()]
-                return text_of([hidden(line) for line in found[max(len(found) - lines, 0) :]])
-            finally:
-                reader.close()
+            # A progress bar has no end of its line while it moves.
+            found = [*reader.read_last(lines), *reader.unfinished()]
+            return text_of([hidden(line) for line in found[max(len(found) - lines, 0) :]])
 
         with readable():
             body = await asyncio.to_thread(read)

@@ -1,7 +1,7 @@
 """A log as an answer that goes on for as long as somebody reads it.
 
 A generator's `finally` is not reliable under StreamingResponse, which may never start it: this
-response owns the open file and its place among the followers itself.
+response owns its place among the followers itself.
 """
 
 import asyncio
@@ -28,9 +28,8 @@ _HEADERS = [
 class Reader(Protocol):
     """A log file; every call may block."""
 
-    def last(self, count: int) -> list[str]: ...
-    def more(self) -> list[str]: ...
-    def close(self) -> None: ...
+    def read_last(self, count: int) -> list[str]: ...
+    def read_new(self) -> list[str]: ...
 
 
 class Followers:
@@ -71,7 +70,6 @@ class Follow(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.ExitStack() as stack:
-            stack.callback(self._reader.close)
             try:
                 stack.enter_context(self._followers.one())
                 first = await asyncio.to_thread(self._first)
@@ -98,11 +96,11 @@ class Follow(Response):
 
     def _first(self) -> bytes:
         with readable():
-            return text_of(map(self._show, self._reader.last(self._count)))
+            return text_of(map(self._show, self._reader.read_last(self._count)))
 
     def _more(self) -> bytes:
         try:
-            return text_of(map(self._show, self._reader.more()))
+            return text_of(map(self._show, self._reader.read_new()))
         except OSError:
             return b""  # it may come back, as a log that is not there yet may come
 

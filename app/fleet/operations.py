@@ -9,8 +9,8 @@ from app import errors
 from app.fleet.fleet import STOP_GRACE_S, ensure_ready
 from app.routing import Catalogue, Replica
 from engines.base import Engine, EngineCapabilities, EngineError, EngineState
+from engines.output.log_file import LogFollower
 from engines.output.redact import hidden
-from engines.output.tail import Tail
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,13 @@ class ModelOperations:
         await replica.engine.stop(STOP_GRACE_S)
         await self._each((replica,), _bring_up)
 
-    def open_log(self, engine: str) -> Tail:
+    def open_log(self, engine: str) -> LogFollower:
         """Return a reader of an engine's log. Raises RouteNotFound, and Conflict without a log."""
         _, replica = self._catalogue.find_replica(engine)
         if not replica.engine.capabilities.has_log:
             kind = replica.engine.kind.replace("_", " ")
             raise errors.Conflict(f"engine {engine} is {kind} and has no log of its own")
-        return Tail(self._run_dir / engine / "engine.log")
+        return LogFollower(self._run_dir / engine / "engine.log")
 
     def _find_capable(
         self, name: str, verb: str, capable: Callable[[EngineCapabilities], bool]

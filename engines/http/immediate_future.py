@@ -1,9 +1,9 @@
-"""An awaitable that resumes its waiter at once, not in the next turn of the event loop.
+"""A future that resumes its waiter at once, not in the next iteration of the event loop.
 
-asyncio's futures call their callbacks through the loop, one turn later. If the awaited bytes arrive
-in a callback of the loop anyway, that turn is a detour: it costs a handle, a context and a task
-switch per response. A `ImmediateFuture` calls the callback from `complete`. A waiter that asks for
-a context of its own, as asyncio's tasks do, is called through the loop as usual.
+asyncio's futures call their callbacks through the loop, one iteration later. Where the awaited
+bytes arrive in a callback of the loop anyway, that costs a handle, a context and a task switch per
+response. An `ImmediateFuture` calls the callback from `set_result`. A waiter that passes a context,
+as asyncio's tasks do, is called through the loop as usual.
 
 It is what asyncio calls a Future-like object: one with `_asyncio_future_blocking`, awaited by one
 task at a time.
@@ -18,7 +18,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ImmediateFuture(Generic[ResultT]):
-    """Completed once, with a result or an error; awaited once, by one task."""
+    """Set once, to a result or an error; awaited once, by one task."""
 
     __slots__ = (
         "_asyncio_future_blocking", "_callback", "_context", "_done", "_error", "_loop", "_result",
@@ -33,15 +33,15 @@ class ImmediateFuture(Generic[ResultT]):
         self._callback: Callable[[Any], object] | None = None
         self._context: Context | None = None
 
-    def complete(self, result: ResultT) -> None:
-        """Set the result and resume the waiter; nothing if it is done already."""
+    def set_result(self, result: ResultT) -> None:
+        """Set the result and resume the waiter; does nothing if it is done already."""
         if not self._done:
             self._done = True
             self._result = result
             self._resume()
 
-    def fail(self, error: BaseException) -> None:
-        """Set an error and resume the waiter; nothing if it is done already."""
+    def set_exception(self, error: BaseException) -> None:
+        """Set an error and resume the waiter; does nothing if it is done already."""
         if not self._done:
             self._done = True
             self._error = error
@@ -56,7 +56,7 @@ class ImmediateFuture(Generic[ResultT]):
         else:
             self._loop.call_soon(callback, self, context=self._context)
 
-    # What tasks ask of a future
+    # What tasks call
 
     def done(self) -> bool:
         return self._done
@@ -70,11 +70,11 @@ class ImmediateFuture(Generic[ResultT]):
             try:
                 raise error
             finally:
-                error = None  # an error that its own traceback holds is garbage
+                error = None  # else its own traceback would keep it alive
         return self._result  # type: ignore[return-value]
 
     def cancel(self, msg: object = None) -> bool:
-        """End the wait with CancelledError, in the next turn of the loop; False: it is done."""
+        """End the wait with CancelledError in the next iteration; return False if it is done."""
         if self._done:
             return False
         self._done = True
@@ -87,7 +87,7 @@ class ImmediateFuture(Generic[ResultT]):
     def add_done_callback(
         self, callback: Callable[[Any], object], *, context: Context | None = None
     ) -> None:
-        """Have a function called when it is done; it has one at most."""
+        """Call a function when it is done; there is at most one."""
         if self._done:
             self._loop.call_soon(callback, self, context=context)
         else:

@@ -1,4 +1,4 @@
-"""Asking an engine whether it serves and what it is, on its own door."""
+"""Control requests to an engine: whether it is healthy, what it runs, whether it is busy."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,15 @@ import re
 from typing import Protocol
 
 from engines.base import EngineError, EngineFacts, EngineRequest, EngineResponse
+from engines.http.response import read_body
 
-MAX_ANSWER = 1024 * 1024
+MAX_BODY_BYTES = 1024 * 1024
 TIMEOUT_S = 5.0
-
-
-_BUSY = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE)
-
-
-# What a server's model is for, by routes that vLLM registers only for that.
-_ROUTES = (
+_REQUESTS = re.compile(
+    rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE
+)
+# Tasks of a model, by routes that vLLM registers only for that task.
+_TASK_ROUTES = (
     ("/v1/chat/completions", "generate"),
     ("/v1/audio/transcriptions", "transcription"),
     ("/v1/embeddings", "embed"),
@@ -24,60 +23,60 @@ _ROUTES = (
 )
 
 
-class Door(Protocol):
-    """What requests of our own are sent through: a client's connections, a bridge."""
+class RequestSender(Protocol):
+    """Sends requests to one engine: a connection pool, or a bridge to an application."""
 
     @property
     def address(self) -> object:
-        """How the server is called in an error."""
+        """The name of the engine in error messages."""
         ...
 
     async def send(self, request: EngineRequest) -> EngineResponse:
-        """Return the answer when its head is here. Raises EngineError."""
+        """Return the response when its headers are here. Raises EngineError."""
         ...
 
 
-class Probe:
-    """Control questions to one server. Every fault is an answer ("no", "unknown"), none raises."""
+class EngineProbe:
+    """Sends control requests to one engine. Faults are results ("no", "unknown"), never raised."""
 
-    def __init__(self, client: Door) -> None:
-        self._client = client
+    def __init__(self, sender: RequestSender) -> None:
+        self._sender = sender
 
-    async def healthy(self) -> bool:
-        """Return whether GET /health says 200."""
-        return await self.health() == 200
+    async def is_healthy(self) -> bool:
+        """Return whether GET /health returns 200."""
+        return await self.fetch_health() == 200
 
-    async def health(self) -> int | None:
-        """Return the status of GET /health, None when there was no answer."""
+    async def fetch_health(self) -> int | None:
+        """Return the status of GET /health, None without a response."""
         status, _ = await self._fetch("/health")
         return status or None
 
-    async def metrics(self) -> bytes | None:
-        """Return what GET /metrics says, None when it says nothing."""
+    async def fetch_metrics(self) -> bytes | None:
+        """Return the body of GET /metrics, None unless its status is 200."""
         status, body = await self._fetch("/metrics")
         return body if status == 200 else None
 
-    async def busy(self) -> bool:
-        """Return whether the engine says that requests run or wait in it."""
-        text = await self.metrics() or b""
-        return any(float(value) > 0 for value in _BUSY.findall(text))
+    async def is_busy(self) -> bool:
+        """Return whether requests run or wait in the engine, by its metrics."""
+        text = await self.fetch_metrics() or b""
+        return any(float(value) > 0 for value in _REQUESTS.findall(text))
 
-    async def reachable(self) -> str | None:
-        """Return None if the server speaks HTTP at all, else what is wrong."""
+    async def check_reachable(self) -> str | None:
+        """Return None if the server responds to HTTP at all, else the fault."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                response = await self._client.send(_get("/health"))
+                response = await self._sender.send(_get("/health"))
         except EngineError as error:
             return str(error)
         except TimeoutError:
-            return f"{self._client.address} gave no answer in {TIMEOUT_S:g} s"
+            return f"{self._sender.address} gave no answer in {TIMEOUT_S:g} s"
         response.close()
         return None
 
-    async def facts(self) -> EngineFacts:
-        """Return what /version and /v1/models tell."""
-        version = _dict(await self._json("/version")).get("version")
-        cards = _dict(await self._json("/v1/models")).get("data")
+    async def fetch_facts(self) -> EngineFacts:
+        """Return the facts of /version and /v1/models."""
+        version = _dict(await self._fetch_json("/version")).get("version")
+        cards = _dict(await self._fetch_json("/v1/models")).get("data")
         card = _dict(cards[0]) if isinstance(cards, list) and cards else {}
         length = card.get("max_model_len")
         return EngineFacts(
@@ -85,37 +84,32 @@ class Probe:
             max_model_len=length if isinstance(length, int) else None,
         )
 
-    async def tasks(self) -> tuple[str, ...] | None:
-        """Return what the model is for, by the routes in /openapi.json; None: it does not tell.
+    async def fetch_tasks(self) -> tuple[str, ...] | None:
+        """Return the model's tasks, by the routes in /openapi.json; None if none is listed.
 
-        For a server whose log is not here. vLLM builds that page when it is first asked for.
+        For a server whose log is on another machine. vLLM builds that page on the first request.
         """
-        paths = _dict(_dict(await self._json("/openapi.json")).get("paths"))
-        return tuple(task for route, task in _ROUTES if route in paths) or None
+        paths = _dict(_dict(await self._fetch_json("/openapi.json")).get("paths"))
+        return tuple(task for route, task in _TASK_ROUTES if route in paths) or None
 
-    async def _json(self, target: str) -> object:
+    async def _fetch_json(self, target: str) -> object:
         status, body = await self._fetch(target)
         if status != 200:
             return None
         try:
-            answer: object = json.loads(body)
+            value: object = json.loads(body)
         except ValueError:
             return None
-        return answer
+        return value
 
     async def _fetch(self, target: str) -> tuple[int, bytes]:
-        body = b""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                response = await self._client.send(_get(target))
+                response = await self._sender.send(_get(target))
                 with contextlib.closing(response):
-                    while data := await response.read():
-                        body += data
-                        if len(body) > MAX_ANSWER:
-                            return 0, b""
+                    return response.status, await read_body(response, MAX_BODY_BYTES)
         except (EngineError, TimeoutError):
             return 0, b""
-        return response.status, body
 
 
 def _get(target: str) -> EngineRequest:

@@ -1,36 +1,36 @@
-"""An engine's answer between whoever produces its bytes and whoever takes them. No I/O."""
+"""An engine's response, buffered between the producer and the consumer of its bytes. No I/O."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from engines.base import EngineError
+from engines.base import EngineError, EngineProtocolError, EngineResponse
 from engines.http.immediate_future import ImmediateFuture
 
-# The bound of one answer's buffer: past it its source produces no more.
+# Above this many buffered bytes of a response, its source is paused.
 HIGH_WATER = 256 * 1024
 
 
 class Source(Protocol):
-    """What an answer's bytes come from: a connection, an application in this process."""
+    """The producer of a response's bytes: a connection, or an application in this process."""
 
     def resume(self) -> None:
-        """Go on: the buffer was emptied."""
+        """Produce more: the buffer is empty."""
         ...
 
     def abort(self) -> None:
-        """End now: nobody waits for the rest."""
+        """Stop at once: the rest is not needed."""
         ...
 
 
 class ResponseBody:
-    """An answer in flight; see `engines.base.EngineResponse`."""
+    """A response in flight; see `engines.base.EngineResponse`."""
 
     __slots__ = (
+        "_chunks",
         "_complete",
         "_error",
         "_loop",
-        "_pieces",
         "_sink",
         "_size",
         "_source",
@@ -44,34 +44,34 @@ class ResponseBody:
         self.headers: list[tuple[bytes, bytes]] = []
         self._loop = loop
         self._source: Source | None = source
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._size = 0
         self._complete = False
         self._error: Exception | None = None
-        # There while somebody waits in `read` or `pump`.
+        # Set while `read` or `pump` waits.
         self._waiter: ImmediateFuture[None] | None = None
-        # There while somebody pumps; `_pieces` is empty then.
+        # Set while `pump` waits; `_chunks` is empty then.
         self._sink: Callable[[bytes], bool] | None = None
 
     @property
     def ended(self) -> bool:
-        return self._complete and not self._pieces
+        return self._complete and not self._chunks
 
     async def read(self) -> bytes:
-        if not self._pieces and not self._complete and self._error is None:
+        if not self._chunks and not self._complete and self._error is None:
             self._waiter = ImmediateFuture(self._loop)
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        if self._pieces:
-            return self._take()
+        if self._chunks:
+            return self._take_buffered()
         if self._error is not None:
             raise self._error
         return b""
 
     async def pump(self, sink: Callable[[bytes], bool]) -> bool:
-        if self._pieces and not sink(self._take()):
+        if self._chunks and not sink(self._take_buffered()):
             return False
         if self._complete:
             return True
@@ -83,8 +83,8 @@ class ResponseBody:
             await self._waiter
         finally:
             self._sink = self._waiter = None
-        if self._pieces:
-            return False  # they came after the sink had said no
+        if self._chunks:
+            return False  # they arrived after the sink had declined more
         if self._error is not None:
             raise self._error
         return self._complete
@@ -94,13 +94,13 @@ class ResponseBody:
         if source is not None:
             source.abort()
 
-    # What the source tells it.
+    # What the source calls
 
     def feed(self, data: bytes, last: bool) -> bool:
-        """Take a piece of the body; return whether the buffer is still within its bound.
+        """Accept a chunk of the body; return whether the buffer is within its limit.
 
-        `finish` follows the last piece at once and wakes the reader. Not earlier: the reader may
-        drop the answer at its end, and the source must be done with it by then.
+        `finish` follows the last chunk at once and wakes the reader. Not earlier: the reader may
+        drop the response at its end, and the source must be done with it by then.
         """
         self._complete = last
         sink = self._sink
@@ -108,35 +108,49 @@ class ResponseBody:
             try:
                 if sink(data):
                     return True
-            except Exception as error:  # noqa: BLE001 - whoever gave the sink is told
+            except Exception as error:  # noqa: BLE001 - raised from `pump`
                 self._error = error
             self._sink = None
         else:
-            self._pieces.append(data)
+            self._chunks.append(data)
             self._size += len(data)
         if not last:
             self._wake()
         return self._size <= HIGH_WATER
 
     def finish(self) -> None:
+        """Note that the response is complete."""
         self._complete = True
         self._source = None
         self._wake()
 
     def fail(self, error: EngineError) -> None:
+        """Raise an error from the consumer's `read` or `pump`, after the bytes that arrived."""
         self._error = error
         self._source = None
         self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None:
-            self._waiter.complete(None)
+            self._waiter.set_result(None)
 
-    def _take(self) -> bytes:
-        pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+    def _take_buffered(self) -> bytes:
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
         self._size = 0
         if self._source is not None:
             self._source.resume()
         return data
+
+
+async def read_body(response: EngineResponse, limit: int) -> bytes:
+    """Return the whole body of a response. Raises EngineError, also above `limit` bytes."""
+    chunks: list[bytes] = []
+    size = 0
+    while data := await response.read():
+        chunks.append(data)
+        size += len(data)
+        if size > limit:
+            raise EngineProtocolError(f"the response is over {limit} bytes")
+    return b"".join(chunks)

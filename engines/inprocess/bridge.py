@@ -21,7 +21,7 @@ from engines.base import (
     FirstByteTimeout,
     StallTimeout,
 )
-from engines.http.response import ResponseBody
+from engines.http import ResponseBody
 from engines.spec import Timeouts
 from engines.timing import ONE_TURN_S
 

@@ -32,14 +32,12 @@ from engines.base import (
 )
 from engines.guard import directories, scratch
 from engines.guard.marked_processes import kill_marked
-from engines.http.probe import Probe
-from engines.http.response import ResponseBody
-from engines.http.scrape import scrape
+from engines.http import EngineProbe, ResponseBody, scrape_metrics
 from engines.inprocess.bridge import Bridge
 from engines.inprocess.hosted import BuildFailed, Construction, end_tracker
 from engines.lifecycle import Event
 from engines.output import redact
-from engines.output.log import EngineLog
+from engines.output.log_file import EngineLog
 from engines.output.startup import StartupLog
 from engines.restarts import GIVEN_UP, RestartBudget
 from engines.spec import InProcessSpec
@@ -165,7 +163,7 @@ class InProcessEngine(Engine):
     async def exposition(self) -> bytes:
         if self._control is None:
             raise EngineNotReady(f"engine {self._name} is {self._status.state}")
-        return await scrape(self._control)
+        return await scrape_metrics(self._control)
 
     async def drain(self) -> None:
         self._drain_requested.set()
@@ -302,7 +300,7 @@ class InProcessEngine(Engine):
         startup = StartupLog()
         for line in self._log.read():
             startup.feed(line)
-        self._status.facts = startup.facts.updated(await Probe(bridge).facts())
+        self._status.facts = startup.facts.updated(await EngineProbe(bridge).fetch_facts())
         return bridge
 
     async def _serve(self, construction: Construction, stop: asyncio.Task[bool]) -> None:

@@ -36,7 +36,7 @@ from engines.guard import scratch
 from engines.guard.process_tree import MARKER_VARIABLE
 from engines.inprocess.bridge import App
 from engines.output.failure import classify
-from engines.output.log import EngineLog
+from engines.output.log_file import EngineLog
 from engines.output.startup import failure_of
 
 # The environment and multiprocessing's executable are per process, and so is the lock on them.

@@ -23,8 +23,7 @@ from engines.base import (
 )
 from engines.gpu.accelerator import Accelerator, HostMemory
 from engines.gpu.engine_memory import EngineMemory
-from engines.http.client import Address, Http1Client, Http1Response
-from engines.http.scrape import scrape
+from engines.http import Address, Http1Client, ResponseBody, scrape_metrics
 from engines.output import redact
 from engines.process.launch import SOCKET, Launch, Origin
 from engines.process.shared_state import DesiredState
@@ -186,7 +185,7 @@ class ProcessEngine(Engine):
             reason = self.last_error if self.state is EngineState.FAILED else None
             raise EngineNotReady(reason or f"engine {self._name} is {self.state}")
 
-    async def send(self, request: EngineRequest) -> Http1Response:
+    async def send(self, request: EngineRequest) -> ResponseBody:
         if not self._shared.accepts:
             raise EngineNotReady(f"engine {self._name} is {self.state}")
         try:
@@ -203,7 +202,7 @@ class ProcessEngine(Engine):
     async def exposition(self) -> bytes:
         if self.state not in SERVING:
             raise EngineNotReady(f"engine {self._name} is {self.state}")
-        return await scrape(self._supervisor.control)
+        return await scrape_metrics(self._supervisor.control)
 
     async def drain(self) -> None:
         self._supervisor.request(DesiredState.DRAINED)
@@ -260,7 +259,7 @@ class ProcessEngine(Engine):
         while self._supervisor.alive and client.in_flight:
             if shared.desired is DesiredState.RUNNING:
                 return
-            quiet = asyncio.ensure_future(client.quiet())
+            quiet = asyncio.ensure_future(client.wait_idle())
             try:
                 await shared.wait_for_first(quiet)
             finally:

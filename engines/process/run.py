@@ -12,11 +12,10 @@ from typing import Any
 
 from engines.base import EngineState, Progress
 from engines.guard.guardian_client import GuardianClient, LaunchError, find_guardian, start_guardian
-from engines.http.client import Http1Client
-from engines.http.probe import Probe
+from engines.http import EngineProbe, Http1Client
 from engines.lifecycle import Event
 from engines.output.failure import Cause
-from engines.output.log import EngineLog
+from engines.output.log_file import EngineLog
 from engines.output.startup import StartupLog
 from engines.process import watchdog
 from engines.process.launch import Launch
@@ -74,7 +73,7 @@ class Run:
         self._status = shared.status
         self._client = client
         self._control = control
-        self._probe = Probe(control)
+        self._probe = EngineProbe(control)
         self._log = engine_log
         self._startup = StartupLog()
         self._turn = turn
@@ -213,7 +212,7 @@ class Run:
         judge, next_sample = Watchdog(inf), began
         while not self._shared.stopping:
             self.read_log()
-            if self._launch.socket.exists() and await self._probe.healthy():
+            if self._launch.socket.exists() and await self._probe.is_healthy():
                 await self._become_ready(loop.time() - began, adopted=adopted)
                 return None
             if exited.done():
@@ -230,7 +229,7 @@ class Run:
 
     async def _become_ready(self, seconds: float, *, adopted: bool) -> None:
         """Record what is known of the engine, and accept requests."""
-        reported = await self._probe.facts()
+        reported = await self._probe.fetch_facts()
         self.read_log()
         status = self._status
         if adopted:  # its log may have been rotated since the start
@@ -265,7 +264,7 @@ class Run:
         """Return a future that is done when nothing is in flight, where sleep waits for that."""
         if self._shared.desired is not DesiredState.ASLEEP or not self._client.in_flight:
             return []
-        return [asyncio.ensure_future(self._client.quiet())]
+        return [asyncio.ensure_future(self._client.wait_idle())]
 
     async def _step(self) -> Failure | None:
         """Take one step from the actual state to the desired one, if there is one to take."""
@@ -359,7 +358,7 @@ class Run:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETIRE_S
         while not self._shared.stopping and loop.time() < deadline:
-            if not await self._probe.busy():
+            if not await self._probe.is_busy():
                 break
             await self._shared.wait_for_first(timeout=PROBE_S)
         await self._end(guardian, asyncio.create_task(guardian.wait()), self._shared.grace)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable
 
 from engines.base import EngineError, EngineRequest
-from engines.http.client import Http1Client
+from engines.http import Http1Client
 
 SLEEP_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
 # Weights of a large model come back over PCIe in seconds, from disk (level 2) in minutes.

@@ -34,10 +34,10 @@ import asyncio
 import logging
 
 from engines.base import EngineState, EngineStatus, Progress, Start
-from engines.http.client import Address, Http1Client
+from engines.http import Address, Http1Client
 from engines.lifecycle import Event
 from engines.output import redact
-from engines.output.log import EngineLog
+from engines.output.log_file import EngineLog
 from engines.process.launch import Launch
 from engines.process.run import Failure, Run
 from engines.process.shared_state import DesiredState, SharedState

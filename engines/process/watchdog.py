@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from engines.guard.guardian_client import GuardianClient
 from engines.guard.process_tree import ProcessStat
-from engines.http.client import Http1Client
-from engines.http.probe import Probe
+from engines.http import EngineProbe, Http1Client
 
 # A sample costs a working engine one scrape of its metrics.
 SAMPLE_S = 5.0
@@ -95,18 +94,18 @@ def stopped(family: Iterable[tuple[int, ProcessStat]]) -> tuple[int, ...]:
     return tuple(pid for pid, one in family if one.state == "T")
 
 
-async def take_sample(guardian: GuardianClient, probe: Probe, client: Http1Client) -> Sample:
+async def take_sample(guardian: GuardianClient, probe: EngineProbe, client: Http1Client) -> Sample:
     """Sample a running engine: its processes, its /health, and its progress where requests wait."""
     now = asyncio.get_running_loop().time
-    waiting_s = client.silence_s(now())
+    waiting_s = client.longest_wait_s(now())
     frozen = stopped(guardian.live_processes().items())
     # A frozen engine would keep the gateway's own requests waiting as well.
     reads_counters = not frozen and waiting_s >= SAMPLE_S
-    exposition = await probe.metrics() if reads_counters else None
+    exposition = await probe.fetch_metrics() if reads_counters else None
     return Sample(
         at=now(),
         stopped=frozen,
-        health=None if frozen else await probe.health(),
+        health=None if frozen else await probe.fetch_health(),
         waiting_s=waiting_s,
         counters=None if exposition is None else counters(exposition),
     )

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engines.base import Engine, EngineNotReady, EngineRequest, EngineResponse, EngineState
 from engines.guard.marked_processes import find_marked
-from engines.http.client import Address, Http1Client
+from engines.http import Address, Http1Client
 from engines.inprocess import InProcessEngine
 from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine

@@ -17,7 +17,7 @@ from app.errors import Dialect, GatewayError, dialect_of
 from app.server.connection.input_buffer import InputBuffer
 from app.server.connection.request_task import RequestTask
 from app.telemetry.logs.access import new_id, request_id
-from engines.http.immediate_future import ImmediateFuture
+from engines.http import ImmediateFuture
 
 # The lines before chunks of the usual sizes; formatting one takes longer than looking it up.
 _SIZES = tuple(b"%x\r\n" % size for size in range(4096))
@@ -306,7 +306,7 @@ class HttpExchange:
     def wake_reader(self) -> None:
         """Resume the task if it waits for what of the body has arrived."""
         if self._reader is not None and (self._body or not self.more_body):
-            self._reader.complete(None)
+            self._reader.set_result(None)
 
     def cut(self, error: GatewayError) -> None:
         """End the request with an error; see `app.relay.in_flight.Cuttable`."""

@@ -1,7 +1,6 @@
 """/admin/engines over HTTP: what is shown, what is not, and logs that are followed."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -186,15 +185,10 @@ async def followed(gateway: Gateway, lines: int = 10) -> AsyncIterator[AsyncIter
         yield answer.aiter_lines()
 
 
-def open_logs() -> int:
-    """How many files named engine.log this process holds open."""
-    held = 0
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            held += os.readlink(link).removesuffix(" (deleted)").endswith("engine.log")
-        except OSError:
-            continue
-    return held
+def follower_count() -> int:
+    """Return how many responses follow a log, by the tasks that watch their clients."""
+    watchers = [task.get_coro() for task in asyncio.all_tasks()]
+    return sum(getattr(coroutine, "__name__", None) == "_left" for coroutine in watchers)
 
 
 @pytest.mark.slow
@@ -207,8 +201,8 @@ class TestFollow:
             with log.open("a") as file:
                 file.write(f"3 --hf-token={CANARY}\n")
             assert await anext(lines) == "3 --hf-token=***"
-            assert open_logs() == 1
-        await until(lambda: open_logs() == 0)
+            assert follower_count() == 1
+        await until(lambda: follower_count() == 0)
 
     async def test_a_log_that_is_rotated_is_followed_on(self, gateway: Gateway) -> None:
         log = log_of(gateway)
@@ -220,7 +214,7 @@ class TestFollow:
             log.replace(log.with_suffix(".log.1"))
             log.write_text("3\n")
             assert [await anext(lines), await anext(lines)] == ["2", "3"]
-        await until(lambda: open_logs() == 0)
+        await until(lambda: follower_count() == 0)
 
     async def test_a_client_that_breaks_off_leaves_nothing(self, gateway: Gateway) -> None:
         log_of(gateway).write_text("1\n")
@@ -229,8 +223,8 @@ class TestFollow:
             async with connected(gateway) as client:
                 head = b"authorization: " + ROOT["authorization"].encode()
                 client.send(request(None, head, path=path, method=b"GET", key=False))
-                await until(lambda: open_logs() > 0)
-            await until(lambda: open_logs() == 0)
+                await until(lambda: follower_count() > 0)
+            await until(lambda: follower_count() == 0)
 
     async def test_so_many_may_follow_and_no_more(self, gateway: Gateway) -> None:
         log_of(gateway).write_text("1\n")
@@ -245,7 +239,7 @@ class TestFollow:
                 refused = await gateway.client.get(path)
                 assert refused.status_code == 503
                 assert message(refused) == "8 clients follow logs already; try again later"
-            await until(lambda: open_logs() == 0)
+            await until(lambda: follower_count() == 0)
             async with followed(gateway) as lines:
                 assert await anext(lines) == "1"
 
@@ -263,4 +257,4 @@ class TestFollow:
             log.write_text("x" * 99 + "\n" * 1 + ("y" * 99 + "\n") * 100_000)
             assert (await gateway.client.get("/health")).status_code == 200
             assert await anext(lines) == "x" * 99
-        await until(lambda: open_logs() == 0)
+        await until(lambda: follower_count() == 0)

@@ -98,7 +98,7 @@ async def test_an_engine_that_talks_nonsense_has_nothing_on_the_page(
 async def test_an_engine_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrape_module, "SCRAPE_S", 0.2)
+    monkeypatch.setattr(scrape_module, "SCRAPE_TIMEOUT_S", 0.2)
     async with fleet(tmp_path, Fake(metrics="hanging"), Fake()) as gateway:
         found = await series(gateway)
         assert found["gateway_engine_up", "demo-0"] == 0

@@ -1,4 +1,4 @@
-"""An awaitable that is completed once: who waits for it goes on at once, or through the loop."""
+"""ImmediateFuture: the waiter is resumed at once, or through the loop if it is a task."""
 
 import asyncio
 import gc
@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from engines.http.immediate_future import ImmediateFuture
+from engines.http import ImmediateFuture
 
 mark: ContextVar[str] = ContextVar("mark", default="unset")
 
 
 @pytest.fixture
-async def completion() -> ImmediateFuture[str]:
+async def future() -> ImmediateFuture[str]:
     return ImmediateFuture(asyncio.get_running_loop())
 
 
-async def turns(count: int = 3) -> None:
+async def run_loop(count: int = 3) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-class Driven:
-    """A coroutine that a plain callback drives, as a task does that resumes at once."""
+class CallbackDriver:
+    """A coroutine driver by a plain callback, as the server's request task does."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, object]) -> None:
         self.seen: object = None
@@ -43,188 +43,190 @@ class Driven:
             waiting.add_done_callback(self.step)
 
 
-async def result_of(completion: ImmediateFuture[str]) -> str:
-    return await completion
+async def result_of(future: ImmediateFuture[str]) -> str:
+    return await future
 
 
-# A callback without a context is called at once
+# Callbacks without a context are called at once
 
 
-async def test_waiter_goes_on_before_complete_returns(completion: ImmediateFuture[str]) -> None:
-    driven = Driven(result_of(completion))
-    assert driven.seen is None
-    completion.complete("whole")
-    assert driven.seen == "whole"
+async def test_waiter_is_resumed_before_set_result_returns(future: ImmediateFuture[str]) -> None:
+    driver = CallbackDriver(result_of(future))
+    assert driver.seen is None
+    future.set_result("whole")
+    assert driver.seen == "whole"
 
 
-async def test_waiter_gets_an_error_before_fail_returns(completion: ImmediateFuture[str]) -> None:
-    driven = Driven(result_of(completion))
-    completion.fail(LookupError("missing"))
-    assert driven.seen == "LookupError('missing')"
+async def test_error_is_raised_before_set_exception_returns(
+    future: ImmediateFuture[str],
+) -> None:
+    driver = CallbackDriver(result_of(future))
+    future.set_exception(LookupError("missing"))
+    assert driver.seen == "LookupError('missing')"
 
 
-async def test_cancel_resumes_the_waiter_in_a_later_turn(completion: ImmediateFuture[str]) -> None:
-    driven = Driven(result_of(completion))
-    assert completion.cancel()
-    assert driven.seen is None, "who cancels runs on first"
-    assert completion.done()
-    await turns(1)
-    assert driven.seen == "CancelledError()"
+async def test_cancel_resumes_the_waiter_in_a_later_iteration(future: ImmediateFuture[str]) -> None:
+    driver = CallbackDriver(result_of(future))
+    assert future.cancel()
+    assert driver.seen is None, "the caller of cancel continues first"
+    assert future.done()
+    await run_loop(1)
+    assert driver.seen == "CancelledError()"
 
 
-# asyncio's tasks ask for a context of their own
+# asyncio's tasks pass their own context
 
 
-async def test_task_goes_on_through_the_loop_in_its_own_context(
-    completion: ImmediateFuture[str],
+async def test_task_is_resumed_through_the_loop_in_its_own_context(
+    future: ImmediateFuture[str],
 ) -> None:
     seen: list[str] = []
 
     async def program() -> None:
         mark.set("inside")
-        seen.append(await completion)
+        seen.append(await future)
         seen.append(mark.get())
 
     task = asyncio.create_task(program())
-    await turns()
-    completion.complete("whole")
+    await run_loop()
+    future.set_result("whole")
     assert seen == []
     await task
     assert seen == ["whole", "inside"]
     assert mark.get() == "unset"
 
 
-async def test_task_gets_an_error(completion: ImmediateFuture[str]) -> None:
-    task = asyncio.create_task(result_of(completion))
-    await turns()
-    completion.fail(LookupError("missing"))
+async def test_error_is_raised_in_the_task(future: ImmediateFuture[str]) -> None:
+    task = asyncio.create_task(result_of(future))
+    await run_loop()
+    future.set_exception(LookupError("missing"))
     with pytest.raises(LookupError, match="missing"):
         await task
 
 
-async def test_task_that_is_cancelled_cancels_what_it_waits_for(
-    completion: ImmediateFuture[str],
+async def test_cancelling_a_task_cancels_its_future(
+    future: ImmediateFuture[str],
 ) -> None:
-    task = asyncio.create_task(result_of(completion))
-    await turns()
+    task = asyncio.create_task(result_of(future))
+    await run_loop()
     task.cancel()
-    assert completion.done()
-    completion.complete("too late")
+    assert future.done()
+    future.set_result("too late")
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_cancel_of_what_a_task_waits_for_is_raised_in_the_task(
-    completion: ImmediateFuture[str],
+async def test_cancelling_the_future_is_raised_in_the_task(
+    future: ImmediateFuture[str],
 ) -> None:
-    task = asyncio.create_task(result_of(completion))
-    await turns()
-    completion.cancel()
+    task = asyncio.create_task(result_of(future))
+    await run_loop()
+    future.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert task.cancelled()
     assert task.cancelling() == 0
 
 
-async def test_task_that_is_cancelled_when_its_wait_is_over_is_cancelled(
-    completion: ImmediateFuture[str],
+async def test_task_is_cancelled_after_its_future_is_done(
+    future: ImmediateFuture[str],
 ) -> None:
-    task = asyncio.create_task(result_of(completion))
-    await turns()
-    completion.complete("whole")
+    task = asyncio.create_task(result_of(future))
+    await run_loop()
+    future.set_result("whole")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
-async def test_timeout_ends_the_wait_of_a_task(completion: ImmediateFuture[str]) -> None:
+async def test_timeout_cancels_the_future(future: ImmediateFuture[str]) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.001):
-            await completion
-    assert completion.done()
+            await future
+    assert future.done()
 
 
-# Completed once
+# Set once
 
 
-def complete(one: ImmediateFuture[str]) -> None:
-    one.complete("second")
+def set_result(one: ImmediateFuture[str]) -> None:
+    one.set_result("second")
 
 
-def fail(one: ImmediateFuture[str]) -> None:
-    one.fail(LookupError("second"))
+def set_exception(one: ImmediateFuture[str]) -> None:
+    one.set_exception(LookupError("second"))
 
 
-@pytest.mark.parametrize("second", [complete, fail])
+@pytest.mark.parametrize("second", [set_result, set_exception])
 async def test_only_the_first_result_counts(
-    completion: ImmediateFuture[str], second: Callable[[ImmediateFuture[str]], None]
+    future: ImmediateFuture[str], second: Callable[[ImmediateFuture[str]], None]
 ) -> None:
-    completion.complete("first")
-    second(completion)
-    assert not completion.cancel()
-    assert await completion == "first"
+    future.set_result("first")
+    second(future)
+    assert not future.cancel()
+    assert await future == "first"
 
 
-@pytest.mark.parametrize("second", [complete, fail])
+@pytest.mark.parametrize("second", [set_result, set_exception])
 async def test_only_the_first_error_counts(
-    completion: ImmediateFuture[str], second: Callable[[ImmediateFuture[str]], None]
+    future: ImmediateFuture[str], second: Callable[[ImmediateFuture[str]], None]
 ) -> None:
-    completion.fail(LookupError("first"))
-    second(completion)
-    assert not completion.cancel()
+    future.set_exception(LookupError("first"))
+    second(future)
+    assert not future.cancel()
     with pytest.raises(LookupError, match="first"):
-        await completion
+        await future
 
 
-@pytest.mark.parametrize("second", [complete, fail])
-async def test_what_was_cancelled_stays_cancelled(
-    completion: ImmediateFuture[str], second: Callable[[ImmediateFuture[str]], None]
+@pytest.mark.parametrize("second", [set_result, set_exception])
+async def test_cancelled_future_stays_cancelled(
+    future: ImmediateFuture[str], second: Callable[[ImmediateFuture[str]], None]
 ) -> None:
-    assert completion.cancel()
-    second(completion)
-    assert not completion.cancel()
+    assert future.cancel()
+    second(future)
+    assert not future.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await completion
+        await future
 
 
-async def test_waiter_that_comes_late_waits_for_nothing(completion: ImmediateFuture[str]) -> None:
-    completion.complete("whole")
-    assert Driven(result_of(completion)).seen == "whole"
+async def test_awaiting_a_done_future_does_not_wait(future: ImmediateFuture[str]) -> None:
+    future.set_result("whole")
+    assert CallbackDriver(result_of(future)).seen == "whole"
 
 
-async def test_callback_that_comes_late_is_called_through_the_loop(
-    completion: ImmediateFuture[str],
+async def test_callback_added_to_a_done_future_is_called_through_the_loop(
+    future: ImmediateFuture[str],
 ) -> None:
     called: list[object] = []
-    completion.complete("whole")
-    completion.add_done_callback(called.append)
+    future.set_result("whole")
+    future.add_done_callback(called.append)
     assert called == []
-    await turns(1)
-    assert called == [completion]
+    await run_loop(1)
+    assert called == [future]
 
 
-async def test_it_belongs_to_its_loop(completion: ImmediateFuture[str]) -> None:
-    assert completion.get_loop() is asyncio.get_running_loop()
-    assert asyncio.isfuture(completion)
+async def test_future_belongs_to_its_loop(future: ImmediateFuture[str]) -> None:
+    assert future.get_loop() is asyncio.get_running_loop()
+    assert asyncio.isfuture(future)
 
 
-# What it leaves
+# Garbage
 
 
 @pytest.mark.parametrize("by_task", [False, True])
-async def test_error_that_was_raised_leaves_no_garbage(by_task: bool) -> None:
+async def test_raised_error_leaves_no_garbage(by_task: bool) -> None:
     gc.collect()
     gc.disable()
     try:
-        before = kept()
+        before = count_objects()
         await failed_wait(by_task=by_task)
-        assert kept() == before
+        assert count_objects() == before
     finally:
         gc.enable()
 
 
-def kept() -> int:
-    """How many completions and errors there are, those that wait for the collector too."""
+def count_objects() -> int:
+    """Return the number of futures and errors, uncollected ones included."""
     return sum(isinstance(one, (ImmediateFuture, LookupError)) for one in gc.get_objects())
 
 
@@ -239,10 +241,10 @@ async def failed_wait(*, by_task: bool) -> None:
 
     if by_task:
         task = asyncio.create_task(program())
-        await turns()
-        one.fail(LookupError())
+        await run_loop()
+        one.set_exception(LookupError())
         assert await task == "failed"
     else:
-        driven = Driven(program())
-        one.fail(LookupError())
-        assert driven.seen == "failed"
+        driver = CallbackDriver(program())
+        one.set_exception(LookupError())
+        assert driver.seen == "failed"

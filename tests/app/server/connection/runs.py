@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from app.server.connection import RequestTask
-from engines.http.immediate_future import ImmediateFuture
+from engines.http import ImmediateFuture
 from tests.fakes.vllm import PATIENCE_S
 
 Program = Callable[[], Coroutine[Any, Any, object]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.server.connection import RequestTask
-from engines.http.immediate_future import ImmediateFuture
+from engines.http import ImmediateFuture
 from tests.app.server.connection.runs import Program, Run, completion, outside, turns
 
 # When it runs
@@ -33,7 +33,7 @@ async def test_start_runs_to_the_first_wait() -> None:
     await outside(start)
     assert steps == ["begun", "started"]
     assert not task.done()
-    await outside(lambda: waiting.complete("resumed"))
+    await outside(lambda: waiting.set_result("resumed"))
     assert steps == ["begun", "started", "resumed"]
     assert task.done()
     assert ended == [task]
@@ -64,7 +64,7 @@ async def test_completing_call_resumes_it_before_it_returns() -> None:
         steps.append("resumed")
 
     def complete() -> None:
-        waiting.complete(None)
+        waiting.set_result(None)
         steps.append("completed")
 
     run = Run(program)
@@ -84,7 +84,7 @@ async def test_completing_task_runs_on_before_the_task_it_resumes(completer: str
         steps.append("resumed")
 
     async def complete() -> None:
-        waiting.complete(None)
+        waiting.set_result(None)
         steps.append("completed")
 
     run = Run(program)
@@ -146,7 +146,7 @@ async def test_it_is_the_current_task_while_it_runs(kind: str) -> None:
 
     run = Run(program, kind)
     await turns()
-    await outside(lambda: waiting.complete(None))
+    await outside(lambda: waiting.set_result(None))
     await run.result()
     assert seen == [run.task] * 3
     assert asyncio.current_task() is not run.task
@@ -163,7 +163,7 @@ async def test_no_task_is_current_while_it_waits_or_when_it_has_ended() -> None:
         seen.append(asyncio.current_task())
         task.start()
         seen.append(asyncio.current_task())
-        waiting.complete(None)
+        waiting.set_result(None)
         seen.append(asyncio.current_task())
 
     loop = asyncio.get_running_loop()
@@ -225,7 +225,7 @@ async def timed_out() -> None:
 
 async def failed_wait() -> None:
     waiting: ImmediateFuture[None] = ImmediateFuture(asyncio.get_running_loop())
-    asyncio.get_running_loop().call_soon(waiting.fail, LookupError())
+    asyncio.get_running_loop().call_soon(waiting.set_exception, LookupError())
     with suppress(LookupError):
         await waiting
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.server.connection import RequestTask
-from engines.http.immediate_future import ImmediateFuture
+from engines.http import ImmediateFuture
 
 # A program is a list of steps: a word and what belongs to it.
 Step = tuple[Any, ...]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.http.immediate_future import ImmediateFuture
+from engines.http import ImmediateFuture
 from tests.app.server.connection.runs import Program, Run, completion, future, outside, turns
 from tests.fakes.vllm import PATIENCE_S
 
@@ -56,7 +56,7 @@ async def test_cancel_before_the_next_step_ends_it_there(kind: str) -> None:
 
     run = Run(program, kind)
     await turns()
-    waiting.complete(None)
+    waiting.set_result(None)
     run.task.cancel()  # the step is to come
     assert await run.result() == "CancelledError()"
     assert after == []
@@ -164,7 +164,7 @@ async def test_task_that_was_cancelled_may_wait_again(kind: str) -> None:
     await turns()
     run.task.cancel()
     await turns()
-    second.complete("again")
+    second.set_result("again")
     assert await run.result() == "again"
 
 
@@ -374,5 +374,5 @@ async def test_error_of_what_is_awaited_is_raised_in_it(kind: str) -> None:
     await turns()
     waits[0].set_exception(LookupError("one"))
     await turns()
-    waits[1].fail(LookupError("two"))
+    waits[1].set_exception(LookupError("two"))
     assert await run.result() == ["one", "two"]

@@ -1,0 +1,360 @@
+"""One HTTP/1.1 connection to an engine, parsed by httptools."""
+
+import asyncio
+import ssl
+from typing import Protocol, cast
+
+import httptools
+
+from engines.base import (
+    EngineDied,
+    EngineError,
+    EngineProtocolError,
+    FirstByteTimeout,
+    StallTimeout,
+)
+from engines.http.address import Address
+from engines.http.immediate_future import ImmediateFuture
+from engines.http.response import ResponseBody
+from engines.spec import Timeouts
+from engines.timing import ONE_TURN_S
+
+# nginx allows 4 or 8 KiB of response headers by default, Go's client 10 MiB; vLLM sends below 1.
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class ClosedBeforeResponse(EngineDied):
+    """The connection closed before the first byte of the response: a stale one may be replaced."""
+
+    reason = "ClosedBeforeAnswer"
+
+
+class Pool(Protocol):
+    """The owner of connections: `engines.http.client.Http1Client`."""
+
+    address: Address
+    timeouts: Timeouts
+    in_flight: int
+
+    def release(self, connection: "Http1Connection") -> None:
+        """Take back a connection after a complete response."""
+        ...
+
+    def discard(self, connection: "Http1Connection") -> None:
+        """Drop a connection that has closed."""
+        ...
+
+    def on_idle(self) -> None:
+        """Note that no exchange is in flight any longer."""
+        ...
+
+
+class Http1Connection(asyncio.Protocol):
+    """One connection and the parser of its responses. At most one exchange at a time."""
+
+    def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        # Below TLS, whose transport does not count the bytes buffered here.
+        self._tcp: asyncio.Transport | None = None
+        # Body chunks of the current read of the socket; the parser appends to it directly.
+        self._body: list[bytes] = []
+        self.on_body = self._body.append
+        self._parser = httptools.HttpResponseParser(self)
+        self._response: ResponseBody | None = None
+        # Set while the response headers are awaited; each exchange sets its own.
+        self._awaiting: ImmediateFuture[ResponseBody] | None = None
+        # Set between the end of the headers and the end of the read that brought them.
+        self._headers_received: ImmediateFuture[ResponseBody] | None = None
+        self._any_byte = False  # of the current response
+        # Of the response that is awaited; None after them: later fields are trailers.
+        self._headers: list[tuple[bytes, bytes]] | None = None
+        self._trailer_bytes = 0
+        self._received = 0  # bytes of the current read of the socket
+        # Received since the last body chunk: headers, trailers, chunk extensions.
+        self._framing_bytes = 0
+        self._message_complete = False
+        self._keep_alive = False
+        self._until_close = False
+        self._paused = False
+        # Outlives an exchange, rescheduled when it fires: requests need no timer of their own.
+        # Invariant: it fires no later than the current exchange may time out.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._first_byte_due = 0.0
+        self._last_byte = 0.0
+        self.idle_since = 0.0
+
+    # The exchange
+
+    async def exchange(self, payload: bytes, body: bytes) -> ResponseBody:
+        """Send one request; return its response when the headers are here. Raises EngineError."""
+        transport, pool, loop = self._transport, self._pool, self._loop
+        if transport is None or transport.is_closing():
+            raise ClosedBeforeResponse(f"{pool.address} closed the connection")
+        response = ResponseBody(self, loop)
+        self._response = response
+        pool.in_flight += 1
+        headers_received: ImmediateFuture[ResponseBody] = ImmediateFuture(loop)
+        self._awaiting = headers_received
+        self._headers = response.headers
+        self._framing_bytes = self._trailer_bytes = 0
+        self._any_byte = self._message_complete = self._until_close = False
+        timeouts = pool.timeouts
+        now = loop.time()
+        self._first_byte_due = now + timeouts.first_byte_s
+        # The earlier of the two; when it fires, the rest of the other one is waited for.
+        first = now + min(timeouts.first_byte_s, timeouts.stall_s)
+        if self._timer is None or first < self._timer_due:
+            self._set_timer(first)
+        if body:
+            transport.writelines((payload, body))
+        else:
+            transport.write(payload)
+        try:
+            return await headers_received
+        except asyncio.CancelledError:
+            # By now the response may be complete and the connection serve another request.
+            if self._response is response:
+                self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Close the connection at once; safe to call at any time."""
+        self._end()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close the connection at once; a response in flight fails with EngineDied."""
+        self._fail(EngineDied(f"the connection to {self._pool.address} was closed"))
+
+    def resume(self) -> None:
+        """Read the socket again: the response's buffer is empty."""
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._last_byte = self._loop.time()
+            self._transport.resume_reading()
+
+    def loop_time(self) -> float:
+        """Return the loop's time; asyncio.get_running_loop would call getpid."""
+        return self._loop.time()
+
+    def waiting_s(self, now: float) -> float:
+        """Return how long an exchange has waited for a byte; 0.0 when none waits."""
+        if self._response is None or self._paused:
+            return 0.0
+        sent = self._first_byte_due - self._pool.timeouts.first_byte_s
+        return now - max(sent, self._last_byte)
+
+    @property
+    def _reusable(self) -> bool:
+        """Whether another exchange may follow: the connection is open and the request is sent.
+
+        After a response that arrived before the whole request was sent, the rest is still buffered.
+        """
+        transport, tcp = self._transport, self._tcp
+        return (
+            transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+            and (tcp is None or not tcp.get_write_buffer_size())
+        )
+
+    async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
+        """Encrypt the connection. Raises OSError."""
+        tcp = self._transport
+        assert tcp is not None
+        try:
+            secured = await self._loop.start_tls(tcp, self, context, server_hostname=host)
+        except BaseException:
+            tcp.abort()
+            raise
+        self._transport, self._tcp = secured, tcp
+
+    # asyncio.Protocol callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None:
+            # Unsolicited bytes: the next request could take them for its response.
+            self._pool.discard(self)
+            self.abort()
+            return
+        self._any_byte = True
+        self._last_byte = self._loop.time()
+        self._received = len(data)
+        broken: EngineProtocolError | None = None
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            # The error of one of our callbacks is the context of the parser's.
+            reason = error.__context__ or error
+            broken = EngineProtocolError(f"{self._pool.address} broke HTTP/1.1: {reason}")
+        self._framing_bytes += self._received
+        if body := self._body:
+            self._framing_bytes = 0
+            data = body[0] if len(body) == 1 else b"".join(body)
+            body.clear()
+            complete = self._message_complete
+            if not response.feed(data, complete) and not complete and not self._paused:
+                assert self._transport is not None
+                self._paused = True
+                self._transport.pause_reading()
+        if broken is None and self._framing_bytes > MAX_HEAD_BYTES:
+            fault = f"over {MAX_HEAD_BYTES} bytes of headers, trailers or chunk extensions"
+            broken = EngineProtocolError(f"{self._pool.address} sent {fault}")
+        headers_received, self._headers_received = self._headers_received, None
+        if broken is not None:
+            self._fail(broken)
+        elif self._message_complete:
+            self._finish(reusable=self._keep_alive)
+        if headers_received is not None:
+            # Last: it resumes the waiter, which then finds all that came with the headers.
+            headers_received.set_result(response)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = self._tcp = None
+        self._pool.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._response is None:
+            return
+        if self._until_close and self._awaiting is None and exc is None:
+            self._finish(reusable=False)
+        elif not self._any_byte:
+            self._fail(ClosedBeforeResponse(f"{self._pool.address} closed without an answer"))
+        else:
+            self._fail(EngineDied(f"{self._pool.address} closed in the middle of an answer"))
+
+    # httptools callbacks. An exception raised in one becomes an HttpParserCallbackError.
+
+    def on_message_begin(self) -> None:
+        if self._message_complete:
+            raise ValueError("bytes after the end of the response")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        headers = self._headers
+        if headers is not None:
+            headers.append((name.lower(), value))
+            return
+        # A trailer is dropped: it must not pass for a header field (RFC 9110, section 6.5.1).
+        self._trailer_bytes += len(name) + len(value)
+        if self._trailer_bytes > MAX_HEAD_BYTES:
+            raise ValueError(f"over {MAX_HEAD_BYTES} bytes of trailers")
+
+    def on_headers_complete(self) -> None:
+        response, awaiting = self._response, self._awaiting
+        if response is None or awaiting is None:
+            raise ValueError("a response without a request")
+        status = self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            raise ValueError(f"the status {status}")
+        by_name = dict(response.headers)
+        has_coding = b"transfer-encoding" in by_name
+        if has_coding:
+            # The parser removes the last coding only, and the header is not forwarded to clients.
+            codings = [v for n, v in response.headers if n == b"transfer-encoding"]
+            if len(codings) > 1 or codings[0].strip().lower() != b"chunked":
+                raise ValueError("a transfer coding other than chunked")
+        if (
+            self._framing_bytes + self._received > MAX_HEAD_BYTES
+            and sum(len(n) + len(v) for n, v in response.headers) > MAX_HEAD_BYTES
+        ):
+            raise ValueError(f"over {MAX_HEAD_BYTES} bytes of response headers")
+        if status < 200:
+            if status == 101:
+                raise ValueError("an upgrade without a request for one")
+            response.headers.clear()  # 1xx: the final response follows
+            return
+        response.status = status
+        framed = has_coding or b"content-length" in by_name
+        self._until_close = not framed and status not in (204, 304)
+        self._awaiting, self._headers_received = None, awaiting
+        self._headers = None
+
+    def on_message_complete(self) -> None:
+        if self._response is not None and self._response.status >= 200:
+            self._message_complete = True
+            self._keep_alive = self._parser.should_keep_alive()
+
+    # The end of an exchange
+
+    def _finish(self, *, reusable: bool) -> None:
+        response = self._end()
+        if reusable and self._reusable:
+            if self._paused:
+                self.resume()
+            self.idle_since = self._last_byte
+            self._pool.release(self)
+        elif self._transport is not None:
+            self._transport.abort()
+        if response is not None:
+            response.finish()  # last: it resumes the reader
+
+    def _fail(self, error: EngineError) -> None:
+        awaiting = self._awaiting
+        response = self._end()
+        if self._transport is not None:
+            self._transport.abort()
+        if awaiting is not None:
+            awaiting.set_exception(error)
+        elif response is not None:
+            response.fail(error)
+
+    def _end(self) -> ResponseBody | None:
+        """End the exchange, if there is one; return its response."""
+        response, self._response = self._response, None
+        self._awaiting = self._headers = None
+        if response is not None:
+            pool = self._pool
+            pool.in_flight -= 1
+            if not pool.in_flight:
+                pool.on_idle()
+        return response
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._response is None:
+            return  # the next exchange sets it again
+        due = self._due()
+        if due > self._loop.time():
+            self._set_timer(due)
+        else:
+            self._timer_due = due
+            self._timer = self._loop.call_later(ONE_TURN_S, self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._timer = None
+        if self._response is None:
+            return
+        if (due := self._due()) > self._loop.time():
+            self._set_timer(due)
+        elif self._awaiting is not None:
+            after = self._pool.timeouts.first_byte_s
+            self._fail(FirstByteTimeout(f"{self._pool.address} gave no answer in {after:g} s"))
+        else:
+            after = self._pool.timeouts.stall_s
+            self._fail(StallTimeout(f"{self._pool.address} sent nothing for {after:g} s"))
+
+    def _due(self) -> float:
+        """Return the loop's time at which the exchange times out if no byte arrives."""
+        if self._awaiting is not None:
+            return self._first_byte_due
+        stall_s = self._pool.timeouts.stall_s
+        return (self._loop.time() if self._paused else self._last_byte) + stall_s

@@ -1,0 +1,134 @@
+"""Responses in flight: how `pump` passes their bytes on."""
+
+import asyncio
+
+import pytest
+
+from engines.base import EngineDied, EngineError
+from engines.http import Http1Client
+from engines.http.response import HIGH_WATER
+from tests.engines.http.exchanges import post, read_all
+from tests.fakes.vllm import Fake
+
+
+async def test_pump_passes_every_byte_to_the_sink(client: Http1Client) -> None:
+    straight = await read_all(await client.send(post(stream=True)))
+    response = await client.send(post(stream=True))
+    pieces: list[bytes] = []
+    ended: list[bool] = []
+
+    def sink(data: bytes) -> bool:
+        pieces.append(data)
+        ended.append(response.ended)
+        return True
+
+    assert await response.pump(sink)
+    assert b"".join(pieces) == straight
+    assert response.ended
+    assert not any(ended[:-1])
+
+
+async def test_pump_stops_when_the_sink_returns_false_and_can_be_resumed(
+    client: Http1Client,
+) -> None:
+    response = await client.send(post(stream=True, fake="flood:1"))
+    pieces: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        pieces.append(data)
+        return False
+
+    pumps = 0
+    while not await response.pump(sink):
+        pumps += 1
+        await asyncio.sleep(0)
+    assert pumps > 1
+    assert sum(map(len, pieces)) > 64 * 16000
+
+
+async def test_buffer_is_bounded_while_nothing_pumps(fake: Fake, client: Http1Client) -> None:
+    response = await client.send(post(stream=True, fake="flood:64"))
+    assert not await response.pump(lambda _: False)
+    held = 0
+    for _ in range(200):
+        await asyncio.sleep(0.001)
+        if response._size == held and held:
+            break
+        held = response._size
+    # One read of the socket may exceed the limit; uvloop reads up to 256 KB.
+    assert HIGH_WATER < held < 3 * HIGH_WATER
+    response.close()
+    await fake.until_idle()
+
+
+async def test_pump_raises_an_error_after_the_bytes_before_it(client: Http1Client) -> None:
+    response = await client.send(post(stream=True, fake="die:3"))
+    pieces: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        pieces.append(data)
+        return True
+
+    with pytest.raises(EngineDied):
+        await response.pump(sink)
+    assert b"".join(pieces).count(b"data: ") == 3
+
+
+async def test_pump_raises_the_error_of_the_sink(fake: Fake, client: Http1Client) -> None:
+    response = await client.send(post(stream=True, fake="pace:1"))
+
+    def sink(data: bytes) -> bool:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await response.pump(sink)
+    response.close()
+    await fake.until_idle()
+
+
+async def test_response_can_be_closed_after_a_cancelled_pump(
+    fake: Fake, client: Http1Client
+) -> None:
+    response = await client.send(post(stream=True, fake="pace:1"))
+    pieces: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        pieces.append(data)
+        return True
+
+    pumping = asyncio.create_task(response.pump(sink))
+    while not pieces:
+        await asyncio.sleep(0.001)
+    pumping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pumping
+    response.close()
+    await fake.until_idle()
+
+
+@pytest.mark.parametrize("error", [None, EngineDied("gone")])
+async def test_bytes_after_the_sink_returned_false_are_kept(
+    client: Http1Client, error: EngineError | None
+) -> None:
+    response = await client.send(post(fake="stall:0"))
+    got: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        got.append(data)
+        return False
+
+    pumping = asyncio.create_task(response.pump(sink))
+    await asyncio.sleep(0)
+    response.feed(b"one", False)
+    # Both before the pumping task has been resumed, as with several reads of a socket.
+    response.feed(b"two", error is None)
+    if error is not None:
+        response.fail(error)
+    assert not await pumping
+    assert not await response.pump(sink)
+    assert got == [b"one", b"two"]
+    if error is None:
+        assert await response.pump(sink)
+    else:
+        with pytest.raises(EngineDied):
+            await response.pump(sink)

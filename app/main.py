@@ -66,10 +66,8 @@ from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
+from app.telemetry.logs import DirectOutput, Levels, Output, is_json
 from app.telemetry.logs.access import AccessLog
-from app.telemetry.logs.levels import Levels
-from app.telemetry.logs.setup import is_json
-from app.telemetry.logs.writer import Direct, Output
 from app.telemetry.metrics import EventLoopLag, Metrics
 from app.telemetry.traces import NO_TRACER, tracer_for
 from app.usage.alerts import Alerts
@@ -161,7 +159,7 @@ def create_app(
     missing.
     """
     metrics = Metrics()
-    output = output or Direct()
+    output = output or DirectOutput()
     access = AccessLog(output, as_json=is_json(settings.logs))
     levels = Levels(settings.logs)
     if tracer is None:
@@ -444,7 +442,7 @@ async def _start_engines(state: State) -> None:
         except EngineNotReady as error:
             log.debug("%s did not start: %s", engine.name, error)
         else:
-            log.info("engine %s is ready", engine.name)
+            log.info("engine %s is ready", engine.name, extra={"engine": engine.name})
             if engine.load_s is not None:
                 state.metrics.engine_load.observe((model,), engine.load_s)
 
@@ -472,7 +470,9 @@ async def _take_over(keeper: OnDemandLoader, model: str) -> None:
     try:
         await keeper.load(model)
     except GatewayError as error:
-        log.warning("model %s was loaded before and is not now: %s", model, error)
+        log.warning(
+            "model %s was loaded before and is not now: %s", model, error, extra={"model": model}
+        )
 
 
 def hopeless(state: State) -> bool:

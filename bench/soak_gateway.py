@@ -18,8 +18,7 @@ import uvloop
 from app.main import State, create_app
 from app.server.run import listen, uvicorn_server
 from app.settings import Settings, load_settings
-from app.telemetry.logs.setup import configured
-from app.telemetry.logs.writer import Output
+from app.telemetry.logs import Output, configured_log
 from engines.remote import RemoteEngine
 
 # What is only on its way out is given this long before it counts as left.
@@ -102,7 +101,7 @@ def main() -> None:
     """Entry point of the command."""
     settings = load_settings(Path(sys.argv[1]))
     with (
-        configured(settings.logs) as output,
+        configured_log(settings.logs) as output,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         found = runner.run(serve(settings, output))

@@ -16,8 +16,8 @@ from app.api.data_plane import ENDPOINTS
 from app.main import State, create_app
 from app.server.run import uvicorn_server
 from app.settings import Settings
+from app.telemetry.logs import Output, Writer
 from app.telemetry.logs.access import AccessLog
-from app.telemetry.logs.writer import Output, Writer
 from app.telemetry.metrics import Metrics
 from app.telemetry.request_record import RequestRecord
 from app.usage.token_usage import Usage

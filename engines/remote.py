@@ -111,11 +111,13 @@ class RemoteEngine(Engine):
             if self._status.state is EngineState.STARTING:
                 self._status.fire(Event.LOADED)
                 self._status.last_error = None
-                log.info("engine %s answers", self._name)
+                log.info("engine %s answers", self._name, extra={"engine": self._name})
         elif self._status.state is not EngineState.FAILED:
             self._status.fire(Event.FAIL)
             self._status.last_error = fault
-            log.error("engine %s does not answer: %s", self._name, fault)
+            log.error(
+                "engine %s does not answer: %s", self._name, fault, extra={"engine": self._name}
+            )
 
 
 async def _facts(probe: EngineProbe) -> EngineFacts:

@@ -13,7 +13,7 @@ from app.auth.authenticator import Authenticator
 from app.auth.principal import Principal
 from app.errors import BadRequest
 from app.settings import MAX_LEVELS, LogLevel, LogName
-from app.telemetry.logs.levels import Levels, TooManyLevels
+from app.telemetry.logs import Levels, TooManyLevels
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ def check(config: ConfigOption = None) -> None:
     """Validate the configuration and print what would run."""
     from app.fleet import Builder, initial_slots, run_preflight
     from app.main import catalogue_of
-    from app.telemetry.logs import setup
+    from app.telemetry.logs import check_log_file
 
     with faults():
         settings = load_settings(config)
-        setup.check(settings.logs)
+        check_log_file(settings.logs)
         builder = Builder(settings)
         slots = initial_slots(settings)
         found = run_preflight(

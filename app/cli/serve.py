@@ -24,11 +24,11 @@ def serve(
     """Run the gateway."""
     from app.server.demo_key import read_or_make
     from app.server.run import serve as run
-    from app.telemetry.logs.setup import configured
+    from app.telemetry.logs import configured_log
 
     with faults():
         key = read_or_make(key_file) if key_file else None
         source = partial(load_settings, config, extra_keys=[key] if key else [])
         settings = source()
-        with configured(settings.logs) as output:
+        with configured_log(settings.logs) as output:
             run(settings, banner_key=key, source=source, output=output)

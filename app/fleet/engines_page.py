@@ -90,7 +90,10 @@ class EnginesPage:
         for name, fault in faults.items():
             if name not in self._faulty:
                 log.warning(
-                    "metrics of engine %s are incomplete on /metrics/engines: %s", name, fault
+                    "metrics of engine %s are incomplete on /metrics/engines: %s",
+                    name,
+                    fault,
+                    extra={"engine": name},
                 )
         self._faulty = set(faults)
 

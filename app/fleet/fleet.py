@@ -91,7 +91,12 @@ class Fleet:
             async with asyncio.timeout(drain_s):
                 await drained
         except TimeoutError:
-            log.warning("engine %s: requests did not end within %g s", engine.name, drain_s)
+            log.warning(
+                "engine %s: requests did not end within %g s",
+                engine.name,
+                drain_s,
+                extra={"engine": engine.name},
+            )
         await engine.stop(STOP_GRACE_S)
         self._detached.discard(engine)
 
@@ -164,7 +169,13 @@ class Fleet:
             if overlap.obstacle is None:
                 await self._take_over(deployment, old, slot, overlap.need_gib or 0.0, terms.drain_s)
                 return
-            log.warning("engine %s ends before %s starts: %s", name, slot.name, overlap.obstacle)
+            log.warning(
+                "engine %s ends before %s starts: %s",
+                name,
+                slot.name,
+                overlap.obstacle,
+                extra={"engine": name},
+            )
         await self.retire(old.engine, terms.drain_s)
         [new] = self.build(deployment.name, (slot,))
         deployment.engines[deployment.engines.index(old)] = new
@@ -209,7 +220,12 @@ class Fleet:
         deployment.successor = new
         self._expected_gib[new.engine] = need_gib
         self._publish()
-        log.info("engine %s starts beside %s", new.engine.name, old.engine.name)
+        log.info(
+            "engine %s starts beside %s",
+            new.engine.name,
+            old.engine.name,
+            extra={"engine": new.engine.name},
+        )
         try:
             await _start(new)
         except NotStarted as error:
@@ -224,7 +240,12 @@ class Fleet:
         deployment.engines.remove(old)
         deployment.successor = None
         self._publish()
-        log.info("engine %s has taken over from %s", new.engine.name, old.engine.name)
+        log.info(
+            "engine %s has taken over from %s",
+            new.engine.name,
+            old.engine.name,
+            extra={"engine": new.engine.name},
+        )
         await self._stop_after(_drain_replaced(old), old.engine, drain_s)
         del self._expected_gib[new.engine]
         self._publish()  # memory is free, for which a model on demand may wait

@@ -21,7 +21,7 @@ from app.reload.difference import Addition, Difference, ModelChange, applied
 from app.reload.planner import ReloadPlanner
 from app.reload.report import ModelReport, Outcome
 from app.settings import ModelSettings, Settings
-from app.telemetry.logs.levels import Levels
+from app.telemetry.logs import Levels
 from app.usage.ledger import Ledger
 from engines.base import EngineState
 

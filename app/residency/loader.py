@@ -260,6 +260,7 @@ class OnDemandLoader:
                 "model %s does not fit into server.memory_budget_gib: %s",
                 name,
                 self._memory_text(state),
+                extra={"model": name},
             )
             error = out_of_service(name, "it does not fit into the memory here")
             state.answer(error)
@@ -416,7 +417,7 @@ class OnDemandLoader:
     def _begin_load(self, state: ModelState) -> None:
         state.residency = Residency.LOADING
         state.load_began = self._now()
-        log.info("model %s: loading on demand", state.model.name)
+        log.info("model %s: loading on demand", state.model.name, extra={"model": state.model.name})
         self._begin("load", state, self._load(state))
 
     async def _load(self, state: ModelState) -> None:
@@ -427,17 +428,28 @@ class OnDemandLoader:
         starts = (engine.ensure_ready(inf) for engine in state.model.engines)
         for fault in await asyncio.gather(*starts, return_exceptions=True):
             if isinstance(fault, EngineError):
-                log.warning("model %s: an engine did not start: %s", state.model.name, fault)
+                log.warning(
+                    "model %s: an engine did not start: %s",
+                    state.model.name,
+                    fault,
+                    extra={"model": state.model.name},
+                )
             elif fault is not None:
                 log.error(
                     "model %s: unhandled exception during the load",
                     state.model.name,
                     exc_info=fault,
+                    extra={"model": state.model.name},
                 )
         if state.up:
             state.load_s = self._now() - state.load_began
             self._metrics.engine_load.observe((state.model.name,), state.load_s)
-            log.info("model %s ready after %.1f s", state.model.name, state.load_s)
+            log.info(
+                "model %s ready after %.1f s",
+                state.model.name,
+                state.load_s,
+                extra={"model": state.model.name},
+            )
             self._note_loaded(state)
         else:
             self._note_failed(state)
@@ -469,11 +481,13 @@ class OnDemandLoader:
                 "model %s cannot be loaded: %s; requests do not load it again, only "
                 "`vllm-gateway models load %s` or a reload that changes it",
                 *(name, reason, name),
+                extra={"model": name},
             )
         else:
             log.error(
                 "model %s failed to load: %s; next attempt in %g s at the earliest",
                 *(name, reason, wait_s),
+                extra={"model": name},
             )
         state.answer(self._backing_off(state))
 
@@ -483,6 +497,7 @@ class OnDemandLoader:
             "model %s died again %.0f s after its load: %s; next load in %g s at the earliest",
             *(state.model.name, self._now() - state.loaded_at),
             *(state.reason or "unknown reason", wait_s),
+            extra={"model": state.model.name},
         )
         state.residency = Residency.UNLOADING
         self._begin("stop", state, self._unload(state))
@@ -501,7 +516,9 @@ class OnDemandLoader:
         state.residency = Residency.UNLOADING
         if state.up:
             state.failures = 0  # this load has worked
-        log.info("model %s: unloading (%s)", state.model.name, reason)
+        log.info(
+            "model %s: unloading (%s)", state.model.name, reason, extra={"model": state.model.name}
+        )
         self._metrics.model_evictions.add((state.model.name, reason))
         self._begin("unload", state, self._unload(state))
 
@@ -516,4 +533,9 @@ class OnDemandLoader:
         ends = (e.rest() if e.state is EngineState.FAILED else e.unload() for e in engines)
         for fault in await asyncio.gather(*ends, return_exceptions=True):
             if fault is not None:
-                log.error("model %s: an engine failed to stop: %s", state.model.name, fault)
+                log.error(
+                    "model %s: an engine failed to stop: %s",
+                    state.model.name,
+                    fault,
+                    extra={"model": state.model.name},
+                )

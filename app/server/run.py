@@ -30,8 +30,8 @@ from app.main import State, create_app, hopeless, release_engines
 from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.server.notify import ServiceManager
 from app.settings import LOOPBACK, ConfigError, ServerSettings, Settings
+from app.telemetry.logs import Output
 from app.telemetry.logs.access import new_id
-from app.telemetry.logs.writer import Output
 from app.telemetry.metrics import NO_ENDPOINT
 from app.telemetry.request_record import RequestRecord
 from engines.guard import directories

@@ -34,7 +34,12 @@ class EngineMemory:
         try:
             self._before = await asyncio.to_thread(usage)
         except AcceleratorError as error:
-            log.warning("engine %s: what its GPUs hold is not known: %s", self._name, error)
+            log.warning(
+                "engine %s: what its GPUs hold is not known: %s",
+                self._name,
+                error,
+                extra={"engine": self._name},
+            )
             self._before = NO_USAGE
 
     async def held_gib(self, pids: Collection[int]) -> float | None:
@@ -59,4 +64,5 @@ class EngineMemory:
                 "engine %s: its processes have ended, and %.1f GiB are still held after %g s; "
                 "its next start may find too little memory",
                 *(self._name, left, RELEASE_S),
+                extra={"engine": self._name},
             )

@@ -216,7 +216,7 @@ async def stop_unconfigured(run_dir: Path, configured: set[str]) -> None:
     for record in await asyncio.to_thread(lambda: sorted(run_dir.glob(f"*/{RECORD_FILE}"))):
         name = record.parent.name
         if name not in configured and (guardian := await find_guardian(record.parent)) is not None:
-            log.info("stopping engine %s: it is no longer configured", name)
+            log.info("stopping engine %s: it is no longer configured", name, extra={"engine": name})
             guardian.stop(0.0)
             await guardian.wait()
 
@@ -278,7 +278,12 @@ async def _kill_orphans(directory: Path, guardian: int, started: int) -> None:
     while left := await asyncio.to_thread(_find_orphans, directory, guardian, started):
         elapsed = asyncio.get_running_loop().time() - began
         if elapsed >= KILL_TIMEOUT_S:
-            log.error("engine %s: processes %s survive SIGKILL", directory.name, sorted(left))
+            log.error(
+                "engine %s: processes %s survive SIGKILL",
+                directory.name,
+                sorted(left),
+                extra={"engine": directory.name},
+            )
             return
         if elapsed < TRACKER_TIMEOUT_S:
             trackers = set(filter(process_tree.is_resource_tracker, left))

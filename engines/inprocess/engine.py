@@ -202,7 +202,11 @@ class InProcessEngine(Engine):
             async with _sentinel(self._mark):
                 await self._run_until_stopped()
         except Exception:
-            log.exception("engine %s failed: unhandled exception in the gateway", self._name)
+            log.exception(
+                "engine %s failed: unhandled exception in the gateway",
+                self._name,
+                extra={"engine": self._name},
+            )
             if self._status.state is not EngineState.FAILED:
                 self._set_failed("unhandled exception in the gateway; its log has the traceback")
 
@@ -220,7 +224,7 @@ class InProcessEngine(Engine):
             pause = budget.next(served_s) if served_s else None
             if pause is None:
                 return
-            log.info("engine %s restarts in %g s", self._name, pause)
+            log.info("engine %s restarts in %g s", self._name, pause, extra={"engine": self._name})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stop_requested.wait()
@@ -256,7 +260,9 @@ class InProcessEngine(Engine):
             self._status.last_error = None
             self._status.fire(Event.LOADED)
             if self._status.restarts:
-                log.info("engine %s ready after a restart", self._name)
+                log.info(
+                    "engine %s ready after a restart", self._name, extra={"engine": self._name}
+                )
             await self._serve(self._construction, stop)
             return loop.time() - ready
         except BuildFailed as error:
@@ -348,13 +354,23 @@ class InProcessEngine(Engine):
         """Kill what is left of its processes; return whether all have ended."""
         left = await asyncio.to_thread(kill_marked, self._mark)
         if left:
-            log.error("engine %s: processes %s survive SIGKILL", self._name, left)
+            log.error(
+                "engine %s: processes %s survive SIGKILL",
+                self._name,
+                left,
+                extra={"engine": self._name},
+            )
         return not left
 
     def _set_failed(self, reason: str) -> None:
         self._status.last_error = redact.hidden(reason)
         self._status.fire(Event.FAIL)
-        log.error("engine %s failed: %s", self._name, self._status.last_error)
+        log.error(
+            "engine %s failed: %s",
+            self._name,
+            self._status.last_error,
+            extra={"engine": self._name},
+        )
 
 
 @contextlib.asynccontextmanager

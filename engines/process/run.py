@@ -133,7 +133,12 @@ class Run:
             exited = asyncio.create_task(guardian.wait(), name=f"guardian of {self._launch.name}")
             try:
                 if adopted:
-                    log.info("engine %s adopted, pid %d", self._launch.name, guardian.engine_pid)
+                    log.info(
+                        "engine %s adopted, pid %d",
+                        self._launch.name,
+                        guardian.engine_pid,
+                        extra={"engine": self._launch.name},
+                    )
                 failure = await self._wait_until_ready(guardian, exited, adopted=adopted)
                 await turn.aclose()
                 if failure is None and self._status.state is State.READY:
@@ -284,7 +289,12 @@ class Run:
         try:
             await put_to_sleep(self._control, shared.sleep_level, self._measure_gib)
         except SleepFault as fault:
-            log.error("engine %s failed to enter sleep mode, stopping it: %s", name, fault)
+            log.error(
+                "engine %s failed to enter sleep mode, stopping it: %s",
+                name,
+                fault,
+                extra={"engine": name},
+            )
             self._status.last_error = f"did not fall asleep: {fault}"
             if not shared.released:
                 shared.set_desired(DesiredState.STOPPED)
@@ -368,7 +378,11 @@ class Run:
         timeout = 0.0 if guardian.frozen else grace + GUARDIAN_SLACK_S
         done, _ = await asyncio.wait({exited}, timeout=timeout)
         if not done:
-            log.error("engine %s: its guardian does not respond, killing both", self._launch.name)
+            log.error(
+                "engine %s: its guardian does not respond, killing both",
+                self._launch.name,
+                extra={"engine": self._launch.name},
+            )
             guardian.kill()
             await asyncio.wait({exited})
 

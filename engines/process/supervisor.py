@@ -179,12 +179,14 @@ class Supervisor:
         try:
             while (failure := await self._run_once()) is not None:
                 self._set_failed(failure)
-                log.error("engine %s failed: %s", name, status.last_error)
+                log.error("engine %s failed: %s", name, status.last_error, extra={"engine": name})
                 if not await self._wait_for_restart(failure):
                     break
                 status.restarts += 1
         except Exception:
-            log.exception("engine %s failed: unhandled exception in the gateway", name)
+            log.exception(
+                "engine %s failed: unhandled exception in the gateway", name, extra={"engine": name}
+            )
             if status.state not in (State.STOPPED, State.FAILED):
                 status.state = State.FAILED
             status.last_error = "unhandled exception in the gateway; its log has the traceback"
@@ -239,9 +241,15 @@ class Supervisor:
                     "engine %s given up after %d restarts in %g s of service; "
                     "`vllm-gateway models load` starts it again",
                     *(self._launch.name, restart.budget, restart.window_s),
+                    extra={"engine": self._launch.name},
                 )
             return False
-        log.info("engine %s restarts in %g s", self._launch.name, wait)
+        log.info(
+            "engine %s restarts in %g s",
+            self._launch.name,
+            wait,
+            extra={"engine": self._launch.name},
+        )
         self._restart_at = until = loop.time() + wait
         while not self.shared.stopping and (left := until - loop.time()) > 0:
             await self.shared.wait_for_first(timeout=left)

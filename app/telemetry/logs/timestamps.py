@@ -1,13 +1,13 @@
-"""Moments as lines of the log show them, without their fraction."""
+"""Timestamps of log lines, without their fraction."""
 
 import time
 
 
 def utc(second: int) -> str:
-    """Return a moment for machines (RFC 3339, section 5.6), without the Z at its end."""
+    """Return a timestamp for machines (RFC 3339, section 5.6), without the final Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def local(second: int) -> str:
-    """Return a moment for people, in the time of this machine."""
+    """Return a timestamp for people, in local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))

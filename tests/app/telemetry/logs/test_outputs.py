@@ -1,4 +1,4 @@
-"""The command's log, as whoever runs it has it: a terminal, a pipe, a file, or nothing."""
+"""The log of the running command: to a terminal, a pipe, a file, or nowhere."""
 
 import fcntl
 import json
@@ -35,9 +35,9 @@ def serving(
     shell: str = "",
     env: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Client]]:
-    """Run a gateway that has listened once; it ends with code 0 after the block.
+    """Run a gateway that is ready; it must exit with code 0 after the block.
 
-    `shell` are redirections for its start.
+    `shell` are redirections of its start command.
     """
     config = write_config(directory, {"name": "demo", "engines": [remote(fake_url)]})
     command = [*COMMAND, "serve", "--config", str(config)]
@@ -73,14 +73,12 @@ def chat(client: httpx.Client) -> int:
     return client.post("/v1/chat/completions", json={"model": "demo", "messages": []}).status_code
 
 
-def test_a_pipe_that_nobody_reads_stops_no_request_and_no_end(
-    fake_url: str, tmp_path: Path
-) -> None:
+def test_unread_pipe_blocks_neither_requests_nor_shutdown(fake_url: str, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     try:
         with serving(fake_url, tmp_path, writing) as (_, client):
-            for _ in range(50):  # their lines take five times what the pipe does
+            for _ in range(50):  # their lines are five times the size of the pipe
                 assert chat(client) == 200
                 assert client.get("/health").is_success
     finally:
@@ -89,7 +87,7 @@ def test_a_pipe_that_nobody_reads_stops_no_request_and_no_end(
 
 
 @pytest.mark.parametrize("shell", ["2>&- >&-", "2>/dev/full >/dev/full"])
-def test_a_standard_error_that_takes_nothing_is_no_fault_but_counted(
+def test_lines_that_standard_error_refuses_are_counted(
     fake_url: str, tmp_path: Path, shell: str
 ) -> None:
     with serving(fake_url, tmp_path, subprocess.DEVNULL, shell) as (_, client):
@@ -104,32 +102,32 @@ def lost_lines(client: httpx.Client) -> float:
     return float(line.split()[1])
 
 
-def test_a_file_is_made_again_when_it_was_moved_and_has_the_last_lines(
+def test_file_is_created_again_after_it_was_moved_and_has_the_last_lines(
     fake_url: str, tmp_path: Path
 ) -> None:
     path, moved = tmp_path / "gateway.log", tmp_path / "gateway.log.1"
-    said = tmp_path / "said"
+    stderr_file = tmp_path / "stderr"
     with (
-        said.open("wb") as stderr,
+        stderr_file.open("wb") as stderr,
         serving(fake_url, tmp_path, stderr, env={"GATEWAY_LOGS__FILE": str(path)}) as (_, client),
     ):
         chat(client)
         until(lambda: '"access"' in path.read_text(), 10)
         path.rename(moved)
 
-        def made_again() -> bool:
+        def created_again() -> bool:
             return chat(client) == 200 and path.exists()
 
-        until(made_again, 10)
-    told = [json.loads(line) for line in path.read_text().splitlines()]
-    events = [one["event"] for one in told]
+        until(created_again, 10)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    events = [line["event"] for line in lines]
     assert "SIGTERM: draining, 0 requests in flight" in events
     assert events[-1] == "stopped"
-    assert said.read_text() == ""
+    assert stderr_file.read_text() == ""
 
 
 @pytest.mark.parametrize("command", ["serve", "check"])
-def test_a_file_that_cannot_be_written_is_one_line_and_code_2(tmp_path: Path, command: str) -> None:
+def test_unwritable_file_is_one_line_and_code_2(tmp_path: Path, command: str) -> None:
     config = write_config(tmp_path, {"name": "demo", "engines": [remote("http://127.0.0.1:1")]})
     data: dict[str, Any] = yaml.safe_load(config.read_text())
     data["logs"] = {"file": str(tmp_path / "nowhere" / "log")}
@@ -141,7 +139,7 @@ def test_a_file_that_cannot_be_written_is_one_line_and_code_2(tmp_path: Path, co
     )
 
 
-def test_a_terminal_gets_text(fake_url: str, tmp_path: Path) -> None:
+def test_terminal_gets_text(fake_url: str, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     seen = b""
     try:

@@ -1,4 +1,4 @@
-"""What does not get into a line, whoever says it."""
+"""Log lines contain neither secrets nor control characters."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.telemetry.logs.scrub import LONGEST_TEXT, clean, scrub, scrub_lines
+from app.telemetry.logs.scrub import MAX_TEXT_CHARS, clean, scrub, scrub_lines
 
 CANARY = "Canary0123456789abcdef"
 STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -30,7 +30,7 @@ STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\
         f"hf_{CANARY}",
     ],
 )
-def test_a_secret_in_foreign_words_is_not_shown(said: str) -> None:
+def test_secret_in_foreign_text_is_masked(said: str) -> None:
     assert CANARY not in scrub(said)
     assert "***" in scrub(said)
 
@@ -46,27 +46,27 @@ def test_a_secret_in_foreign_words_is_not_shown(said: str) -> None:
         "问候 naïve café ①",
     ],
 )
-def test_plain_words_stay(said: str) -> None:
+def test_text_without_secrets_is_unchanged(said: str) -> None:
     assert scrub(said) == said
 
 
 @given(st.text())
 @example("a\nb\r\x1b[31m\u2028\u202e\u2066\x85\ud800")
-def test_nothing_ends_a_line_or_steers_a_terminal(said: str) -> None:
+def test_no_character_ends_a_line_or_controls_a_terminal(said: str) -> None:
     for shown in (clean(said), scrub(said)):
         assert not STEERS.search(shown)
         shown.encode()
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Zl", "Zp"])))
-def test_what_does_no_harm_is_left_as_it_is(said: str) -> None:
+def test_harmless_text_is_unchanged(said: str) -> None:
     assert clean(said) == said
 
 
-def test_a_line_has_a_bound() -> None:
-    assert len(scrub("x" * 100_000)) == LONGEST_TEXT + 1
+def test_text_is_cut_at_the_limit() -> None:
+    assert len(scrub("x" * 100_000)) == MAX_TEXT_CHARS + 1
 
 
-def test_a_stack_trace_keeps_its_lines() -> None:
+def test_stack_trace_keeps_its_lines() -> None:
     trace = f"Traceback:\n\tFile \"a.py\"\nKeyError: 'sk-{CANARY}\x1b'"
     assert scrub_lines(trace) == "Traceback:\n    File \"a.py\"\nKeyError: '***·'"

@@ -3,12 +3,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 CONFIG ?= deploy/demo.yaml
-# What runs no vLLM shares the cores, the quick tests first; real engines run alone, for they take all
-# of them. Nothing in tests/e2e is without one, and the SDKs that it imports take a second of each
-# process.
+# Tests without vLLM run in parallel, the quick ones first. Real engines use all cores, so they run
+# alone. All tests in tests/e2e have an engine, and their SDKs take a second to import per process.
 QUICK := not vllm and not slow
 PARALLEL := -q -n auto --maxprocesses 4 --dist worksteal --ignore tests/e2e
-# Where it is set, each process of vLLM compiles its thousands of modules again: 7 s at every start.
+# If it is set, each vLLM process compiles its thousands of modules again: 7 s at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
@@ -21,15 +20,15 @@ serve: setup ## set everything up, then serve the demo model on port 8000
 	@exec $(BIN)/vllm-gateway serve --config $(CONFIG) --key-file var/demo-key
 
 .PHONY: setup
-setup: ## the environment alone: .venv/ with vllm-gateway and vLLM
+setup: ## only create .venv/ with vllm-gateway and vLLM
 	@deploy/setup.sh
 
 .PHONY: setup-dev
-setup-dev: ## the environment with what the tests need
+setup-dev: ## create .venv/ with the packages of the tests, too
 	@deploy/setup.sh dev
 
 .PHONY: test
-test: setup-dev check ## all tests: the quick ones, then what takes long, then real vLLM
+test: setup-dev check ## run all tests: quick, then slow, then with real vLLM
 	@tests/install-services.sh
 	@$(BIN)/vllm-gateway demo-model var/demo-model
 	@status=0; for which in "$(QUICK)" "not vllm and slow"; do \
@@ -37,35 +36,35 @@ test: setup-dev check ## all tests: the quick ones, then what takes long, then r
 		$(BIN)/python -m pytest -m vllm || status=1; exit $$status
 
 .PHONY: test-unit
-test-unit: setup-dev ## the quick tests: no engine, nothing over a quarter of a second
+test-unit: setup-dev ## run the quick tests: no engine, none over a quarter of a second
 	@tests/install-services.sh
 	@$(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)"
 
 .PHONY: check
-check: setup-dev ## formatting, lint, types, import rules
+check: setup-dev ## check formatting, lint, types and import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
 .PHONY: bench
-bench: setup-dev ## the benchmarks, peers beside us; writes bench/RESULTS.md
+bench: setup-dev ## run the benchmarks, peers included; writes bench/RESULTS.md
 	@$(BIN)/python -m bench
 
 .PHONY: soak
-soak: setup-dev ## ten minutes of mixed and faulty load; what is left open, and the memory
+soak: setup-dev ## ten minutes of mixed and faulty load; reports leaks and memory
 	@$(BIN)/python -m bench.soak
 
 .PHONY: chaos
-chaos: setup-dev ## ten minutes of SIGKILL and SIGSTOP under load, on real vLLM; what is left
+chaos: setup-dev ## ten minutes of SIGKILL and SIGSTOP under load, on real vLLM; reports leaks
 	@$(BIN)/python -m bench.chaos
 
 .PHONY: clients
-clients: setup-dev ## LangChain, Gradio, Open WebUI and others against real vLLM; installs 8 GB at first
+clients: setup-dev ## test LangChain, Gradio, Open WebUI and others on real vLLM; installs 8 GB once
 	@$(BIN)/python -m tests.clients $(CLIENTS)
 
 .PHONY: lock
-lock: ## pin the requirements again; UPGRADE=--upgrade for the newest
+lock: ## pin the requirements again; UPGRADE=--upgrade takes the newest versions
 	@UV=$$(deploy/setup.sh uv) UPGRADE=$(UPGRADE) requirements/lock.sh
 
 .PHONY: schema

@@ -1,7 +1,7 @@
-"""Describes the interpreter that runs it, for deploy/interpreters.sh.
+"""Describes the interpreter that runs this file, for deploy/interpreters.sh.
 
-Prints rank, executable, version and traits, separated by tabs; the lowest rank is the best one.
-Exits with status 1 in a version of Python that the gateway does not support.
+Prints rank, executable, version and traits, separated by tabs; the lowest rank is best. Exits with
+status 1 if the gateway does not support the version of Python.
 """
 
 import os
@@ -10,36 +10,36 @@ import sys
 import sysconfig
 
 OLDEST, NEWEST = (3, 11), (3, 13)
-# python3 may become another version with the next upgrade of the distribution; python3.11 does not.
+# An upgrade of the distribution may change the version of python3, but not of python3.11.
 EXECUTABLE = os.path.realpath(sys.executable)
 
 
 def has_pgo() -> bool:
-    """Whether the interpreter was built with profile-guided optimization."""
+    """Return whether the interpreter was built with profile-guided optimization."""
     configured = str(sysconfig.get_config_var("CONFIG_ARGS")).replace("'", "").split()
     if "--enable-optimizations" in configured:
         return True
-    # Debian and Ubuntu use PGO by rules of their own; the configuration does not show it.
+    # Debian and Ubuntu enable PGO in their build rules, which the configuration does not show.
     return "--disable-optimizations" not in configured and is_packaged()
 
 
 def is_packaged() -> bool:
-    """Whether the interpreter belongs to a package of the Linux distribution."""
+    """Return whether the interpreter belongs to a package of the Linux distribution."""
     if sys.base_prefix != "/usr":
         return False
     if os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")):
         return True
-    # Distributions from before that marker, such as Ubuntu 22.04.
+    # Older distributions, such as Ubuntu 22.04, do not have that marker.
     return succeeds("dpkg", "-S", EXECUTABLE) or succeeds("rpm", "-qf", EXECUTABLE)
 
 
 def has_headers() -> bool:
-    """Whether C and C++ can be compiled against the interpreter, as torch.compile does."""
+    """Return whether C and C++ can be compiled against the interpreter, as torch.compile does."""
     return os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 
 
 def succeeds(*command: str) -> bool:
-    """Whether a command is there and exits with status 0."""
+    """Return whether a command exists and exits with status 0."""
     try:
         ended = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - constants
         return ended.returncode == 0
@@ -48,7 +48,7 @@ def succeeds(*command: str) -> bool:
 
 
 def main() -> None:
-    """Print the line."""
+    """Print the description."""
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         sys.exit(1)
     pgo, headers = has_pgo(), has_headers()

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Finds the interpreters that .venv/ can be made with. Sourced by setup.sh, from the top of the repository.
+# Finds interpreters for .venv/. Sourced by setup.sh, from the root of the repository.
 
-# Prints the commands that may be one: the preferred version first, then in the order of PATH.
+# Prints candidate commands: the preferred version first, then in the order of PATH.
 list_interpreters() {
     local name
     for name in python3.11 python3.12 python3.13 python3; do
@@ -14,7 +14,7 @@ describe_interpreter() {
     "$1" -I deploy/interpreter.py 2>/dev/null </dev/null
 }
 
-# Prints the description of each usable interpreter once, the best first.
+# Prints the description of each usable interpreter once, best first.
 rank_interpreters() {
     local command
     for command in "$@"; do
@@ -22,7 +22,7 @@ rank_interpreters() {
     done | awk -F '\t' '!seen[$2]++' | sort -s -n -k 1,1
 }
 
-# Prints the first one that has pip; in Debian that is a package of its own.
+# Prints the first interpreter that has pip, which is a separate package in Debian.
 find_pip() {
     local command
     for command in "$@"; do

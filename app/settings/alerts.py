@@ -1,4 +1,4 @@
-"""The section `alerts`: the webhook that is told of budgets, signed by Standard Webhooks."""
+"""The section `alerts`: a webhook for budgets, signed as Standard Webhooks specifies."""
 
 from base64 import b64decode
 from contextlib import suppress

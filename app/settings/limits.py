@@ -38,7 +38,7 @@ class DefaultLimitSettings(LimitSettings):
 
 
 class LimitsSettings(SpecModel):
-    """How requests are counted against limits."""
+    """Rate limits, and how requests and tokens count against them."""
 
     default: DefaultLimitSettings = Field(
         DefaultLimitSettings(), description="Limits of a key that has none of its own."

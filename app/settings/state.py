@@ -26,7 +26,7 @@ class AuthSettings(SpecModel):
 
 
 class StateSettings(SpecModel):
-    """Where the gateway keeps its data."""
+    """The database of keys and usage, and Redis for limits that gateways share."""
 
     database_url: SecretStr = Field(
         SecretStr("sqlite+aiosqlite:///var/gateway.db"),

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Run once by the PostgreSQL image, when it makes the database: a user for Grafana, who may read the
-# tables that the gateway will make, and nothing else. (Of a key they hold its digest only.)
+# The PostgreSQL image runs this once, when it creates the database. It adds a user for Grafana that
+# can only read the gateway's tables. (They hold digests of keys, not keys.)
 set -eu
 psql --no-psqlrc --quiet --set ON_ERROR_STOP=1 --username "$POSTGRES_USER" --dbname "$POSTGRES_DB" <<'SQL'
 \getenv password LEDGER_READER_PASSWORD

@@ -11,8 +11,10 @@ from pydantic_core import to_jsonable_python
 from typer.core import TyperArgument, TyperGroup
 
 from app.settings import SECRETS, Settings, StateSettings, schema
+from app.settings.secrets import SECTION_SECRETS, variable_name
 from tests.docs import api, cli
 from tests.docs.page import ROOT
+from tests.docs.tables import cell, code_list, number_type
 
 SETTINGS = ROOT / "docs" / "settings.md"
 COMMANDS = ROOT / "docs" / "commands.md"
@@ -93,7 +95,7 @@ def _comment(text: str) -> str:
 
 def _secrets() -> Iterator[tuple[str, tuple[str, str]]]:
     for name in sorted(SECRETS):
-        yield f"GATEWAY_{name.upper()}", (Settings.model_fields[name].description or "", "")
+        yield variable_name((name,)), (Settings.model_fields[name].description or "", "")
 
 
 def _variables(
@@ -115,7 +117,9 @@ def _variables(
 def settings_page() -> str:
     """Return the page of all settings."""
     document = schema()
-    secrets = [f"| `{name}` | {_cell(meaning)} |\n" for name, (meaning, _) in _secrets()]
+    in_sections = {variable_name(place) for place in SECTION_SECRETS}
+    found = [*_secrets(), *(entry for entry in _variables(Settings) if entry[0] in in_sections)]
+    secrets = [f"| `{name}` | {cell(meaning)} |\n" for name, (meaning, _) in found]
     sections: dict[str, str] = {}
     for name, field in document["properties"].items():
         if name != "models":
@@ -177,8 +181,8 @@ def _row(name: str, field: Mapping[str, Any], values: str, mapping: Mapping[str,
         value = field.get("default")
         if field.get("format") == "password" and value is not None:
             value = _secret(name)
-        default = "none" if value in (None, [], {}) else f"`{_cell(_written(value))}`"
-    meaning = _cell(field.get("description", "") or ("Kind of engine." if name == "kind" else ""))
+        default = "none" if value in (None, [], {}) else f"`{cell(_written(value))}`"
+    meaning = cell(field.get("description", "") or ("Kind of engine." if name == "kind" else ""))
     return f"| `{name}` | {values} | {default} | {meaning} |\n"
 
 
@@ -216,7 +220,7 @@ def _values(field: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in field:
-        return ", ".join(f"`{value}`" for value in field["enum"])
+        return code_list(field["enum"])
     if "anyOf" in field:
         found = [_values(one, document) for one in field["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(found))
@@ -229,24 +233,10 @@ def _values(field: Mapping[str, Any], document: Mapping[str, Any]) -> str:
             return "a mapping"
         case "boolean":
             return "`true`, `false`"
-        case "integer" | "number" as kind:
-            return " ".join(("whole number" if kind == "integer" else "number", *_bounds(field)))
+        case "integer" | "number":
+            return number_type(field)
         case _:
             return "text"
-
-
-def _bounds(field: Mapping[str, Any]) -> Iterator[str]:
-    for name, sign in (
-        ("exclusiveMinimum", ">"),
-        ("minimum", "≥"),
-        ("maximum", "≤"),
-    ):
-        if name in field:
-            yield f"{sign} {field[name]}"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|")
 
 
 def commands_page() -> str:
@@ -257,7 +247,7 @@ def commands_page() -> str:
             continue
         arguments = [p for p in command.params if isinstance(p, TyperArgument)]
         usage = " ".join((path, *(f"{(p.name or '').upper()}" for p in arguments)))
-        parts.append(f"\n## {path}\n\n{_cell((command.help or '').split(chr(12))[0])}\n")
+        parts.append(f"\n## {path}\n\n{cell((command.help or '').split(chr(12))[0])}\n")
         if isinstance(command, TyperGroup) and not command.invoke_without_command:
             continue
         parts.append(f"\n    {usage}\n")
@@ -273,7 +263,7 @@ def _option(option: Any) -> str:
     shown = "required" if option.required else ""
     if default not in (None, "", False, ()) and not callable(default):
         shown = f"`{default}`"
-    return f"| {names} | {_cell(option.help or '')} | {_cell(shown)} |\n"
+    return f"| {names} | {cell(option.help or '')} | {cell(shown)} |\n"
 
 
 def main() -> None:

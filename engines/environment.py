@@ -8,7 +8,7 @@ remote servers, the password of a database, the headers of a collector, credenti
 
 from collections.abc import Collection, Mapping
 
-from engines.output.redact import is_secret
+from engines.output import is_secret
 
 # The gateway's own settings, its keys among them.
 PRIVATE_PREFIX = "GATEWAY_"

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from engines import environment, media
-from engines.output import redact
+from engines.output import redact_line
 
 FlagValue = str | int | float | bool | list[str | int | float] | dict[str, object] | None
 
@@ -262,7 +262,7 @@ def _shown_name(name: object) -> str:
     """Return a wrong name as a fault shows it, without a value that is written behind it."""
     text = str(name)
     word = re.split(r"[\s=:]", text, maxsplit=1)[0]
-    shown = redact.hidden(repr(word))
+    shown = redact_line(repr(word))
     return shown if word == text else f"{shown[:-1]}…{shown[-1]}"
 
 
@@ -323,7 +323,7 @@ class RemoteSpec(SpecModel):
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             # Where credentials end cannot be told of what is no URL.
-            given = "" if "@" in self.url else f", not {redact.hidden(repr(self.url))}"
+            given = "" if "@" in self.url else f", not {redact_line(repr(self.url))}"
             raise PlacedError(f"must look like http://host:port or https://host{given}", "url")
         if not re.fullmatch(r"[!-~]+", self.url):
             raise PlacedError("must be printable ASCII without blanks", "url")

@@ -17,7 +17,7 @@ from app.auth.authenticator import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
 from app.fleet import EngineRow, ModelOperations, engine_rows
 from app.routing import Catalogue
-from engines.output.redact import hidden
+from engines.output import redact_line
 
 LINES = 200
 MAX_LINES = 10_000
@@ -67,12 +67,12 @@ def engines_router(
         """The last lines of an engine's output, without control characters and secrets."""
         reader = orders.open_log(name)
         if follow:
-            return Follow(reader, lines, hidden, followers, ending)
+            return Follow(reader, lines, redact_line, followers, ending)
 
         def read() -> bytes:
             # A progress bar has no end of its line while it moves.
             found = [*reader.read_last(lines), *reader.unfinished()]
-            return text_of([hidden(line) for line in found[max(len(found) - lines, 0) :]])
+            return text_of([redact_line(line) for line in found[max(len(found) - lines, 0) :]])
 
         with readable():
             body = await asyncio.to_thread(read)

@@ -68,7 +68,7 @@ def _plan(
 
 
 def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> Iterator[str]:
-    from engines.output import redact
+    from engines.output import redact_variable
     from engines.spec import LocalSpec
 
     yield f"model {', '.join(settings.names)}"
@@ -77,7 +77,7 @@ def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> 
     yield f"  load {settings.load}, isolation {settings.isolation}{fallbacks}{limits}"
     for slot, replica in zip(slots, model.replicas, strict=True):
         env = slot.spec.env if isinstance(slot.spec, LocalSpec) else {}
-        words = [*(redact.variable(*one) for one in env.items()), replica.engine.describe()]
+        words = [*(redact_variable(*one) for one in env.items()), replica.engine.describe()]
         yield f"  {replica.engine.name}: {' '.join(words)}"
 
 

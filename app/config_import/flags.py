@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engines.output.redact import hidden, is_secret
+from engines.output import is_secret, redact_line
 from engines.spec import RESERVED_FLAGS, FlagValue
 
 # Short names of vLLM's parser.
@@ -113,7 +113,7 @@ def _values(name: str, rest: list[str]) -> list[str]:
 def _add(flags: Flags, name: str, values: list[str]) -> None:
     stem, dot, path = name.partition(".")
     text = " ".join(values)
-    if is_secret(path or stem, text) or hidden(text) != text:
+    if is_secret(path or stem, text) or redact_line(text) != text:
         flags.secret.append(stem)
         return
     if dot:

@@ -19,7 +19,7 @@ from app.config_import.reading import (
     read_mapping,
     text_of,
 )
-from engines.output.redact import is_secret
+from engines.output import is_secret
 from engines.spec import RemoteSpec
 
 # A deployment, with its place in the file.

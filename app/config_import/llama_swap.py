@@ -23,7 +23,6 @@ from app.config_import.shell import parse_assignment
 from app.config_import.vllm import model_settings
 from app.config_import.vllm_command import read_vllm_servers
 from app.settings import FieldSettings
-from engines.output.redact import hidden
 from engines.spec import RemoteSpec
 
 _LEVELS = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}
@@ -251,7 +250,7 @@ def _fields(filters: object, place: str, builder: SettingsBuilder) -> dict[str, 
         except (TypeError, ValueError):
             builder.note(where, "is left out: it is not JSON")
             continue
-        if hidden(text) != text:
+        if redact_line(text) != text:
             builder.note(where, "is left out: it looks like a secret")
         elif fault := find_fault(FieldSettings, {"force": {name: value}}):
             builder.note(where, f"is left out: {fault}")

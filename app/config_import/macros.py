@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.config_import.reading import ImportFault, mapping_of, replace_texts
-from engines.output.redact import is_secret
+from engines.output import is_secret
 
 _USE = re.compile(r"\$\{([A-Za-z0-9_-]{1,63})\}")
 _ENVIRONMENT = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")

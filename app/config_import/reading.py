@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from engines.output.redact import hidden_by_form
+from engines.output import redact_by_form
 
 # LiteLLM's largest example has 25 kB; parsing takes about a second per megabyte.
 MAX_CHARACTERS = 1_048_576
@@ -25,7 +25,7 @@ def one_line(text: str) -> str:
 
     A source may hold a secret where a name belongs.
     """
-    line = hidden_by_form(" ".join(text.split()))
+    line = redact_by_form(" ".join(text.split()))
     return "".join(mark if mark.isprintable() else "?" for mark in line)
 
 

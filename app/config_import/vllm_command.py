@@ -12,7 +12,7 @@ from app.config_import.flags import Flags, read_flags
 from app.config_import.shell import Command, base_name, find_variable, split_commands
 from app.settings import MediaSettings
 from engines.environment import API_KEY, inherited, never_inherited
-from engines.output.redact import hidden, is_secret
+from engines.output import is_secret, redact_line
 from engines.spec import ProcessSpec
 
 _MODULES = frozenset({"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main", "vllm"})
@@ -186,7 +186,11 @@ def _environment(env: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
             continue
         if name == "CUDA_VISIBLE_DEVICES" and _DEVICES.fullmatch(value):
             found["gpus"] = [int(device) for device in dict.fromkeys(value.split(","))]
-        elif is_secret(name, value) or hidden(value) != value or find_variable(value) is not None:
+        elif (
+            is_secret(name, value)
+            or redact_line(value) != value
+            or find_variable(value) is not None
+        ):
             _inherit(name, inherit, notes)
         elif fault := find_fault(ProcessSpec, _engine_with(env={name: value})):
             notes.append(f"variable {name}: is left out: {fault}")
@@ -219,7 +223,7 @@ def _note_wrapper(command: Command) -> Iterator[str]:
 
 
 def _shorten(words: list[str]) -> str:
-    """Return the first words of a command for a note, with secrets hidden."""
+    """Return the first words of a command for a note, with secrets redact_line."""
     text = " ".join(base_name(word) for word in words[:2])
-    shown = hidden(text)
+    shown = redact_line(text)
     return shown if len(shown) <= 40 else f"{shown[:39]}…"

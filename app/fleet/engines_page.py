@@ -13,7 +13,7 @@ from collections.abc import Callable
 from app.routing import Catalogue
 from app.telemetry.metrics import MalformedPage, MergedPage, MergeSteps, Metrics
 from engines.base import SERVING, EngineError
-from engines.output.redact import hidden
+from engines.output import redact_line
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class EnginesPage:
                     shown = ", ".join(left_out[:5])
                     faults[name] = f"other engines declare {shown} differently"
             except (EngineError, MalformedPage) as error:
-                faults[name] = hidden(str(error))
+                faults[name] = redact_line(str(error))
             self._metrics.engine_scrape_errors.add((models[name], name), int(name in faults))
         self._log_new(faults)
         return merged.text(up)

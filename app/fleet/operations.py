@@ -9,8 +9,7 @@ from app import errors
 from app.fleet.fleet import STOP_GRACE_S, ensure_ready
 from app.routing import Catalogue, Replica
 from engines.base import Engine, EngineCapabilities, EngineError, EngineState
-from engines.output.log_file import LogFollower
-from engines.output.redact import hidden
+from engines.output import LogFollower
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ class ModelOperations:
             await work()
         except EngineError as error:
             log.warning("%s %s failed: %s", verb, name, error)
-            raise errors.EngineUnavailable(hidden(str(error))) from None
+            raise errors.EngineUnavailable(redact_line(str(error))) from None
         except errors.GatewayError as error:
             log.warning("%s %s failed: %s", verb, name, error)
             raise
@@ -148,5 +147,5 @@ def _log_unexpected(operation: Operation) -> None:
 
 
 def _describe_failure(engine: Engine, error: EngineError) -> str:
-    text = hidden(str(error))
+    text = redact_line(str(error))
     return text if engine.name in text else f"engine {engine.name}: {text}"

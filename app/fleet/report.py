@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, PlainSerializer
 from app.routing import Catalogue, Model, Replica
 from app.telemetry.metrics import EngineFigures
 from engines.base import EngineFacts, EngineState
-from engines.output.redact import command, hidden
+from engines.output import redact_command, redact_line
 
 # States of an engine, those closest to serving first.
 CLOSENESS = (
@@ -66,13 +66,13 @@ class EngineRow(BaseModel):
             progress=progress
             and Progress(phase=progress.phase, done=progress.done, total=progress.total),
             facts=engine.facts,
-            last_error=None if engine.last_error is None else hidden(engine.last_error),
+            last_error=None if engine.last_error is None else redact_line(engine.last_error),
             restarts=engine.restarts,
             load_s=engine.load_s,
             in_flight=replica.in_flight,
             pid=engine.pid,
             memory_gib=engine.memory_gib,
-            runs=command(engine.describe()),
+            runs=redact_command(engine.describe()),
         )
 
 
@@ -119,7 +119,7 @@ class ModelRow(BaseModel):
         """Return the row of a model."""
         engines = [replica.engine for replica in model.replicas]
         state = min((e.state for e in engines), key=CLOSENESS.index, default=EngineState.STOPPED)
-        errors = (hidden(e.last_error) for e in engines if e.last_error is not None)
+        errors = (redact_line(e.last_error) for e in engines if e.last_error is not None)
         elapsed_s = activity.loading_s
         loading = elapsed_s is not None and Loading(
             since=_rfc3339(time.time() - elapsed_s),

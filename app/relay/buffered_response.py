@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from engines.base import EngineDied, EngineResponse, Headers
-from engines.output.fatal_error import TOLD, tells_death
+from engines.output import ENGINE_DEAD_REASON, reports_engine_death
 
 # An error of vLLM's has a few hundred bytes.
 MOST_BYTES = 64 * 1024
@@ -54,8 +54,8 @@ async def unless_dead(answer: EngineResponse) -> EngineResponse:
     try:
         while not answer.ended and len(body) < MOST_BYTES:
             body += await answer.read()
-        if tells_death(body):
-            raise EngineDied(TOLD)  # noqa: TRY301 - closed as for any other fault
+        if reports_engine_death(body):
+            raise EngineDied(ENGINE_DEAD_REASON)  # noqa: TRY301 - closed as for any other fault
     except BaseException:
         answer.close()
         raise

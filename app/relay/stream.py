@@ -14,7 +14,7 @@ from app.relay.sse import COMMENT, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage.stream_meter import StreamMeter
 from engines.base import EngineDied, EngineError, EngineResponse
-from engines.output.fatal_error import ERROR_EVENT, TOLD, death_in
+from engines.output import ENGINE_DEAD_REASON, ERROR_EVENT, find_engine_death
 
 SSE_HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -51,12 +51,14 @@ class EventStream:
                 await exchange.send_body(kept, more=True)
             raise
         rest = b""
-        if self._held and (rest := self._meter.pass_on(self._held[: death_in(self._held)])):
+        if self._held and (
+            rest := self._meter.pass_on(self._held[: find_engine_death(self._held)])
+        ):
             self._time()
-        if death_in(self._held) is not None:
+        if find_engine_death(self._held) is not None:
             if rest := rest + self._meter.flush():
                 await exchange.send_body(rest, more=True)
-            raise EngineDied(TOLD)
+            raise EngineDied(ENGINE_DEAD_REASON)
         await exchange.send_body(rest + self._meter.flush(), more=False)
 
     def deliver(self, data: bytes) -> bool:
@@ -73,10 +75,10 @@ class EventStream:
             if not data:
                 return True
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
-        if data.find(ERROR_EVENT) >= 0 and (at := death_in(data)) is not None:
+        if data.find(ERROR_EVENT) >= 0 and (at := find_engine_death(data)) is not None:
             if data := self._meter.pass_on(data[:at]):
                 self._exchange.push(data)
-            raise EngineDied(TOLD)
+            raise EngineDied(ENGINE_DEAD_REASON)
         data = self._meter.pass_on(data)
         if not data:
             return True

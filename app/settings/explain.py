@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from app.settings.secrets import SECRETS, SECTION_SECRETS, misplaced_secret
 from app.settings.source import Place, Source, shown
 from app.settings.suggest import did_you_mean
-from engines.output.redact import is_secret
+from engines.output import is_secret
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
 
 SPECS: Mapping[int | str, type[BaseModel]] = {

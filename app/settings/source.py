@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from engines.output.redact import hidden
+from engines.output import redact_line
 from engines.spec import flag_name
 
 # Path of a setting: keys of mappings and indices of lists.
@@ -142,7 +142,7 @@ def shown(value: object) -> str:
         case float():
             return str(value)
         case str():
-            return cut(hidden(repr(value)))
+            return cut(redact_line(repr(value)))
         case list() | tuple():
             return "a list"
         case dict():

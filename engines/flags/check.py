@@ -25,7 +25,7 @@ from engines import environment
 from engines.flags import table as flags
 from engines.flags.table import FlagFault, FlagTable
 from engines.guard.directories import WRITABLE_BY_OTHERS, ownership_fault
-from engines.output.redact import hidden
+from engines.output import redact_line
 from engines.spec import LocalSpec
 
 NAME = "vllm-flags.json"
@@ -132,7 +132,7 @@ def ask(
         return answer["table"], [None if one is None else str(one) for one in answer["refused"]]
     except (ValueError, LookupError, TypeError, AttributeError):
         last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        said = hidden(last[0])[:300] if last else f"exit code {done.returncode}"
+        said = redact_line(last[0])[:300] if last else f"exit code {done.returncode}"
         raise CannotAsk(f"vLLM's parser did not answer: {said}") from None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.output.redact import hidden, is_secret
+from engines.output import is_secret, redact_line
 from engines.spec import FlagValue, flag_name
 
 LONGEST = 60
@@ -95,7 +95,7 @@ def fault_of_refusal(text: str, args: Mapping[str, FlagValue]) -> FlagFault:
     flag = next((name for name in args if name.partition(".")[0] == stem), None)
     if flag is not None and is_secret(flag):
         return FlagFault(flag, "vLLM refuses its value")
-    return FlagFault(flag, f"vLLM refuses it: {_cut(hidden(words), LONGEST_REFUSAL)}")
+    return FlagFault(flag, f"vLLM refuses it: {_cut(redact_line(words), LONGEST_REFUSAL)}")
 
 
 def _plain(text: str) -> str:
@@ -237,7 +237,7 @@ def _shown(name: str, value: object) -> str:
         return "that"
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "a mapping"
-    return _cut(hidden(repr(value)), LONGEST)
+    return _cut(redact_line(repr(value)), LONGEST)
 
 
 def _cut(text: str, longest: int) -> str:

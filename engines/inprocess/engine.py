@@ -36,8 +36,7 @@ from engines.http import EngineProbe, ResponseBody, scrape_metrics
 from engines.inprocess.bridge import Bridge
 from engines.inprocess.hosted import BuildFailed, Construction, end_tracker
 from engines.lifecycle import Event
-from engines.output import redact
-from engines.output.log_file import EngineLog
+from engines.output import EngineLog, redact_command, redact_line
 from engines.output.startup import StartupLog
 from engines.restarts import GIVEN_UP, RestartBudget
 from engines.spec import InProcessSpec
@@ -128,7 +127,7 @@ class InProcessEngine(Engine):
         return sorted(os.environ.keys() - kept.keys())
 
     def describe(self) -> str:
-        return f"in this process: {redact.command(shlex.join(self.argv()))}"
+        return f"in this process: {redact_command(shlex.join(self.argv()))}"
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""
@@ -363,7 +362,7 @@ class InProcessEngine(Engine):
         return not left
 
     def _set_failed(self, reason: str) -> None:
-        self._status.last_error = redact.hidden(reason)
+        self._status.last_error = redact_line(reason)
         self._status.fire(Event.FAIL)
         log.error(
             "engine %s failed: %s",

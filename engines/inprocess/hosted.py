@@ -35,9 +35,9 @@ from engines.base import Progress
 from engines.guard import scratch
 from engines.guard.process_tree import MARKER_VARIABLE
 from engines.inprocess.bridge import App
+from engines.output import EngineLog
 from engines.output.failure import classify
-from engines.output.log_file import EngineLog
-from engines.output.startup import failure_of
+from engines.output.startup import find_start_failure
 
 # The environment and multiprocessing's executable are per process, and so is the lock on them.
 _BUILDING = threading.Lock()
@@ -180,7 +180,7 @@ class Construction:
     def reason(self, error: Exception) -> str:
         """Return the cause of vLLM's error in one line; EngineCore's is in the engine's log."""
         own = [line for text in traceback.format_exception_only(error) for line in text.split("\n")]
-        return str(failure_of([*EngineLog(self._log).read(), *own]) or own[0])
+        return str(find_start_failure([*EngineLog(self._log).read(), *own]) or own[0])
 
     def _build(self) -> Hosted:
         self._begin_phase("importing vLLM")

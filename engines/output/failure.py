@@ -1,7 +1,7 @@
-"""Why vLLM did not start and what to change: one error's words in, cause and advice out.
+"""Classifies the error that ended a start of vLLM: its text in, cause and advice out.
 
-The sentences are those of vLLM 0.7 to 0.33 and of the libraries below it. Advice speaks of our
-configuration file, and is given only where the error says enough.
+The patterns match the messages of vLLM 0.7 to 0.33 and of its libraries. Advice names settings of
+the gateway's configuration file, and is given only if the error is specific enough.
 """
 
 import enum
@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LONGEST = 400
+MAX_REASON = 400
 
 
 class Cause(enum.StrEnum):
-    """What kind of thing went wrong."""
+    """The kind of a failure."""
 
     MEMORY_BUSY = "memory_busy"
     MEMORY_WEIGHTS = "memory_weights"
@@ -37,12 +37,12 @@ class Cause(enum.StrEnum):
 
     @property
     def words(self) -> str:
-        """The kind of fault for those who may not know the configuration."""
+        """The kind in words that clients may read: nothing of the configuration is in them."""
         return "its configuration" if self is Cause.OTHER else self.value.replace("_", " ")
 
 
-# Starting again without a change may help: another process may have let go in the meantime.
-_PASSING = frozenset(
+# Another start may succeed without a change: another process may have freed the resource.
+_TRANSIENT = frozenset(
     {
         Cause.MEMORY_BUSY, Cause.MEMORY_WEIGHTS, Cause.MEMORY, Cause.DOWNLOAD,
         Cause.ADDRESS_IN_USE, Cause.OTHER,
@@ -54,8 +54,8 @@ _PASSING = frozenset(
 class StartFailure:
     """Why an engine did not start.
 
-    `reason` is the engine's own words in one line, `advice` what to change in the configuration
-    file. `lasting` says that another start without a change will fail again.
+    `reason` is the engine's own message in one line, `advice` what to change in the configuration
+    file. If it is `lasting`, another start without a change fails again.
     """
 
     cause: Cause
@@ -120,7 +120,7 @@ def _parser(match: re.Match[str]) -> str:
 
 
 _NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
-# In this order: the first that is found decides. Matched against the error's text.
+# The first match decides. Matched against the error's text.
 _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
     (
         Cause.MEMORY_KV_CACHE,
@@ -196,7 +196,7 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
         lambda match: f"change {match['flag']} in args",
     ),
     (
-        # vLLM reads most of its variables with int(), and names none of them
+        # vLLM reads most of its variables with int(), which does not name them
         Cause.BAD_VALUE,
         re.compile(r"invalid literal for int\(\) with base 10"),
         "a number is expected: look at the VLLM_ variables in env",
@@ -274,7 +274,7 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
             r"open shared object file"),
         "this vLLM was built for a device whose driver is not here: install it, or the CPU build",
     ),
-    # Any program or library may be what is not there: the error itself says which.
+    # Any program or library may be missing: the error says which.
     (Cause.MISSING_FILES, re.compile(r"No such file or directory"), None),
     (
         Cause.ADDRESS_IN_USE,
@@ -336,7 +336,7 @@ _CAUSES: tuple[tuple[Cause, re.Pattern[str], _Advice], ...] = (
     ),
     (
         Cause.PARALLEL_SIZE,
-        # the CPU build: each rank is bound to a NUMA node of its own
+        # the CPU build: each rank is bound to its own NUMA node
         re.compile(
             r"Not enough allowed NUMA nodes .{0,80}?(?:Allowed NUMA nodes are "
             r"\[(?P<nodes>[\d, ]{0,200})\]|$)"
@@ -361,8 +361,8 @@ _WEIGHTS_ADVICE = (
     "(args: tensor-parallel-size), or end what else uses the device"
 )
 _MEMORY_ADVICE = "lower args: gpu-memory-utilization, max-num-seqs or max-model-len"
-# From here on an error gives advice of its own, in words of the command line.
-_THEIR_ADVICE = re.compile(
+# The beginning of an error's own advice, which names flags of the command line.
+_VLLM_ADVICE = re.compile(
     r",? (?:please set the environment variable|Of the allocated memory|"
     r"Try (?:increasing|lowering)|To allow overriding this maximum|Decrease |"
     r"Please (?:verify the following|increase|pass|reduce|try to bind)|If this is intentional|"
@@ -371,10 +371,10 @@ _THEIR_ADVICE = re.compile(
 
 
 def classify(text: str, *, loading_weights: bool = False, refused: bool = False) -> StartFailure:
-    """Return what an error's text means.
+    """Return the failure that an error's text describes.
 
-    `loading_weights`: the engine was at its weights when it failed. `refused`: the error is a
-    refusal of the configuration, which a second start would meet again.
+    `loading_weights`: the engine failed while it loaded its weights. `refused`: the error rejects
+    the configuration, so another start would fail again.
     """
     words = " ".join(text.split())
     cause, advice = Cause.OTHER, None
@@ -389,8 +389,8 @@ def classify(text: str, *, loading_weights: bool = False, refused: bool = False)
             advice = _WEIGHTS_ADVICE if loading_weights else _MEMORY_ADVICE
         elif refused:
             cause = Cause.BAD_VALUE
-    if advice is not None and (theirs := _THEIR_ADVICE.search(words, 1)):
-        words = words[: theirs.start()]
-    if len(words) > LONGEST:
-        words = words[: LONGEST - 1].rstrip() + "…"
-    return StartFailure(cause, words.strip(), advice, cause not in _PASSING)
+    if advice is not None and (own_advice := _VLLM_ADVICE.search(words, 1)):
+        words = words[: own_advice.start()]
+    if len(words) > MAX_REASON:
+        words = words[: MAX_REASON - 1].rstrip() + "…"
+    return StartFailure(cause, words.strip(), advice, cause not in _TRANSIENT)

@@ -1,8 +1,8 @@
-"""What vLLM's log says of a start, line by line: facts, progress, and why it failed.
+"""Reads the log of an engine's start line by line: facts, progress, and the failure if it fails.
 
-Pure: text in, values out. The sentences are those of vLLM 0.7 to 0.33, which each version words a
-little differently. A traceback is prefixed line by line, often printed by two processes, and
-followed by a second error that only says that the first one happened.
+Pure: text in, values out. The patterns match the messages of vLLM 0.7 to 0.33, which differ a
+little between versions. A traceback is prefixed line by line, often printed by two processes, and
+followed by a second error that only reports the first one.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from engines.base import EngineFacts, Progress
-from engines.output.failure import LONGEST, StartFailure, classify
+from engines.output.failure import MAX_REASON, StartFailure, classify
 
 # "(APIServer pid=12) ERROR 11-21 05:30:00 [core.py:100] ", each part optional; 0.8 adds a rank,
 # Ray an address, and up to 0.7 the file stands without its left bracket
@@ -21,11 +21,11 @@ _PREFIX = re.compile(
 )
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# The configuration of an engine is one line of about 5 KiB (0.32); no sentence is longer.
+# The configuration of an engine is one line of about 5 KiB (0.32); no message is longer.
 HEAD = 32 * 1024
-# Of a longer line, the end is where a progress bar is newest.
+# The end of a longer line has the newest state of a progress bar.
 TAIL = 1024
-NEWEST = 32
+MAX_BAR_STATES = 32
 
 # "ValueError: text", "pydantic_core._pydantic_core.ValidationError: text"
 _EXCEPTION = re.compile(
@@ -43,18 +43,18 @@ _INPUT = re.compile(r"^\s+(?P<text>\S.{0,300}?) \[type=\w+, input_value=(?P<valu
 _FRAME = re.compile(r'^\s+File "[^"]*", line \d+, in (?P<function>\w+)')
 # Errors that only report that something else failed; "root cause" is in nearly all of them.
 _ECHOES = ("root cause", "Failed core proc", "WorkerProc initialization failed")
-# Errors whose own words speak of a library's insides, in words for who wrote the configuration.
+# Errors that describe a library's internals, reworded for the author of the configuration.
 _REWORDED = {
     "LocalEntryNotFoundError": "the model is neither a directory here nor in the local "
     "Hugging Face cache, and downloads are off (HF_HUB_OFFLINE)",
 }
-# Being told to end is no cause.
-_ENDED = frozenset({"SystemExit", "KeyboardInterrupt"})
+# Exceptions of a requested exit are no failures.
+_REQUESTED_EXITS = frozenset({"SystemExit", "KeyboardInterrupt"})
 _SERVING = "Application startup complete."
 
 
-def plain(line: str) -> str:
-    """Return a log line without process prefix, level, colours and control characters."""
+def strip_decoration(line: str) -> str:
+    """Return a log line without process prefix, level, colors and control characters."""
     return _PREFIX.sub("", _CONTROL.sub("", _ANSI.sub("", line))).rstrip()
 
 
@@ -71,15 +71,15 @@ _KV_CACHE = "making the KV cache"
 _GRAPHS = "capturing graphs"
 _WARM_UP = "warming up"
 _API = "starting the API server"
-_SERVES = "serving"
-# A start goes through these from first to last. One rank may still load when another one compiles:
-# the phase is that of the foremost.
+_SERVING_PHASE = "serving"
+# A start passes these in order. One rank may still load while another one compiles: the phase is
+# that of the most advanced rank.
 PHASES = (
     _STARTING, _CONFIGURATION, _ENGINE, _DOWNLOAD, _WEIGHTS, _PROFILE, _COMPILE, _KV_CACHE,
-    _GRAPHS, _WARM_UP, _API, _SERVES,
+    _GRAPHS, _WARM_UP, _API, _SERVING_PHASE,
 )  # fmt: skip
 _RANK = {phase: rank for rank, phase in enumerate(PHASES)}
-# What a line begins with when a phase has begun.
+# The beginnings of lines that mark the start of a phase.
 _BEGINNINGS: tuple[tuple[str, str], ...] = (
     ("vLLM API server version", _CONFIGURATION),
     ("non-default args:", _CONFIGURATION),
@@ -139,8 +139,8 @@ _SETTING = re.compile(
     r"|(?P<flag>True|False)|'(?P<text>[^']{0,200})')(?=[,}])"
 )
 _QUOTED = re.compile(r"'(\w{1,40})'")
-# Backends are named by what they are called in code (FLASH_ATTN) or in words (Flash Attention);
-# layers of other kinds (experts, Mamba, vision) have backends too, which are not meant here.
+# Attention backends have identifiers (FLASH_ATTN) or names (Flash Attention). Backends of other
+# layers (experts, Mamba, vision) do not count.
 _BACKEND = re.compile(
     r"^Using (?:AttentionBackendEnum\.)?(?P<backend>[A-Z][A-Z0-9_]{1,40}|"
     r"(?=[\w ]*(?:Attention|Attn|MLA|FlashInfer|XFormers|SDPA|Triton|Pallas|TurboQuant))"
@@ -149,14 +149,14 @@ _BACKEND = re.compile(
     r"| \(selected via .*)?\.?$"
 )
 
-Found = Mapping[str, object]
+Facts = Mapping[str, object]
 
 
 def _number(text: str) -> int:
     return int(text.replace(",", "")[:15])
 
 
-def _configuration(match: re.Match[str]) -> Found:
+def _configuration(match: re.Match[str]) -> Facts:
     found: dict[str, object] = {"version": match["version"]}
     for part in _CONFIG.finditer(match["config"]):
         key = part["key"]
@@ -171,7 +171,7 @@ def _configuration(match: re.Match[str]) -> Found:
     return found
 
 
-def _sampling(match: re.Match[str]) -> Found:
+def _sampling(match: re.Match[str]) -> Facts:
     settings: dict[str, float | int | str | bool] = {}
     for part in list(_SETTING.finditer(match["settings"]))[:32]:
         if part["flag"] is not None:
@@ -185,19 +185,19 @@ def _sampling(match: re.Match[str]) -> Found:
     return {"sampling_defaults": settings} if settings else {}
 
 
-def _tasks(match: re.Match[str]) -> Found:
+def _tasks(match: re.Match[str]) -> Facts:
     tasks = list(dict.fromkeys(_QUOTED.findall(match["tasks"])))[:32]
     # Printed from a set, without an order of its own, up to 0.9.
     ordered = sorted(tasks) if match["tasks"].startswith("{") else tasks
     return {"supported_tasks": tuple(ordered)} if tasks else {}
 
 
-def _text(field: str) -> Callable[[re.Match[str]], Found]:
+def _text(field: str) -> Callable[[re.Match[str]], Facts]:
     return lambda match: {field: match[1]}
 
 
-def _figures(*fields: str) -> Callable[[re.Match[str]], Found]:
-    """Return a reader of a line whose groups are these fields, in this order."""
+def _figures(*fields: str) -> Callable[[re.Match[str]], Facts]:
+    """Return a function that reads these fields from a match's groups, in this order."""
     whole = ("max_model_len", "kv_cache_tokens")
     return lambda match: {
         field: _number(value) if field in whole else float(value)
@@ -206,7 +206,7 @@ def _figures(*fields: str) -> Callable[[re.Match[str]], Found]:
     }
 
 
-_FACTS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Found]], ...] = (
+_FACTS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Facts]], ...] = (
     (re.compile(r"^vLLM API server version v?(\d[\w.+-]{0,60})"), _text("version")),
     (re.compile(r"^[█▄▀ ]+version v?(\d[\w.+-]{0,60})$"), _text("version")),
     (
@@ -294,7 +294,7 @@ _CONCURRENCY = re.compile(
     r"^Maximum concurrency for (?P<length>\d[\d,]{0,14}) tokens per request: "
     rf"(?P<times>{_FLOAT})x"
 )
-# The length that was asked for is not the one that runs.
+# The engine runs with another length than requested.
 _FITTED = re.compile(
     r"^(?:Auto-fit max_model_len: reduced from \d{1,12} to |Updated max_model_len to )"
     r"(?P<length>\d{1,12})"
@@ -302,44 +302,44 @@ _FITTED = re.compile(
 
 
 class StartupLog:
-    """What the lines of a start said so far. Bounded in memory; no text makes it raise."""
+    """Facts, progress and failure in the lines read so far. Bounded in memory; never raises."""
 
     def __init__(self) -> None:
         self._facts = EngineFacts()
         self._progress: Progress | None = None
         self._failure: StartFailure | None = None
         self._echo: StartFailure | None = None
-        self._validation = False  # a value error belongs to the pydantic error right above it
+        self._validation = False  # a value error belongs to the pydantic error above it
         self._field = ""
-        self._function = ""  # the innermost frame of the traceback that is being read
+        self._function = ""  # the innermost frame of the current traceback
         self._blocks: int | None = None
 
     @property
     def facts(self) -> EngineFacts:
-        """What the engine is and has. What was said first stays: later lines are of other parts."""
+        """The engine's facts. The first value of each stays: later lines are about other parts."""
         return self._facts
 
     @property
     def progress(self) -> Progress | None:
-        """How far the start is; None before the first line."""
+        """The progress of the start; None before the first line."""
         return self._progress
 
     @property
     def failure(self) -> StartFailure | None:
-        """Why it ended, if it ended; an error that it survived is forgotten when it serves."""
+        """The failure of the start; None if the engine serves, whatever errors came before."""
         return self._failure or self._echo
 
     def feed(self, line: str) -> None:
-        """Take one line of the log as it is: prefixes, colours, carriage returns, garbage."""
+        """Read one raw line of the log: with prefixes, colors, carriage returns, garbage."""
         if len(line) > HEAD + TAIL:
             line = line[:HEAD] + "\r" + line[-TAIL:]
         if "\r" not in line or "%" not in line:
-            self._read(plain(line))
+            self._read(strip_decoration(line))
             return
-        # A progress bar overwrites itself: one line holds many of its states, the last one counts.
+        # A progress bar overwrites itself: one line holds many states, of which the last counts.
         parts = line.split("\r")
-        for part in parts[:1] + parts[1:][-NEWEST:]:
-            self._read(plain(part))
+        for part in parts[:1] + parts[1:][-MAX_BAR_STATES:]:
+            self._read(strip_decoration(part))
 
     def _read(self, line: str) -> None:
         if self._progress is None:
@@ -347,96 +347,96 @@ class StartupLog:
         if not line:
             return
         if line.endswith(_SERVING):
-            self._reach(_SERVES)
+            self._enter_phase(_SERVING_PHASE)
             self._failure = self._echo = None
             return
-        self._advance(line)
-        self._learn(line)
-        self._blame(line)
+        self._read_progress(line)
+        self._read_facts(line)
+        self._read_error(line)
 
-    def _reach(self, phase: str, done: int | None = None, total: int | None = None) -> None:
+    def _enter_phase(self, phase: str, done: int | None = None, total: int | None = None) -> None:
         now = self._progress
         if now is not None and _RANK[phase] < _RANK[now.phase]:
             return
         if now is None or now.phase != phase or total is not None:
             self._progress = Progress(phase, done, total)
 
-    def _advance(self, line: str) -> None:
+    def _read_progress(self, line: str) -> None:
         if "%" in line and (bar := _BAR.match(line)):
             for pattern, phase in _BARS:
                 if pattern.search(bar["what"]):
                     counted = bar["total"] is not None and int(bar["total"]) > 0
                     done = int(bar["done"] if counted else bar["percent"])
                     total = int(bar["total"]) if counted else 100
-                    self._reach(phase, min(done, total), total)
+                    self._enter_phase(phase, min(done, total), total)
                     return
         for beginning, phase in _BEGINNINGS:
             if line.startswith(beginning):
-                self._reach(phase)
+                self._enter_phase(phase)
                 return
 
-    def _learn(self, line: str) -> None:
+    def _read_facts(self, line: str) -> None:
         for pattern, read in _FACTS:
             if match := pattern.match(line):
-                self._keep(read(match))
+                self._add_facts(read(match))
         if match := _FITTED.match(line):
             self._facts = replace(self._facts, max_model_len=int(match["length"]))
         elif match := _BLOCKS.match(line):
             self._blocks = int(match["blocks"])
         elif self._blocks and (match := _CONCURRENCY.match(line)):
-            # Blocks are told without their size: it is what makes the two lines agree.
+            # The block size is not logged: compute it from the two lines.
             size = round(float(match["times"]) * _number(match["length"]) / self._blocks)
             if size:
-                self._keep({"kv_cache_tokens": self._blocks * size})
+                self._add_facts({"kv_cache_tokens": self._blocks * size})
 
-    def _keep(self, found: Found) -> None:
+    def _add_facts(self, found: Facts) -> None:
         facts = self._facts
-        # mypy cannot know that the names and types are those of the fields
+        # mypy cannot know that the names and types match the fields
         new = {name: value for name, value in found.items() if getattr(facts, name) is None}
         if new:
             self._facts = replace(facts, **new)  # type: ignore[arg-type]
 
-    def _blame(self, line: str) -> None:
+    def _read_error(self, line: str) -> None:
         if match := _FRAME.match(line):
             self._function = match["function"]
         elif match := _USAGE.match(line):
-            self._failure = self._meaning(match["text"], refused=True)
+            self._failure = self._classify(match["text"], refused=True)
         elif match := _UVICORN.match(line):
-            self._failure = self._meaning(match["text"])
+            self._failure = self._classify(match["text"])
         elif self._validation and (match := _VALUE.match(line)):
-            self._failure = self._meaning(_PYDANTIC_TAIL.sub("", match["text"]), refused=True)
+            self._failure = self._classify(_PYDANTIC_TAIL.sub("", match["text"]), refused=True)
             self._validation = False
         elif self._validation and (match := _FIELD.match(line)):
             self._field = match["field"].replace("_", "-")
         elif self._validation and self._field and (match := _INPUT.match(line)):
             text = f"argument --{self._field}: {match['text']}, not {match['value']}"
-            self._failure = self._meaning(text, refused=True)
+            self._failure = self._classify(text, refused=True)
             self._validation = False
         elif match := _EXCEPTION.match(line):
             name = match["name"]
-            if name in _ENDED:
+            if name in _REQUESTED_EXITS:
                 return
             text = match["text"] or name
             if name == "KeyError" and len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-                text = text[1:-1]  # a KeyError prints its text as a literal
+                text = text[1:-1]  # a KeyError prints its argument as a literal
             text = _REWORDED.get(name, text)
             self._validation, self._field = name == "ValidationError", ""
             if any(mark in text for mark in _ECHOES):
-                self._echo = self._meaning(text)
+                self._echo = self._classify(text)
             else:
-                self._failure = self._meaning(text)
+                self._failure = self._classify(text)
             self._function = ""
 
-    def _meaning(self, text: str, *, refused: bool = False) -> StartFailure:
+    def _classify(self, text: str, *, refused: bool = False) -> StartFailure:
         loading = self._progress is not None and self._progress.phase == _WEIGHTS
         if "safetensors" in self._function and "deserializing" not in text:
-            # A damaged header gives any error at all, of json or of integers.
+            # A damaged header raises any error, of json or of integers.
             text = f"Error while deserializing a safetensors file: {text}"
-        return classify(text[: 8 * LONGEST], loading_weights=loading, refused=refused)
+        return classify(text[: 8 * MAX_REASON], loading_weights=loading, refused=refused)
 
 
-def failure_of(lines: Iterable[str]) -> StartFailure | None:
-    """Return why an engine with this log did not start, or None when the log does not say."""
+def find_start_failure(lines: Iterable[str]) -> StartFailure | None:
+    """Return the failure of the start with this log, None if the log has none."""
     log = StartupLog()
     for line in lines:
         log.feed(line)

@@ -24,7 +24,7 @@ from engines.base import (
 from engines.gpu.accelerator import Accelerator, HostMemory
 from engines.gpu.engine_memory import EngineMemory
 from engines.http import Address, Http1Client, ResponseBody, scrape_metrics
-from engines.output import redact
+from engines.output import redact_command
 from engines.process.launch import SOCKET, Launch, Origin
 from engines.process.shared_state import DesiredState
 from engines.process.supervisor import Supervisor
@@ -155,7 +155,7 @@ class ProcessEngine(Engine):
 
     def describe(self) -> str:
         variables = [f"{name}={value}" for name, value in self._launch.env.items()]
-        return redact.command(shlex.join([*variables, *self._launch.command]))
+        return redact_command(shlex.join([*variables, *self._launch.command]))
 
     def recent_log(self) -> list[str]:
         """Return the newest lines of the engine's output."""

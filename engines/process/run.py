@@ -14,8 +14,8 @@ from engines.base import EngineState, Progress
 from engines.guard.guardian_client import GuardianClient, LaunchError, find_guardian, start_guardian
 from engines.http import EngineProbe, Http1Client
 from engines.lifecycle import Event
+from engines.output import EngineLog
 from engines.output.failure import Cause
-from engines.output.log_file import EngineLog
 from engines.output.startup import StartupLog
 from engines.process import watchdog
 from engines.process.launch import Launch

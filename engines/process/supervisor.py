@@ -36,8 +36,7 @@ import logging
 from engines.base import EngineState, EngineStatus, Progress, Start
 from engines.http import Address, Http1Client
 from engines.lifecycle import Event
-from engines.output import redact
-from engines.output.log_file import EngineLog
+from engines.output import EngineLog, redact_line
 from engines.process.launch import Launch
 from engines.process.run import Failure, Run
 from engines.process.shared_state import DesiredState, SharedState
@@ -222,7 +221,7 @@ class Supervisor:
         if failure.lasting and not self._has_served:
             self.blocked_by = failure.cause.words
         self.failures += 1
-        status.last_error = redact.hidden(failure.reason)
+        status.last_error = redact_line(failure.reason)
         self.shared.fire(Event.FAIL)
 
     async def _wait_for_restart(self, failure: Failure) -> bool:

@@ -8,7 +8,7 @@ exception of a library, an engine's error, a name that a client made up.
 import re
 from functools import lru_cache
 
-from engines.output import redact
+from engines.output import redact_line
 
 # C0, DEL, C1, Unicode line ends, bidirectional controls (CVE-2021-42574, "Trojan Source"), and
 # surrogates, which UTF-8 cannot encode.
@@ -28,7 +28,7 @@ def scrub(text: str) -> str:
     """Return the text for a log line: clean, without secrets, of bounded length."""
     if len(text) > MAX_TEXT_CHARS:
         text = f"{text[:MAX_TEXT_CHARS]}…"
-    return clean(redact.hidden(text))
+    return clean(redact_line(text))
 
 
 def scrub_lines(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What an error's words mean, and what they tell to change."""
+"""Errors are classified and get advice."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engines.flags import table
 from engines.output import failure
-from engines.output.failure import LONGEST, Cause, classify
+from engines.output.failure import MAX_REASON, Cause, classify
 from tests.app.configuration import isolate, load, process
 from tests.fakes import vllm_flags
 
@@ -122,24 +122,24 @@ class TestAdvice:
             ),
         ],
     )
-    def test_what_to_change_has_the_figures_of_the_error(
+    def test_advice_uses_the_figures_of_the_error(
         self, text: str, cause: Cause, advice: str
     ) -> None:
         failure = classify(text)
         assert (failure.cause, failure.advice) == (cause, advice)
 
-    def test_of_a_file_that_is_not_the_models_nothing_is_advised(self) -> None:
+    def test_no_advice_for_a_missing_file_outside_the_model(self) -> None:
         failure = classify("[Errno 2] No such file or directory: 'ninja'")
         assert (failure.cause, failure.advice) == (Cause.MISSING_FILES, None)
 
-    def test_the_engines_own_advice_gives_way_to_ours(self) -> None:
+    def test_advice_replaces_that_of_the_engine(self) -> None:
         failure = classify(FOR_ONE + "Try increasing `gpu_memory_utilization` or so. See https://x")
         assert str(failure) == (
             f"{FOR_ONE.strip().removesuffix('.')}; lower args: max-model-len, or give the KV cache "
             "4.26 GiB"
         )
 
-    def test_the_engines_own_advice_stays_where_we_have_none(self) -> None:
+    def test_advice_of_the_engine_stays_without_ours(self) -> None:
         text = "Something new went wrong. Try increasing the moon. See https://x"
         assert str(classify(text)) == text
 
@@ -154,21 +154,21 @@ class TestLasting:
             "[Errno 98] Address already in use",
             "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find "
             "them in the cached files.",
-            "something that nobody has seen before",
+            "something unknown",
         ],
     )
-    def test_what_may_pass_is_worth_another_start(self, text: str) -> None:
+    def test_transient_failure_is_not_lasting(self, text: str) -> None:
         assert not classify(text).lasting
 
-    def test_a_refusal_of_the_configuration_lasts_whatever_it_says(self) -> None:
-        failure = classify("something that nobody has seen before", refused=True)
+    def test_rejected_configuration_is_lasting(self) -> None:
+        failure = classify("something unknown", refused=True)
         assert (failure.cause, failure.lasting) == (Cause.BAD_VALUE, True)
 
 
 class TestMemory:
     TEXT = "CUDA out of memory. Tried to allocate 270.00 MiB."
 
-    def test_what_was_loaded_tells_what_needs_the_memory(self) -> None:
+    def test_out_of_memory_is_classified_by_phase(self) -> None:
         weights = classify(self.TEXT, loading_weights=True)
         assert weights.cause is Cause.MEMORY_WEIGHTS
         assert "quantized" in (weights.advice or "")
@@ -179,9 +179,9 @@ class TestMemory:
 
 class TestSafety:
     @given(st.text(max_size=300), st.booleans(), st.booleans())
-    def test_any_text_is_one_bounded_line(self, text: str, loading: bool, refused: bool) -> None:
+    def test_any_text_gives_one_bounded_line(self, text: str, loading: bool, refused: bool) -> None:
         failure = classify(text, loading_weights=loading, refused=refused)
-        assert len(failure.reason) <= LONGEST
+        assert len(failure.reason) <= MAX_REASON
         assert len(str(failure).splitlines()) <= 1
 
     @given(st.lists(st.sampled_from([*FOR_ONE.split(), "(28)", "--x", "\n", "9" * 400])))
@@ -189,7 +189,7 @@ class TestSafety:
         classify(" ".join(words))
 
 
-# An error of each kind whose advice is made of its figures.
+# One error for each advice that uses the figures of the error.
 FIGURES = (
     FOR_ONE + "Based on the available memory, the estimated maximum model length is 99680.",
     "max seq len (9) is larger than the maximum number of tokens that can be stored in KV cache "
@@ -209,7 +209,7 @@ FIGURES = (
     "Tensor parallel size (8) cannot be larger than the number of available GPUs (4).",
     NUMA,
 )
-# Words of advice that look like flags and are none, and flags of the error, which advice repeats.
+# Words in advice that look like flags, and flags that advice repeats from the error.
 NO_FLAGS = frozenset({"no-such-flag", "max-m", "nvidia-smi"})
 
 
@@ -219,14 +219,14 @@ def _advices() -> list[str]:
     return [*fixed, *filter(None, made), failure._WEIGHTS_ADVICE, failure._MEMORY_ADVICE]
 
 
-def test_every_advice_that_has_figures_is_among_the_examples() -> None:
+def test_every_advice_with_figures_has_an_example() -> None:
     patterns = [(p, a) for _, p, a in failure._CAUSES if callable(a)]
     first = {next(a for _, p, a in failure._CAUSES if p.search(text)) for text in FIGURES}
     assert first == {advice for _, advice in patterns}
 
 
 @pytest.mark.parametrize("advice", _advices())
-def test_what_is_advised_passes_the_check_of_the_configuration(
+def test_advice_is_valid_configuration(
     advice: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     isolate(monkeypatch, tmp_path)
@@ -245,14 +245,14 @@ def test_what_is_advised_passes_the_check_of_the_configuration(
 
 
 class TestVariables:
-    def test_a_variable_of_vllm_that_is_no_number_is_a_fault_of_the_configuration(self) -> None:
+    def test_non_numeric_variable_is_a_configuration_fault(self) -> None:
         found = classify("invalid literal for int() with base 10: 'one'")
         assert (found.cause, found.lasting) == (Cause.BAD_VALUE, True)
         assert found.advice == "a number is expected: look at the VLLM_ variables in env"
 
 
 class TestNumaNodes:
-    def test_more_ranks_than_numa_nodes_is_a_fault_of_the_configuration(self) -> None:
+    def test_more_ranks_than_numa_nodes_is_a_configuration_fault(self) -> None:
         found = classify(NUMA)
         assert (found.cause, found.lasting) == (Cause.PARALLEL_SIZE, True)
         assert str(found) == (

@@ -1,10 +1,10 @@
-"""An engine's death, told by its API server."""
+"""An engine's death, reported by its API server."""
 
 import json
 
 import pytest
 
-from engines.output.fatal_error import death_in, tells_death
+from engines.output import find_engine_death, reports_engine_death
 from tests.fakes.vllm import DEAD
 
 EVENT = b"data: " + json.dumps(DEAD).encode() + b"\n\n"
@@ -12,19 +12,21 @@ CHUNK = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
 
 
 @pytest.mark.parametrize("before", [b"", CHUNK, CHUNK * 3])
-def test_death_is_found_where_its_event_begins(before: bytes) -> None:
-    assert death_in(before + EVENT + b"data: [DONE]\n\n") == len(before)
+def test_position_of_the_event_is_found(before: bytes) -> None:
+    assert find_engine_death(before + EVENT + b"data: [DONE]\n\n") == len(before)
 
 
-def test_a_model_that_speaks_of_it_is_not_dead() -> None:
+def test_generated_text_is_no_report() -> None:
     said = {"choices": [{"delta": {"content": EVENT.decode()}}]}
-    assert death_in(b"data: " + json.dumps(said).encode() + b"\n\n") is None
+    assert find_engine_death(b"data: " + json.dumps(said).encode() + b"\n\n") is None
 
 
-def test_an_error_of_one_request_is_not_the_engines_death() -> None:
-    assert death_in(b'data: {"error": {"message": "bad grammar", "code": 400}}\n\n') is None
-    assert not tells_death(b'{"error": {"message": "bad grammar"}}')
+def test_error_of_one_request_is_no_report() -> None:
+    assert (
+        find_engine_death(b'data: {"error": {"message": "bad grammar", "code": 400}}\n\n') is None
+    )
+    assert not reports_engine_death(b'{"error": {"message": "bad grammar"}}')
 
 
-def test_a_plain_answer_tells_it_too() -> None:
-    assert tells_death(json.dumps(DEAD).encode())
+def test_plain_response_is_a_report() -> None:
+    assert reports_engine_death(json.dumps(DEAD).encode())

@@ -1,4 +1,4 @@
-"""What is named like a secret is not shown; everything else is, to the letter."""
+"""Secrets are redacted; everything else is shown unchanged."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.output.redact import HIDDEN, command, hidden, is_secret
+from engines.output import REDACTED, is_secret, redact_command, redact_line
 
 CANARY = "hf_canary0123456789"
 
@@ -19,7 +19,7 @@ CANARY = "hf_canary0123456789"
         "SECRET", "PGPASSWORD", "DB_PASS", "MYSQL_PWD", "GITHUB_PAT",
     ],
 )  # fmt: skip
-def test_a_name_that_says_so(name: str) -> None:
+def test_secret_name_is_recognized(name: str) -> None:
     assert is_secret(name, CANARY)
 
 
@@ -39,7 +39,7 @@ def test_a_name_that_says_so(name: str) -> None:
         ("forward_pass", "3"),
     ],
 )
-def test_a_name_that_does_not(name: str, value: str) -> None:
+def test_other_name_is_no_secret(name: str, value: str) -> None:
     assert not is_secret(name, value)
 
 
@@ -57,10 +57,10 @@ def test_a_name_that_does_not(name: str, value: str) -> None:
         ["--config-json", '{"secret": "' + CANARY + '", not JSON'],
     ],
 )
-def test_a_command_without_its_secrets(words: list[str]) -> None:
-    shown = command(shlex.join(["vllm", *words, "--dtype=auto"]))
+def test_secrets_in_a_command_are_redacted(words: list[str]) -> None:
+    shown = redact_command(shlex.join(["vllm", *words, "--dtype=auto"]))
     assert CANARY not in shown
-    assert HIDDEN in shown
+    assert REDACTED in shown
     assert shlex.split(shown)[0] == "vllm"
     assert shown.endswith(" --dtype=auto")
 
@@ -69,8 +69,8 @@ def test_a_command_without_its_secrets(words: list[str]) -> None:
     "text",
     ["python -m vllm --model='a b' --args '{\"x\": 1}'", "http://[::1]:8000/v1", "an open 'quote"],
 )
-def test_a_command_without_secrets_is_left_as_it_is(text: str) -> None:
-    assert command(text) == text
+def test_command_without_secrets_is_unchanged(text: str) -> None:
+    assert redact_command(text) == text
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_command_without_secrets_is_left_as_it_is(text: str) -> None:
         ),
     ],
 )
-def test_a_line_of_a_log_without_its_secrets(line: str) -> None:
-    shown = hidden(line)
+def test_secrets_in_a_line_are_redacted(line: str) -> None:
+    shown = redact_line(line)
     assert CANARY[3:] not in shown
-    assert HIDDEN in shown
+    assert REDACTED in shown
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_a_line_of_a_log_without_its_secrets(line: str) -> None:
         "max_num_batched_tokens=2048, tokenizer='m', skip_tokenizer_init=False",
     ],
 )
-def test_a_line_without_secrets_is_left_as_it_is(line: str) -> None:
-    assert hidden(line) == line
+def test_line_without_secrets_is_unchanged(line: str) -> None:
+    assert redact_line(line) == line
 
 
 @given(st.text(max_size=300))
-def test_nothing_is_too_odd(text: str) -> None:
-    command(text)
-    assert hidden(f"token={CANARY} {text}").startswith(f"token={HIDDEN}")
+def test_any_text_is_accepted(text: str) -> None:
+    redact_command(text)
+    assert redact_line(f"token={CANARY} {text}").startswith(f"token={REDACTED}")
 
 
-def test_a_line_of_one_endless_word_takes_no_longer_than_its_length() -> None:
-    """A pattern that tried every beginning would need hours."""
+def test_endless_word_takes_linear_time() -> None:
+    """A pattern that tried every start position would take hours."""
     word = "a" * 1_000_000
-    assert hidden(word) == word
+    assert redact_line(word) == word
 
 
 @pytest.mark.slow
@@ -128,19 +128,20 @@ def test_a_line_of_one_endless_word_takes_no_longer_than_its_length() -> None:
     ("repeated", "shown"),
     [
         ("a=", "a="),
-        ("key=[ ", f"key={HIDDEN} "),
-        ("key=[ 'b' \" ", f"key={HIDDEN} 'b' \" "),
+        ("key=[ ", f"key={REDACTED} "),
+        ("key=[ 'b' \" ", f"key={REDACTED} 'b' \" "),
         ("token=1,", "token=1,"),
     ],
 )
-def test_many_names_and_open_brackets_take_time_in_proportion_to_their_number(
-    repeated: str, shown: str
-) -> None:
+def test_many_names_and_open_brackets_take_linear_time(repeated: str, shown: str) -> None:
     """Reading each value to the end of the line would take minutes."""
     count = 256 * 1024 // len(repeated)
-    assert hidden(f"{repeated * count} token={CANARY}") == f"{shown * count} token={HIDDEN}"
+    assert redact_line(f"{repeated * count} token={CANARY}") == f"{shown * count} token={REDACTED}"
 
 
-def test_credentials_in_a_url_are_hidden_whatever_their_length() -> None:
+def test_credentials_of_any_length_in_a_url_are_redacted() -> None:
     password = "p" * 2_000
-    assert hidden(f"proxy http://user:{password}@host:3128") == f"proxy http://{HIDDEN}@host:3128"
+    assert (
+        redact_line(f"proxy http://user:{password}@host:3128")
+        == f"proxy http://{REDACTED}@host:3128"
+    )

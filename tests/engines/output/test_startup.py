@@ -1,4 +1,4 @@
-"""What the log of a start tells: facts, progress, and why it failed. Logs: see logs/README.md."""
+"""Facts, progress and failures in the logs of starts. Logs: see logs/README.md."""
 
 import re
 import unicodedata
@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engines.base import EngineFacts, Progress
-from engines.output.failure import LONGEST, Cause
-from engines.output.startup import HEAD, PHASES, StartupLog, failure_of, plain
+from engines.output.failure import MAX_REASON, Cause
+from engines.output.startup import HEAD, PHASES, StartupLog, find_start_failure, strip_decoration
 
 LOGS = Path(__file__).parent / "logs"
 CORE = "(EngineCore_DP0 pid=71) ERROR 11-21 06:05:50 [core.py:1510] "
@@ -32,7 +32,7 @@ STARTS += ["SystemExit", "\x1b[0m", "a.b.OSError"]
 
 
 def failure_reason(lines: Iterable[str]) -> str | None:
-    failure = failure_of(lines)
+    failure = find_start_failure(lines)
     return failure.reason if failure else None
 
 
@@ -438,13 +438,13 @@ class TestFacts:
             ),
         ],
     )
-    def test_of_a_whole_start(self, name: str, facts: EngineFacts) -> None:
+    def test_facts_of_a_complete_start(self, name: str, facts: EngineFacts) -> None:
         startup = read(log(name))
         assert startup.facts == facts
         assert startup.failure is None
         assert startup.progress == Progress("serving")
 
-    def test_a_start_that_fails_tells_what_it_got_to(self) -> None:
+    def test_facts_of_a_failed_start(self) -> None:
         facts = read(log("0.14.1-kv-cache-too-small")).facts
         assert (facts.weights_gib, facts.kv_cache_gib) == (14.99, 4.25)
         assert facts.kv_cache_tokens is None
@@ -457,7 +457,7 @@ class TestFacts:
             "Using FLASHINFER attention backend out of potential backends: ['FLASHINFER'].",
         ],
     )
-    def test_an_attention_backend_is_told_in_many_words(self, line: str) -> None:
+    def test_attention_backend_in_every_wording(self, line: str) -> None:
         assert read([line]).facts.attention_backend == "FLASHINFER"
 
     @pytest.mark.parametrize(
@@ -472,15 +472,15 @@ class TestFacts:
             "Using float32 SSM state storage for the CPU accelerated GDN backend.",
         ],
     )
-    def test_other_backends_are_not_the_attentions(self, line: str) -> None:
+    def test_other_backends_do_not_count(self, line: str) -> None:
         assert read([line]).facts == EngineFacts()
 
-    def test_a_sentence_within_a_line_is_talk(self) -> None:
+    def test_message_within_a_line_is_no_fact(self) -> None:
         assert read(["Received request: GPU KV cache size: 1 tokens"]).facts == EngineFacts()
 
 
 class TestProgress:
-    def test_there_is_none_before_the_first_line(self) -> None:
+    def test_no_progress_before_the_first_line(self) -> None:
         assert StartupLog().progress is None
         assert read([""]).progress == Progress("starting")
 
@@ -506,7 +506,7 @@ class TestProgress:
             ),
         ],
     )
-    def test_phases_of_whole_starts(self, name: str, wanted: str) -> None:
+    def test_phases_of_complete_starts(self, name: str, wanted: str) -> None:
         assert ", ".join(phases(log(name))) == wanted
 
     @pytest.mark.parametrize(
@@ -551,10 +551,10 @@ class TestProgress:
             ),
         ],
     )
-    def test_a_bar_is_counted(self, bar: str, progress: Progress) -> None:
+    def test_progress_bar_is_counted(self, bar: str, progress: Progress) -> None:
         assert read([bar]).progress == progress
 
-    def test_of_a_bar_that_overwrites_itself_the_last_state_counts(self) -> None:
+    def test_last_state_of_an_overwritten_bar_counts(self) -> None:
         states = [
             f"Loading safetensors checkpoint shards: {k}% Completed | {k}/100 [00:0{k % 10}<00:09]"
             for k in range(101)
@@ -566,7 +566,7 @@ class TestProgress:
         assert len(text) > HEAD
         assert read([text]).progress == Progress("loading weights", 100, 100)
 
-    def test_a_slower_rank_does_not_turn_a_phase_back(self) -> None:
+    def test_slower_rank_does_not_reset_the_phase(self) -> None:
         lines = ["Capturing CUDA graphs (decode, FULL):  50%|█| 1/2 [", "Starting to load model x"]
         assert read(lines).progress == Progress("capturing graphs", 1, 2)
 
@@ -578,10 +578,8 @@ class TestFailures:
         ("name", "cause", "lasting", "line"),
         FAILURES,
     )
-    def test_is_told_with_what_to_change(
-        self, name: str, cause: Cause, lasting: bool, line: str
-    ) -> None:
-        failure = failure_of(log(name))
+    def test_failure_with_advice(self, name: str, cause: Cause, lasting: bool, line: str) -> None:
+        failure = find_start_failure(log(name))
         assert failure is not None
         assert (failure.cause, failure.lasting, str(failure)) == (cause, lasting, line)
 
@@ -591,26 +589,26 @@ class TestFailures:
         assert (name in told) == (read(log(name)).failure is not None)
 
     @pytest.mark.parametrize("name", ["0.32.0-max-length", "0.32.0-not-in-cache"])
-    def test_a_log_that_was_cut_before_its_error_has_no_reason(self, name: str) -> None:
+    def test_log_cut_before_its_error_has_no_failure(self, name: str) -> None:
         assert failure_reason(log(name)[:4]) is None
 
     @pytest.mark.parametrize(
         "name", ["0.32.0-max-length", "0.32.0-unknown-reasoning-parser", "0.32.0-not-in-cache"]
     )
-    def test_lines_prefixed_by_their_process_give_the_same_reason(self, name: str) -> None:
+    def test_process_prefixes_do_not_change_the_failure(self, name: str) -> None:
         """Below the API server every line of a traceback has a prefix."""
         lines = log(name)
         assert failure_reason([CORE + line for line in lines[4:]]) == failure_reason(lines)
 
-    def test_an_error_that_the_start_survived_is_forgotten(self) -> None:
+    def test_error_before_serving_is_no_failure(self) -> None:
         lines = [
             f"ValueError: {NO_MEMORY}",
             "(APIServer pid=1) INFO:     Application startup complete.",
         ]
-        assert failure_of(lines) is None
+        assert find_start_failure(lines) is None
 
-    def test_uvicorn_that_cannot_listen_is_told(self) -> None:
-        failure = failure_of(
+    def test_bind_error_of_uvicorn_is_a_failure(self) -> None:
+        failure = find_start_failure(
             [
                 "INFO:     Application startup complete.",
                 "ERROR:    [Errno 98] error while attempting to bind on address ('::', 80): "
@@ -620,28 +618,28 @@ class TestFailures:
         assert failure is not None
         assert failure.cause is Cause.ADDRESS_IN_USE
 
-    def test_a_value_out_of_range_is_told_with_its_flag(self) -> None:
+    def test_value_out_of_range_names_its_flag(self) -> None:
         lines = [
             "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig",
             "block_size",
             "  Input should be 16 or 32 [type=literal_error, input_value=5, input_type=int]",
         ]
-        assert str(failure_of(lines)) == (
+        assert str(find_start_failure(lines)) == (
             "argument --block-size: Input should be 16 or 32, not 5; change block-size in args"
         )
 
 
 class TestCauses:
     @pytest.mark.parametrize("lines", [[], [""], ["\n"], ["no error here"], ["Traceback:"]])
-    def test_no_error_means_no_reason(self, lines: list[str]) -> None:
+    def test_no_failure_without_an_error(self, lines: list[str]) -> None:
         assert failure_reason(lines) is None
 
-    def test_an_error_in_the_middle_of_a_line_is_talk(self) -> None:
+    def test_error_within_a_line_is_no_failure(self) -> None:
         line = "WARNING 11-21 06:05:50 [x.py:1] errors like `OSError: [Errno 24]` may come"
         assert failure_reason([line]) is None
 
     @pytest.mark.parametrize("echo", ECHOES)
-    def test_an_error_that_only_reports_another_is_passed_over(self, echo: str) -> None:
+    def test_error_that_only_reports_another_is_ignored(self, echo: str) -> None:
         lines = [
             CORE + "EngineCore failed to start.",
             CORE + "Traceback (most recent call last):",
@@ -652,10 +650,10 @@ class TestCauses:
         assert failure_reason(lines) == NO_MEMORY
 
     @pytest.mark.parametrize("echo", ECHOES)
-    def test_an_echo_is_better_than_nothing(self, echo: str) -> None:
+    def test_reporting_error_counts_without_its_cause(self, echo: str) -> None:
         assert failure_reason([echo]) == echo.partition(": ")[2]
 
-    def test_the_last_cause_wins(self) -> None:
+    def test_last_error_wins(self) -> None:
         lines = [
             "ImportError: cannot import name 'x'",
             "During handling of the above exception, another exception occurred:",
@@ -664,11 +662,11 @@ class TestCauses:
         assert failure_reason(lines) == NO_MEMORY
 
     @pytest.mark.parametrize("name", ["SystemExit: 1", "KeyboardInterrupt", "SystemExit"])
-    def test_being_ended_is_no_cause(self, name: str) -> None:
+    def test_requested_exit_is_no_failure(self, name: str) -> None:
         assert failure_reason([f"ValueError: {NO_MEMORY}", name]) == NO_MEMORY
         assert failure_reason([name]) is None
 
-    def test_an_error_without_text_is_told_by_its_name(self) -> None:
+    def test_error_without_text_has_its_name(self) -> None:
         assert failure_reason(["torch.OutOfMemoryError"]) == "OutOfMemoryError"
         assert failure_reason(["AssertionError"]) == "AssertionError"
 
@@ -676,15 +674,15 @@ class TestCauses:
         "name",
         ["ValueError", "torch.OutOfMemoryError", "a.b_c.errors.GatedRepoError", "Exception"],
     )
-    def test_an_error_is_told_without_its_class(self, name: str) -> None:
+    def test_failure_is_without_the_class_of_the_error(self, name: str) -> None:
         assert failure_reason([f"{name}: {NO_MEMORY}"]) == NO_MEMORY
 
-    def test_a_value_error_that_belongs_to_no_pydantic_error_is_talk(self) -> None:
+    def test_value_error_without_a_pydantic_error_is_no_failure(self) -> None:
         lines = [f"ValueError: {NO_MEMORY}", "  Value error, of something else"]
         assert failure_reason(lines) == NO_MEMORY
 
 
-class TestPlain:
+class TestStripDecoration:
     @pytest.mark.parametrize(
         ("raw", "wanted"),
         [
@@ -700,12 +698,12 @@ class TestPlain:
             ("", ""),
         ],
     )
-    def test_a_line_is_told_without_what_is_around_it(self, raw: str, wanted: str) -> None:
-        assert plain(raw) == wanted
+    def test_prefix_and_colors_are_stripped(self, raw: str, wanted: str) -> None:
+        assert strip_decoration(raw) == wanted
 
 
 class TestSafety:
-    def test_a_log_of_any_length_takes_bounded_memory(self) -> None:
+    def test_memory_is_bounded_for_any_log(self) -> None:
         startup = read(log("0.33.0-tensor-parallel"))
         before = startup.facts
         for line in ("x" * 1_000_000, "\r%" * 300_000, "ValueError: " + "y" * 1_000_000):
@@ -746,11 +744,11 @@ class TestSafety:
     @given(st.sampled_from(ALL_LINES), st.text("0123456789,.-e\u0663 ", max_size=20))
     @example("GPU KV cache size: 1 tokens", ",,")
     @example("Maximum concurrency for 1 tokens per request: 1x", ",,")
-    def test_figures_that_are_none_never_raise(self, line: str, figure: str) -> None:
-        read(["# GPU blocks: 5", re.sub(r"\d[\d,.]*", lambda _: figure, plain(line))])
+    def test_malformed_figures_never_raise(self, line: str, figure: str) -> None:
+        read(["# GPU blocks: 5", re.sub(r"\d[\d,.]*", lambda _: figure, strip_decoration(line))])
 
     @given(st.sampled_from(ALL_LINES), st.data())
-    def test_a_line_cut_anywhere_never_raises(self, line: str, data: st.DataObject) -> None:
+    def test_truncated_line_never_raises(self, line: str, data: st.DataObject) -> None:
         cut = data.draw(st.integers(0, len(line)))
         read([line[:cut], line[cut:], line[cut:] + line[:cut]])
 
@@ -765,7 +763,7 @@ class TestSafety:
             "\x00",
         ],
     )
-    def test_a_reason_holds_no_control_characters(self, text: str) -> None:
+    def test_reason_has_no_control_characters(self, text: str) -> None:
         reason = failure_reason([f"ValueError: x {text} y"])
         assert reason is not None
         assert reason.startswith("x")
@@ -773,15 +771,15 @@ class TestSafety:
         assert not [char for char in reason if unicodedata.category(char) in ("Cc", "Zl", "Zp")]
 
     @pytest.mark.parametrize("text", ["x" * 100_000, "x " * 100_000, "\x1b[" * 50_000])
-    def test_a_reason_is_bounded(self, text: str) -> None:
+    def test_reason_is_bounded(self, text: str) -> None:
         for line in (f"ValueError: {text}", f"entry.py: error: {text}", f"a.{text}Error: y"):
             reason = failure_reason([line])
-            assert reason is None or 0 < len(reason) <= LONGEST
+            assert reason is None or 0 < len(reason) <= MAX_REASON
 
     @pytest.mark.parametrize(
         "line", ["a." * 20_000, "A" * 40_000, "x.py" * 10_000, "(" * 40_000, "[x] " * 10_000]
     )
-    def test_a_hostile_line_takes_no_time(self, line: str) -> None:
+    def test_hostile_line_takes_linear_time(self, line: str) -> None:
         assert failure_reason([line, f"INFO 11-21 06:05:50 {line}"]) is None
 
     @given(
@@ -795,10 +793,10 @@ class TestSafety:
         )
     )
     @settings(max_examples=200, deadline=None)
-    def test_garbage_never_raises_and_stays_one_line(self, lines: list[str]) -> None:
+    def test_garbage_never_raises_and_gives_one_line(self, lines: list[str]) -> None:
         reason = failure_reason(lines)
         if reason is not None:
-            assert 0 < len(reason) <= LONGEST
+            assert 0 < len(reason) <= MAX_REASON
             assert len(reason.splitlines()) == 1
             assert reason == reason.strip()
 

@@ -38,9 +38,7 @@ from app.api.models import models_router
 from app.api.reload import reload_router
 from app.api.schema import schema_router
 from app.api.usage import usage_router
-from app.auth.authenticator import Authenticator
-from app.auth.key_store import KeyStore
-from app.auth.owner_store import OwnerStore
+from app.auth import Authenticator, KeyStore, OwnerStore
 from app.database import Database, DatabaseUnavailable, SharedSecret
 from app.errors import GatewayError
 from app.fleet import (

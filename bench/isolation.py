@@ -7,7 +7,7 @@ forward unchanged.
 from collections.abc import Callable, Sequence
 from itertools import repeat
 
-from app.auth.principal import Principal, Role
+from app.auth import Principal, Role
 from app.relay.body import parse
 from app.relay.cache_salts import CacheSalts
 from app.relay.engine_request import EngineIds

@@ -9,8 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.middleware import notes_of
-from app.auth.authenticator import Authenticator
-from app.auth.principal import Principal, Role
+from app.auth import Authenticator, Principal, Role
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, dialect_of
 from app.telemetry.metrics import Metrics
 

@@ -13,7 +13,7 @@ from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, error_responses
 from app.api.log_stream import Follow, Followers, readable, text_of
 from app.api.middleware import notes_of
-from app.auth.authenticator import Authenticator
+from app.auth import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
 from app.fleet import EngineRow, ModelOperations, engine_rows
 from app.routing import Catalogue

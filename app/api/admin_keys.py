@@ -10,13 +10,20 @@ from fastapi.security import HTTPBearer
 
 from app.api.admin_auth import Right, check_handles, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth.authenticator import Authenticator
-from app.auth.key_format import NewKey
-from app.auth.key_store import ApiKey, KeyStore
-from app.auth.model_checks import check_models
-from app.auth.principal import Principal
-from app.auth.validation import KeyChanges, KeyFields, Rotation
-from app.auth.views import ShownKey, ShownNewKey, ShownPage
+from app.auth import (
+    ApiKey,
+    Authenticator,
+    KeyChanges,
+    KeyFields,
+    KeyStore,
+    NewKey,
+    Principal,
+    Rotation,
+    ShownKey,
+    ShownNewKey,
+    ShownPage,
+    check_models,
+)
 from app.errors import BadRequest, RouteNotFound
 from app.routing import Catalogue
 
@@ -53,7 +60,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
 
     async def handled(named: Named, principal: Principal = writing) -> HandledKey:
         """Return a key and a caller that may change it: its role, which decides, is for life."""
-        key = await store.named(named)
+        key = await store.find_named(named)
         check_handles(principal, key.role)
         return HandledKey(key, principal)
 
@@ -63,7 +70,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
         return ShownKey.of(key, authenticator.default_limits)
 
     def shown_new(key: ApiKey, made: NewKey) -> ShownNewKey:
-        return ShownNewKey.made(key, made, authenticator.default_limits)
+        return ShownNewKey.with_secret(key, made, authenticator.default_limits)
 
     def checked(models: Sequence[str], present: Sequence[str] = ()) -> list[str]:
         """Return the models of a key by their own names. Raises BadRequest for one that is not.
@@ -133,7 +140,7 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
     @router.get("/{key_id}", responses=one_key)
     async def show_key(named: Named, _: Principal = reading) -> ShownKey:
         """One key."""
-        return shown(await store.named(named))
+        return shown(await store.find_named(named))
 
     @router.patch("/{key_id}", responses=one_key_and_body)
     async def change_key(changes: KeyChanges, handled: HandledKey = handling) -> ShownKey:

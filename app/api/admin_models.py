@@ -13,7 +13,7 @@ from app.api.admin_auth import Right, guard
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
 from app.api.middleware import notes_of
-from app.auth.authenticator import Authenticator
+from app.auth import Authenticator
 from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
 from app.fleet import Activity, ModelOperations, ModelRow
 from app.relay.services import RelayServices

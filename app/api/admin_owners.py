@@ -8,10 +8,15 @@ from fastapi.security import HTTPBearer
 
 from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth.authenticator import Authenticator
-from app.auth.owner_store import OwnerStore, ShownOwner, ShownOwners
-from app.auth.principal import Principal
-from app.auth.validation import Name, OwnerFields
+from app.auth import (
+    Authenticator,
+    Name,
+    OwnerFields,
+    OwnerStore,
+    Principal,
+    ShownOwner,
+    ShownOwners,
+)
 from app.errors import RouteNotFound
 
 log = logging.getLogger(__name__)

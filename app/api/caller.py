@@ -6,8 +6,7 @@ from fastapi import Request, Response
 
 from app.api.admin_auth import CALLER_LIMITS
 from app.api.middleware import notes_of
-from app.auth.authenticator import Authenticator
-from app.auth.principal import Principal
+from app.auth import Authenticator, Principal
 from app.errors import InvalidApiKey
 from app.limits import Limiter, LimitRequest, ReadLimiter
 from app.settings import NO_LIMITS

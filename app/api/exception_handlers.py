@@ -12,9 +12,7 @@ from starlette.routing import Match, Route
 from app import errors
 from app.api.admin_auth import MAX_BODY_BYTES, error_response
 from app.api.data_plane import endpoint_of
-from app.auth.key_store import NameTaken, UnknownKey
-from app.auth.owner_store import UnknownOwner
-from app.auth.validation import faults
+from app.auth import NameTaken, UnknownKey, UnknownOwner, faults
 from app.database import DatabaseUnavailable, ValuesRejected
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from app.admission import Admission
 from app.api.error_responses import JsonObject, error_responses, reference
-from app.auth.authenticator import presented_key
+from app.auth import presented_key
 from app.errors import InvalidApiKey, TooManyConnections
 from app.fleet import EnginesPage
 from app.relay.forecasts import Forecasts

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth.authenticator import Authenticator
-from app.auth.principal import Principal
+from app.auth import Authenticator, Principal
 from app.errors import BadRequest
 from app.settings import MAX_LEVELS, LogLevel, LogName
 from app.telemetry.logs import Levels, TooManyLevels

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 
 from app.api.caller import Caller
 from app.api.error_responses import CLIENT, error_responses, rate_headers
-from app.auth.principal import Principal
+from app.auth import Principal
 from app.errors import ModelNotFound, RouteNotFound
 from app.routing import Catalogue, Model
 

@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from app.api.admin_auth import Right, guard
 from app.api.error_responses import ADMIN, BODY, error_responses
-from app.auth.authenticator import Authenticator
-from app.auth.principal import Principal
+from app.auth import Authenticator, Principal
 from app.errors import Conflict, InvalidConfiguration
 from app.reload import ModelReport, Outcome, Reloader, Report
 

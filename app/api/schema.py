@@ -20,7 +20,7 @@ from app.api.error_responses import (
     error_schemas,
     header_components,
 )
-from app.auth.authenticator import Authenticator
+from app.auth import Authenticator
 
 # An extension of OpenAPI: the right that the caller's role must have.
 RIGHT = "x-right"

@@ -1,4 +1,4 @@
-"""What is remembered of keys, by the full digest of what was presented; bounded."""
+"""A bounded LRU cache by the full digest of a presented key."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -7,10 +7,10 @@ T = TypeVar("T")
 
 
 class DigestCache(Generic[T]):
-    """Values by digest, each of one key; beyond `size`, the one used longest ago goes.
+    """Caches values by digest, each of one key; evicts the least recently used beyond `size`.
 
-    A key may have several digests: a rotation leaves two that are good, a guess one that is not.
-    A revision, of the whole store, says how new what is remembered is.
+    A key may have several digests: two valid ones after a rotation, and those of guesses. Each
+    value has the store's revision at which it was read.
     """
 
     def __init__(self, size: int) -> None:
@@ -23,7 +23,7 @@ class DigestCache(Generic[T]):
         return len(self._values)
 
     def get(self, digest: bytes) -> T | None:
-        """Return the value of a digest, which counts as its use."""
+        """Return the value of a digest and mark it as used."""
         found = self._values.get(digest)
         if found is None:
             return None
@@ -31,7 +31,7 @@ class DigestCache(Generic[T]):
         return found[2]
 
     def put(self, digest: bytes, key_id: str, revision: int, value: T) -> None:
-        """Remember a value, in which is every change up to a revision."""
+        """Store a value that includes every change up to a revision."""
         self.drop(digest)
         self._values[digest] = (key_id, revision, value)
         self._digests.setdefault(key_id, set()).add(digest)
@@ -39,7 +39,7 @@ class DigestCache(Generic[T]):
             self.drop(next(iter(self._values)))
 
     def drop(self, digest: bytes) -> None:
-        """Forget one digest."""
+        """Remove one digest."""
         found = self._values.pop(digest, None)
         if found is not None:
             digests = self._digests[found[0]]
@@ -47,13 +47,13 @@ class DigestCache(Generic[T]):
             if not digests:
                 del self._digests[found[0]]
 
-    def forget(self, key_id: str, change: int) -> None:
-        """Forget the digests of a key whose values are from before a change, by its revision."""
+    def invalidate(self, key_id: str, revision: int) -> None:
+        """Remove the values of a key that are older than a revision."""
         for digest in tuple(self._digests.get(key_id, ())):
-            if self._values[digest][1] < change:
+            if self._values[digest][1] < revision:
                 self.drop(digest)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._values.clear()
         self._digests.clear()

@@ -1,8 +1,8 @@
-"""The written form of a key: `sk-gw-<id>-<secret><checksum>`, base62 throughout.
+"""The format of a key: `sk-gw-<id>-<secret><checksum>`, all base62.
 
 The last six characters are the CRC-32 of everything before them, as in GitHub's tokens
 (https://github.blog/engineering/platform-security/behind-githubs-new-authentication-token-formats/):
-a key that was mistyped, cut or made up is refused without a look into the database. The id is
+a key that was mistyped, truncated or invented is refused without a database query. The ID is
 public; the secret has 256 random bits.
 """
 
@@ -27,26 +27,26 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made; nobody can see `text` again."""
+    """A key that was just created; `text` is not stored and cannot be shown again."""
 
     id: str
     text: str = field(repr=False)
 
     @property
     def digest(self) -> bytes:
-        """What is kept of it."""
+        """The digest of the key, which is stored in place of its text."""
         return digest(self.text.encode())
 
 
-def make(key_id: str | None = None) -> NewKey:
-    """Return a key that nobody has: a new one, or a new secret for the key `key_id`."""
+def new_key(key_id: str | None = None) -> NewKey:
+    """Return a new random key, or a new secret for the key `key_id`."""
     key_id = key_id or _random(ID_LENGTH)
     text = f"{STORED_KEY_PREFIX}{key_id}-{_random(SECRET_LENGTH)}"
     return NewKey(key_id, text + checksum(text.encode()).decode())
 
 
 def id_of(key: bytes) -> str | None:
-    """Return the id in a key; None where it is not of our form or the checksum is wrong."""
+    """Return the ID in a key; None if its format or checksum is wrong."""
     match = _FORM.fullmatch(key)
     if match is None or checksum(key[:-CHECKSUM_LENGTH]) != key[-CHECKSUM_LENGTH:]:
         return None
@@ -54,7 +54,7 @@ def id_of(key: bytes) -> str | None:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is of the form of an id."""
+    """Return whether a text has the format of a key's ID."""
     return len(text) == ID_LENGTH and set(text) <= _DIGITS
 
 

@@ -1,106 +1,34 @@
-"""The key store: keys as rows, on SQLite and PostgreSQL alike.
+"""The table of keys, on SQLite and PostgreSQL.
 
-Every change raises `revision.value` first, in its own transaction. That puts changes in a row, so
-that whoever has seen a revision has seen every change up to it, and checks made inside a
-transaction (is the name free?) hold until it ends.
+Every change first increments `revision.value` in its own transaction. That serializes changes: a
+reader that has seen a revision has seen every change up to it, and checks made inside a transaction
+(is the name free?) hold until it ends.
 """
 
 import asyncio
 import difflib
 import re
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import and_, bindparam, func, insert, or_, select, tuple_, update
 from sqlalchemy.engine import Row
 
-from app.auth.key_format import NewKey, is_id, make
+from app.auth.key_format import NewKey, is_id, new_key
+from app.auth.keys import (
+    ApiKey,
+    Change,
+    Credential,
+    NameTaken,
+    Page,
+    UnknownKey,
+    wall_ms,
+)
 from app.auth.principal import Owner, Role
 from app.auth.validation import KeyChanges, KeyFields
 from app.database import AsyncConnection, Database
 from app.database.schema import api_keys, owners, revision
 from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
-
-
-class UnknownKey(LookupError):
-    """There is no such key, or no longer. What was asked for is not told: it may be a secret."""
-
-    def __init__(self, nearest: str | None = None) -> None:
-        """`nearest` is the name of a key that may have been meant."""
-        hint = "" if nearest is None else f"; did you mean {nearest!r}?"
-        super().__init__(f"there is no such key{hint}")
-
-
-class NameTaken(ValueError):
-    """Another key has the name, or has it as its ID."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """What anybody may be shown of a key. Times are milliseconds since 1970 UTC."""
-
-    id: str
-    name: str
-    owner: str
-    role: Role
-    models: tuple[str, ...]
-    # None: the configuration's default.
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    concurrent_requests: int | None
-    # None: no budget.
-    daily_tokens: int | None
-    monthly_tokens: int | None
-    priority: int
-    weight: int
-    fields: FieldSettings | None
-    disabled: bool
-    created_ms: int
-    expires_ms: int | None
-    last_used_ms: int | None
-    # Until when the secret before the last rotation is accepted; None: there is none.
-    previous_until_ms: int | None
-
-    def limits(self, default: LimitSettings) -> LimitSettings:
-        """Return the limits in force: the key's own, else those of the configuration."""
-        own = {name: getattr(self, name) for name in LimitSettings.model_fields}
-        given = {name: limit for name, limit in own.items() if limit is not None}
-        return LimitSettings(**{**default.model_dump(), **given})
-
-
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """A key with the digests that prove it, for the Authenticator alone."""
-
-    key: ApiKey
-    digest: bytes = field(repr=False)
-    previous_digest: bytes | None = field(repr=False)
-    owner: Owner | None = None  # None: the key's owner has no record
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The last change of a key."""
-
-    revision: int
-    deleted: bool
-    cut_ms: int | None  # requests that began before this moment are ended; None: none is
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some keys; `more` when there are others after the last."""
-
-    keys: list[ApiKey]
-    more: bool
-
-
-def wall_ms() -> int:
-    """Return the time as milliseconds since 1970 UTC."""
-    return time.time_ns() // 1_000_000
-
 
 _SHOWN = (
     "id", "name", "owner", "role", "models", "requests_per_minute", "tokens_per_minute",
@@ -108,33 +36,33 @@ _SHOWN = (
     "disabled", "created_ms", "expires_ms", "last_used_ms", "previous_until_ms",
 )  # fmt: skip
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
-_PROOFS = [api_keys.c.digest, api_keys.c.previous_digest]
+_DIGESTS = [api_keys.c.digest, api_keys.c.previous_digest]
 # Labels, since both tables have columns of these names.
 _OWNER = [column.label(f"owners_{column.name}") for column in owners.c]
 _CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
-# Ids that are read at once: while rows are made of them, no token is relayed.
+# IDs per query: building rows blocks the event loop.
 _PAGE = 1000
-# Longest name in a hint: the time of one comparison grows with the square of the length, or faster.
-_LONGEST_HINT = 40
-# IDs of keys of the environment, and of callers while keys are off.
-_OUTSIDE = re.compile(r"key-[0-9a-f]{8}|anonymous")
-_ALIVE = api_keys.c.deleted_ms.is_(None)
+# Longest name in a hint: the time of one comparison grows at least with the square of the length.
+_MAX_HINT = 40
+# IDs in reports that are not of the store: keys of the environment, and callers without keys.
+_NOT_STORED = re.compile(r"key-[0-9a-f]{8}|anonymous")
+_EXISTS = api_keys.c.deleted_ms.is_(None)
 
 
 class KeyStore:
-    """Keys in a database. Every method raises DatabaseUnavailable."""
+    """Reads and changes keys. Every method raises DatabaseError."""
 
     def __init__(self, database: Database, *, now_ms: Callable[[], int] = wall_ms) -> None:
         self._database = database
         self._now_ms = now_ms
-        # A version of the database, and a revision that it has at least.
-        self._seen: tuple[tuple[int, int], int] | None = None
+        # A version of the database and the revision that was read at it.
+        self._last_read: tuple[tuple[int, int], int] | None = None
 
     async def create(self, fields: KeyFields) -> tuple[ApiKey, NewKey]:
-        """Make a key; its text is returned once and kept nowhere. Raises NameTaken."""
-        made = make()
+        """Create a key; its text is returned once and never stored. Raises NameTaken."""
+        made = new_key()
         async with self._database.write() as connection:
-            number = await raise_revision(connection)
+            number = await increment_revision(connection)
             await _check_name(connection, fields.name, made.id)
             values = {
                 **fields.columns(),
@@ -152,46 +80,46 @@ class KeyStore:
         async with self._database.read() as connection:
             return await _get(connection, key_id)
 
-    async def named(self, named: str) -> ApiKey:
-        """Return the key that has an ID, else the one that has a name. Raises UnknownKey."""
+    async def find_named(self, named: str) -> ApiKey:
+        """Return the key with this ID, else the one with this name. Raises UnknownKey."""
         async with self._database.read() as connection:
             if is_id(named):
-                query = select(*_COLUMNS).where(api_keys.c.id == named, _ALIVE)
+                query = select(*_COLUMNS).where(api_keys.c.id == named, _EXISTS)
                 if (row := (await connection.execute(query)).first()) is not None:
                     return _key(row)
-            # Names are printable, and what begins like a key may be one: it goes nowhere.
+            # Names are printable. A text with the prefix of keys may be a secret: not in a query.
             if named.isprintable() and not named.startswith(STORED_KEY_PREFIX):
-                query = select(*_COLUMNS).where(api_keys.c.name == named, _ALIVE)
+                query = select(*_COLUMNS).where(api_keys.c.name == named, _EXISTS)
                 if (row := (await connection.execute(query)).first()) is not None:
                     return _key(row)
-            if len(named) > _LONGEST_HINT:
+            if len(named) > _MAX_HINT:
                 raise UnknownKey
-            short = func.length(api_keys.c.name) <= _LONGEST_HINT
-            query = select(api_keys.c.name).where(_ALIVE, short).limit(_PAGE)
+            short = func.length(api_keys.c.name) <= _MAX_HINT
+            query = select(api_keys.c.name).where(_EXISTS, short).limit(_PAGE)
             names = list(await connection.scalars(query))
-        # In a thread: the loop relays tokens meanwhile.
+        # In a thread, so as not to block the event loop.
         near = await asyncio.to_thread(difflib.get_close_matches, named, names, 1)
         raise UnknownKey(near[0] if near else None)
 
     async def id_for_reports(self, named: str) -> str:
-        """Return the ID by which reports know a key.
+        """Return the ID of a key in reports.
 
-        It may have been deleted, or not be of the store. Raises UnknownKey.
+        The key may be deleted, or not be stored here. Raises UnknownKey.
         """
         try:
-            return (await self.named(named)).id
+            return (await self.find_named(named)).id
         except UnknownKey:
-            if is_id(named) or _OUTSIDE.fullmatch(named):
+            if is_id(named) or _NOT_STORED.fullmatch(named):
                 return named
             raise
 
     async def page(self, limit: int, after: str | None = None) -> Page:
-        """Return up to `limit` keys, the newest first, from the one that follows `after`.
+        """Return up to `limit` keys, newest first, that follow the key `after`.
 
-        Raises UnknownKey when there never was a key `after`; it may have been deleted since.
+        Raises UnknownKey if there never was a key `after`; it may be deleted.
         """
         order = tuple_(api_keys.c.created_ms, api_keys.c.id)
-        query = select(*_COLUMNS).where(_ALIVE).limit(limit + 1)
+        query = select(*_COLUMNS).where(_EXISTS).limit(limit + 1)
         async with self._database.read() as connection:
             if after is not None:
                 _check_id(after)
@@ -205,30 +133,30 @@ class KeyStore:
         return Page(found[:limit], len(found) > limit)
 
     async def has_client(self) -> bool:
-        """Return whether there is any key for the data plane."""
-        query = select(api_keys.c.id).where(_ALIVE, api_keys.c.role == Role.CLIENT).limit(1)
+        """Return whether any key for the data plane exists."""
+        query = select(api_keys.c.id).where(_EXISTS, api_keys.c.role == Role.CLIENT).limit(1)
         async with self._database.read() as connection:
             return (await connection.execute(query)).first() is not None
 
     async def change(self, key_id: str, changes: KeyChanges) -> ApiKey:
-        """Change what is given; return the key as it is then. Raises UnknownKey, NameTaken."""
+        """Change the given fields; return the changed key. Raises UnknownKey, NameTaken."""
         return await self._update(key_id, changes.columns())
 
     async def disable(self, key_id: str, *, now: bool = False) -> ApiKey:
-        """Let a key in no longer; `now` ends its requests in flight too. Raises UnknownKey."""
+        """Disable a key; `now` also terminates its requests in flight. Raises UnknownKey."""
         return await self._update(key_id, {"disabled": True, **self._cut(now)})
 
     async def enable(self, key_id: str) -> ApiKey:
-        """Let a disabled key in again. Raises UnknownKey."""
+        """Enable a disabled key. Raises UnknownKey."""
         return await self._update(key_id, {"disabled": False, "cut_ms": None})
 
     async def rotate(self, key_id: str, grace_s: int) -> tuple[ApiKey, NewKey]:
-        """Give a key a new secret; the one before works for `grace_s` more seconds.
+        """Give a key a new secret; the current one remains valid for `grace_s` seconds.
 
-        Only that one: a secret from before it is gone at once. Raises UnknownKey.
+        An older secret is invalid at once. Raises UnknownKey.
         """
         _check_id(key_id)
-        made = make(key_id)
+        made = new_key(key_id)
         previous: dict[str, Any] = {"previous_digest": None, "previous_until_ms": None}
         if grace_s:
             until_ms = self._now_ms() + grace_s * 1000
@@ -236,23 +164,23 @@ class KeyStore:
         return await self._update(key_id, {**previous, "digest": made.digest}), made
 
     async def delete(self, key_id: str, *, now: bool = False) -> None:
-        """Delete a key; what is left is a name for reports. `now` as in `disable`.
+        """Delete a key; its name is kept for reports. `now` as in `disable`.
 
         Raises UnknownKey.
         """
         gone = {"digest": None, "previous_digest": None, "previous_until_ms": None}
         async with self._database.write() as connection:
-            number = await raise_revision(connection)
+            number = await increment_revision(connection)
             deleted = {"deleted_ms": self._now_ms(), "revision": number}
             values = {**gone, **deleted, **self._cut(now)}
             await _write(connection, key_id, values)
 
     async def find(self, key_id: str) -> tuple[int, Credential | None]:
-        """Return a revision and a key that is at least as new, or None if there is none."""
+        """Return a revision and the key as of then or later; None if there is no such key."""
         query = (
-            select(*_COLUMNS, *_PROOFS, *_OWNER)
+            select(*_COLUMNS, *_DIGESTS, *_OWNER)
             .join(owners, owners.c.name == api_keys.c.owner, isouter=True)
-            .where(api_keys.c.id == key_id, _ALIVE)
+            .where(api_keys.c.id == key_id, _EXISTS)
         )
         async with self._database.read() as connection:
             number = await _read_revision(connection)
@@ -262,12 +190,12 @@ class KeyStore:
         return number, Credential(_key(row), row.digest, row.previous_digest, _owner(row))
 
     async def changed_since(self, seen: int | None) -> tuple[int, dict[str, Change]]:
-        """Return the revision, and the last change of each key changed after `seen`, by id.
+        """Return the revision, and the last change of each key changed after `seen`, by ID.
 
-        With None, of no key: whoever has seen nothing has nothing to throw away.
+        With None there are no changes: a caller without a revision has nothing to invalidate.
         """
         version = await self._database.version()
-        if seen is not None and self._seen == (version, seen):
+        if seen is not None and self._last_read == (version, seen):
             return seen, {}
         async with self._database.read() as connection:
             number = await _read_revision(connection)
@@ -277,25 +205,25 @@ class KeyStore:
                 for row in await connection.execute(query):
                     changed[row.id] = Change(row.revision, row.deleted_ms is not None, row.cut_ms)
         if version is not None:
-            self._seen = version, number
+            self._last_read = version, number
         return number, changed
 
-    async def ids(self, most: int) -> set[str] | None:
-        """Return the ids of all keys; None: there are more than `most`.
+    async def ids(self, limit: int) -> set[str] | None:
+        """Return the IDs of all keys; None: there are more than `limit`.
 
-        Those of a revision that was read before, and perhaps of changes since.
+        They are at least as new as a revision read before.
         """
         found: set[str] = set()
-        query = select(api_keys.c.id).where(_ALIVE).order_by(api_keys.c.id).limit(_PAGE)
+        query = select(api_keys.c.id).where(_EXISTS).order_by(api_keys.c.id).limit(_PAGE)
         page = [""]
-        while page and len(found) <= most:
+        while page and len(found) <= limit:
             async with self._database.read() as connection:
                 page = list(await connection.scalars(query.where(api_keys.c.id > page[-1])))
             found.update(page)
-        return found if len(found) <= most else None
+        return found if len(found) <= limit else None
 
     async def touch(self, used_ms: Mapping[str, int]) -> None:
-        """Note when keys were last used. Not a change: it raises no revision."""
+        """Record when keys were last used; this does not increment the revision."""
         if not used_ms:
             return
         used = bindparam("used", type_=api_keys.c.last_used_ms.type)
@@ -305,7 +233,7 @@ class KeyStore:
             .where(and_(api_keys.c.id == bindparam("key"), earlier))
             .values(last_used_ms=used)
         )
-        # In one order everywhere: gateways that write the same rows must not lock each other out.
+        # Always in the same order, so that two gateways cannot deadlock.
         rows = [{"key": key_id, "used": used_ms[key_id]} for key_id in sorted(used_ms)]
         async with self._database.write() as connection:
             await connection.execute(statement, rows)
@@ -315,15 +243,15 @@ class KeyStore:
 
     async def _update(self, key_id: str, values: dict[str, Any]) -> ApiKey:
         async with self._database.write() as connection:
-            number = await raise_revision(connection)
+            number = await increment_revision(connection)
             if "name" in values:
                 await _check_name(connection, values["name"], key_id)
             await _write(connection, key_id, {**values, "revision": number})
             return await _get(connection, key_id)
 
 
-async def raise_revision(connection: AsyncConnection) -> int:
-    """Put a transaction in the row of all changes to keys; return its revision."""
+async def increment_revision(connection: AsyncConnection) -> int:
+    """Serialize a transaction with all other changes of keys; return its revision."""
     statement = update(revision).values(value=revision.c.value + 1).returning(revision.c.value)
     number: int = (await connection.execute(statement)).scalar_one()
     return number
@@ -336,14 +264,14 @@ async def _read_revision(connection: AsyncConnection) -> int:
 
 async def _write(connection: AsyncConnection, key_id: str, values: dict[str, Any]) -> None:
     _check_id(key_id)
-    statement = update(api_keys).where(api_keys.c.id == key_id, _ALIVE).values(values)
+    statement = update(api_keys).where(api_keys.c.id == key_id, _EXISTS).values(values)
     if (await connection.execute(statement)).rowcount != 1:
         raise UnknownKey
 
 
 async def _get(connection: AsyncConnection, key_id: str) -> ApiKey:
     _check_id(key_id)
-    query = select(*_COLUMNS).where(api_keys.c.id == key_id, _ALIVE)
+    query = select(*_COLUMNS).where(api_keys.c.id == key_id, _EXISTS)
     row = (await connection.execute(query)).first()
     if row is None:
         raise UnknownKey
@@ -351,25 +279,24 @@ async def _get(connection: AsyncConnection, key_id: str) -> ApiKey:
 
 
 async def _check_name(connection: AsyncConnection, name: str, key_id: str) -> None:
-    """Raise NameTaken when another key has the name, or has, or had, it as its ID.
+    """Raise NameTaken if another key has the name, or an ID, even a deleted one, equal to it.
 
-    A key that is named like the ID of another would be changed in its place once that is deleted,
-    and its usage reported.
+    Otherwise, once the other key is deleted, its ID would select the key of this name.
     """
-    if _OUTSIDE.fullmatch(name):
+    if _NOT_STORED.fullmatch(name):
         raise NameTaken(f"name: {name} is an ID in reports")
     if is_id(name):
         other = await connection.scalar(select(api_keys.c.id).where(api_keys.c.id == name))
         if other is not None and other != key_id:
             raise NameTaken(f"name: {other} is the ID of another key")
-    query = select(api_keys.c.id).where(api_keys.c.name == name, _ALIVE, api_keys.c.id != key_id)
+    query = select(api_keys.c.id).where(api_keys.c.name == name, _EXISTS, api_keys.c.id != key_id)
     other = (await connection.execute(query.limit(1))).scalar_one_or_none()
     if other is not None:
         raise NameTaken(f"name: the key {other} has this name already")
 
 
 def _check_id(key_id: str) -> None:
-    """Raise UnknownKey for what cannot be an id, and what a database may choke on."""
+    """Raise UnknownKey for a text that is no ID, which a database might reject."""
     if not is_id(key_id):
         raise UnknownKey
 

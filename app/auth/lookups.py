@@ -1,13 +1,13 @@
-"""Look-ups of keys in the store, under attack too.
+"""Lookups of keys in the store, bounded so that guessed keys cannot delay valid ones.
 
-The form of a key is public, so anybody can make up keys that are worth a look-up. They must not
-keep those waiting whose keys are good. So there are two lanes: one for ids that exist, of which
-there are only so many, and one for all others (made up, or made a moment ago by another process),
-which has few turns and a short queue. Ids are public too, so all that is presented with one id
-shares its look-up: made-up secrets of an id that exists cost one read at a time.
+The format of a key is public, so anyone can generate keys that require a lookup. There are two
+queues: one for IDs that exist, whose number is limited, and one for all others (guessed, or created
+a moment ago by another process), which has low concurrency and a short queue. IDs are public too,
+so all secrets presented with one ID share its lookup: guessed secrets of an existing ID cost one
+read at a time.
 
-A read proves what it finds, but it disproves only what was presented before it began: the secret
-may be newer than the read. Whoever came later waits for the next one.
+A read confirms the secrets that it finds, but refutes only those presented before it began: a
+secret may be newer than the read. Secrets presented later wait for the next read.
 """
 
 import asyncio
@@ -15,40 +15,41 @@ from asyncio import Future, Task
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
-# Reads at once, together fewer than there are connections to the database: others need some.
-TURNS = 6
-UNKNOWN_TURNS = 2
-# Ids whose look-ups are under way or wait.
-MAX_WAITING = 1000
-MAX_UNKNOWN_WAITING = 100
+# Concurrent reads; together fewer than connections in the pool, which others need too.
+MAX_READS = 6
+MAX_UNKNOWN_READS = 2
+# IDs with a pending lookup, running ones included.
+MAX_PENDING = 1000
+MAX_UNKNOWN_PENDING = 100
 
 T = TypeVar("T")
 
 
-class LaneFull(Exception):
-    """Too many look-ups wait already."""
+class LookupQueueFull(Exception):
+    """Too many lookups are pending."""
 
 
-class _Lane:
-    def __init__(self, turns: int) -> None:
-        self.turns = asyncio.Semaphore(turns)
-        self.length = 0
+class _Queue:
+    def __init__(self, max_reads: int, max_pending: int) -> None:
+        self.reads = asyncio.Semaphore(max_reads)
+        self.max_pending = max_pending
+        self.pending = 0
 
 
-class _LookUp:
-    """What waits for one id: a future for each digest that was presented with it."""
+class _Lookup:
+    """The lookup of one ID: a future per digest that was presented with it."""
 
     def __init__(self) -> None:
         self.waiting: dict[bytes, Future[None]] = {}
-        self.outdated = False  # the key was changed since the present read began
+        self.outdated = False  # the key was changed since the current read began
         self.task: Task[None] | None = None
 
 
-class LookUps(Generic[T]):
-    """Look-ups by id. `read` asks the store.
+class LookupQueues(Generic[T]):
+    """Runs lookups by ID; `read` queries the store.
 
-    `settle(key_id, digest, found, final)` remembers what a read says of a digest and returns
-    whether that is settled; what it finds is, and where `final`, that it finds nothing.
+    `settle(key_id, digest, found, final)` caches the result of a read for a digest and returns
+    whether it is conclusive: a match always is, a mismatch only if `final`.
     """
 
     def __init__(
@@ -58,70 +59,68 @@ class LookUps(Generic[T]):
     ) -> None:
         self._read = read
         self._settle = settle
-        self._existing = _Lane(TURNS)
-        self._unknown = _Lane(UNKNOWN_TURNS)
-        self._look_ups: dict[str, _LookUp] = {}
+        self._existing = _Queue(MAX_READS, MAX_PENDING)
+        self._unknown = _Queue(MAX_UNKNOWN_READS, MAX_UNKNOWN_PENDING)
+        self._lookups: dict[str, _Lookup] = {}
 
     def __len__(self) -> int:
-        return len(self._look_ups)
+        return len(self._lookups)
 
     async def settled(self, key_id: str, digest: bytes, *, exists: bool) -> None:
-        """Return when a digest has been settled. Raises LaneFull, and what the read raises."""
-        look_up = self._look_ups.get(key_id) or self._begin(key_id, exists)
-        future = look_up.waiting.get(digest)
+        """Wait until a digest is settled. Raises LookupQueueFull and errors of the read."""
+        lookup = self._lookups.get(key_id) or self._begin(key_id, exists)
+        future = lookup.waiting.get(digest)
         if future is None:
-            future = look_up.waiting[digest] = asyncio.get_running_loop().create_future()
-        # A caller that is cancelled does not take the others with it.
+            future = lookup.waiting[digest] = asyncio.get_running_loop().create_future()
+        # The cancellation of one caller must not cancel the lookup of the others.
         await asyncio.shield(future)
 
     def outdate(self, changed: Iterable[str]) -> None:
-        """Have the reads under way of changed keys made again."""
+        """Repeat the running reads of changed keys."""
         for key_id in changed:
-            if (look_up := self._look_ups.get(key_id)) is not None:
-                look_up.outdated = True
+            if (lookup := self._lookups.get(key_id)) is not None:
+                lookup.outdated = True
 
     def outdate_all(self) -> None:
-        """Have every read under way made again."""
-        self.outdate(self._look_ups)
+        """Repeat every running read."""
+        self.outdate(self._lookups)
 
     async def close(self) -> None:
-        """Cancel what is under way, and those who wait for it."""
-        look_ups = list(self._look_ups.values())
-        tasks = [one.task for one in look_ups if one.task is not None]
+        """Cancel running lookups and their callers."""
+        lookups = list(self._lookups.values())
+        tasks = [one.task for one in lookups if one.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for one in look_ups:
+        for one in lookups:
             for future in one.waiting.values():
                 future.cancel()
-        self._look_ups.clear()  # a task that was cancelled before its beginning has not done so
+        self._lookups.clear()  # a task cancelled before it started has not removed its own
 
-    def _begin(self, key_id: str, exists: bool) -> _LookUp:
-        lane, most = self._unknown, MAX_UNKNOWN_WAITING
-        if exists:
-            lane, most = self._existing, MAX_WAITING
-        if lane.length >= most:
-            raise LaneFull
-        lane.length += 1
-        look_up = self._look_ups[key_id] = _LookUp()
-        look_up.task = asyncio.create_task(self._run(key_id, look_up, lane), name="look up a key")
-        return look_up
+    def _begin(self, key_id: str, exists: bool) -> _Lookup:
+        queue = self._existing if exists else self._unknown
+        if queue.pending >= queue.max_pending:
+            raise LookupQueueFull
+        queue.pending += 1
+        lookup = self._lookups[key_id] = _Lookup()
+        lookup.task = asyncio.create_task(self._run(key_id, lookup, queue), name="look up a key")
+        return lookup
 
-    async def _run(self, key_id: str, look_up: _LookUp, lane: _Lane) -> None:
+    async def _run(self, key_id: str, lookup: _Lookup, queue: _Queue) -> None:
         try:
-            while look_up.waiting:
-                async with lane.turns:
-                    before = frozenset(look_up.waiting)
-                    look_up.outdated = False
+            while lookup.waiting:
+                async with queue.reads:
+                    before = frozenset(lookup.waiting)
+                    lookup.outdated = False
                     found = await self._read(key_id)
-                if not look_up.outdated:
-                    for digest in tuple(look_up.waiting):
+                if not lookup.outdated:
+                    for digest in tuple(lookup.waiting):
                         if self._settle(key_id, digest, found, digest in before):
-                            look_up.waiting.pop(digest).set_result(None)
-        except Exception as error:  # noqa: BLE001 - it is raised for all who wait
-            for future in look_up.waiting.values():
+                            lookup.waiting.pop(digest).set_result(None)
+        except Exception as error:  # noqa: BLE001 - raised in every waiting caller
+            for future in lookup.waiting.values():
                 future.set_exception(error)
-                future.exception()  # perhaps nobody waits any more
+                future.exception()  # retrieved, in case all callers are gone
         finally:
-            del self._look_ups[key_id]
-            lane.length -= 1
+            del self._lookups[key_id]
+            queue.pending -= 1

@@ -1,48 +1,48 @@
-"""The models that a key is given, compared with those that there are.
+"""Checks a key's list of models against the configured models.
 
-A key names models by their own names. An alias would silently allow nothing, since what a key may
-use must not change with an alias, and so would a typo.
+A key lists models by their canonical names. An alias or a typo in the list would silently allow
+nothing, since a key's permissions must not change with an alias.
 """
 
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Unknown names of one list that are compared with all models: while they are, no token is relayed.
-MOST_HINTS = 10
+# Unknown names per list that get a hint: the comparison blocks the event loop.
+MAX_HINTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedModels:
     """A key's list of models: names of models, and `prefix*`."""
 
-    models: list[str]  # with models in place of aliases, each once
-    aliases: Mapping[str, str]  # those that were given, and the model of each
-    # Names that nothing has, and the nearest that something has, of the first MOST_HINTS of them.
+    models: list[str]  # canonical names in place of aliases, without duplicates
+    aliases: Mapping[str, str]  # the given aliases and their models
+    # Unknown names, and the most similar known name for the first MAX_HINTS of them.
     unknown: Mapping[str, str | None]
-    unmatched: Sequence[str]  # prefixes that no model begins with
+    unmatched: Sequence[str]  # prefixes that match no model
 
 
 def check_models(given: Sequence[str], names: Mapping[str, str]) -> CheckedModels:
-    """Compare a key's models with those of `names`: of each name or alias, the model's own name."""
+    """Check a key's models; `names` maps every name and alias to the canonical name."""
     known = set(names.values())
-    unknown = dict.fromkeys(name for name in given if not _prefix(name) and name not in names)
+    unknown = dict.fromkeys(name for name in given if not _is_prefix(name) and name not in names)
     return CheckedModels(
         list(dict.fromkeys(names.get(name, name) for name in given)),
         {name: names[name] for name in given if names.get(name, name) != name},
         {
-            name: _nearest(name, names) if number < MOST_HINTS else None
+            name: _nearest(name, names) if number < MAX_HINTS else None
             for number, name in enumerate(unknown)
         },
         [
             name
             for name in given
-            if _prefix(name) and not any(model.startswith(name[:-1]) for model in known)
+            if _is_prefix(name) and not any(model.startswith(name[:-1]) for model in known)
         ],
     )
 
 
-def _prefix(name: str) -> bool:
+def _is_prefix(name: str) -> bool:
     return name.endswith("*")
 
 

@@ -1,9 +1,9 @@
-"""Owners as records: limits and budgets that all keys of one owner share.
+"""The table of owners: limits and budgets that all keys of an owner share.
 
-An owner's name is the label that keys carry in `owner`; a label without a record limits nothing. A
-change of an owner is written as a change of its keys: it raises their revision in the same
-transaction. So every gateway forgets what it remembers of them, as after a change of the key itself
-(`app/auth/authenticator.py`), and there is nothing else to poll.
+Keys carry the owner's name in `owner`; a name without a record here limits nothing. A change of an
+owner is written as a change of its keys: it increments their revision in the same transaction. So
+every gateway invalidates its cache of them, as after a change of the key itself
+(`app/auth/authenticator.py`), without polling this table.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.engine import Row
 
-from app.auth.key_store import raise_revision, wall_ms
+from app.auth.key_store import increment_revision
+from app.auth.keys import wall_ms
 from app.auth.validation import Name, OwnerFields, written
 from app.database import AsyncConnection, Database
 from app.database.schema import api_keys, owners
@@ -42,7 +43,7 @@ class ShownOwner(BaseModel):
 
     @classmethod
     def of(cls, row: Row[Any]) -> Self:
-        """Return an owner's row as it is shown."""
+        """Return an owner's row for display."""
         values = dict(row._mapping)
         return cls.model_validate({**values, "created": written(values.pop("created_ms"))})
 
@@ -60,8 +61,8 @@ _KEYS = (
 )
 
 
-def checked_name(name: str) -> str:
-    """Return a name that an owner may have. Raises ValueError, with the reason."""
+def checked_owner_name(name: str) -> str:
+    """Return a valid owner's name. Raises ValueError with the reason."""
     try:
         return _NAME.validate_python(name)
     except ValidationError as error:
@@ -70,17 +71,17 @@ def checked_name(name: str) -> str:
 
 
 class OwnerStore:
-    """Owners in a database. Every method raises DatabaseUnavailable."""
+    """Reads and changes owners. Every method raises DatabaseError."""
 
     def __init__(self, database: Database, *, now_ms: Callable[[], int] = wall_ms) -> None:
         self._database = database
         self._now_ms = now_ms
 
     async def page(self, limit: int, after: str = "") -> ShownOwners:
-        """Return up to `limit` owners whose names follow `after`, in the order of their names."""
+        """Return up to `limit` owners whose names follow `after`, in alphabetical order."""
         query = select(*owners.c, _KEYS).order_by(owners.c.name).limit(limit + 1)
         if after:
-            query = query.where(owners.c.name > _known_form(after))
+            query = query.where(owners.c.name > _lookup_name(after))
         async with self._database.read() as connection:
             found = [ShownOwner.of(row) for row in await connection.execute(query)]
         return ShownOwners(data=found[:limit], has_more=len(found) > limit)
@@ -88,47 +89,47 @@ class OwnerStore:
     async def get(self, name: str) -> ShownOwner:
         """Return an owner. Raises UnknownOwner."""
         async with self._database.read() as connection:
-            return await _get(connection, _known_form(name))
+            return await _get(connection, _lookup_name(name))
 
     async def replace(self, name: str, fields: OwnerFields) -> tuple[ShownOwner, bool]:
-        """Give an owner these limits and budgets and no others; return whether it is new.
+        """Replace all limits and budgets of an owner; return whether it is new.
 
-        Raises ValueError for what cannot be a name.
+        Raises ValueError for an invalid name.
         """
-        return await self._put(checked_name(name), fields.model_dump())
+        return await self._put(checked_owner_name(name), fields.model_dump())
 
     async def assign(self, name: str, fields: OwnerFields) -> tuple[ShownOwner, bool]:
-        """Give an owner what is given of limits and budgets; return whether it is new.
+        """Set the given limits and budgets of an owner; return whether it is new.
 
-        Raises ValueError for what cannot be a name.
+        Raises ValueError for an invalid name.
         """
-        return await self._put(checked_name(name), _given(fields))
+        return await self._put(checked_owner_name(name), _given(fields))
 
     async def change(self, name: str, fields: OwnerFields) -> ShownOwner:
-        """Change what is given of an owner. Raises UnknownOwner."""
-        name = _known_form(name)
+        """Change the given fields of an owner. Raises UnknownOwner."""
+        name = _lookup_name(name)
         async with self._database.write() as connection:
-            await _change_keys(connection, name)
+            await _touch_keys(connection, name)
             await _get(connection, name)
             await _update(connection, name, _given(fields))
             return await _get(connection, name)
 
     async def delete(self, name: str) -> None:
-        """Delete an owner's limits and budgets; keys and usage keep its name.
+        """Delete an owner's limits and budgets; its keys and usage keep the name.
 
         Raises UnknownOwner.
         """
-        name = _known_form(name)
+        name = _lookup_name(name)
         async with self._database.write() as connection:
-            await _change_keys(connection, name)
+            await _touch_keys(connection, name)
             deleted = await connection.execute(delete(owners).where(owners.c.name == name))
             if deleted.rowcount != 1:
                 raise UnknownOwner
 
     async def _put(self, name: str, values: Mapping[str, Any]) -> tuple[ShownOwner, bool]:
         async with self._database.write() as connection:
-            # First: it puts transactions in a row, so that no two make the same owner.
-            await _change_keys(connection, name)
+            # First: it serializes transactions, so that no two create the same owner.
+            await _touch_keys(connection, name)
             known = select(owners.c.name).where(owners.c.name == name)
             new = await connection.scalar(known) is None
             if new:
@@ -143,17 +144,17 @@ def _given(fields: OwnerFields) -> dict[str, Any]:
     return fields.model_dump(include=fields.model_fields_set)
 
 
-def _known_form(name: str) -> str:
-    """Return a name; raise UnknownOwner for what cannot be one, and a database may choke on."""
+def _lookup_name(name: str) -> str:
+    """Return a name; raise UnknownOwner for an invalid one, which a database might reject."""
     try:
-        return checked_name(name)
+        return checked_owner_name(name)
     except ValueError:
         raise UnknownOwner from None
 
 
-async def _change_keys(connection: AsyncConnection, name: str) -> None:
-    """Have every gateway read the keys of an owner again once the transaction is committed."""
-    number = await raise_revision(connection)
+async def _touch_keys(connection: AsyncConnection, name: str) -> None:
+    """Make every gateway reload the keys of an owner once the transaction is committed."""
+    number = await increment_revision(connection)
     keys = update(api_keys).where(api_keys.c.owner == name, api_keys.c.deleted_ms.is_(None))
     await connection.execute(keys.values(revision=number))
 

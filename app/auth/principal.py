@@ -1,7 +1,7 @@
-"""Who is asking, and what he may."""
+"""The authenticated caller of a request and its permissions."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Self
 
@@ -22,14 +22,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The models that a key may use, ready to be asked."""
+    """The models that a key may use, prepared for fast checks."""
 
     names: frozenset[str]
     prefixes: tuple[str, ...]
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> Self:
-        """Return what a list of names and `prefix*` allows; an empty one allows nothing."""
+        """Return what a list of names and `prefix*` allows; an empty list allows nothing."""
         patterns = tuple(patterns)
         return cls(
             frozenset(one for one in patterns if not one.endswith("*")),
@@ -42,7 +42,7 @@ ALL_MODELS = Allowed.of(["*"])
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A team: limits and budgets that all keys of one owner share; None: no budget."""
+    """Limits and budgets that all keys of one owner share; None: no budget."""
 
     name: str
     limits: LimitSettings
@@ -52,20 +52,21 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller that was let in. `id` is public: it stands in logs."""
+    """An authenticated caller. `id` is public: it is in logs."""
 
     id: str
     role: Role
     limits: LimitSettings
+    _: KW_ONLY
     models: Allowed = ALL_MODELS
-    priority: int = DEFAULT_PRIORITY  # lower goes first, as in vLLM
+    priority: int = DEFAULT_PRIORITY  # lower is served first, as in vLLM
     weight: int = DEFAULT_WEIGHT  # share among callers of one priority
     # Budgets in tokens; None: no budget.
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
-    fields: FieldSettings | None = None  # rules on request fields; None: none of its own
+    fields: FieldSettings | None = None  # rules on request fields; None: none
     owner: str = ""  # a label that several keys may share
-    team: Owner | None = None  # the owner's limits and budgets; None: it has no record
+    team: Owner | None = None  # the owner's limits and budgets; None: the owner has no record
     # Whether the key or its owner has a budget.
     has_budget: bool = field(init=False)
 
@@ -76,9 +77,9 @@ class Principal:
         object.__setattr__(self, "has_budget", any(one is not None for one in budgets))
 
     def allows(self, model: str) -> bool:
-        """Return whether the caller may use a model, by its canonical name.
+        """Return whether the caller may use a model, given its canonical name.
 
-        Never by an alias, though clients may send one: what a key may use must not change when
-        somebody gives a model another name.
+        Never an alias, though clients may send one: permissions must not change when a model gets
+        another alias.
         """
         return model in self.models.names or model.startswith(self.models.prefixes)

@@ -1,4 +1,4 @@
-"""What may be said of a key, checked in this one place for HTTP and the command line alike."""
+"""Validation of keys and owners, for the admin API and the command line."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ from app.auth.principal import DEFAULT_PRIORITY, DEFAULT_WEIGHT, Role
 from app.settings import FieldSettings
 
 MAX_LIMIT = 10**9
-# Sums of tokens stay far below what a 64-bit integer holds.
+# So that sums of tokens stay far below 2**63.
 MAX_BUDGET = 10**15
 MAX_PATTERNS = 1000
 MAX_NAME = 200
@@ -28,7 +28,7 @@ _LAST = datetime(9999, 12, 31, tzinfo=UTC)
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("holds a character that cannot be printed")
+        raise ValueError("contains a non-printable character")
     if text != text.strip():
         raise ValueError("begins or ends with a space")
     return text
@@ -36,12 +36,12 @@ def _printable(text: str) -> str:
 
 def _pattern(text: str) -> str:
     if "*" in text[:-1]:
-        raise ValueError("a * may only stand at the end")
+        raise ValueError("a * is allowed only at the end")
     return _printable(text)
 
 
 def moment(value: object) -> datetime | None:
-    """Return a moment written as RFC 3339 with its zone. Raises ValueError."""
+    """Parse an RFC 3339 time with its zone. Raises ValueError."""
     if value is None:
         return None
     if isinstance(value, str) and _RFC_3339.fullmatch(value):
@@ -55,7 +55,7 @@ def moment(value: object) -> datetime | None:
 
 
 def duration(text: str) -> timedelta:
-    """Return a duration such as `30d`, `12h`, `90s`. Raises ValueError."""
+    """Parse a duration such as `30d`, `12h`, `90s`. Raises ValueError."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError("must be a duration, such as 30d, 12h or 90s")
@@ -63,12 +63,12 @@ def duration(text: str) -> timedelta:
 
 
 def milliseconds(time: datetime) -> int:
-    """Return a moment as milliseconds since 1970 UTC."""
+    """Return a time as milliseconds since 1970 UTC."""
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def written(ms: int | None) -> str | None:
-    """Return milliseconds since 1970 UTC as RFC 3339."""
+    """Format milliseconds since 1970 UTC as RFC 3339."""
     if ms is None:
         return None
     time = _EPOCH + timedelta(milliseconds=ms)
@@ -87,19 +87,19 @@ Expiry = Annotated[
 
 
 class KeyChanges(BaseModel):
-    """What may be changed of a key; what is not given stays as it is."""
+    """Changes of a key; fields that are not given stay unchanged."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    name: Name = Field("", description="What people call the key; no two keys share a name.")
-    owner: Label = Field("", description="Who answers for it.")
+    name: Name = Field("", description="Name of the key; unique.")
+    owner: Label = Field("", description="Owner of the key: a person or team.")
     models: list[Pattern] = Field(
         ["*"],
         max_length=MAX_PATTERNS,
-        description="Canonical names of models it may use, or `prefix*`; none: no model at all.",
+        description="Canonical names of allowed models, or `prefix*`; an empty list: none.",
     )
     requests_per_minute: Limit | None = Field(
-        None, description="null: the configuration's default; 0: nothing is allowed."
+        None, description="null: the configuration's default; 0: no requests."
     )
     tokens_per_minute: Limit | None = Field(None, description="As requests_per_minute.")
     concurrent_requests: Limit | None = Field(None, description="As requests_per_minute.")
@@ -108,7 +108,7 @@ class KeyChanges(BaseModel):
         None, description="Tokens a month (UTC); null: no budget."
     )
     priority: int = Field(
-        DEFAULT_PRIORITY, strict=True, ge=-100, le=100, description="Lower goes first."
+        DEFAULT_PRIORITY, strict=True, ge=-100, le=100, description="Lower values are served first."
     )
     weight: int = Field(
         DEFAULT_WEIGHT,
@@ -117,24 +117,24 @@ class KeyChanges(BaseModel):
         le=1000,
         description="Share among waiting keys of one priority.",
     )
-    expires: Expiry = Field(None, description="RFC 3339 with its zone; null: never.")
+    expires: Expiry = Field(None, description="RFC 3339 with a time zone; null: never.")
     fields: FieldSettings | None = Field(
-        None, description="Rules on request fields, besides the model's; null: none."
+        None, description="Rules on request fields, in addition to the model's; null: none."
     )
 
     def columns(self) -> dict[str, Any]:
-        """Return what was given, under the names of the table's columns."""
+        """Return the given fields by the names of the table's columns."""
         return _columns(self.model_dump(include=self.model_fields_set))
 
 
 class KeyFields(KeyChanges):
-    """What a new key is made of. Its role is for life."""
+    """Fields of a new key. The role cannot be changed later."""
 
-    name: Name = Field(description="What people call the key; no two keys share a name.")
-    role: Role = Field(Role.CLIENT, description="What it is for; all but client are for /admin.")
+    name: Name = Field(description="Name of the key; unique.")
+    role: Role = Field(Role.CLIENT, description="client: for models; all others: for /admin.")
 
     def columns(self) -> dict[str, Any]:
-        """Return every field, under the names of the table's columns."""
+        """Return every field by the names of the table's columns."""
         return _columns(self.model_dump())
 
 
@@ -146,12 +146,12 @@ def _columns(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class OwnerFields(BaseModel):
-    """What all keys of an owner share. The name of the owner is what its keys say."""
+    """Limits and budgets that all keys of an owner share. Keys name their owner in `owner`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     requests_per_minute: Limit | None = Field(
-        None, description="For all keys together; null: no limit; 0: nothing is allowed."
+        None, description="For all keys together; null: no limit; 0: no requests."
     )
     tokens_per_minute: Limit | None = Field(None, description="As requests_per_minute.")
     concurrent_requests: Limit | None = Field(None, description="As requests_per_minute.")
@@ -162,7 +162,7 @@ class OwnerFields(BaseModel):
 
 
 class Rotation(BaseModel):
-    """How a secret is replaced."""
+    """Options of the rotation of a secret."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -171,24 +171,24 @@ class Rotation(BaseModel):
         strict=True,
         ge=0,
         le=MAX_GRACE_S,
-        description="How long the secret before goes on working, in seconds.",
+        description="Seconds for which the previous secret remains valid.",
     )
 
 
 def faults(errors: list[Any]) -> list[str]:
-    """Return each fault of a validation as one line that names the field and shows no value."""
+    """Return one line per validation error, with the field's name and without values."""
     lines = []
     for error in errors:
-        place = ".".join(str(part) for part in error["loc"] if _plain(part))
+        place = ".".join(str(part) for part in error["loc"] if _is_safe(part))
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            message = "there is no such field"
+            message = "unknown field"
         elif error["type"] == "missing":
             message = "is required"
         lines.append(f"{place}: {message}" if place else message)
     return lines
 
 
-def _plain(part: object) -> bool:
-    """Whether a part of a place may be told: a client may have sent its key as a field's name."""
+def _is_safe(part: object) -> bool:
+    """Return whether a field's name may be shown: a client may have sent its key as a name."""
     return isinstance(part, int) or re.fullmatch(r"[a-z_]{1,40}", str(part)) is not None

@@ -1,4 +1,4 @@
-"""How keys are shown, over HTTP and by the command line: never with a secret or a digest.
+"""Keys as the admin API and the command line show them, without secrets and digests.
 
 Times are RFC 3339.
 """
@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import BaseModel, Field
 
 from app.auth.key_format import NewKey
-from app.auth.key_store import ApiKey, Page, wall_ms
+from app.auth.keys import ApiKey, Page, wall_ms
 from app.auth.principal import Role
 from app.auth.validation import written
 from app.settings import FieldSettings, LimitSettings
@@ -34,27 +34,27 @@ class ShownKey(BaseModel):
     expires: str | None
     last_used: str | None = Field(description="Up to a minute late.")
     limits_in_force: LimitSettings | None = Field(
-        description="The key's own limits, and those of the configuration where it has none; null "
-        "for keys that are not for models."
+        description="The key's own limits, else those of the configuration; null for keys that are "
+        "not for models."
     )
     previous_secret_until: str | None = Field(
-        description="Until when the secret before the last rotation works; null: it does not."
+        description="Until when the secret before the last rotation is valid; null: it is not."
     )
 
     @classmethod
     def of(cls, key: ApiKey, default: LimitSettings) -> Self:
-        """Return a key as it is shown; `default` are the limits of a key without its own."""
+        """Return a key for display; `default` are the limits of a key without its own."""
         return cls.model_validate(_fields(key, default))
 
 
 class ShownNewKey(ShownKey):
-    """A key whose secret was just made: the only time that it is shown."""
+    """A key with its new secret, which is shown only now."""
 
     key: str = Field(repr=False, description="The secret; it cannot be shown again.")
 
     @classmethod
-    def made(cls, key: ApiKey, made: NewKey, default: LimitSettings) -> Self:
-        """Return a key with the secret that was just made for it."""
+    def with_secret(cls, key: ApiKey, made: NewKey, default: LimitSettings) -> Self:
+        """Return a key with its new secret."""
         return cls.model_validate({**_fields(key, default), "key": made.text})
 
 
@@ -64,7 +64,7 @@ class ShownPage(BaseModel):
 
     @classmethod
     def of(cls, page: Page, default: LimitSettings) -> Self:
-        """Return a page of keys as it is shown."""
+        """Return a page of keys for display."""
         return cls(data=[ShownKey.of(key, default) for key in page.keys], has_more=page.more)
 
 

@@ -21,7 +21,7 @@ def parse_number(name: str, text: str, unset: str) -> int | None:
 
 def parse_expiry(text: str) -> str:
     """Return an expiry as an RFC 3339 time, from a duration or such a time."""
-    from app.auth.validation import duration, milliseconds, moment, written
+    from app.auth import duration, milliseconds, moment, written
 
     try:
         return written(milliseconds(datetime.now(UTC) + duration(text))) or text
@@ -47,7 +47,7 @@ def resolve_models(given: Sequence[str], models: Iterable[ModelSettings]) -> lis
 
     A warning is enough: other gateways on the same database may have other models.
     """
-    from app.auth.model_checks import check_models
+    from app.auth import check_models
 
     checked = check_models(given, {name: model.name for model in models for name in model.names})
     for alias, model in checked.aliases.items():

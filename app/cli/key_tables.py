@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from app.cli.tables import Column, print_fields, print_table
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
-    from app.auth.views import ShownKey
+    from app.auth import ShownKey
 
 LIMITS = {
     "requests_per_minute": "requests/min",

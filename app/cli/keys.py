@@ -14,8 +14,7 @@ from app.cli.store import run_with_store, store_faults
 from app.settings import Settings, load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
-    from app.auth.key_format import NewKey
-    from app.auth.key_store import ApiKey, KeyStore
+    from app.auth import ApiKey, KeyStore, NewKey
 
 T = TypeVar("T")
 
@@ -77,8 +76,7 @@ def create(
 ) -> None:
     """Create a key and print its secret, which is shown only once."""
     with store_faults():
-        from app.auth.key_store import KeyStore
-        from app.auth.validation import KeyFields
+        from app.auth import KeyFields, KeyStore
 
         settings = load_settings(config)
         new = KeyFields.model_validate(
@@ -116,8 +114,7 @@ def list_keys(
 ) -> None:
     """List the keys, newest first."""
     with store_faults():
-        from app.auth.key_store import KeyStore
-        from app.auth.views import ShownPage
+        from app.auth import KeyStore, ShownPage
 
         settings = load_settings(config)
         found = run_with_store(settings, KeyStore, lambda store: store.page(limit, after))
@@ -184,7 +181,7 @@ def update(
         "models": model or None,
     }
     with store_faults():
-        from app.auth.validation import KeyChanges
+        from app.auth import KeyChanges
 
         given: dict[str, object] = {n: v for n, v in plain.items() if v is not None}
         given |= {n: parse_number(n, v, "default") for n, v in limits.items() if v is not None}
@@ -229,7 +226,7 @@ def rotate(
 ) -> None:
     """Replace a key's secret and print the new one, which is shown only once."""
     with store_faults():
-        from app.auth.validation import Rotation, duration
+        from app.auth import Rotation, duration
 
         try:
             grace_s = int(duration(grace).total_seconds())
@@ -257,10 +254,10 @@ def delete(key: KeyArgument, now: NowOption = False, config: ConfigOption = None
 
 def _with_key(settings: Settings, named: str, work: "Callable[[KeyStore, str], Awaitable[T]]") -> T:
     """Do some work on the key with this name or ID, and return the result."""
-    from app.auth.key_store import KeyStore
+    from app.auth import KeyStore
 
     async def find_and_work(store: KeyStore) -> T:
-        return await work(store, (await store.named(named)).id)
+        return await work(store, (await store.find_named(named)).id)
 
     return run_with_store(settings, KeyStore, find_and_work)
 
@@ -272,7 +269,7 @@ def _apply(
     work: "Callable[[KeyStore, str], Awaitable[ApiKey]]",
 ) -> None:
     """Do some work on a key and print the key it returns."""
-    from app.auth.views import ShownKey
+    from app.auth import ShownKey
 
     settings = load_settings(config)
     key = ShownKey.of(_with_key(settings, named, work), settings.limits.default)
@@ -283,9 +280,9 @@ def _apply(
 
 
 def _print_new(new: "tuple[ApiKey, NewKey]", settings: Settings, json: bool) -> None:
-    from app.auth.views import ShownNewKey
+    from app.auth import ShownNewKey
 
-    key = ShownNewKey.made(*new, settings.limits.default)
+    key = ShownNewKey.with_secret(*new, settings.limits.default)
     if json:
         print(key.model_dump_json(indent=2))
         return

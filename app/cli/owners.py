@@ -13,7 +13,7 @@ from app.cli.tables import Column, print_fields, print_table
 from app.settings import load_settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
-    from app.auth.owner_store import ShownOwner
+    from app.auth import ShownOwner
 
 HEADS = {"keys": "keys", **LIMITS, "daily_tokens": "tokens/day", "monthly_tokens": "tokens/month"}
 
@@ -38,7 +38,7 @@ def list_owners(
 ) -> None:
     """List the owners that have limits or budgets."""
     with store_faults():
-        from app.auth.owner_store import OwnerStore
+        from app.auth import OwnerStore
 
         settings = load_settings(config)
         page = run_with_store(settings, OwnerStore, lambda store: store.page(limit, after))
@@ -59,7 +59,7 @@ def list_owners(
 def show(name: NameArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
     """Show an owner."""
     with store_faults():
-        from app.auth.owner_store import OwnerStore
+        from app.auth import OwnerStore
 
         settings = load_settings(config)
         _print(run_with_store(settings, OwnerStore, lambda store: store.get(name)), json)
@@ -86,13 +86,12 @@ def set_owner(
         "monthly_tokens": monthly_tokens,
     }
     with store_faults():
-        from app.auth.owner_store import OwnerStore, checked_name
-        from app.auth.validation import OwnerFields
+        from app.auth import OwnerFields, OwnerStore, checked_owner_name
 
         values = {n: parse_number(n, text, "none") for n, text in given.items() if text is not None}
         fields = OwnerFields.model_validate(values)
         try:
-            checked_name(name)
+            checked_owner_name(name)
         except ValueError as error:
             fail(str(error))
         settings = load_settings(config)
@@ -104,7 +103,7 @@ def set_owner(
 def delete(name: NameArgument, config: ConfigOption = None) -> None:
     """Delete an owner's limits and budgets. Its keys and their usage stay."""
     with store_faults():
-        from app.auth.owner_store import OwnerStore
+        from app.auth import OwnerStore
 
         run_with_store(load_settings(config), OwnerStore, lambda store: store.delete(name))
         print(f"deleted {name!r}")

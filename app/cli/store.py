@@ -14,7 +14,7 @@ from app.cli.faults import fail, faults
 from app.settings import Settings
 
 if TYPE_CHECKING:  # SQLAlchemy is slow to import
-    from app.database.database import Database
+    from app.database import Database
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -24,7 +24,7 @@ def run_with_store(
     settings: Settings, store: "Callable[[Database], S]", work: Callable[[S], Awaitable[T]]
 ) -> T:
     """Open the configured database, do some work on a store in it, and return the result."""
-    from app.database.database import Database
+    from app.database import Database
 
     async def run() -> T:
         database = Database(settings.state.database_url.get_secret_value())
@@ -40,9 +40,7 @@ def run_with_store(
 @contextmanager
 def store_faults() -> Iterator[None]:
     """Turn faults of a key, an owner or the database into one line each and exit code 2."""
-    from app.auth import validation
-    from app.auth.key_store import NameTaken, UnknownKey
-    from app.auth.owner_store import UnknownOwner
+    from app.auth import NameTaken, UnknownKey, UnknownOwner, validation
     from app.database import DatabaseError
 
     with faults():

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from app.auth.principal import Principal
+from app.auth import Principal
 from app.relay.body import ParsedBody, check_media
 from app.relay.endpoint import Endpoint
 from app.relay.rewrite import (

@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Callable
 from typing import Literal
 
-from app.auth.principal import Principal
+from app.auth import Principal
 
 Isolation = Literal["key", "owner", "none"]
 # More tenants than are busy at a time; beyond it all salts are made anew.

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from app.auth.principal import Principal
+from app.auth import Principal
 from app.errors import FieldNotAllowed
 from app.relay.body import Members, ParsedBody
 from app.routing import Model

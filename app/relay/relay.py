@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from app.asgi import ClientDisconnected, ClientExchange, ClientStalled
-from app.auth.authenticator import Authenticator
+from app.auth import Authenticator
 from app.errors import (
     EngineUnavailable,
     GatewayError,

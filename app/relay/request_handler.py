@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from app.admission import Permit
-from app.auth.principal import Principal
+from app.auth import Principal
 from app.errors import (
     EngineFailed,
     EngineOverloaded,

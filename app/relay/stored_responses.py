@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from app.auth.principal import Principal
+from app.auth import Principal
 from app.database import DatabaseUnavailable, ValuesRejected
 from app.errors import (
     EngineFailed,

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.auth.authenticator import Authenticator
+from app.auth import Authenticator
 from app.errors import GatewayError
 from app.fleet.builder import Builder
 from app.fleet.deployment import DeployedEngine, ModelDeployment

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.auth.key_format import make
+from app.auth.key_format import new_key
 from app.settings import ConfigError, digest, load_settings
 from app.settings.fallbacks import find_fallback_fault
 from tests.app.configuration import (
@@ -469,7 +469,7 @@ class TestKeys:
     def test_a_key_of_the_key_store_is_refused_and_not_shown(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stored = make().text
+        stored = new_key().text
         variable = f"GATEWAY_{name.upper()}"
         monkeypatch.setenv(variable, f"{OTHER}, {stored}" if name == "api_keys" else stored)
         (line,) = faults(GOOD)

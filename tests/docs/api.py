@@ -10,7 +10,7 @@ from app.api.admin_auth import RIGHTS
 from app.api.error_responses import EVERY_ROUTE
 from app.api.schema import RIGHT
 from app.api.schema import document as document_of
-from app.auth.principal import Role
+from app.auth import Role
 from app.errors import GatewayError
 from app.main import create_app
 from tests.docs.page import ROOT, anchor

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from app.auth.principal import Principal, Role
+from app.auth import Principal, Role
 from app.relay.cache_salts import CacheSalts, Isolation
 from app.settings import NO_LIMITS
 from tests.e2e.deployment import (

@@ -8,9 +8,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from app.api.admin_auth import HANDLES, RIGHTS, Right, guard
-from app.auth.owner_store import OwnerStore
-from app.auth.principal import Role
-from app.auth.validation import KeyFields, OwnerFields
+from app.auth import KeyFields, OwnerFields, OwnerStore, Role
 from app.errors import PermissionDenied
 from app.main import State, create_app
 from tests.app.raw import connected, request
@@ -164,7 +162,7 @@ async def test_not_even_an_administrator_changes_a_role(gateway: Gateway) -> Non
         f"/admin/keys/{target.id}", json={"role": "admin"}, headers=ROOT
     )
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "role: there is no such field"
+    assert response.json()["error"]["message"] == "role: unknown field"
 
 
 @pytest.mark.parametrize(

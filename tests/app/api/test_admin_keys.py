@@ -13,8 +13,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from app.auth.key_format import make
-from app.auth.validation import KeyFields
+from app.auth import KeyFields
+from app.auth.key_format import new_key
 from app.settings import digest
 from tests.app.raw import PATIENCE_S, asking, connected, request
 from tests.fakes.vllm import Fake
@@ -49,7 +49,7 @@ async def admin(
 
 
 async def create(gateway: Gateway, **fields: Any) -> dict[str, Any]:
-    body = {"name": make().id, **fields}
+    body = {"name": new_key().id, **fields}
     made: dict[str, Any] = await admin(gateway, "POST", "", body, 201)
     return made
 
@@ -470,7 +470,7 @@ async def test_what_is_nearly_a_key_is_401_and_writes_nothing(gateway: Gateway) 
         kept.hex(),
         base64.b64encode(kept).decode(),
         f"sk-gw-{made['id']}-{kept.hex()}",
-        make(made["id"]).text,
+        new_key(made["id"]).text,
         made["id"],
     ):
         message = fault(await ask(gateway, near), 401)

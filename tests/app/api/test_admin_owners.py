@@ -81,9 +81,9 @@ async def test_an_owner_is_put_shown_changed_listed_and_deleted(gateway: Gateway
     [
         ("/a", {"requests_per_minute": -1}, "requests_per_minute: "),
         ("/a", {"daily_tokens": "7"}, "daily_tokens: "),
-        ("/a", {"name": "b"}, "name: there is no such field"),
+        ("/a", {"name": "b"}, "name: unknown field"),
         ("/%20a", {}, "name: begins or ends with a space"),
-        ("/a%07b", {}, "name: holds a character that cannot be printed"),
+        ("/a%07b", {}, "name: contains a non-printable character"),
         (f"/{'a' * 201}", {}, "name: "),
     ],
 )

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from app.api.data_plane import ENDPOINTS
-from app.auth.validation import KeyFields
+from app.auth import KeyFields
 from tests.app.api.openapi import Document
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, ROOT, ROOT_KEY, Gateway, remote, running, settings_for

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from app.api.usage import MAX_DAYS, MAX_ROWS, usage_router
-from app.auth.principal import Owner
+from app.auth import Owner
 from app.errors import Dialect, GatewayError, InvalidApiKey, PermissionDenied
 from app.settings import NO_LIMITS
 from app.usage.report import UsageRow, usage_report

@@ -10,8 +10,9 @@ from sqlalchemy import text
 
 from app.auth import authenticator
 from app.auth.authenticator import Authenticator
-from app.auth.key_format import make
-from app.auth.key_store import Change, Credential, KeyStore
+from app.auth.key_format import new_key
+from app.auth.key_store import KeyStore
+from app.auth.keys import Change, Credential
 from app.auth.principal import Allowed, Principal, Role
 from app.auth.validation import KeyChanges, KeyFields
 from app.database import Database, DatabaseUnavailable
@@ -96,7 +97,7 @@ async def auth(store: Watched, clock: Clock) -> AsyncIterator[Authenticator]:
 
 async def made(store: KeyStore, **fields: object) -> tuple[str, str]:
     """Make a key; return its id and its text."""
-    made = await store.create(KeyFields.model_validate({"name": make().id, **fields}))
+    made = await store.create(KeyFields.model_validate({"name": new_key().id, **fields}))
     return made[1].id, made[1].text
 
 
@@ -159,7 +160,7 @@ async def test_static_keys_and_root_never_reach_the_store(
 async def test_a_key_with_the_id_of_another_is_refused(auth: Authenticator, store: Watched) -> None:
     """CVE-2025-59425: what is compared is a digest, in constant time."""
     key_id, key = await made(store)
-    assert await refused(auth, make(key_id).text) == "the API key is not valid"
+    assert await refused(auth, new_key(key_id).text) == "the API key is not valid"
     await auth.authenticate(bearer(key))
 
 
@@ -169,7 +170,7 @@ async def test_a_good_key_that_is_remembered_lets_no_other_in(
     """CVE-2026-35030: a cache was keyed on a token's beginning."""
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
-    other = make(key_id).text
+    other = new_key(key_id).text
     assert other[:17] == key[:17]
     await refused(auth, other)
     assert auth.recall(bearer(key)) is not None
@@ -191,7 +192,7 @@ async def test_a_form_that_is_wrong_is_refused_without_a_look_up(
 async def test_a_key_nobody_made_is_looked_up_once_in_a_while(
     auth: Authenticator, store: Watched, clock: Clock
 ) -> None:
-    key = make().text
+    key = new_key().text
     for _ in range(5):
         await refused(auth, key)
     assert store.finds == 1
@@ -347,9 +348,9 @@ async def test_a_deleted_key_is_no_key(auth: Authenticator, store: Watched) -> N
 async def test_what_was_refused_is_forgotten_when_it_changes(
     auth: Authenticator, store: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = make()
+    new = new_key()
     await refused(auth, new.text)
-    monkeypatch.setattr("app.auth.key_store.make", lambda: new)  # the id that somebody guessed
+    monkeypatch.setattr("app.auth.key_store.new_key", lambda: new)  # the id that somebody guessed
     await made(store)
     await auth.poll()
     assert (await auth.authenticate(bearer(new.text))).id == new.id
@@ -413,7 +414,7 @@ async def test_made_up_keys_write_nothing_and_grow_nothing(
     await auth.flush()
     kept = {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".db-shm"}
     for _ in range(20):
-        batch = [make().text for _ in range(50)]
+        batch = [new_key().text for _ in range(50)]
         outcomes = await asyncio.gather(
             *(auth.authenticate(bearer(one)) for one in batch), return_exceptions=True
         )
@@ -421,7 +422,7 @@ async def test_made_up_keys_write_nothing_and_grow_nothing(
     await auth.flush()
     assert kept == {path: path.read_bytes() for path in kept}
     assert (len(auth._known), len(auth._unknown)) == (1, 100)
-    assert (auth._used, len(auth._look_ups)) == ({}, 0)
+    assert (auth._used, len(auth._lookups)) == ({}, 0)
     assert auth.recall(bearer(key)) is not None, "a scanner drives no good key out"
     assert [one.id for one in (await store.page(10)).keys] == [key_id]
 
@@ -478,7 +479,7 @@ async def test_what_changed_while_the_store_was_away_is_forgotten(
     assert "disabled" in await refused(auth, key)
 
 
-async def test_look_ups_begin_again_when_the_store_is_back(
+async def test_lookups_begin_again_when_the_store_is_back(
     auth: Authenticator, store: Watched
 ) -> None:
     _, key = await made(store)

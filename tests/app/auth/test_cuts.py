@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from app.auth import authenticator
 from app.auth.authenticator import Authenticator
-from app.auth.key_format import make
+from app.auth.key_format import new_key
 from app.auth.key_store import KeyStore
 from app.auth.validation import KeyChanges, KeyFields
 from app.database import Database
@@ -58,7 +58,7 @@ async def poll(sites: list[Site]) -> list[list[str]]:
 
 
 async def made(store: KeyStore) -> tuple[str, str]:
-    key, new = await store.create(KeyFields(name=make().id))
+    key, new = await store.create(KeyFields(name=new_key().id))
     return key.id, new.text
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.auth.key_format import make
+from app.auth.key_format import new_key
 from app.auth.validation import KeyFields
 from tests.app.raw import PATIENCE_S
 from tests.fakes.vllm import Fake
@@ -48,7 +48,7 @@ async def until_status(gateway: Gateway, key: str, wanted: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def new_key(gateway: Gateway, name: str) -> tuple[str, str]:
+async def create_key(gateway: Gateway, name: str) -> tuple[str, str]:
     _, made = await gateway.state.key_store.create(KeyFields(name=name))
     return made.id, made.text
 
@@ -66,13 +66,13 @@ async def test_known_keys_work_unknown_ones_are_503_and_all_is_well_after(
     go: Callable[[PostgresServer], None],
     come: Callable[[PostgresServer], None],
 ) -> None:
-    known_id, known = await new_key(gateway, "known")
-    _, unseen = await new_key(gateway, "unseen")
+    known_id, known = await create_key(gateway, "known")
+    _, unseen = await create_key(gateway, "unseen")
     assert await status(gateway, known) == 200
 
     await asyncio.to_thread(go, server)
     assert await status(gateway, unseen) == 503
-    assert await status(gateway, make().text) == 503
+    assert await status(gateway, new_key().text) == 503
     assert await status(gateway, known) == 200
     assert await status(gateway, "x" * 40) == 401, "what cannot be a key needs no database"
     listed = await gateway.client.get("/admin/keys", headers=ROOT)
@@ -81,6 +81,6 @@ async def test_known_keys_work_unknown_ones_are_503_and_all_is_well_after(
 
     await asyncio.to_thread(come, server)
     await until_status(gateway, unseen, 200)
-    await until_status(gateway, make().text, 401)
+    await until_status(gateway, new_key().text, 401)
     await gateway.state.key_store.disable(known_id)
     await until_status(gateway, known, 401)

@@ -40,7 +40,7 @@ def test_it_does_what_a_list_in_order_of_use_does(steps: list[tuple[object, ...]
                 cache.drop(digest)
                 model = [one for one in model if one[0] != digest]
             case ("forget", str(key_id), int(change)):
-                cache.forget(key_id, change)
+                cache.invalidate(key_id, change)
                 model = [one for one in model if one[1] != key_id or one[2] >= change]
             case _:
                 cache.clear()
@@ -55,5 +55,5 @@ def test_a_key_is_forgotten_with_every_digest_and_no_other_key_is() -> None:
     cache.put(b"now", "a", 4, 1)
     cache.put(b"before", "a", 3, 2)
     cache.put(b"other", "b", 3, 3)
-    cache.forget("a", 5)
+    cache.invalidate("a", 5)
     assert [cache.get(digest) for digest in (b"now", b"before", b"other")] == [None, None, 3]

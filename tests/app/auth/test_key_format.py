@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.auth.key_format import ALPHABET, CHECKSUM_LENGTH, checksum, id_of, is_id, make
+from app.auth.key_format import ALPHABET, CHECKSUM_LENGTH, checksum, id_of, is_id, new_key
 
-KEY = make()
+KEY = new_key()
 TEXT = KEY.text.encode()
 CHARACTERS = st.sampled_from(sorted(ALPHABET.encode()))
 
@@ -21,13 +21,13 @@ def test_a_new_key_tells_its_id_and_has_a_secret_of_256_bits() -> None:
 
 
 def test_no_two_keys_are_alike() -> None:
-    made = [make() for _ in range(200)]
+    made = [new_key() for _ in range(200)]
     assert len({one.id for one in made}) == 200
     assert len({one.text[-49:] for one in made}) == 200
 
 
 def test_a_new_secret_for_a_key_keeps_its_id() -> None:
-    again = make(KEY.id)
+    again = new_key(KEY.id)
     assert again.id == id_of(again.text.encode()) == KEY.id
     assert again.text != KEY.text
 

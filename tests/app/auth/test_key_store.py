@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import text, update
 
-from app.auth.key_store import ApiKey, Change, KeyStore, NameTaken, UnknownKey
+from app.auth.key_store import KeyStore
+from app.auth.keys import ApiKey, Change, NameTaken, UnknownKey
 from app.auth.principal import Role
 from app.auth.validation import KeyChanges, KeyFields
 from app.database import Database
@@ -101,7 +102,7 @@ async def test_a_key_comes_back_as_it_was_made(store: KeyStore, clock: Clock) ->
 class TestNamed:
     async def test_is_found_by_its_id_and_by_its_name(self, store: KeyStore) -> None:
         key, _ = await store.create(KeyFields(name="team/a b"))
-        assert await store.named(key.id) == await store.named("team/a b") == key
+        assert await store.find_named(key.id) == await store.find_named("team/a b") == key
 
     async def test_an_id_wins_over_a_name(self, store: KeyStore, database: Database) -> None:
         first, _ = await store.create(KeyFields(name="a"))
@@ -109,7 +110,7 @@ class TestNamed:
         async with database.write() as connection:  # as a gateway of before took it
             named = update(api_keys).where(api_keys.c.id == second.id).values(name=first.id)
             await connection.execute(named)
-        assert await store.named(first.id) == first
+        assert await store.find_named(first.id) == first
 
     async def test_no_name_is_the_id_of_another_key_alive_or_deleted(self, store: KeyStore) -> None:
         first, _ = await store.create(KeyFields(name="a"))
@@ -122,7 +123,7 @@ class TestNamed:
             with contextlib.suppress(UnknownKey):
                 await store.delete(first.id)
         with pytest.raises(UnknownKey):
-            await store.named(first.id)
+            await store.find_named(first.id)
         assert await store.id_for_reports(first.id) == first.id
 
     @pytest.mark.parametrize("name", ["key-0a1b2c3d", "anonymous"])
@@ -138,23 +139,23 @@ class TestNamed:
             await store.create(KeyFields(name="ab" * 98 + f"{number:03d}"))
         began = time.perf_counter()
         with pytest.raises(UnknownKey, match=r"^there is no such key$"):
-            await store.named("ba" * 98)
+            await store.find_named("ba" * 98)
         with pytest.raises(UnknownKey, match=r"^there is no such key$"):
-            await store.named("ab" * 20)
+            await store.find_named("ab" * 20)
         assert time.perf_counter() - began < 5
 
     async def test_a_deleted_key_has_no_name(self, store: KeyStore) -> None:
         key, _ = await store.create(KeyFields(name="a"))
         await store.delete(key.id)
         with pytest.raises(UnknownKey):
-            await store.named("a")
+            await store.find_named("a")
 
     async def test_the_nearest_name_is_told_and_what_was_asked_for_is_not(
         self, store: KeyStore
     ) -> None:
         await store.create(KeyFields(name="research"))
         with pytest.raises(UnknownKey, match=r"^there is no such key; did you mean 'research'\?$"):
-            await store.named("reserch")
+            await store.find_named("reserch")
 
     @pytest.mark.parametrize(
         "named", ["", "0000000000", "' OR 1=1 --", "a\x00b", "\ud800", "x" * 100_000]
@@ -162,13 +163,13 @@ class TestNamed:
     async def test_anything_else_is_unknown(self, store: KeyStore, named: str) -> None:
         await store.create(KeyFields(name="a"))
         with pytest.raises(UnknownKey, match=r"^there is no such key$"):
-            await store.named(named)
+            await store.find_named(named)
 
     async def test_a_secret_is_not_looked_for(self, store: KeyStore) -> None:
         _, made = await store.create(KeyFields(name="sk-gw-name"))
         for named in (made.text, "sk-gw-name"):
             with pytest.raises(UnknownKey):
-                await store.named(named)
+                await store.find_named(named)
 
 
 class TestIdForReports:

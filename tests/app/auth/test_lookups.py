@@ -11,8 +11,9 @@ from sqlalchemy import text
 
 from app.auth import authenticator, lookups
 from app.auth.authenticator import Authenticator
-from app.auth.key_format import make
-from app.auth.key_store import Credential, KeyStore
+from app.auth.key_format import new_key
+from app.auth.key_store import KeyStore
+from app.auth.keys import Credential
 from app.auth.principal import Principal
 from app.auth.validation import KeyFields
 from app.database import Database
@@ -76,7 +77,7 @@ async def auth(store: Slow) -> AsyncIterator[Authenticator]:
 
 
 async def made(store: KeyStore) -> tuple[str, str]:
-    key, new = await store.create(KeyFields(name=make().id))
+    key, new = await store.create(KeyFields(name=new_key().id))
     return key.id, new.text
 
 
@@ -113,7 +114,7 @@ async def test_a_good_key_is_let_in_while_made_up_keys_fill_the_queue(
     key_id, key = await made(store)
     await auth.poll()
     store.delay_s = 0.05
-    async with attacked(auth, [make().text for _ in range(MANY)]):
+    async with attacked(auth, [new_key().text for _ in range(MANY)]):
         assert (await auth.authenticate(bearer(key))).id == key_id
 
 
@@ -125,7 +126,7 @@ async def test_a_good_key_is_let_in_while_made_up_secrets_of_known_ids_fill_the_
     made_keys = [await made(store) for _ in range(3)]
     await auth.poll()
     store.delay_s = 0.05
-    made_up = [make(made_keys[n % 2][0]).text for n in range(MANY)]
+    made_up = [new_key(made_keys[n % 2][0]).text for n in range(MANY)]
     async with attacked(auth, made_up) as attack:
         for key_id, key in made_keys:
             assert (await auth.authenticate(bearer(key))).id == key_id
@@ -141,40 +142,40 @@ async def test_a_key_of_another_process_works_at_once(auth: Authenticator, store
 
 
 @pytest.mark.slow
-async def test_only_so_many_look_ups_at_once_in_each_lane(auth: Authenticator, store: Slow) -> None:
+async def test_only_so_many_lookups_at_once_in_each_lane(auth: Authenticator, store: Slow) -> None:
     good = [(await made(store))[1] for _ in range(20)]
     await auth.poll()
     store.released.clear()
     async with (
-        attacked(auth, [make().text for _ in range(20)]) as made_up,
+        attacked(auth, [new_key().text for _ in range(20)]) as made_up,
         attacked(auth, good) as requests,
     ):
-        while store.at_once < lookups.TURNS + lookups.UNKNOWN_TURNS:
+        while store.at_once < lookups.MAX_READS + lookups.MAX_UNKNOWN_READS:
             await asyncio.sleep(0.001)
         await settle()
         store.released.set()
         assert await outcomes(made_up) == {InvalidApiKey: 20}
         assert await outcomes(requests) == {Principal: 20}
-    assert store.most_at_once == lookups.TURNS + lookups.UNKNOWN_TURNS == 8
+    assert store.most_at_once == lookups.MAX_READS + lookups.MAX_UNKNOWN_READS == 8
     assert sum(store.finds.values()) == 40
 
 
-async def test_look_ups_that_wait_are_bounded_in_each_lane(
+async def test_lookups_that_wait_are_bounded_in_each_lane(
     auth: Authenticator, store: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookups, "MAX_WAITING", 4)
-    monkeypatch.setattr(lookups, "MAX_UNKNOWN_WAITING", 3)
+    monkeypatch.setattr(auth._lookups._existing, "max_pending", 4)
+    monkeypatch.setattr(auth._lookups._unknown, "max_pending", 3)
     good = [(await made(store))[1] for _ in range(5)]
     await auth.poll()
     store.released.clear()
     async with (
-        attacked(auth, [make().text for _ in range(5)]) as made_up,
+        attacked(auth, [new_key().text for _ in range(5)]) as made_up,
         attacked(auth, good) as requests,
     ):
         store.released.set()
         assert await outcomes(made_up) == {InvalidApiKey: 3, ServiceUnavailable: 2}
         assert await outcomes(requests) == {Principal: 4, ServiceUnavailable: 1}
-    assert len(auth._look_ups) == 0
+    assert len(auth._lookups) == 0
     assert (await auth.authenticate(bearer(good[-1]))).id, "what was refused leaves room"
 
 
@@ -194,7 +195,7 @@ async def test_one_lane_where_there_are_too_many_keys(
     await later.poll()
     assert later._ids is None
     async with attacked(
-        later, [make().text for _ in range(lookups.MAX_UNKNOWN_WAITING + 1)]
+        later, [new_key().text for _ in range(lookups.MAX_UNKNOWN_PENDING + 1)]
     ) as all_:
         assert await outcomes(all_) == {InvalidApiKey: len(all_)}
     await later.close()
@@ -237,7 +238,7 @@ async def test_a_secret_that_is_newer_than_the_read_is_looked_up_again(
     async with attacked(auth, [key]) as first:
         await store.read.wait()
         _, second = await store.rotate(key_id, 60)
-        async with attacked(auth, [second.text, make(key_id).text]) as others:
+        async with attacked(auth, [second.text, new_key(key_id).text]) as others:
             store.released.set()
             assert await outcomes(first) == {Principal: 1}
             assert await outcomes(others) == {Principal: 1, InvalidApiKey: 1}
@@ -258,7 +259,7 @@ async def test_a_key_that_is_cut_off_lets_in_nobody_who_waited_for_its_look_up(
         while auth._known.get(digest(key.encode())) is None:
             await asyncio.sleep(0)
         # The look-up has come back, and who waits for it has not gone on: now a poll does this.
-        auth._known.forget(key_id, 10**9)
+        auth._known.invalidate(key_id, 10**9)
         assert await outcomes(waiting) == {InvalidApiKey: 1}
 
 
@@ -268,18 +269,18 @@ async def test_a_fault_reaches_all_who_wait_and_leaves_nothing(
     key_id, key = await made(store)
     await auth.poll()
     store.broken = True
-    async with attacked(auth, [key, key, make(key_id).text]) as waiting:
+    async with attacked(auth, [key, key, new_key(key_id).text]) as waiting:
         assert await outcomes(waiting) == {ZeroDivisionError: 3}
-    assert len(auth._look_ups) == 0
+    assert len(auth._lookups) == 0
     store.broken = False
     assert (await auth.authenticate(bearer(key))).id == key_id
 
 
-async def test_the_end_of_the_gateway_ends_look_ups(auth: Authenticator, store: Slow) -> None:
+async def test_the_end_of_the_gateway_ends_lookups(auth: Authenticator, store: Slow) -> None:
     keys_ = [(await made(store))[1] for _ in range(20)]
     await auth.poll()
     store.released.clear()
     async with attacked(auth, keys_) as waiting:
         await auth.close()
         assert await outcomes(waiting) == {asyncio.CancelledError: 20}
-    assert len(auth._look_ups) == 0
+    assert len(auth._lookups) == 0

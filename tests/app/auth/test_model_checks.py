@@ -1,6 +1,6 @@
 """A key's models, compared with those that there are."""
 
-from app.auth.model_checks import MOST_HINTS, check_models
+from app.auth.model_checks import MAX_HINTS, check_models
 
 NAMES = {"demo": "demo", "gpt-4o-mini": "demo", "qwen-7b": "qwen-7b"}
 
@@ -24,10 +24,10 @@ def test_a_typo_has_its_nearest_name() -> None:
 
 
 def test_only_the_first_typos_have_a_nearest_name() -> None:
-    given = [f"qwen-7b-{number}" for number in range(MOST_HINTS + 1)]
+    given = [f"qwen-7b-{number}" for number in range(MAX_HINTS + 1)]
     unknown = check_models(given, NAMES).unknown
     assert list(unknown) == given
-    assert list(unknown.values()) == ["qwen-7b"] * MOST_HINTS + [None]
+    assert list(unknown.values()) == ["qwen-7b"] * MAX_HINTS + [None]
 
 
 def test_a_prefix_of_aliases_alone_matches_no_model() -> None:

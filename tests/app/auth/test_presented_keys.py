@@ -4,7 +4,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from app.auth.authenticator import Authenticator, presented_key
+from app.auth.authenticator import Authenticator
+from app.auth.presented_key import presented_key
 from app.auth.principal import Principal, Role
 from app.errors import InvalidApiKey
 from app.settings import NO_LIMITS, digest

@@ -9,7 +9,7 @@ from tests.app.auth.doors import LIMITS
 
 
 def caller(*patterns: str) -> Principal:
-    return Principal("a", Role.CLIENT, LIMITS, Allowed.of(patterns))
+    return Principal("a", Role.CLIENT, LIMITS, models=Allowed.of(patterns))
 
 
 @pytest.mark.parametrize(

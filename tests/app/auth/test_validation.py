@@ -105,7 +105,7 @@ def test_every_fault_is_told() -> None:
         KeyFields.model_validate({"weight": 0, "models": ["a*b"]})
     assert faults(caught.value.errors()) == [
         "name: is required",
-        "models.0: a * may only stand at the end",
+        "models.0: a * is allowed only at the end",
         "weight: Input should be greater than or equal to 1",
     ]
 

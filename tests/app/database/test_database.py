@@ -19,7 +19,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from app.auth.key_store import KeyStore
+from app.auth import KeyStore
 from app.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.async_engine import create_async_engine
 from app.database.migrate import HEAD, configuration

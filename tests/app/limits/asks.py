@@ -1,6 +1,6 @@
 """Requests for the tests of limits."""
 
-from app.auth.principal import Owner
+from app.auth import Owner
 from app.limits.terms import LimitRequest
 from app.settings import LimitSettings
 

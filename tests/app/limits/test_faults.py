@@ -229,7 +229,7 @@ async def test_local_means_the_same_limits_counted_here(
         assert [await passes(gateway.limiter, wanted) for _ in range(3)] == [True, True, False]
         headers = dict((await gateway.limiter.decide(wanted)).headers)
         assert headers[b"x-ratelimit-limit-requests"] == b"2"
-    assert gateway.log[0].endswith("; this gateway counts limits for itself until it does")
+    assert gateway.log[0].endswith("; until then this gateway counts limits for itself")
 
 
 async def test_open_means_no_limits_and_no_headers(

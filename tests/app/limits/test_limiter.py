@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import redis
 
-from app.auth.principal import Owner
+from app.auth import Owner
 from app.errors import RateLimited
 from app.limits.limiter import LEASE_S, Decision, Limiter
 from app.limits.redis_connection import RedisConnection

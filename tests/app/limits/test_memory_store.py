@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.principal import Owner
+from app.auth import Owner
 from app.limits.memory_store import MemoryStore
 from app.limits.terms import Terms, terms_of
 from app.settings import LimitSettings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.principal import Owner
+from app.auth import Owner
 from app.limits import bucket
 from app.limits.memory_store import MemoryStore
 from app.limits.rate_headers import duration, header_lines, headers, refusal

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.principal import Owner
+from app.auth import Owner
 from app.limits.terms import Scopes, settlement, terms_of
 from app.settings import LimitSettings
 from tests.app.limits.asks import NONE, ask, limits, owned

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.auth.principal import Principal, Role
+from app.auth import Principal, Role
 from app.relay.cache_salts import CacheSalts
 from app.relay.rewrite import SALTED
 from app.settings import NO_LIMITS

@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.auth.authenticator import Authenticator
-from app.auth.principal import Allowed, Principal
+from app.auth import Allowed, Authenticator, Principal
 from app.relay.sse import COMMENT
 from app.settings import LimitSettings
 from engines.base import EngineState
@@ -245,7 +244,7 @@ async def test_only_models_that_the_key_may_use_stand_in(
         principal = known(headers)
         assert principal is not None
         fewer = Allowed.of(["demo", "tiny"])
-        return Principal(principal.id, principal.role, principal.limits, fewer)
+        return Principal(principal.id, principal.role, principal.limits, models=fewer)
 
     monkeypatch.setattr(Authenticator, "recall", with_fewer_models)
     setup.demo.fault = "dead"

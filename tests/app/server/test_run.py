@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from app.auth.key_format import make
+from app.auth.key_format import new_key
 from app.main import create_app
 from app.server.run import banner, check_database, listen, locked
 from app.settings import ConfigError
@@ -385,13 +385,13 @@ def test_a_database_server_that_is_down_does_not_keep_the_gateway_from_serving(
         port = yaml.safe_load(config.read_text())["server"]["port"]
         base = f"http://127.0.0.1:{port}/v1/models"
         known = httpx.get(base, headers={"authorization": f"Bearer {KEY}"})
-        unknown = httpx.get(base, headers={"authorization": f"Bearer {make().text}"})
+        unknown = httpx.get(base, headers={"authorization": f"Bearer {new_key().text}"})
         assert (known.status_code, unknown.status_code) == (200, 503)
     finally:
         process.terminate()
         assert process.wait(20) == 0
     said = output.read_text()
-    assert "trying again every" in said
+    assert "retrying every" in said
     assert "canary-password" not in said
     assert "Traceback" not in said
 

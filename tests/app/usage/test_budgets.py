@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.auth.principal import Owner
+from app.auth import Owner
 from app.database import Database
 from app.errors import QuotaUsedUp, ServiceUnavailable
 from app.settings import NO_LIMITS

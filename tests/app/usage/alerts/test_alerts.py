@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from app.auth.principal import Owner
+from app.auth import Owner
 from app.database import Database
 from app.database.schema import budget_alerts
 from app.errors import QuotaUsedUp

@@ -1,0 +1,41 @@
+"""Reads the API key of a request from its headers."""
+
+import hmac
+from collections.abc import Iterable
+
+from app.errors import InvalidApiKey
+
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+# Longer than any key that the configuration accepts; such keys are refused without a hash.
+MAX_KEY_LENGTH = 1024
+
+
+def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the key of a request, from `Authorization: Bearer` or `x-api-key`.
+
+    Raises InvalidApiKey if there is none, two different ones, or an impossible one.
+    """
+    found: bytes | None = None
+    for name, value in [pair for pair in headers if pair[0] in _CREDENTIALS]:
+        if name == b"authorization":
+            scheme, _, key = value.strip().partition(b" ")
+            if scheme.lower() != b"bearer":
+                raise InvalidApiKey("the Authorization header must be `Bearer <key>`")
+        else:
+            key = value
+        key = key.strip()
+        if found is not None and not hmac.compare_digest(found, key):
+            raise InvalidApiKey("the request has two different API keys")
+        found = key
+    if not found:
+        raise InvalidApiKey(
+            "no API key: send `Authorization: Bearer <key>` or `x-api-key: <key>`", "missing"
+        )
+    if len(found) > MAX_KEY_LENGTH or len(found.split(None, 1)) != 1:
+        raise invalid_key()
+    return found
+
+
+def invalid_key() -> InvalidApiKey:
+    """Return the error for a key that is not valid, without saying why."""
+    return InvalidApiKey("the API key is not valid")

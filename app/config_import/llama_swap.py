@@ -23,6 +23,7 @@ from app.config_import.shell import parse_assignment
 from app.config_import.vllm import model_settings
 from app.config_import.vllm_command import read_vllm_servers
 from app.settings import FieldSettings
+from engines.output import redact_line
 from engines.spec import RemoteSpec
 
 _LEVELS = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}

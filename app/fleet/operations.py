@@ -9,7 +9,7 @@ from app import errors
 from app.fleet.fleet import STOP_GRACE_S, ensure_ready
 from app.routing import Catalogue, Replica
 from engines.base import Engine, EngineCapabilities, EngineError, EngineState
-from engines.output import LogFollower
+from engines.output import LogFollower, redact_line
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,10 @@ import msgspec
 import uvicorn
 import uvloop
 
-from app.main import State, create_app
-from app.server.run import listen, uvicorn_server
+from app.application import Application
+from app.main import create_app
+from app.server.http_server import gateway_server
+from app.server.listen import listen
 from app.settings import Settings, load_settings
 from app.telemetry.logs import Output, configured_log
 from engines.remote import RemoteEngine
@@ -46,7 +48,9 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
         return not any((*counts, self.client_connections, self.server_tasks, self.tasks))
 
 
-def leftovers(state: State, server: uvicorn.Server, before: set[asyncio.Task[object]]) -> Leftovers:
+def leftovers(
+    state: Application, server: uvicorn.Server, before: set[asyncio.Task[object]]
+) -> Leftovers:
     """Return what is open now; `before` are the tasks that may be there."""
     # The pool tells how many exchanges it has, not how many connections: that is its own affair.
     clients = [e._client for e in state.catalogue.engines if isinstance(e, RemoteEngine)]
@@ -68,7 +72,7 @@ def leftovers(state: State, server: uvicorn.Server, before: set[asyncio.Task[obj
 
 
 async def settled(
-    state: State, server: uvicorn.Server, before: set[asyncio.Task[object]]
+    state: Application, server: uvicorn.Server, before: set[asyncio.Task[object]]
 ) -> Leftovers:
     """Return what is open once nothing is, or when what is on its way out had its time."""
     for _ in range(SETTLE_TRIES):
@@ -80,9 +84,8 @@ async def settled(
 
 async def serve(settings: Settings, output: Output) -> Leftovers:
     """Serve until SIGTERM; return what was open then."""
-    app = create_app(settings, output=output)
-    state: State = app.state.gateway
-    server = uvicorn_server(app)
+    state = create_app(settings, output=output)
+    server = gateway_server(state)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     sock = listen(settings.server.host, settings.server.port)

@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from app.api.data_plane import ENDPOINTS
-from app.main import State, create_app
-from app.server.run import uvicorn_server
+from app.application import Application
+from app.main import create_app
+from app.server.http_server import gateway_server
 from app.settings import Settings
 from app.telemetry.logs import Output, Writer
 from app.telemetry.logs.access import AccessLog
@@ -82,7 +83,7 @@ def table(costs: Sequence[Cost]) -> Table:
     )
 
 
-def _gateway(directory: Path, output: Output) -> State:
+def _gateway(directory: Path, output: Output) -> Application:
     """Return a gateway that is not started, with everything that is read at a scrape."""
     models = [
         {
@@ -95,9 +96,8 @@ def _gateway(directory: Path, output: Output) -> State:
     ]
     logs = {"format": "json"}
     settings = Settings(models=models, server={"run_dir": directory}, logs=logs)
-    app = create_app(settings, output=output)
-    uvicorn_server(app)
-    state: State = app.state.gateway
+    state = create_app(settings, output=output)
+    gateway_server(state)
     return state
 
 
@@ -118,7 +118,7 @@ def _fill(metrics: Metrics) -> None:
         metrics.model_evictions.add((model, "room"))
 
 
-def _all(state: State) -> Iterator[Callable[[], None]]:
+def _all(state: Application) -> Iterator[Callable[[], None]]:
     metrics, access = _metrics(state.metrics), _access(state.access)
     while True:
         count, write = next(metrics), next(access)

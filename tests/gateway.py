@@ -16,9 +16,11 @@ import httpx
 import uvicorn
 from uvicorn.server import ServerState
 
+from app.application import Application
 from app.database import Database
-from app.main import State, create_app
-from app.server.run import listen, metrics_server, uvicorn_server
+from app.main import create_app
+from app.server.http_server import gateway_server, metrics_server
+from app.server.listen import listen
 from app.settings import Settings, digest
 from tests.fakes.vllm import PATIENCE_S
 
@@ -36,7 +38,7 @@ ROOT = {"authorization": f"Bearer {ROOT_KEY}"}
 class Gateway:
     """A running gateway and a client that holds its key."""
 
-    state: State
+    state: Application
     port: int
     client: httpx.AsyncClient
     # Open client connections of the main port, the client's own included, and tasks of requests.
@@ -118,10 +120,9 @@ async def running(
 
     `source` reads the settings again for a reload, `tracer` makes traces.
     """
-    app = create_app(settings, launcher=launcher, source=source, tracer=tracer)
-    scraped = metrics_server(app)
-    server = uvicorn_server(app)
-    state: State = app.state.gateway
+    state = create_app(settings, launcher=launcher, source=source, tracer=tracer)
+    scraped = metrics_server(state)
+    server = gateway_server(state)
     port = await _listening(server, settings.server.host, settings.server.port)
     servers: list[uvicorn.Server] = [server]
     metrics_port: int | None = None

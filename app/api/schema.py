@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from app.api.admin_auth import Guard, Right, guard
 from app.api.data_plane_schema import dataplane_paths
@@ -22,6 +23,7 @@ from app.api.error_responses import (
 )
 from app.auth import Authenticator
 
+VERSION = "0.1.0"  # of the document
 # An extension of OpenAPI: the right that the caller's role must have.
 RIGHT = "x-right"
 _KEYS = {
@@ -46,7 +48,7 @@ def schema_router(authenticator: Authenticator) -> APIRouter:
 
     @cache
     def encoded(app: FastAPI) -> bytes:
-        return json.dumps(document(app), separators=(",", ":")).encode()
+        return json.dumps(document(app.routes), separators=(",", ":")).encode()
 
     @router.get("/openapi.json", dependencies=[reading], responses=error_responses(*ADMIN))
     async def openapi(request: Request) -> Response:
@@ -58,10 +60,10 @@ def schema_router(authenticator: Authenticator) -> APIRouter:
     return router
 
 
-def document(app: FastAPI) -> JsonObject:
-    """Return the OpenAPI document of an application, data plane included."""
+def document(routes: Sequence[BaseRoute]) -> JsonObject:
+    """Return the OpenAPI document of an application's routes, data plane included."""
     whole: JsonObject = get_openapi(
-        title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes
+        title="vllm-gateway", version=VERSION, description=_DESCRIPTION, routes=routes
     )
     whole["paths"] |= dataplane_paths()
     components = whole["components"]
@@ -71,7 +73,7 @@ def document(app: FastAPI) -> JsonObject:
     components["headers"] = dict(header_components())
     components["securitySchemes"] = dict(_security_schemes())
     shared = _SharedResponses()
-    rights = dict(_rights(app))
+    rights = dict(_rights(routes))
     for path, method, operation in _operations(whole):
         operation["security"] = _security(path)
         if right := rights.get((path, method)):
@@ -110,9 +112,9 @@ def _operations(whole: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
             yield path, method, operation
 
 
-def _rights(app: FastAPI) -> Iterator[tuple[tuple[str, str], Right]]:
+def _rights(routes: Sequence[BaseRoute]) -> Iterator[tuple[tuple[str, str], Right]]:
     """Yield the right that each route under /admin asks for, by path and method."""
-    for route in app.routes:
+    for route in routes:
         if isinstance(route, APIRoute):
             for right in _guards(route.dependant):
                 for method in route.methods:

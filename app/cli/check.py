@@ -18,8 +18,7 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 def check(config: ConfigOption = None) -> None:
     """Validate the configuration and print what would run."""
-    from app.fleet import Builder, initial_slots, run_preflight
-    from app.main import catalogue_of
+    from app.fleet import Builder, catalogue_of, initial_slots, run_preflight
     from app.telemetry.logs import check_log_file
 
     with faults():

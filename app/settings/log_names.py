@@ -36,7 +36,7 @@ SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     "reload": ("app.reload",),
     "residency": ("app.residency",),
     "routing": ("app.routing",),
-    "server": ("app.main", "app.server"),
+    "server": ("app.application", "app.main", "app.server"),
     "traces": ("app.telemetry.traces",),
     "usage": ("app.usage",),
     "usage.alerts": ("app.usage.alerts",),

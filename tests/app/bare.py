@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 from app.asgi import Dispatcher, ExchangeHandler, Headers
 from app.errors import GatewayError
 from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
-from app.server.run import listen
+from app.server.listen import listen
 from tests.app.raw import PATIENCE_S, Client
 from tests.gateway import until_tasks_end
 

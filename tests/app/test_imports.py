@@ -30,13 +30,14 @@ from pathlib import Path
 
 import app.cli
 from app.main import create_app
-from app.server.run import check_database, metrics_server, uvicorn_server
+from app.server.http_server import gateway_server, metrics_server
+from app.server.run import check_database
 from app.settings import load_settings
 
 settings = load_settings(Path("gateway.yaml"))
 check_database(settings)
 app = create_app(settings)
-uvicorn_server(app), metrics_server(app)
+gateway_server(app), metrics_server(app)
 print(*(name for name in sys.argv[1:] if name in sys.modules))
 """
 

@@ -101,7 +101,7 @@ def openapi() -> JsonObject:
     """Return the OpenAPI document of a gateway with both planes."""
     model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
     with TemporaryDirectory() as directory:
-        return document_of(create_app(settings_for(model, run_dir=Path(directory))))
+        return document_of(create_app(settings_for(model, run_dir=Path(directory))).routes)
 
 
 def openapi_text(document: JsonObject) -> str:

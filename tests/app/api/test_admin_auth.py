@@ -8,9 +8,10 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 
 from app.api.admin_auth import HANDLES, RIGHTS, Right, guard
+from app.application import Application
 from app.auth import KeyFields, OwnerFields, OwnerStore, Role
 from app.errors import PermissionDenied
-from app.main import State, create_app
+from app.main import create_app
 from tests.app.raw import connected, request
 from tests.gateway import KEY, ROOT, ROOT_KEY, Gateway, free_port, remote, running, settings_for
 
@@ -62,7 +63,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         yield one
 
 
-async def key_of(state: State, caller: str) -> str | None:
+async def key_of(state: Application, caller: str) -> str | None:
     """Return the key that a caller sends."""
     fixed = {"nobody": None, "garbage": "x" * 40, "static client": KEY, "root": ROOT_KEY}
     if caller in fixed:

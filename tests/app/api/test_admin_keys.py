@@ -556,7 +556,7 @@ async def started(tmp_path: Path, **fields: Any) -> AsyncIterator[Gateway]:
 async def test_the_way_to_a_first_key_is_told_once_and_only_where_there_is_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "app.main")
+    caplog.set_level(logging.INFO, "app.application")
     async with started(tmp_path) as gateway:
         assert [r.getMessage() for r in caplog.records if "client key" in r.getMessage()] == [
             "no client key yet: vllm-gateway keys create --name NAME"

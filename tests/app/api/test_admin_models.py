@@ -108,10 +108,10 @@ async def test_a_client_that_does_not_wait_on_ends_nothing(
 ) -> None:
     engine.may_load = asyncio.Event()
     asking = asyncio.create_task(gateway.client.post("/admin/models/gpt/load?wait=true"))
-    await until(lambda: gateway.state.orders.under_way("org/demo/load") == "load")
+    await until(lambda: gateway.state.operations.under_way("org/demo/load") == "load")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    assert gateway.state.orders.under_way("org/demo/load") == "load"
+    assert gateway.state.operations.under_way("org/demo/load") == "load"
     engine.may_load.set()
     await until(lambda: engine.state is EngineState.READY)
 

@@ -64,7 +64,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Document:
         {"name": "demo", "engines": [remote("http://127.0.0.1:1")]},
         run_dir=tmp_path_factory.mktemp("document"),
     )
-    return Document(document_of(create_app(settings)))
+    return Document(document_of(create_app(settings).routes))
 
 
 # What is in it

@@ -380,7 +380,7 @@ async def test_a_fallback_on_demand_is_loaded(tmp_path: Path) -> None:
     async with running(settings, (sys.executable, "-m", "tests.fakes.vllm")) as gateway:
         assert [one.state for one in gateway.state.catalogue.engines][1] is EngineState.STOPPED
         assert (await gateway.chat()).json()["model"] == "spare"
-        assert [snapshot.leases for snapshot in gateway.state.keeper.snapshots()] == [0]
+        assert [snapshot.leases for snapshot in gateway.state.loader.snapshots()] == [0]
         await at_rest(gateway)
 
 

@@ -12,7 +12,7 @@ import pytest
 from app.errors import OPERATOR_S
 from app.relay.sse import COMMENT
 from app.residency import Residency
-from app.server.run import banner
+from app.server.banner import banner
 from engines.base import EngineState
 from tests.app.raw import PATIENCE_S, answers, asking, connected, request
 from tests.gateway import ROOT, Gateway, running, settings_for
@@ -36,12 +36,12 @@ def serving(
 
 
 def residency(gateway: Gateway, name: str = "demo") -> Residency:
-    return next(r.residency for r in gateway.state.keeper.snapshots() if r.name == name)
+    return next(r.residency for r in gateway.state.loader.snapshots() if r.name == name)
 
 
 async def until_waiting(gateway: Gateway, count: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while gateway.state.keeper.waiting != count:
+        while gateway.state.loader.waiting != count:
             await asyncio.sleep(0.002)
 
 
@@ -56,7 +56,7 @@ async def at_rest(gateway: Gateway) -> None:
     await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
     await until_waiting(gateway, 0)
     async with asyncio.timeout(PATIENCE_S):
-        while any(r.leases for r in gateway.state.keeper.snapshots()):
+        while any(r.leases for r in gateway.state.loader.snapshots()):
             await asyncio.sleep(0.002)
     assert await gateway.metric("gateway_queue_depth", model="demo") == 0
     assert await gateway.metric("gateway_requests_in_flight", model="demo") == 0
@@ -307,7 +307,7 @@ async def test_drain_refuses_who_waits_for_a_load(tmp_path: Path) -> None:
         task = asyncio.create_task(gateway.chat())
         await until_waiting(gateway, 1)
         gateway.state.admission.drain()
-        gateway.state.keeper.drain()
+        gateway.state.loader.drain()
         answer = await task
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "engine_unavailable"

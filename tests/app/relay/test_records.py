@@ -181,7 +181,7 @@ async def leaves_while_the_fallback_loads(scene: Scene) -> None:
     scene.demo.fault = "dead"
     async with scene.asking():
         async with asyncio.timeout(PATIENCE_S):
-            while not scene.gateway.state.keeper.waiting:
+            while not scene.gateway.state.loader.waiting:
                 await asyncio.sleep(0.002)
 
 

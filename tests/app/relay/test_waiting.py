@@ -318,7 +318,7 @@ class TestOnDemand:
                 task = asyncio.create_task(gateway.chat())
                 await until_waiting(gateway, 1)
                 gateway.state.admission.drain()
-                gateway.state.keeper.drain()
+                gateway.state.loader.drain()
                 assert (await task).status_code == 503
                 await at_rest(gateway)
 
@@ -331,7 +331,7 @@ class TestOnDemand:
         async with serving(model, tmp_path=tmp_path) as gateway:
             assert (await row(gateway))["loading"] is None
             assert (await gateway.chat()).status_code == 200
-            await gateway.state.keeper.unload("demo")
+            await gateway.state.loader.unload("demo")
             assert (await row(gateway))["state"] == "stopped"
             up.unlink()
             tasks = [asyncio.create_task(gateway.chat()) for _ in range(2)]

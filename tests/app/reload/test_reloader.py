@@ -19,7 +19,7 @@ from app.errors import Conflict
 from app.fleet.preflight import PreflightResult
 from app.reload.report import Report
 from app.routing.policies import SessionAffinity
-from app.server.run import _hand_over
+from app.server.run import hand_over
 from app.settings import ConfigError, Settings, digest
 from engines.base import EngineState
 from engines.gpu.accelerator import HostMemory
@@ -753,7 +753,7 @@ class TestBeside:
         lazy = model("lazy", load="on_demand", load_wait_s=0.1)
         file = File(tmp_path, model(), lazy)
         async with gateway(file) as one:
-            await one.state.keeper.load("lazy")
+            await one.state.loader.load("lazy")
             slow = process(args={**LONGER, "fake-load-until": str(loaded)})
             file.write(model(), {**lazy, "engines": [slow]})
             reloading = asyncio.create_task(reload(one))
@@ -765,7 +765,7 @@ class TestBeside:
             assert (await reloading)["ok"]
             assert set(statuses) == {200}
             assert longest(one, "lazy-1")
-            await one.state.keeper.unload("lazy")
+            await one.state.loader.unload("lazy")
             assert engine(one, "lazy-1").state is EngineState.STOPPED
             loaded.unlink()
             file.write(model(), lazy)
@@ -1142,7 +1142,7 @@ class TestTheEndOfTheGateway:
                 reloading = asyncio.create_task(one.state.reloader.reload())
                 await until(lambda: list(pids(one)) == ["demo-1"])
                 kept = pids(one)
-                await _hand_over(one.state, [], contextlib.ExitStack())
+                await hand_over(one.state, [], contextlib.ExitStack())
                 told = [line async for line in lines if line]
             assert told[-1] == "data: [DONE]"
             with pytest.raises(asyncio.CancelledError):

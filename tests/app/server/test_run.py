@@ -16,7 +16,9 @@ import yaml
 
 from app.auth.key_format import new_key
 from app.main import create_app
-from app.server.run import banner, check_database, listen, locked
+from app.server.banner import banner
+from app.server.listen import listen, lock_run_dir
+from app.server.run import check_database
 from app.settings import ConfigError
 from tests.e2e.deployment import (
     COMMAND,
@@ -203,7 +205,7 @@ def test_banner_warns_of_plain_http_that_other_machines_reach(
 ) -> None:
     model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
     settings = settings_for(model, run_dir=tmp_path, server={"host": host})
-    lines = banner(create_app(settings).state.gateway, 8000, None).splitlines()
+    lines = banner(create_app(settings), 8000, None).splitlines()
     warnings = [line for line in lines if "plain HTTP" in line]
     advice = "put a TLS proxy in front, or set server.host: 127.0.0.1"
     assert warnings == ([f"listens on {where} over plain HTTP: {advice}"] if where else [])
@@ -397,15 +399,15 @@ def test_a_database_server_that_is_down_does_not_keep_the_gateway_from_serving(
 
 
 def test_run_directory_serves_one_gateway_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(ConfigError, match="in use"), locked(tmp_path):
+    with lock_run_dir(tmp_path), pytest.raises(ConfigError, match="in use"), lock_run_dir(tmp_path):
         pass
-    with locked(tmp_path):
+    with lock_run_dir(tmp_path):
         assert os.listdir(tmp_path) == ["gateway.lock"]
 
 
 def test_run_directory_that_others_may_write_to_becomes_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with locked(tmp_path):
+    with lock_run_dir(tmp_path):
         assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
@@ -418,7 +420,7 @@ def test_run_directory_of_another_user_is_one_clear_line(tmp_path: Path, kind: s
     else:
         run_dir.mkdir()
     os.lchown(run_dir, 12_345, 12_345)
-    with pytest.raises(ConfigError) as caught, locked(run_dir):
+    with pytest.raises(ConfigError) as caught, lock_run_dir(run_dir):
         pass
     how = "is a symbolic link of" if kind == "link" else "belongs to"
     assert caught.value.faults == [
@@ -430,7 +432,7 @@ def test_run_directory_of_another_user_is_one_clear_line(tmp_path: Path, kind: s
 def test_lock_of_a_run_directory_is_not_taken_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "gateway.lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=r"server\.run_dir"), locked(tmp_path / "run"):
+    with pytest.raises(ConfigError, match=r"server\.run_dir"), lock_run_dir(tmp_path / "run"):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -438,7 +440,7 @@ def test_lock_of_a_run_directory_is_not_taken_through_a_link(tmp_path: Path) -> 
 def test_a_run_directory_that_cannot_be_made_is_one_clear_line() -> None:
     with (
         pytest.raises(ConfigError, match=r"server.run_dir /proc/nope: No such file or directory"),
-        locked(Path("/proc/nope")),
+        lock_run_dir(Path("/proc/nope")),
     ):
         pass
 

@@ -1,0 +1,151 @@
+"""The parts of one running gateway, started in order and released in the reverse order.
+
+`run` is the lifespan. Each part is pushed onto one `AsyncExitStack` where it is started, so that a
+failed start releases what had been started, and a cancelled shutdown still releases the rest.
+Reading upwards gives the order of the release:
+
+    access log       last: everything below may log
+    tracer           spans of requests that the shutdown cut
+    database         needed by all that is written at the end
+    keys, usage, …   write what they know, then their background tasks end
+    engines          stopped, or released to the next gateway, once nothing starts them any more
+    loader, operations, reloader, start-up      start engines, so they end before the engines do
+    engines page, event loop lag                read only
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from app.admission import Admission
+from app.asgi import Dispatcher
+from app.auth import Authenticator, KeyStore
+from app.database import Database, DatabaseUnavailable, SharedSecret
+from app.fleet import EnginesPage, EngineStartup, ModelOperations
+from app.limits import Limiter
+from app.relay.body_memory import BodyMemory
+from app.relay.in_flight import RequestsInFlight
+from app.reload import Reloader
+from app.residency import OnDemandLoader
+from app.routing.catalogue import Catalogue
+from app.settings import Settings
+from app.stored import StoredResponses
+from app.telemetry.logs.access import AccessLog
+from app.telemetry.metrics import EventLoopLag, Metrics
+from app.usage.alerts import Alerts
+from app.usage.budgets import Budgets
+from app.usage.ledger import Ledger
+
+if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
+    from app.telemetry.traces.tracer import Tracer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Application:
+    """What a running gateway consists of; `app.main.create_app` builds it."""
+
+    catalogue: Catalogue
+    database: Database
+    key_store: KeyStore
+    authenticator: Authenticator
+    limiter: Limiter
+    budgets: Budgets
+    ledger: Ledger
+    admission: Admission
+    loader: OnDemandLoader
+    metrics: Metrics
+    access: AccessLog
+    tracer: "Tracer | None"
+    reloader: Reloader
+    operations: ModelOperations
+    startup: EngineStartup
+    engines_page: EnginesPage
+    salt_secret: SharedSecret
+    body_memory: BodyMemory
+    stored_responses: StoredResponses
+    in_flight: RequestsInFlight
+    alerts: Alerts | None
+    loop_lag: EventLoopLag = field(default_factory=EventLoopLag)
+    # What the server serves: the data plane without ASGI, and FastAPI for everything else.
+    dispatcher: Dispatcher = field(init=False)
+    asgi: ASGIApp = field(init=False)
+    # FastAPI's routes, from which the OpenAPI document is made.
+    routes: Sequence[BaseRoute] = field(init=False)
+    # What the metrics' own port serves; None: metrics are on the main port.
+    metrics_asgi: ASGIApp | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self.reloader.settings
+
+    @property
+    def settled(self) -> asyncio.Event:
+        """Set when every engine that starts with the gateway is READY or FAILED."""
+        return self.startup.settled
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Start every part, and release them all at the end."""
+        async with AsyncExitStack() as stack:
+            stack.callback(self.access.flush)
+            if self.tracer is not None:
+                self.tracer.start()
+                stack.push_async_callback(self.tracer.close)
+            stack.push_async_callback(self.database.close)  # also where opening it is cut short
+            await self.database.open()
+            with contextlib.suppress(DatabaseUnavailable):  # `run` tries again
+                await self.salt_secret.load()
+            _run_in_background(stack, self.salt_secret.run(), "load the shared secret")
+            _run_in_background(stack, self.stored_responses.run(), "remove old owners")
+            stack.push_async_callback(self.authenticator.close)
+            _run_in_background(stack, self.authenticator.run(), "poll the key store")
+            if self.alerts is not None:
+                _run_in_background(stack, self.alerts.run(), "alerts")
+                stack.push_async_callback(self.alerts.close)
+            stack.push_async_callback(self.budgets.close)
+            _run_in_background(stack, self.ledger.run(), "write usage")
+            stack.push_async_callback(self.ledger.close)
+            _run_in_background(stack, self.limiter.run(), "keep leases")
+            stack.push_async_callback(self.limiter.close)
+            await self._log_missing_key()
+            stack.push_async_callback(self.startup.stop)
+            self.loader.start()
+            stack.push_async_callback(self.loader.close)
+            stack.push_async_callback(self.operations.close)
+            stack.push_async_callback(self.reloader.close)
+            stack.push_async_callback(self.engines_page.close)
+            self.startup.start()
+            stack.push_async_callback(self.startup.close)
+            self.loop_lag.start()
+            stack.callback(self.loop_lag.stop)
+            yield
+
+    async def _log_missing_key(self) -> None:
+        """Log how to make a key if there is none that a client could use."""
+        if self.settings.auth.enabled and not self.settings.api_keys:
+            with contextlib.suppress(DatabaseUnavailable):
+                if not await self.key_store.has_client():
+                    log.info("no client key yet: vllm-gateway keys create --name NAME")
+
+
+def _run_in_background(
+    stack: AsyncExitStack, coroutine: Coroutine[object, object, None], name: str
+) -> None:
+    """Run a coroutine in a task that the stack cancels."""
+    task = asyncio.create_task(coroutine, name=name)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)

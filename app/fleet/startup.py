@@ -1,0 +1,167 @@
+"""The engines of a gateway from its start to its end: built, adopted, started, released, stopped.
+
+`build_models` makes every engine of the configuration, with the names and GPUs of engines that an
+earlier gateway left running. `EngineStartup` starts them in the order of the configuration while
+the gateway already answers, and stops them, or leaves them to the next gateway.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from app.errors import GatewayError
+from app.fleet.builder import Builder
+from app.fleet.deployment import ModelDeployment, build_deployments
+from app.fleet.fleet import STOP_GRACE_S, ensure_ready
+from app.fleet.slots import config_hash, initial_slots
+from app.residency import OnDemandLoader
+from app.routing.catalogue import Catalogue
+from app.settings import Settings
+from app.telemetry.metrics import Metrics
+from app.telemetry.traces import tracer_for
+from engines.base import Engine, EngineNotReady
+from engines.gpu.placement import Placement
+from engines.guard.guardian_client import RECORD_FILE, stop_unconfigured
+from engines.process import Origin
+
+log = logging.getLogger(__name__)
+
+
+def build_models(
+    settings: Settings, builder: Builder, running: Mapping[str, Origin]
+) -> list[ModelDeployment]:
+    """Return every model with its engines, none of them started.
+
+    `running` has the engines that an earlier gateway left, by name. Those that run what is
+    configured keep their names and their GPUs. Raises LauncherMissing, and ConfigError when the
+    GPUs that engines ask for do not fit.
+    """
+    slots = initial_slots(settings, {name: origin.mark for name, origin in running.items()})
+    builder.use(
+        [
+            (slot, Placement.on(gpus))
+            for model, engines in slots.items()
+            for slot in engines
+            if (origin := running.get(slot.name)) is not None
+            if origin.mark == config_hash(model, slot)
+            if (gpus := origin.gpus) is not None
+        ]
+    )
+    builder.use(builder.place([(model, slots[model.name]) for model in settings.models]))
+    return build_deployments(settings, slots, builder)
+
+
+def catalogue_of(settings: Settings, builder: Builder) -> Catalogue:
+    """Return the models of a configuration. Raises what `create_app` does."""
+    tracer_for(settings.traces)
+    return Catalogue([deployment.model() for deployment in build_models(settings, builder, {})])
+
+
+def eager_memory_gib(catalogue: Catalogue) -> float:
+    """Return the memory of the engines that are always loaded, as far as it is known."""
+    engines = (r.engine for m in catalogue.models if not m.on_demand for r in m.replicas)
+    return sum(engine.memory_gib or 0.0 for engine in engines)
+
+
+class EngineStartup:
+    """Starts the engines of a catalogue in the background, and stops them at the end."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        loader: OnDemandLoader,
+        metrics: Metrics,
+        run_dir: Path,
+        keep_engines: Callable[[], bool],
+    ) -> None:
+        """`keep_engines`: whether engines outlive this gateway, by the settings in force."""
+        self._catalogue = catalogue
+        self._loader = loader
+        self._metrics = metrics
+        self._run_dir = run_dir
+        self._keep_engines = keep_engines
+        self._task: asyncio.Task[None] | None = None
+        # Set when every engine that starts with the gateway is READY or FAILED.
+        self.settled = asyncio.Event()
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no model can ever be served: every engine was given up.
+
+        A model on demand is tried again by the next request for it.
+        """
+        if any(model.on_demand for model in self._catalogue.models):
+            return False
+        return all(engine.given_up for engine in self._catalogue.engines)
+
+    def start(self) -> None:
+        """Start the engines in the background, so that /health answers meanwhile."""
+        self._task = asyncio.create_task(self._start_all(), name="start engines")
+
+    async def close(self) -> None:
+        """Stop starting engines; those that were started go on."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def release(self) -> None:
+        """Let go of the engines that outlive this gateway; their requests in flight go on."""
+        if self._keep_engines():
+            await asyncio.gather(*(engine.release() for engine in self._catalogue.engines))
+
+    async def stop(self) -> None:
+        """Release the engines that outlive this gateway, and stop all others."""
+        await self.release()
+        await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in self._catalogue.engines))
+
+    async def _start_all(self) -> None:
+        catalogue = self._catalogue
+        await stop_unconfigured(self._run_dir, {engine.name for engine in catalogue.engines})
+        eager = [model for model in catalogue.models if not model.on_demand]
+        await asyncio.gather(
+            *(self._start(m.name, replica.engine) for m in eager for replica in m.replicas),
+            *(self._adopt(name) for name in self._left_loaded()),
+        )
+        managed = [e for e in catalogue.engines if e.capabilities.managed]
+        # One of them may come up by a restart.
+        await catalogue.changes.wait_for(
+            lambda: catalogue.ready or all(engine.given_up for engine in managed)
+        )
+        self.settled.set()
+
+    async def _start(self, model: str, engine: Engine) -> None:
+        try:
+            await ensure_ready(engine)
+        except EngineNotReady as error:
+            log.debug("engine %s did not start: %s", engine.name, error)
+        else:
+            log.info("engine %s is ready", engine.name, extra={"engine": engine.name})
+            if engine.load_s is not None:
+                self._metrics.engine_load.observe((model,), engine.load_s)
+
+    def _left_loaded(self) -> list[str]:
+        """Return the models on demand that an earlier gateway left loaded."""
+        if not self._keep_engines():
+            return []
+        return [
+            model.name
+            for model in self._catalogue.models
+            if model.on_demand
+            if any((self._run_dir / r.engine.name / RECORD_FILE).exists() for r in model.replicas)
+        ]
+
+    async def _adopt(self, model: str) -> None:
+        """Load a model that an earlier gateway left loaded, so that its memory is counted."""
+        try:
+            await self._loader.load(model)
+        except GatewayError as error:
+            event = "could not adopt model %s from the previous gateway: %s"
+            log.warning(event, model, error, extra={"model": model})
+
+
+def engine_states(catalogue: Catalogue) -> Iterator[tuple[str, str, str]]:
+    """Yield model, name and state of each engine."""
+    for model in catalogue.models:
+        for replica in model.replicas:
+            yield model.name, replica.engine.name, str(replica.engine.state)

@@ -1,0 +1,89 @@
+"""What a person reads of a gateway: the ready banner and the status line."""
+
+import contextlib
+import ipaddress
+import json
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+
+from app.application import Application
+from app.settings import LOOPBACK, Settings
+
+
+def banner(application: Application, port: int, key: str | None) -> str:
+    """Return the ready banner: the URL, the models, and a `curl` line to paste."""
+    settings, models = application.settings, application.catalogue.models
+    url = f"http://{settings.server.local_host}:{port}"
+    lines = ["", f"vllm-gateway serves on {url}", *_exposure(settings.server.host), ""]
+    for model in models:
+        also = f", also as {', '.join(model.aliases)}" if model.aliases else ""
+        ready = f"{model.ready} of {len(model.replicas)} engines ready"
+        if model.on_demand and not model.ready:
+            ready = "loads at the first request"
+        lines.append(f"  model  {model.name}{also} ({ready})")
+    lines += [f"         {failure}" for failure in engine_failures(application)]
+    header = ""
+    if settings.auth.enabled:
+        lines.append(f"  key    {key or _key_source(settings)}")
+        header = f' -H "Authorization: Bearer {key or "$KEY"}"'
+    first = next((model for model in models if model.ready), models[0])
+    question = {"model": first.name, "messages": [{"role": "user", "content": "Hello!"}]}
+    lines += [
+        "",
+        f"  curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(question))}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def status_line(application: Application) -> str:
+    """Return the state of the engines and the requests in flight, in one line."""
+    engines = application.catalogue.engines
+    ready = sum(engine.state == "ready" for engine in engines)
+    in_flight = application.admission.in_flight
+    return f"{ready} of {len(engines)} engines ready, {in_flight} requests in flight"
+
+
+def engine_failures(application: Application) -> Iterator[str]:
+    """Yield a line for each engine that failed, with the reason."""
+    for engine in application.catalogue.engines:
+        if engine.state == "failed":
+            yield f"engine {engine.name}: {engine.last_error}"
+
+
+def print_without_waiting(text: str) -> None:
+    """Print to standard output, without waiting for a reader that is slow or has stopped."""
+    if sys.stdout is None:
+        return
+    data = f"{text}\n".encode()
+    sys.stdout.flush()
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            os.write(sys.stdout.fileno(), data)
+
+    # A daemon thread: a reader that has stopped must not keep the process from exiting.
+    threading.Thread(target=write, name="print the banner", daemon=True).start()
+
+
+def _key_source(settings: Settings) -> str:
+    if settings.api_keys:
+        return "one of GATEWAY_API_KEYS"
+    return "one that `vllm-gateway keys create --name NAME` makes"
+
+
+def _exposure(host: str) -> Iterator[str]:
+    """Yield a warning if other machines can connect."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    if host != "localhost":
+        where = "all interfaces" if host in LOOPBACK else host
+        yield (
+            f"listens on {where} over plain HTTP: put a TLS proxy in front, or set "
+            "server.host: 127.0.0.1"
+        )

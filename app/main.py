@@ -137,7 +137,7 @@ def create_app(
         enabled=settings.auth.enabled,
         limits=settings.limits.default,
         offline_grace_s=settings.auth.offline_grace_s,
-        on_cut=in_flight.cut,
+        on_cut=in_flight.end_requests,
     )
     limiter = Limiter(settings.limits, settings.state, metrics)
     prices = {model.name: model.price for model in settings.models}
@@ -159,17 +159,17 @@ def create_app(
     stored = StoredResponses(database)
     body_memory = BodyMemory(memory_bounds(settings))
     services = RelayServices(
-        limiter,
-        budgets,
-        admission,
-        loader,
-        catalogue,
-        metrics,
-        RelayBounds.of(settings),
-        body_memory,
-        CacheSalts(lambda: salt_secret.value),
-        stored,
-        in_flight,
+        limiter=limiter,
+        budgets=budgets,
+        admission=admission,
+        keeper=loader,
+        catalogue=catalogue,
+        metrics=metrics,
+        bounds=RelayBounds.of(settings),
+        body_memory=body_memory,
+        salts=CacheSalts(lambda: salt_secret.value),
+        stored=stored,
+        in_flight=in_flight,
     )
     startup = EngineStartup(
         catalogue, loader, metrics, run_dir, lambda: reloader.settings.server.keep_engines

@@ -1,4 +1,4 @@
-"""Chooses the replica for a request, and the next one after a failure. Sends nothing."""
+"""Chooses the replica of a request, and the next one after a failure. Sends nothing."""
 
 import logging
 from math import ceil
@@ -12,8 +12,8 @@ from engines.base import EngineError, EngineNotReady, EngineTimeout
 
 log = logging.getLogger(__name__)
 
-# A request during which an engine died may be the reason. Asking every replica in turn could take
-# a whole fleet down, so it gets one more chance and no third.
+# A request during which an engine died may be the cause. Trying every replica in turn could take a
+# whole fleet down, so it gets a second attempt and no third.
 ATTEMPTS_AFTER_SENDING = 2
 
 
@@ -24,31 +24,30 @@ class Attempts:
     disconnect at any.
     """
 
-    __slots__ = ("_clues", "_left", "_metrics", "_model", "_reached", "_request", "_sent", "fault")
+    __slots__ = ("_hints", "_left", "_metrics", "_model", "_reached", "_request", "_sent", "fault")
 
     def __init__(
-        self,
-        model: Model,
-        clues: RoutingHints,
-        only: str | None,
-        request: RequestContext,
-        metrics: Metrics,
+        self, model: Model, hints: RoutingHints, request: RequestContext, metrics: Metrics
     ) -> None:
-        """`clues` help the model's policy; `only` names the one engine that may be asked."""
+        """`hints` are for the model's routing policy."""
         self._model = model
-        self._clues = clues
-        self._left = [r for r in model.replicas if only is None or r.engine.name == only]
+        self._hints = hints
+        pinned = request.pinned_engine
+        self._left = list(model.replicas)
+        if pinned is not None:
+            self._left = [replica for replica in self._left if replica.engine.name == pinned]
         self._request = request
         self._metrics = metrics
-        self._reached: tuple[str, str | None] = request.model, request.engine
+        # Model and engine that were reached before the current attempt.
+        self._reached: tuple[str, str | None]
         self._sent = 0
-        self.fault: EngineError | None = None  # of the attempt before
+        self.fault: EngineError | None = None  # of the previous attempt
 
-    def next(self) -> Replica:
-        """Return the replica to ask now. Raises errors.EngineUnavailable and EngineFailed."""
+    def next_replica(self) -> Replica:
+        """Return the replica to try now. Raises errors.EngineUnavailable and EngineFailed."""
         replica = None
         if self._sent < ATTEMPTS_AFTER_SENDING:
-            replica = self._model.policy.choose(self._left, self._clues)
+            replica = self._model.policy.choose(self._left, self._hints)
         if replica is None:
             raise self._none_left()
         self._left.remove(replica)
@@ -59,10 +58,10 @@ class Attempts:
         request.model, request.engine = self._model.name, replica.engine.name
         return replica
 
-    def failed(self, replica: Replica, fault: EngineError) -> None:
-        """Take note that a replica did not answer. Raises EngineTooSlow where none else may."""
+    def note_failure(self, replica: Replica, fault: EngineError) -> None:
+        """Note that a replica failed. Raises EngineTooSlow where no other may be tried."""
         request = self._request
-        told = {
+        fields = {
             "request_id": request.exchange.request_id,
             "model": replica.served_name,
             "engine": replica.engine.name,
@@ -70,11 +69,11 @@ class Attempts:
         self.fault = fault
         if isinstance(fault, EngineNotReady):
             request.model, request.engine = self._reached
-            log.debug("%s passed over: %s", replica.engine.name, fault, extra=told)
+            log.debug("engine %s not ready: %s", replica.engine.name, fault, extra=fields)
             return
-        log.warning("%s: %s", replica.engine.name, fault, extra=told)
+        log.warning("engine %s failed a request: %s", replica.engine.name, fault, extra=fields)
         if isinstance(fault, EngineTimeout):
-            # Not asked again: it may still be computing what nobody would read.
+            # No second attempt: the engine may still be computing the first one's response.
             name = self._model.name
             raise errors.EngineTooSlow(f"no answer from model {name!r} in time") from None
         self._sent += 1

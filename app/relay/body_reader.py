@@ -1,7 +1,7 @@
-"""Reading a request's body: counted and scanned while it arrives, so that a bad one ends early.
+"""Reads the bodies of requests: small ones whole, others scanned while they arrive.
 
-No slice of a body keeps the event loop for longer than a few milliseconds, and of several large
-bodies one slice is scanned at a time, in turn.
+A slice of a body blocks the event loop for a few milliseconds at most, and of several large bodies
+one slice is scanned at a time, in turn.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from app.relay.request_context import RequestContext
 
 
 class ScanTurns:
-    """Lets one slice be scanned at a time; the event loop does everything else in between."""
+    """Lets one slice be scanned at a time; other tasks run in between."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     async def scan(self, scan: BodyScan, data: bytes) -> None:
-        """Scan a part of a body, in slices. Raises what `BodyScan.feed` raises."""
+        """Scan a part of a body in slices. Raises what `BodyScan.feed` raises."""
         view = memoryview(data)
         for start in range(0, len(data), SLICE_BYTES):
             async with self._turn:
@@ -29,45 +29,42 @@ class ScanTurns:
                 await asyncio.sleep(0)
 
 
-def check_size(exchange: ClientExchange, limit: int) -> None:
-    """Raise RequestTooLarge where a request announces a body of more than `limit` bytes."""
-    # The server's parser has refused a length that is no number, or an absurd one.
+def check_announced_size(exchange: ClientExchange, limit: int) -> None:
+    """Raise RequestTooLarge for a Content-Length of more than `limit` bytes."""
+    # The connection's parser has refused a length that is no number, or absurdly large.
     if int(exchange.header(b"content-length") or 0) > limit:
         raise _too_large(limit)
 
 
-def check_body(raw: bytes, limit: int) -> None:
+def check_size(raw: bytes, limit: int) -> None:
     """Raise RequestTooLarge for a body of more than `limit` bytes."""
     if len(raw) > limit:
         raise _too_large(limit)
 
 
-def announces_little(exchange: ClientExchange, limit: int) -> bool:
-    """Return whether a request announces a body that its connection would buffer anyway."""
+async def read_if_small(exchange: ClientExchange, limit: int) -> bytes | None:
+    """Return a body whose announced length its connection buffers anyway; None: it is longer."""
     length = exchange.header(b"content-length")
-    return length != b"" and int(length) <= min(BUFFERED_BYTES, limit)
-
-
-async def read_small(exchange: ClientExchange) -> bytes:
-    """Return a body that was announced as small."""
+    if length == b"" or int(length) > min(BUFFERED_BYTES, limit):
+        return None
     pieces: list[bytes] = []
     while piece := await exchange.read_body():
         pieces.append(piece)
     return b"".join(pieces)
 
 
-async def read_scanned(
+async def read_and_scan(
     request: RequestContext, limit: int, held: HeldBody, turns: ScanTurns
 ) -> ParsedBody:
-    """Return the body of a request, read to its end and scanned on the way.
+    """Return the body of a request, scanned while it is read.
 
-    Raises RequestTooLarge, RateLimited, ServiceUnavailable and what `parse` raises. Of a body that
-    is refused the server goes on reading what still comes and throws it away: closing at once would
-    reset the connection, and the client would see that instead of the answer.
+    Raises RequestTooLarge, RateLimited, ServiceUnavailable and what `parse` raises. The connection
+    discards the rest of a refused body: closing at once would reset it, and the client would see
+    that instead of the response.
     """
     exchange = request.exchange
     scan = BodyScan(exchange.header(b"content-type"))
-    # It grows in place, and what it holds becomes bytes without a copy.
+    # Grows in place and becomes bytes without a copy.
     whole = BytesIO()
     while piece := await exchange.read_body():
         request.bytes_in += len(piece)
@@ -79,10 +76,10 @@ async def read_scanned(
     return scan.finish(whole.getvalue())
 
 
-async def scan_whole(
+async def scan_body(
     exchange: ClientExchange, raw: bytes, held: HeldBody, turns: ScanTurns
 ) -> ParsedBody:
-    """Return a body that is here already. Raises what `read_scanned` raises of a body."""
+    """Return a body that has arrived, scanned. Raises what `read_and_scan` raises."""
     held.take(len(raw))
     scan = BodyScan(exchange.header(b"content-type"))
     await turns.scan(scan, raw)

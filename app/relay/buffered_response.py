@@ -1,4 +1,4 @@
-"""An answer that was read whole before anybody decided what to do with it."""
+"""An engine's error response that is read before anything of it is forwarded."""
 
 from collections.abc import Callable
 
@@ -6,57 +6,57 @@ from engines.base import EngineDied, EngineResponse, Headers
 from engines.output import ENGINE_DEAD_REASON, reports_engine_death
 
 # An error of vLLM's has a few hundred bytes.
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 
 
 class BufferedResponse:
-    """A short answer whose body is here already; see `engines.base.EngineResponse`."""
+    """A response whose body has been read ahead; see `engines.base.EngineResponse`."""
 
-    __slots__ = ("_answer", "_body")
+    __slots__ = ("_body", "_response")
 
-    def __init__(self, answer: EngineResponse, body: bytes) -> None:
-        self._answer = answer
+    def __init__(self, response: EngineResponse, body: bytes) -> None:
+        self._response = response
         self._body = body
 
     @property
     def status(self) -> int:
-        return self._answer.status
+        return self._response.status
 
     @property
     def headers(self) -> Headers:
-        return self._answer.headers
+        return self._response.headers
 
     @property
     def ended(self) -> bool:
-        return not self._body and self._answer.ended
+        return not self._body and self._response.ended
 
     async def read(self) -> bytes:
         if self._body:
             body, self._body = self._body, b""
             return body
-        return await self._answer.read()
+        return await self._response.read()
 
     async def pump(self, sink: Callable[[bytes], bool]) -> bool:
         if self._body and not sink(await self.read()):
             return False
-        return await self._answer.pump(sink)
+        return await self._response.pump(sink)
 
     def close(self) -> None:
-        self._answer.close()
+        self._response.close()
 
 
-async def unless_dead(answer: EngineResponse) -> EngineResponse:
-    """Return an answer with status 5xx, unless it says that the engine is dead.
+async def buffer_server_error(response: EngineResponse) -> EngineResponse:
+    """Return a 5xx response whose body has been read, up to MAX_BYTES.
 
-    Raises EngineDied, and what reading the answer raises.
+    Raises EngineDied where the body says that the engine is dead, and what reading it raises.
     """
     body = b""
     try:
-        while not answer.ended and len(body) < MOST_BYTES:
-            body += await answer.read()
+        while not response.ended and len(body) < MAX_BYTES:
+            body += await response.read()
         if reports_engine_death(body):
             raise EngineDied(ENGINE_DEAD_REASON)  # noqa: TRY301 - closed as for any other fault
     except BaseException:
-        answer.close()
+        response.close()
         raise
-    return BufferedResponse(answer, body)
+    return BufferedResponse(response, body)

@@ -1,6 +1,11 @@
-"""A route of the data plane."""
+"""The routes of the data plane, and the paths of those that the relay treats specially."""
 
 from dataclasses import dataclass
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,7 +14,7 @@ class Endpoint:
 
     label: str
     methods: tuple[str, ...] = ("POST",)
-    # False: the request names a stored response by its id, not a model.
+    # False: the request names a stored response by its ID, not a model.
     names_model: bool = True
     # False: it generates no tokens; a part of the prompt's tokens counts against limits.
     metered: bool = True

@@ -1,4 +1,4 @@
-"""An engine's refusal in the dialect that its caller reads. Pure.
+"""Translates an engine's error between the dialects of OpenAI and Anthropic. Pure.
 
 vLLM refuses some requests to /v1/messages in OpenAI's form, and a server that speaks Anthropic's
 may stand behind an OpenAI path. The message is the engine's own.
@@ -16,7 +16,7 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-LONGEST = 64 * 1024
+MAX_BYTES = 64 * 1024
 
 
 class _Error(msgspec.Struct):
@@ -25,31 +25,31 @@ class _Error(msgspec.Struct):
     param: str | None = None
 
 
-class _Refusal(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     error: _Error | None = None
     type: str | None = None
     message: str | None = None  # vLLM before 0.10 has no object around it
 
 
-_refusal = msgspec.json.Decoder(_Refusal)
+_error_body = msgspec.json.Decoder(_ErrorBody)
 
 
-def in_dialect(body: bytes, status: int, dialect: Dialect) -> bytes | None:
-    """Return an engine's error object in a dialect; None where it is, or is none of the two."""
-    if len(body) > LONGEST:
+def translate_error(body: bytes, status: int, dialect: Dialect) -> bytes | None:
+    """Return an engine's error object in a dialect; None: it is already, or is no error object."""
+    if len(body) > MAX_BYTES:
         return None
     try:
-        said = _refusal.decode(body)
+        parsed = _error_body.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    anthropic = said.type == "error"
-    message = said.error.message if said.error is not None else said.message
+    anthropic = parsed.type == "error"
+    message = parsed.error.message if parsed.error is not None else parsed.message
     if message is None or anthropic is (dialect is Dialect.ANTHROPIC):
         return None
     if dialect is Dialect.ANTHROPIC:
         fallback = "invalid_request_error" if status < 500 else "api_error"
         error = {"type": ANTHROPIC_TYPES.get(status, fallback), "message": message}
         return msgspec.json.encode({"type": "error", "error": error})
-    kind = said.error.type if said.error is not None else None
+    kind = parsed.error.type if parsed.error is not None else None
     error_object = {"message": message, "type": kind, "param": None, "code": status}
     return msgspec.json.encode({"error": error_object})

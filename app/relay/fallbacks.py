@@ -1,83 +1,103 @@
-"""The model that a request asks for and the fallbacks that are left for it, and when each is up.
+"""Serves a request whose model could not: by a fallback, or by that model once it is up."""
 
-The rule itself is pure (`app/residency/forecast.py`); here it is fed with what engines and loads
-are at.
-"""
-
-import asyncio
-from collections.abc import Callable
-
-from app.errors import (
-    EngineFailed,
-    EngineOverloaded,
-    EngineTooSlow,
-    EngineUnavailable,
-    ModelNotFound,
-    RateLimited,
-)
+from app.auth import Principal
+from app.errors import EngineFailed, EngineTooSlow, EngineUnavailable, GatewayError
+from app.limits import LimitRequest
+from app.relay.body import ParsedBody
+from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
+from app.relay.model_server import ModelServer
+from app.relay.request_context import RequestContext
+from app.relay.request_plan import RequestPlan, plan_request
 from app.relay.services import RelayServices
-from app.residency import StartWait, Step, next_step
+from app.relay.token_cost import reserved_tokens
+from app.residency import Step
 from app.routing import Model
+from app.settings import NO_LIMITS
 
-# What says that a model cannot serve a request, before anything of an answer has left. The last two
-# are of a fallback that all keys together use too much, or that has gone since.
-CANNOT_SERVE = (
-    EngineUnavailable, EngineOverloaded, EngineFailed, EngineTooSlow, RateLimited, ModelNotFound,
-)  # fmt: skip
-# How often a request asks the model that it waited for: one that is up and cannot serve is down.
-MOST_ASKS = 2
+# Times that a request may return to the model it waited for: one that is up and cannot serve is
+# down.
+MAX_RETURNS = 2
 
 
-class FallbackChain:
-    """What else may serve one request, and whether it waits. Use it once."""
+class Fallback:
+    """The way of one request after its model could not serve it. Use it once."""
 
     def __init__(
-        self, services: RelayServices, asked: Model, allows: Callable[[str], bool], endpoint: str
+        self,
+        services: RelayServices,
+        principal: Principal,
+        request: RequestContext,
+        server: ModelServer,
+        chain: FallbackChain | None,
     ) -> None:
+        """`chain` is None where the request has no fallbacks."""
         self._services = services
-        self._asked = asked
-        self._endpoint = endpoint
-        # By name, since a reload may replace any of them meanwhile.
-        self._left = [name for name in asked.fallbacks if allows(name)]
-        self._waits_until = asyncio.get_running_loop().time() + asked.load_wait_s
+        self._principal = principal
+        self._request = request
+        self._server = server
+        self._chain = chain
+        # The request waits for its model only while nothing of it has reached an engine.
+        self._may_wait = False
+        self._yielded = False  # it has left its model for a fallback that is up sooner
+        self._returns_left = MAX_RETURNS
 
-    @property
-    def any_left(self) -> bool:
-        """Whether a fallback is left."""
-        return bool(self._left)
+    async def serve(self, plan: RequestPlan, limits: LimitRequest, fault: GatewayError) -> None:
+        """Serve the request, which failed with `fault` at its own model. Raises GatewayError."""
+        request, requested, chain = self._request, plan.model, self._chain
+        request.trace.failed(requested.name, fault.code)
+        self._may_wait = isinstance(fault, EngineUnavailable)
+        # While the gateway drains, no model gives a permit.
+        while chain is not None and chain.any_left and not self._services.admission.draining:
+            step = chain.step() if self._may_wait else Step.GIVE_UP
+            model: Model | None = None
+            try:
+                if step is Step.WAIT and not requested.on_demand:
+                    await self._server.wait("load_wait", chain.wait())
+                    continue
+                if step is Step.WAIT or step is Step.ASK:
+                    self._returns_left -= 1
+                    self._may_wait = self._returns_left > 0
+                    await self._server.serve(plan, limits, chain=chain)
+                    return
+                self._may_wait = self._yielded = self._may_wait and step is not Step.GIVE_UP
+                model = chain.take(0 if step is Step.GIVE_UP else step)
+                if model is None:
+                    continue
+                self._services.metrics.fallbacks.add((requested.name, model.name))
+                await self._serve_fallback(plan.body, model)
+                return
+            except CANNOT_SERVE as error:
+                request.trace.failed(requested.name, error.code)
+                if model is None:  # the requested model's
+                    fault = error.with_traceback(None)
+                    self._may_wait = self._may_wait and isinstance(error, EngineUnavailable)
+                elif isinstance(error, (EngineFailed, EngineTooSlow)):
+                    self._may_wait = False  # the request may be the cause
+        await self._wait_without_fallbacks(plan, limits, fault)
 
-    @property
-    def left_s(self) -> float:
-        """For how much longer the request may wait for its model."""
-        return self._waits_until - asyncio.get_running_loop().time()
+    async def _wait_without_fallbacks(
+        self, plan: RequestPlan, limits: LimitRequest, fault: GatewayError
+    ) -> None:
+        """Serve by the requested model after all, if the request left it for fallbacks that failed.
 
-    def step(self) -> Step | int:
-        """Return what to do next: see `app.residency.forecast.next_step`."""
-        catalogue, forecasts = self._services.catalogue, self._services.forecasts
-        models = map(self._named, self._left)
-        return next_step(
-            forecasts.of(catalogue.current(self._asked)),
-            [None if model is None else forecasts.of(model) for model in models],
-            left_s=self.left_s,
-            queued=forecasts.starts_queue,
-        )
+        Raises `fault` otherwise: the client gets the error of the model that it asked for.
+        """
+        requested = plan.model
+        self._request.model = requested.name
+        left_it = self._may_wait and self._yielded and requested.on_demand
+        if not left_it or self._services.admission.draining:
+            raise fault
+        await self._server.serve(plan, limits, chain=self._chain)
 
-    def take(self, index: int) -> Model | None:
-        """Return a fallback, which is left no longer; None: it is gone, or does not serve this."""
-        return self._named(self._left.pop(index))
+    async def _serve_fallback(self, body: ParsedBody, model: Model) -> None:
+        """Serve by a fallback, within its own limits. Raises CANNOT_SERVE.
 
-    def yields(self) -> bool:
-        """Whether a fallback serves the request sooner than the model that was asked for."""
-        return isinstance(self.step(), int)
-
-    async def wait(self) -> StartWait:
-        """Return when there is something else to do than to wait. Raises EngineOverloaded."""
-        asked = self._asked
-        return await self._services.starts.wait(asked.name, asked.max_waiting, self._over)
-
-    def _over(self) -> bool:
-        return self._services.admission.draining or self.step() is not Step.WAIT
-
-    def _named(self, name: str) -> Model | None:
-        model = self._services.catalogue.get(name)
-        return model if model is not None and model.serves(self._endpoint) else None
+        What the request holds of the caller's limits and of the requested model's stays.
+        """
+        services, request = self._services, self._request
+        plan = plan_request(services, self._principal, request, body, model)
+        tokens = reserved_tokens(plan.cost, request.endpoint, services.bounds.tokenize_weight)
+        limits = LimitRequest(self._principal.id, NO_LIMITS, model.name, model.limits, tokens)
+        with await services.limiter.decide(limits) as decision:
+            self._server.reservation.attach(decision)
+            await self._server.serve(plan, limits)

@@ -1,7 +1,7 @@
-"""What clients may send: the rules of a model and of a key on the fields of a request. Pure.
+"""Applies the rules of a model and of a key to the fields of a request. Pure.
 
-    dropped   fields that speak to the engine past the gateway; taken out unless a rule allows them
-    denied    refused with 400, and the field named
+    dropped   fields that steer the engine past the gateway; removed unless a rule allows them
+    denied    refused with 400 and the field's name
     forced    set, whatever the client sent
     bounded   numbers that are lowered to a bound
 
@@ -20,9 +20,9 @@ from app.relay.body import Members, ParsedBody
 from app.routing import Model
 from app.settings import FieldSettings
 
-# What steers an engine rather than asks a model: transfers of KV caches, the engine's ids and order
-# of requests, arguments of its plugins; and how tokens are bundled, without which tokens of an
-# answer that is left early can be counted.
+# Fields that steer the engine: KV cache transfers, request IDs, scheduling order, arguments of
+# plugins; and how tokens are bundled into chunks, since tokens of a canceled stream are counted by
+# its chunks.
 DROPPED = frozenset(
     {
         "ec_transfer_params", "kv_transfer_params", "priority", "request_id", "session_id",
@@ -30,10 +30,10 @@ DROPPED = frozenset(
     }
 )  # fmt: skip
 
-# More pairs of models and keys with rules of their own than are busy at a time.
-MOST_KNOWN = 4096
+# More pairs of models and keys with rules of their own than are active at a time.
+MAX_CACHED = 4096
 
-# A member whose value, or part of it, a rule reads; that is done in one go.
+# Bytes of a member that a rule reads; it is parsed at once.
 MAX_RULED = 256 * 1024
 
 Path = tuple[str, ...]
@@ -48,9 +48,9 @@ class FieldRules:
     __slots__ = ("_bounded", "_denied", "_dropped", "_forced", "_read", "_touched")
 
     def __init__(self, *settings: FieldSettings) -> None:
-        """Merge rules: whatever one denies is denied, the lower of two bounds counts.
+        """Merge rules: a field that either denies is denied, and the lower of two bounds counts.
 
-        Of two values that are forced the last one counts; what any allows is not dropped.
+        Of two forced values the last counts; a field that either allows is not dropped.
         """
         allowed = {name for one in settings for name in one.allow}
         self._dropped = DROPPED - allowed
@@ -71,10 +71,7 @@ class FieldRules:
         self._touched = self._dropped | {path[0] for path in paths}
 
     def apply(self, body: ParsedBody) -> tuple[dict[str, bytes], Collection[str]]:
-        """Return what becomes of a body: new values by member, and the members that are dropped.
-
-        Raises FieldNotAllowed.
-        """
+        """Return a body's new values by member, and its members to drop. Raises FieldNotAllowed."""
         members = body.members
         if body.parts:
             self._check_form(body.parts)
@@ -101,42 +98,42 @@ class FieldRules:
         return changes, [name for name in self._dropped if name in members]
 
     def _check_form(self, names: Iterable[str]) -> None:
-        """Refuse a form with a field that a rule names: a form is not put together again."""
+        """Refuse a form with a field that a rule names: forms are not rebuilt."""
         for name in names:
             if name.partition("[")[0].casefold() in self._touched:
                 raise _denied(name)
 
 
-class RuleBook:
-    """The rules of every model and key that were met of late."""
+class FieldRuleCache:
+    """Compiled rules by model and key."""
 
-    def __init__(self, most: int = MOST_KNOWN) -> None:
+    def __init__(self, most: int = MAX_CACHED) -> None:
         self._most = most
-        self._known: dict[tuple[str, str], tuple[FieldSettings, FieldSettings | None, FieldRules]]
-        self._known = {}
+        self._cached: dict[tuple[str, str], tuple[FieldSettings, FieldSettings | None, FieldRules]]
+        self._cached = {}
 
-    def of(self, model: Model, principal: Principal) -> FieldRules:
+    def get(self, model: Model, principal: Principal) -> FieldRules:
         """Return the rules of a key at a model."""
         own = principal.fields
         at = (model.name, "" if own is None else principal.id)
-        known = self._known.get(at)
+        cached = self._cached.get(at)
         # Settings are frozen: rules that have changed are another object.
-        if known is None or known[0] is not model.fields or known[1] is not own:
-            if len(self._known) >= self._most:
-                self._known.clear()
+        if cached is None or cached[0] is not model.fields or cached[1] is not own:
+            if len(self._cached) >= self._most:
+                self._cached.clear()
             rules = FieldRules(model.fields) if own is None else FieldRules(model.fields, own)
-            known = self._known[at] = (model.fields, own, rules)
-        return known[2]
+            cached = self._cached[at] = (model.fields, own, rules)
+        return cached[2]
 
 
 def is_over(value: bytes, bound: float) -> bool:
-    """Return whether a JSON value counts more than `bound` for vLLM: it reads 8, 8.0, "8" alike."""
+    """Return whether vLLM reads a JSON value as more than `bound`: 8, 8.0 and "8" are equal."""
     number = number_of(value)
     return number is not None and number > bound
 
 
 def number_of(value: bytes) -> float | None:
-    """Return a JSON value as the number that vLLM takes it for; None: it is none."""
+    """Return a JSON value as the number that vLLM reads; None: it is none."""
     try:
         return float(_text.decode(value) if value[:1] == b'"' else value.decode())
     except (ValueError, msgspec.DecodeError):
@@ -152,7 +149,7 @@ def _denied(name: str) -> FieldNotAllowed:
 
 
 def _find(members: Mapping[str, msgspec.Raw | bytes], path: Sequence[str]) -> bytes:
-    """Return the value at a path, b"" where there is none."""
+    """Return the value at a path; b"": there is none."""
     raw = members.get(path[0])
     if raw is None:
         return b""
@@ -162,11 +159,11 @@ def _find(members: Mapping[str, msgspec.Raw | bytes], path: Sequence[str]) -> by
     try:
         return _find(_object.decode(value), path[1:])
     except (msgspec.DecodeError, RecursionError):
-        return b""  # no object: the engine has the words to refuse it
+        return b""  # no object: the engine refuses it with a message of its own
 
 
 def _set(members: Members, changes: dict[str, bytes], path: Path, value: bytes) -> None:
-    """Set the value at a path, in the member as it is changed already."""
+    """Set the value at a path, on top of earlier changes of the member."""
     name, rest = path[0], path[1:]
     before = changes.get(name) or members.get(name)
     changes[name] = _with(b"{}" if before is None else bytes(before), rest, value)

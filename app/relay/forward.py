@@ -1,82 +1,79 @@
-"""Carries one request to one engine and the engine's response to the client.
-
-The other half of a request, deciding (`serving.py`), hands over a `Grant` and gets a `Delivery`
-back (`grant.py`).
-"""
+"""Forwards one request to one engine, and the engine's response to the client."""
 
 from collections.abc import Awaitable, Callable
 
 from app.asgi import Headers
-from app.relay.buffered_response import unless_dead
-from app.relay.grant import Delivery, Grant
+from app.relay.buffered_response import buffer_server_error
+from app.relay.engine_call import CallResult, EngineCall
 from app.relay.request_context import RequestContext
-from app.relay.response import Truncated, as_gateway_error, head_of, relay_plain, send_error
+from app.relay.response import Truncated, as_gateway_error, forward_plain, read_head, send_error
 from app.relay.stream import EventStream
 from app.telemetry.metrics import Buckets
 from app.usage.stream_meter import StreamMeter
 from engines.base import Engine, EngineError, EngineResponse
 
 
-async def carry(
+async def forward(
     engine: Engine,
-    grant: Grant,
+    call: EngineCall,
     request: RequestContext,
-    gaps: Buckets,
-    delivery: Delivery,
+    latency: Buckets,
+    result: CallResult,
     on_head: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
-    """Carry a request and its response; note in `delivery` what comes of it.
+    """Send a request to an engine and its response to the client; fill in `result`.
 
-    `on_head` is awaited with the status before a byte of the response is sent. Raises EngineError
-    as long as another engine may be asked, after that GatewayError, Truncated, and what `on_head`
-    and a stalled client raise.
+    `on_head` is awaited with the status before any of the response is sent. Raises EngineError
+    while another engine may be tried, after that GatewayError, Truncated, and what `on_head` and a
+    stalled client raise.
     """
     exchange = request.exchange
-    response = await engine.send(grant.request)
-    if response.status >= 500:
-        response = await unless_dead(response)
+    response = await engine.send(call.request)
+    status = response.status
+    if status >= 500:
+        response = await buffer_server_error(response)
     try:
-        delivery.status = response.status
-        request.trace.answered(response.status)
+        result.status = status
+        request.trace.answered(status)
         if on_head is not None:
-            await on_head(response.status)
-        head = head_of(response, bare=grant.bare)
-        exchange.model_line = grant.model_line
+            await on_head(status)
+        head = read_head(response, withhold_metadata=call.withhold_metadata)
+        exchange.model_line = call.model_line
         if head.is_stream:
-            await _carry_stream(response, grant, request, gaps, delivery, head.headers)
+            await _forward_stream(response, call, request, latency, result, head.headers)
         else:
-            await relay_plain(response, request, head, delivery)
+            await forward_plain(response, request, head, result)
     finally:
-        response.close()  # one that is not whole is broken off
-        delivery.started = exchange.started
-        delivery.complete = exchange.response_complete
-        delivery.bytes_out = exchange.bytes_out
+        response.close()  # aborts a response that is not complete
+        result.started = exchange.started
+        result.complete = exchange.response_complete
+        result.bytes_out = exchange.bytes_out
 
 
-async def _carry_stream(
+async def _forward_stream(
     response: EngineResponse,
-    grant: Grant,
+    call: EngineCall,
     request: RequestContext,
-    gaps: Buckets,
-    delivery: Delivery,
+    latency: Buckets,
+    result: CallResult,
     headers: Headers,
 ) -> None:
     meter = StreamMeter(
-        withhold=grant.withhold_usage,
-        one_choice=grant.one_choice,
-        wide=grant.wide,
-        opened=grant.opened,
+        withhold=call.withhold_usage,
+        one_choice=call.one_choice,
+        wide=call.wide,
+        opened=call.opened,
     )
-    meter.fingerprint = grant.fingerprint
+    meter.fingerprint = call.fingerprint
     exchange = request.exchange
     try:
-        await EventStream(response, request, meter, gaps).run(headers)
+        await EventStream(response, request, meter, latency).run(headers)
     except EngineError as error:
         await send_error(exchange, as_gateway_error(error))
         raise Truncated(str(error)) from None
     finally:
-        delivery.usage = meter.usage
-        delivery.events = meter.events
-        delivery.fingerprint = meter.fingerprint
+        result.usage = meter.usage
+        result.events = meter.events
+        result.fingerprint = meter.fingerprint
         if meter.events:
-            delivery.so_far = meter.so_far(grant.prompt, exchange.bytes_out)
+            result.partial_usage = meter.so_far(call.prompt, exchange.bytes_out)

@@ -21,7 +21,7 @@ from app.errors import (
 )
 from app.relay.endpoint import Endpoint
 from app.relay.request_context import RequestContext
-from app.relay.request_handler import RequestHandler
+from app.relay.request_handler import handle_request
 from app.relay.response import Truncated, send_error
 from app.relay.services import RelayServices
 from app.telemetry.logs.access import AccessLog
@@ -60,7 +60,7 @@ class Relay:
                 principal = await self.authenticator.look_up(exchange.headers)
             request.principal = principal
             trace.end()
-            await RequestHandler(self.services, principal, request).run()
+            await handle_request(self.services, principal, request)
         except asyncio.CancelledError:
             await self._end_canceled(request)
         except (Truncated, ClientStalled) as fault:

@@ -23,6 +23,10 @@ class RequestContext(msgspec.Struct):
     # tokens and has a row in the ledger.
     engine: str | None = None
     requested_model: str | None = None  # the name or alias that the client sent, of a known model
+    # The only engine that may serve it: the one that stores the response which it continues.
+    pinned_engine: str | None = None
+    # Tokens that a budget leaves for each answer of a request without an output limit.
+    output_bound: int | None = None
     queued_s: float | None = None  # None: it did not have to wait for an engine
     ttft_s: float | None = None
     bytes_in: int = 0

@@ -1,4 +1,4 @@
-"""What one request holds of its caller's limits and budget, from its reservation to its price."""
+"""The tokens that one request has reserved of limits and budgets, until they are settled."""
 
 from app.limits import Decision
 from app.usage.budgets import BudgetReservation
@@ -6,9 +6,9 @@ from app.usage.token_usage import Usage
 
 
 class Reservation:
-    """Settles what a request holds; without that everything goes back but the request itself."""
+    """Settles what a request has reserved. Unless it is settled, all its tokens are given back."""
 
-    __slots__ = ("_budget", "_cached_weight", "_decision", "_share")
+    __slots__ = ("_budget", "_cached_weight", "_decision", "_fallback")
 
     def __init__(
         self, decision: Decision, budget: BudgetReservation | None, cached_weight: float
@@ -16,27 +16,27 @@ class Reservation:
         self._decision = decision
         self._budget = budget
         self._cached_weight = cached_weight
-        self._share: Decision | None = None
+        self._fallback: Decision | None = None
 
-    def also(self, share: Decision) -> None:
-        """Settle another decision as well, that of a model which serves in another's place.
+    def attach(self, fallback: Decision) -> None:
+        """Settle also a fallback's decision, in place of the previous fallback's.
 
-        Who made it ends it. A charge has one share at a time.
+        The caller releases it.
         """
-        self._share = share
+        self._fallback = fallback
 
     def settle(self, usage: Usage) -> None:
-        """Note what the request took: limits weigh cached tokens, a budget counts them whole."""
+        """Settle on real usage: limits weigh cached tokens, a budget counts them in full."""
         uncached = usage.prompt - usage.cached + usage.completion
         tokens = uncached + self._cached_weight * usage.cached
         self._decision.settle(tokens)
-        if self._share is not None:
-            self._share.settle(tokens)
+        if self._fallback is not None:
+            self._fallback.settle(tokens)
         if self._budget is not None:
             self._budget.settle(usage.prompt + usage.completion)
 
     def keep(self) -> None:
-        """Note that what limits have reserved is what the request took."""
+        """Keep what was reserved of limits as what the request used."""
         self._decision.keep()
-        if self._share is not None:
-            self._share.keep()
+        if self._fallback is not None:
+            self._fallback.keep()

@@ -1,8 +1,8 @@
-"""What of a request's body is changed on its way to the engine. Pure.
+"""Decides what changes in a request's body on its way to the engine. Pure.
 
-Only what must change: the rules on fields are applied (`fields.py`), the tenant's salt is set, a
-stream is made to tell its usage, and numbers that an operator bounded are lowered to the bound.
-What is not understood stays as it is; the engine has the words to refuse it.
+Only what must change: field rules are applied (`field_rules.py`), the tenant's salt is set, a
+stream is made to report its usage, and numbers are lowered to the operator's bounds. A value that
+is not understood is forwarded unchanged; the engine's error message explains it.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,15 +11,12 @@ from types import MappingProxyType
 import msgspec
 
 from app.relay.body import Members, ParsedBody
+from app.relay.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from app.relay.field_rules import FieldRules, is_over, number_of
 from app.routing import Bounds
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-RESPONSES = "/v1/responses"
-MESSAGES = "/v1/messages"
-# Where each endpoint says how many tokens it wants; the first one is set where none is given.
-# Completions have a default of their own, 16, which null takes away; messages must give a number.
+# The fields that limit the output of each endpoint; the first is set where none is given.
+# Completions default to 16 tokens, and to no limit for null; messages require a number.
 OUTPUT_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         CHAT: ("max_tokens", "max_completion_tokens"),
@@ -30,7 +27,7 @@ OUTPUT_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 # vLLM's own default for /v1/completions, as OpenAI's.
 COMPLETIONS_OUTPUT = 16
-# Requests whose prompts vLLM caches by their blocks, salted by a member of the body.
+# Endpoints whose prompts vLLM's prefix cache holds, salted by a member of the body.
 SALTED = frozenset(
     {
         *OUTPUT_FIELDS, "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/pooling",
@@ -40,7 +37,7 @@ SALTED = frozenset(
 PROMPTS = ("prompt", "prompt_embeds")
 _LIST = ord("[")
 ABSENT = (b"", b"null")
-# What leaves an answer without a bound.
+# Values that leave the output without a limit.
 _UNBOUNDED: Mapping[str, tuple[bytes, ...]] = MappingProxyType(
     {
         CHAT: ABSENT,
@@ -48,47 +45,52 @@ _UNBOUNDED: Mapping[str, tuple[bytes, ...]] = MappingProxyType(
         RESPONSES: ABSENT,
     }
 )
-# vLLM before 0.10 takes the other field where this one is 0.
+# vLLM before 0.10 uses the other field where this one is 0.
 _ZERO_IS_NONE = "max_completion_tokens"
 _PLAIN: Mapping[bytes, bool | None] = MappingProxyType(
     {b"": None, b"null": None, b"true": True, b"false": False}
 )
-# What else is true and false for pydantic, with which vLLM reads; words in any case.
+# Other values that pydantic, hence vLLM, reads as true and false; words in any case.
 _TRUE = frozenset({1, "1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({0, "0", "off", "f", "false", "n", "no"})
 _WITH_USAGE = b'{"include_usage":true}'
 _BYTES_ONLY = "bytes_only"
-_answer = msgspec.json.Decoder(str | float)
+_text_or_number = msgspec.json.Decoder(str | float)
 _text = msgspec.json.Decoder(str)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Rewrite(msgspec.Struct, frozen=True):
-    """What becomes of one request: new values by member, encoded, and members that are dropped."""
+    """The changes of a body: new values by member, encoded, and members that are dropped."""
 
     changes: Mapping[str, bytes] = {}
     dropped: Collection[str] = ()
-    # The usage chunk was asked for by the gateway alone, so the client does not get it.
+    # Only the gateway asked for the usage chunk, so it is withheld from the client.
     withhold_usage: bool = False
     one_choice: bool = True
-    # Usage stands in a header that the client did not ask for.
+    # Usage is in a header that the client did not ask for.
     withhold_metadata: bool = False
 
     def value(self, body: ParsedBody, name: str) -> bytes:
-        """Return a member as the engine will see it, b"" where there is none."""
+        """Return a member as the engine will see it; b"": there is none."""
         if name not in body.members and name not in self.changes:
             return b""
         return _value(body.members, self.changes, name, self.dropped)
+
+    @property
+    def cache_salt(self) -> bytes:
+        """The tenant's salt, encoded; b"" where none is set."""
+        return self.changes.get("cache_salt", b"")
 
     def changed(self, changes: Mapping[str, bytes]) -> "Rewrite":
         """Return this rewrite with more changes."""
         return msgspec.structs.replace(self, changes={**self.changes, **changes})
 
 
-def rewrite(
+def rewrite_body(
     endpoint: str, body: ParsedBody, bounds: Bounds, rules: FieldRules, salt: bytes | None
 ) -> Rewrite:
-    """Return what to change in a body. `salt` is encoded; None: the client's own stays.
+    """Return the changes of a body. `salt` is encoded; None: the client's own stays.
 
     Raises FieldNotAllowed.
     """
@@ -102,7 +104,7 @@ def rewrite(
     one_choice = True
     if endpoint in (CHAT, COMPLETIONS):
         if "prompt" in members or "prompt_embeds" in members:
-            # A list of prompts has an answer each; so has a list of tokens one, which does no harm.
+            # A list of prompts has a choice each; a list of token IDs has one, which is harmless.
             one_choice = not any(
                 name in members and memoryview(members[name])[0] == _LIST for name in PROMPTS
             ) and not all(name in members for name in PROMPTS)
@@ -112,7 +114,7 @@ def rewrite(
                 one_choice = one_choice and count in (b"null", b"1")
                 if bounds.choices is not None and is_over(count, bounds.choices):
                     changes[name] = b"%d" % bounds.choices
-        if ("stream" in members or "stream" in changes) and truth(
+        if ("stream" in members or "stream" in changes) and as_bool(
             _value(members, changes, "stream")
         ):
             options = _with_usage(_value(members, changes, "stream_options"))
@@ -121,7 +123,7 @@ def rewrite(
                 withhold = True
     if bounds.output_tokens is not None and endpoint in OUTPUT_FIELDS:
         changes |= bounded_output(endpoint, members, changes, bounds.output_tokens)
-    # vLLM tells the usage of an answer in bytes in a header, unless it is asked to leave that out.
+    # vLLM reports the usage of a response in bytes in a header, unless `bytes_only` is asked for.
     bare = False
     if "encoding_format" in members or "encoding_format" in changes:
         bare = _text_of(_value(members, changes, "encoding_format")) == _BYTES_ONLY
@@ -133,11 +135,11 @@ def rewrite(
 def bounded_output(
     endpoint: str, members: Members, changes: Mapping[str, bytes], bound: int
 ) -> dict[str, bytes]:
-    """Return the members that keep an answer within `bound` tokens, where they do not already."""
+    """Return the changes that limit the output to `bound` tokens; none where it is limited."""
     fields = OUTPUT_FIELDS[endpoint]
     encoded = b"%d" % bound
     found = {n: encoded for n in fields if is_over(_value(members, changes, n), bound)}
-    if not states_output(endpoint, members, changes) and endpoint in _UNBOUNDED:
+    if not has_output_limit(endpoint, members, changes) and endpoint in _UNBOUNDED:
         found[fields[0]] = encoded
     by_default = endpoint == COMPLETIONS and _value(members, changes, fields[0]) == b""
     if by_default and bound < COMPLETIONS_OUTPUT:
@@ -145,8 +147,8 @@ def bounded_output(
     return found
 
 
-def states_output(endpoint: str, members: Members, changes: Mapping[str, bytes]) -> bool:
-    """Return whether a request says how long its answer may be, or the endpoint does."""
+def has_output_limit(endpoint: str, members: Members, changes: Mapping[str, bytes]) -> bool:
+    """Return whether the request or its endpoint limits the output."""
     unbounded = _UNBOUNDED.get(endpoint, ())
     for name in OUTPUT_FIELDS.get(endpoint, ()):
         value = changes.get(name) or bytes(members.get(name, b""))
@@ -155,17 +157,17 @@ def states_output(endpoint: str, members: Members, changes: Mapping[str, bytes])
     return False
 
 
-def truth(value: bytes) -> bool | None:
-    """Return what a JSON value says to a yes-or-no question of vLLM's; None where it refuses it."""
+def as_bool(value: bytes) -> bool | None:
+    """Return a JSON value as the bool that vLLM reads; None: vLLM refuses it."""
     if value in _PLAIN:
         return _PLAIN[value]
     try:
-        said = _answer.decode(value)
+        parsed = _text_or_number.decode(value)
     except msgspec.DecodeError:
         return None
-    if isinstance(said, str):
-        said = said.lower()
-    return True if said in _TRUE else False if said in _FALSE else None
+    if isinstance(parsed, str):
+        parsed = parsed.lower()
+    return True if parsed in _TRUE else False if parsed in _FALSE else None
 
 
 def _value(
@@ -179,7 +181,7 @@ def _value(
 
 
 def _text_of(value: bytes) -> str | None:
-    """Return a JSON string, however it is written; None for any other value."""
+    """Return a JSON string decoded; None for any other value."""
     try:
         return _text.decode(value)
     except msgspec.DecodeError:
@@ -187,9 +189,10 @@ def _text_of(value: bytes) -> str | None:
 
 
 def _with_usage(options: bytes) -> bytes | None:
-    """Return stream options that ask for usage, or None where the client did, or is not understood.
+    """Return stream options that ask for usage; None: the client's do, or cannot be parsed.
 
-    `continuous_usage_stats` has no effect without `include_usage`, and would have one now.
+    `continuous_usage_stats` is dropped: it has no effect without `include_usage`, which the client
+    did not set.
     """
     if options in ABSENT:
         return _WITH_USAGE
@@ -198,7 +201,7 @@ def _with_usage(options: bytes) -> bytes | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     asked = bytes(members.get("include_usage", b""))
-    if asked not in ABSENT and truth(asked) is not False:
+    if asked not in ABSENT and as_bool(asked) is not False:
         return None
-    kept = {name: raw for name, raw in members.items() if name != "continuous_usage_stats"}
-    return msgspec.json.encode({**kept, "include_usage": True})
+    others = {name: raw for name, raw in members.items() if name != "continuous_usage_stats"}
+    return msgspec.json.encode({**others, "include_usage": True})

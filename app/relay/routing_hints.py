@@ -1,7 +1,7 @@
-"""What of a request tells a routing policy where it belongs; nothing is read before it asks.
+"""The hints of a request for routing policies: its session and its prompt, read on demand.
 
-Members of the body are taken as the client wrote them. A client writes the same beginning of a
-conversation alike each time, and whatever it writes can do no more than choose a replica.
+Members of the body are compared as the client wrote them: a client writes the beginning of a
+conversation the same way each time, and nothing it writes can do more than choose a replica.
 """
 
 from app.asgi import ClientExchange
@@ -12,31 +12,31 @@ SESSION_HEADER = b"x-session-id"
 # OpenAI's, the newer one first. Of Anthropic's `metadata` nothing is defined but `user_id`.
 SESSION_MEMBERS = ("prompt_cache_key", "user")
 ANTHROPIC_MEMBERS = ("metadata",)
-# In the order in which chat templates put them together.
+# In the order in which chat templates join them.
 PROMPT_MEMBERS = ("tools", "system", "instructions", "messages", "input", "prompt")
 NULL = b"null"
-# What follows in the name of a session does not tell it from others.
+# Bytes of a session's name that count.
 LONGEST_SESSION = 1024
 
 
 class RequestHints:
-    """See `app.routing.policies.Clues`."""
+    """Implements `app.routing.RoutingHints`."""
 
     __slots__ = ("_body", "_exchange", "_key_id", "_salt")
 
     def __init__(
         self, exchange: ClientExchange, key_id: str, body: ParsedBody, salt: bytes = b""
     ) -> None:
-        """`salt` keeps vLLM's caches apart: what begins alike under two salts is not shared."""
+        """`salt` separates vLLM's prefix caches: equal prompts under two salts share nothing."""
         self._exchange = exchange
         self._key_id = key_id
         self._body = body
         self._salt = salt
 
     def session(self) -> bytes:
-        """Return the name of the session, after the key's id: keys do not share sessions.
+        """Return the session's name, prefixed with the key's ID.
 
-        Clients call their sessions 1 or default; those of two keys have nothing in common.
+        Clients name their sessions "1" or "default"; equal names of two keys are two sessions.
         """
         return self._key_id.encode() + b"\0" + self._session()
 
@@ -52,10 +52,9 @@ class RequestHints:
         return b""
 
     def prompt(self, most: int) -> bytes:
-        """Return the first `most` bytes of what makes up the prompt; none of a form.
+        """Return the first `most` bytes of the prompt's members; b"" for a form.
 
-        The end of a conversation's JSON, a bracket, is another when it goes on; what is before it
-        stays.
+        The closing bracket of a conversation moves as it goes on; the bytes before it stay.
         """
         members = self._body.members
         prompt = self._salt or bytes(members.get("cache_salt", b""))

@@ -1,4 +1,4 @@
-"""The rooms that a request passes through, and what one request may take of the gateway."""
+"""The services that the relay calls for each request, and the bounds of one request."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -9,7 +9,7 @@ from app.relay.body_memory import BodyMemory, BodyMemoryBounds
 from app.relay.body_reader import ScanTurns
 from app.relay.cache_salts import CacheSalts
 from app.relay.engine_request import EngineIds
-from app.relay.field_rules import RuleBook
+from app.relay.field_rules import FieldRuleCache
 from app.relay.forecasts import Forecasts
 from app.relay.in_flight import RequestsInFlight
 from app.residency import OnDemandLoader, StartWaits
@@ -22,23 +22,23 @@ from app.usage.budgets import Budgets
 
 @dataclass(frozen=True, slots=True)
 class RelayBounds:
-    """What one request may take of the gateway."""
+    """The resources that one request may take."""
 
     body_bytes: int
-    # How long a client may leave unread what waits for it.
+    # Seconds before a client that has stopped reading is disconnected.
     client_stall_s: float
-    # After how much silence a stream gets a comment; None: never.
+    # Seconds of silence before a stream gets an SSE comment; None: never.
     keepalive_s: float | None
-    # What a request that does not say how long its answer may be reserves for it, in tokens.
-    unstated_output: int
-    # What a cached prompt token counts against limits.
+    # Tokens reserved for the output of a request without an output limit.
+    default_output_tokens: int
+    # Weight of a cached prompt token against limits.
     cached_weight: float
-    # What a token counts that is only counted, or turned into text and back.
+    # Weight of a token of an endpoint that is not metered: tokenize, count_tokens.
     tokenize_weight: float
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Return the bounds of a configuration."""
+        """Return the bounds that a configuration sets."""
         server, limits = settings.server, settings.limits
         return cls(
             server.max_body_bytes,
@@ -51,7 +51,7 @@ class RelayBounds:
 
 
 def memory_bounds(settings: Settings) -> BodyMemoryBounds:
-    """Return how many bytes of bodies a configuration lets the gateway hold."""
+    """Return the bounds of memory for request bodies that a configuration sets."""
     server = settings.server
     return BodyMemoryBounds(
         server.body_memory_bytes,
@@ -60,9 +60,9 @@ def memory_bounds(settings: Settings) -> BodyMemoryBounds:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RelayServices:
-    """What there is between a request and an engine. A reload replaces `bounds`, nothing else."""
+    """The services between a client and an engine. A reload replaces `bounds`, nothing else."""
 
     limiter: Limiter
     budgets: Budgets
@@ -75,7 +75,7 @@ class RelayServices:
     salts: CacheSalts
     stored: StoredResponses
     in_flight: RequestsInFlight
-    rules: RuleBook = field(default_factory=RuleBook)
+    rules: FieldRuleCache = field(default_factory=FieldRuleCache)
     scan_turns: ScanTurns = field(default_factory=ScanTurns)
     engine_ids: EngineIds = field(default_factory=EngineIds)
     forecasts: Forecasts = field(init=False)

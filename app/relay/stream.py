@@ -1,8 +1,8 @@
-"""Carrying an engine's event stream to the client, each byte as soon as it is here.
+"""Forwards an engine's event stream to the client, each chunk as it arrives.
 
-No task wakes for a chunk: the engine's socket calls `EventStream.deliver`, and that writes to the
-client's. Where the client reads slowly, the engine's bytes wait in its connection's bounded buffer
-and then in the engine.
+Chunks are forwarded without an asyncio task switch: the engine's socket calls
+`EventStream.deliver`, which writes to the client's. Backpressure: where the client reads slowly,
+the engine's bytes wait in the bounded buffer of its connection, and then in the engine.
 """
 
 import asyncio
@@ -23,38 +23,42 @@ SSE_HEADERS: Headers = (
 
 
 class EventStream:
-    """One stream on its way to the client."""
+    """One event stream on its way to the client."""
 
     def __init__(
-        self, answer: EngineResponse, request: RequestContext, meter: StreamMeter, gaps: Buckets
+        self,
+        response: EngineResponse,
+        request: RequestContext,
+        meter: StreamMeter,
+        latency: Buckets,
     ) -> None:
-        self._answer = answer
+        self._response = response
         self._request = request
         self._exchange = request.exchange
         self._meter = meter
-        self._gaps = gaps
-        self._held = b""  # the beginning of an event whose end has not come
-        self._last = 0.0  # when something went out
+        self._latency = latency
+        self._held = b""  # the beginning of an event that is not complete
+        self._last = 0.0  # when the last chunk was sent
 
     async def run(self, headers: Headers) -> None:
-        """Carry the whole stream. Raises EngineError after everything that came before it."""
+        """Forward the whole stream. Raises EngineError, after everything that arrived before it."""
         exchange = self._exchange
         if not exchange.started:
-            await exchange.start_response(self._answer.status, headers)
+            await exchange.start_response(self._response.status, headers)
         exchange.streaming = True
         try:
-            while not await self._answer.pump(self.deliver):
+            while not await self._response.pump(self.deliver):
                 await exchange.flush()
         except EngineError:
-            # What the meter kept back are whole events that came before the fault.
-            if kept := self._meter.flush():
-                await exchange.send_body(kept, more=True)
+            # The meter withholds whole events that arrived before the fault.
+            if withheld := self._meter.flush():
+                await exchange.send_body(withheld, more=True)
             raise
         rest = b""
         if self._held and (
             rest := self._meter.pass_on(self._held[: find_engine_death(self._held)])
         ):
-            self._time()
+            self._note_sent()
         if find_engine_death(self._held) is not None:
             if rest := rest + self._meter.flush():
                 await exchange.send_body(rest, more=True)
@@ -62,12 +66,12 @@ class EventStream:
         await exchange.send_body(rest + self._meter.flush(), more=False)
 
     def deliver(self, data: bytes) -> bool:
-        """Send on what came together; return whether more can be taken at once."""
+        """Forward a chunk; return whether the client takes more at once."""
         if self._held:
             data = self._held + data
             self._held = b""
-        if self._answer.ended:
-            self._held = data  # goes with the end of the body, in one write
+        if self._response.ended:
+            self._held = data  # sent with the end of the body, in one write
             return True
         if data[-2:] != b"\n\n":
             # Whole events only, so that an error can follow them as one more.
@@ -82,14 +86,14 @@ class EventStream:
         data = self._meter.pass_on(data)
         if not data:
             return True
-        self._time()
+        self._note_sent()
         return self._exchange.push(data)
 
-    def _time(self) -> None:
-        """Note that something goes out now."""
+    def _note_sent(self) -> None:
+        """Observe the latency of a chunk that is sent now."""
         now = perf_counter()
         if self._last:
-            self._gaps.observe(now - self._last)
+            self._latency.observe(now - self._last)
         else:
             self._request.ttft_s = now - self._exchange.received_at
         self._last = now
@@ -98,7 +102,8 @@ class EventStream:
 class KeepAlive:
     """Sends an SSE comment whenever a stream has been silent for some time, until it is stopped.
 
-    The price: the status 200 leaves before the engine was heard, so a refusal becomes an event.
+    The first comment sends status 200 before the engine has answered: an error then becomes an
+    event.
     """
 
     def __init__(self, exchange: ClientExchange, seconds: float) -> None:
@@ -107,7 +112,7 @@ class KeepAlive:
         self._task = asyncio.create_task(self._watch())
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending comments."""
         self._task.cancel()
 
     async def _watch(self) -> None:
@@ -125,5 +130,5 @@ class KeepAlive:
                         if not exchange.push(COMMENT):
                             await exchange.flush()
                     except ClientStalled:
-                        return  # whoever sends next will find the same
+                        return  # the next chunk meets the same stall
             seen = exchange.bytes_out

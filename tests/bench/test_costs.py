@@ -5,7 +5,7 @@ import pytest
 
 from app.relay.body import parse
 from app.relay.field_rules import FieldRules
-from app.relay.rewrite import rewrite
+from app.relay.rewrite import rewrite_body
 from app.routing import Bounds
 from app.settings import FieldSettings
 from bench import isolation
@@ -55,7 +55,7 @@ def test_a_chat_body_has_its_size_and_would_be_forwarded_unchanged() -> None:
     raw = chat_body(600)
 
     body = parse(b"application/json", raw)
-    plan = rewrite("/v1/chat/completions", body, Bounds(), FieldRules(FieldSettings()), None)
+    plan = rewrite_body("/v1/chat/completions", body, Bounds(), FieldRules(FieldSettings()), None)
 
     assert len(raw) == 600
     assert body.for_engine(MODEL, plan.changes, plan.dropped) is raw

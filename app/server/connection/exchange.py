@@ -309,7 +309,7 @@ class HttpExchange:
             self._reader.set_result(None)
 
     def cut(self, error: GatewayError) -> None:
-        """End the request with an error; see `app.relay.in_flight.Cuttable`."""
+        """End the request with an error; see `app.relay.in_flight.Abortable`."""
         self._interrupt(error)
 
     def disconnect(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.relay.in_flight import CUT_OFF
+from app.relay.in_flight import KEY_DISABLED
 from app.server.connection import ClientConnection
 from tests.app.raw import PATIENCE_S, Client, asking, connected, request
 from tests.fakes.vllm import Fake
@@ -83,7 +83,7 @@ async def until_full(gateway: Gateway) -> None:
 async def is_refused(client: Client) -> None:
     answer = await client.answer()
     assert answer.status == 401
-    assert CUT_OFF in answer.body.decode()
+    assert KEY_DISABLED in answer.body.decode()
 
 
 async def recorded(gateway: Gateway, path: bytes, status: int, model: str = "demo") -> float:
@@ -155,7 +155,7 @@ async def test_while_it_streams(gateway: Gateway, fake: Fake, victim: Victim, pa
         await victim.cut_off()
         said = await client.rest()
     last = said.rstrip(b"\r\n").rpartition(b"data: ")[2]
-    assert CUT_OFF in json.loads(last)["error"]["message"]
+    assert KEY_DISABLED in json.loads(last)["error"]["message"]
     assert not said.endswith(b"0\r\n\r\n"), "the stream does not pass for whole"
     assert await recorded(gateway, path, 200) == 1
 

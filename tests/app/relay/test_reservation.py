@@ -227,7 +227,7 @@ async def test_what_stands_in_for_a_model_is_charged_as_well() -> None:
 
     with await of("asked", 5000) as decision, await of("fallback", 5000) as share:
         charge = Reservation(decision, None, 1.0)
-        charge.also(share)
+        charge.attach(share)
         charge.settle(Usage(400, 100))
     for model in ("asked", "fallback"):
         with await of(model, 0) as decision:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from app.relay.body import READ_NAMES, ParsedBody, parse
+from app.relay.endpoint import CHAT, COMPLETIONS
 from app.relay.field_rules import FieldRules
-from app.relay.rewrite import CHAT, COMPLETIONS, Rewrite, rewrite, truth
+from app.relay.rewrite import Rewrite, as_bool, rewrite_body
 from app.routing import Bounds
 
 RESPONSES = "/v1/responses"
@@ -69,7 +70,7 @@ NOTHING = Rewrite()
 
 def planned(endpoint: str, body: ParsedBody, bounds: Bounds) -> Rewrite:
     """Return what is decided where there are no rules on fields and no salt."""
-    return rewrite(endpoint, body, bounds, RULES, None)
+    return rewrite_body(endpoint, body, bounds, RULES, None)
 
 
 def send(endpoint: str, raw: bytes, bounds: Bounds = Bounds()) -> tuple[Rewrite, bytes]:  # noqa: B008
@@ -200,7 +201,7 @@ class TestAskingForUsage:
         ],
     )
     def test_a_stream_is_what_the_engine_takes_for_one(self, raw: bytes, stream: bool) -> None:
-        assert (truth(NOTHING.value(parse(b"", raw), "stream")) is True) is stream
+        assert (as_bool(NOTHING.value(parse(b"", raw), "stream")) is True) is stream
 
 
 WORDS = st.sampled_from(["0", "1", "on", "off", "t", "f", "true", "false", "y", "n", "yes", "no"])
@@ -223,7 +224,7 @@ def test_truth_is_what_the_engine_takes_for_it(value: str) -> None:
         read = _truth.validate_python(json.loads(value))
     except ValidationError:
         read = None
-    assert (truth(value.encode()) is True) is (read is True)
+    assert (as_bool(value.encode()) is True) is (read is True)
     options = f'{{"include_usage":{value}}}'
     plan, _ = send(CHAT, body_of(stream="true", stream_options=options))
     assert plan.withhold_usage is (read is False or value == "null")

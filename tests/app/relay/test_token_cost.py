@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.relay.body import parse
+from app.relay.endpoint import CHAT, COMPLETIONS
 from app.relay.field_rules import FieldRules
-from app.relay.rewrite import CHAT, COMPLETIONS, COMPLETIONS_OUTPUT, Rewrite, rewrite
-from app.relay.token_cost import MAX_COUNT, cost_of
+from app.relay.rewrite import COMPLETIONS_OUTPUT, Rewrite, rewrite_body
+from app.relay.token_cost import MAX_COUNT, estimate_cost
 from app.routing import Bounds
 from app.usage.token_usage import Usage
 
@@ -27,8 +28,8 @@ def reserved(
 ) -> int:
     read = parse(b"", msgspec.json.encode({"model": "demo", **body}))
     read = msgspec.structs.replace(read, raw=b" " * size)
-    plan = rewrite(endpoint, read, bounds, FieldRules(), None)
-    return cost_of(endpoint, read, plan, longest, UNSTATED).tokens
+    plan = rewrite_body(endpoint, read, bounds, FieldRules(), None)
+    return estimate_cost(endpoint, read, plan, longest, UNSTATED).tokens
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_long_audio_costs_more_than_the_model_takes_at_once() -> None:
         b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n--X--\r\n'
     ) % (b"\0" * 4_000_000)
     read = parse(b"multipart/form-data; boundary=X", form)
-    cost = cost_of("/v1/audio/transcriptions", read, Rewrite(), 448, UNSTATED)
+    cost = estimate_cost("/v1/audio/transcriptions", read, Rewrite(), 448, UNSTATED)
     assert cost.tokens >= 10_000
     assert cost.plausible(Usage(36_000, 0)).prompt == 36_000  # an hour of it
 

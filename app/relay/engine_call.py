@@ -1,0 +1,42 @@
+"""The values that `model_server.py`, which chooses an engine, exchanges with `forward.py`.
+
+Forwarding knows nothing of limits, queues and budgets; choosing never sees a byte of the response.
+"""
+
+import msgspec
+
+from app.usage.token_usage import Usage
+from engines.base import EngineRequest
+
+
+class EngineCall(msgspec.Struct, frozen=True):
+    """A request for one engine, and how its response is read."""
+
+    request: EngineRequest
+    # Estimated tokens of the prompt, for a response that does not report them.
+    prompt: int = 0
+    # See `app.usage.stream_meter.StreamMeter`.
+    withhold_usage: bool = False
+    one_choice: bool = True
+    wide: bool = False
+    opened: bool = True
+    fingerprint: str | None = None
+    # The client asked for bytes without their metadata.
+    withhold_metadata: bool = False
+    # Encoded header line that names the model.
+    model_line: bytes = b""
+
+
+class CallResult(msgspec.Struct):
+    """What came of an engine call: filled in meanwhile, and right whenever forwarding ends."""
+
+    # Of the engine's response; None: there was none. After a keep-alive comment the client has
+    # another status.
+    status: int | None = None
+    usage: Usage | None = None  # as the engine reported it
+    events: int = 0  # of a stream
+    partial_usage: Usage | None = None  # the estimate for a stream that did not end
+    fingerprint: str | None = None
+    started: bool = False  # a part of the response has been sent to the client
+    complete: bool = False  # all of it has
+    bytes_out: int = 0

@@ -1,0 +1,84 @@
+"""The fallbacks that are left for a request, and whether it waits for its own model meanwhile.
+
+The rule itself is pure (`app/residency/forecast.py`); here it gets the forecasts of the models.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from app.errors import (
+    EngineFailed,
+    EngineOverloaded,
+    EngineTooSlow,
+    EngineUnavailable,
+    ModelNotFound,
+    RateLimited,
+)
+from app.relay.services import RelayServices
+from app.residency import StartWait, Step, next_step
+from app.routing import Model
+
+# The errors by which a model cannot serve a request, before any of its response has been sent. The
+# last two are of a fallback that is over its own limits, or has been removed since.
+CANNOT_SERVE = (
+    EngineUnavailable, EngineOverloaded, EngineFailed, EngineTooSlow, RateLimited, ModelNotFound,
+)  # fmt: skip
+
+
+class FallbackChain:
+    """The fallbacks of one request. Use it once."""
+
+    def __init__(
+        self,
+        services: RelayServices,
+        requested: Model,
+        allows: Callable[[str], bool],
+        endpoint: str,
+    ) -> None:
+        self._services = services
+        self._requested = requested
+        self._endpoint = endpoint
+        # By name: a reload may replace any of them meanwhile.
+        self._left = [name for name in requested.fallbacks if allows(name)]
+        self._waits_until = asyncio.get_running_loop().time() + requested.load_wait_s
+
+    @property
+    def any_left(self) -> bool:
+        """Whether a fallback is left."""
+        return bool(self._left)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for which the request may still wait for its model."""
+        return self._waits_until - asyncio.get_running_loop().time()
+
+    def step(self) -> Step | int:
+        """Return what to do next: see `app.residency.forecast.next_step`."""
+        catalogue, forecasts = self._services.catalogue, self._services.forecasts
+        models = map(self._find, self._left)
+        return next_step(
+            forecasts.of(catalogue.current(self._requested)),
+            [None if model is None else forecasts.of(model) for model in models],
+            left_s=self.left_s,
+            queued=forecasts.starts_queue,
+        )
+
+    def take(self, index: int) -> Model | None:
+        """Remove a fallback and return it; None: it was removed or does not serve the endpoint."""
+        return self._find(self._left.pop(index))
+
+    def yields(self) -> bool:
+        """Whether a fallback serves the request sooner than the requested model."""
+        return isinstance(self.step(), int)
+
+    async def wait(self) -> StartWait:
+        """Return when the next step is another than to wait. Raises EngineOverloaded."""
+        model = self._requested
+        return await self._services.starts.wait(model.name, model.max_waiting, self._waited)
+
+    def _waited(self) -> bool:
+        return self._services.admission.draining or self.step() is not Step.WAIT
+
+    def _find(self, name: str) -> Model | None:
+        model = self._services.catalogue.get(name)
+        return model if model is not None and model.serves(self._endpoint) else None

@@ -1,0 +1,202 @@
+"""Serves one request with one model: its lease, its queue, a replica, and the engine's response.
+
+Every resource is released in one place, on success, error and cancellation alike: lease and permit
+by `with`, the replica's slot by `finally`, the engine's response in `forward.py`.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import nullcontext
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
+
+from app.admission import Permit
+from app.auth import Principal
+from app.errors import EngineOverloaded, EngineUnavailable
+from app.limits import LimitRequest
+from app.relay.attempts import Attempts
+from app.relay.billing import billed_usage
+from app.relay.endpoint import COMPLETIONS, RESPONSES
+from app.relay.engine_call import CallResult, EngineCall
+from app.relay.engine_request import build_engine_request
+from app.relay.fallback_chain import FallbackChain
+from app.relay.forward import forward
+from app.relay.request_context import RequestContext
+from app.relay.request_plan import RequestPlan
+from app.relay.reservation import Reservation
+from app.relay.response import NotRouted
+from app.relay.response_storage import new_response_id, with_response_id
+from app.relay.routing_hints import RequestHints
+from app.relay.services import RelayServices
+from app.relay.stored_responses import claim
+from app.residency import ModelLease, StartWait
+from app.routing import Model, Replica
+from engines.base import EngineError
+
+WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
+# The lease of a model that is always loaded.
+_NO_LEASE = nullcontext()
+
+
+class ModelServer:
+    """Serves one request with a model; after it failed, with another. Use it for one request."""
+
+    __slots__ = ("_principal", "_request", "_services", "reservation")
+
+    def __init__(
+        self,
+        services: RelayServices,
+        principal: Principal,
+        request: RequestContext,
+        reservation: Reservation,
+    ) -> None:
+        self._services = services
+        self._principal = principal
+        self._request = request
+        self.reservation = reservation
+
+    async def serve(
+        self,
+        plan: RequestPlan,
+        limits: LimitRequest,
+        arrived_at: float | None = None,
+        chain: FallbackChain | None = None,
+    ) -> None:
+        """Serve the request once the model is loaded and has a free slot. Raises CANNOT_SERVE.
+
+        `arrived_at` is when the request could start; None: it has waited for another model since.
+        The wait for a load ends early when a fallback of `chain` is up before.
+        """
+        services, request, principal, model = (
+            self._services, self._request, self._principal, plan.model,
+        )  # fmt: skip
+        # The lease comes first: its queue is bounded, and a request that waits for a load must not
+        # occupy a slot of an engine.
+        with await self._lease(model, chain) if model.on_demand else _NO_LEASE:
+            permit = services.admission.permit_at_once(limits.model)
+            if permit is None:
+                waiting = services.admission.permit(
+                    limits.model, principal.id, principal.priority, principal.weight, limits.tokens
+                )
+                permit = await self.wait("queue", waiting)
+            with permit:
+                # A reload may have replaced its engines while the request waited.
+                model = services.catalogue.current(model)
+                if arrived_at is not None:
+                    overhead_s = perf_counter() - arrived_at - (request.queued_s or 0.0)
+                    services.metrics.overhead.observe((model.name,), overhead_s)
+                await self._send(plan, model)
+
+    async def wait(self, phase: str, waiting: Coroutine[Any, Any, WaitedT]) -> WaitedT:
+        """Return a lease, a permit or a start, and note how long it took.
+
+        Raises EngineUnavailable and EngineOverloaded.
+        """
+        request = self._request
+        began = perf_counter()
+        before_s = request.queued_s
+        request.trace.begin(phase)
+        try:
+            got = await waiting
+        except (asyncio.CancelledError, EngineOverloaded, EngineUnavailable):
+            request.queued_s = (before_s or 0.0) + perf_counter() - began
+            raise
+        if got.waited_s is not None:
+            request.queued_s = (before_s or 0.0) + got.waited_s
+        request.trace.end(waited=got.waited_s is not None)
+        return got
+
+    async def _lease(self, model: Model, chain: FallbackChain | None) -> ModelLease:
+        """Return a lease on a model that is loaded on demand. Raises what `wait` raises."""
+        hold = partial(self._services.keeper.lease, model.name)
+        if chain is not None:
+            hold = partial(hold, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
+        return await self.wait("load_wait", hold())
+
+    async def _send(self, plan: RequestPlan, model: Model) -> None:
+        """Send the request to one of the model's engines, and settle what that took."""
+        services, request = self._services, self._request
+        label = request.endpoint.label
+        response_id = None
+        if label == RESPONSES:
+            response_id = new_response_id(plan.rewrite, plan.body)
+        engine_id = services.engine_ids.next(request.exchange.request_id)
+        hints = RequestHints(
+            request.exchange, self._principal.id, plan.body, plan.rewrite.cache_salt
+        )
+        attempts = Attempts(model, hints, request, services.metrics)
+        latency = services.metrics.inter_token_latency.buckets((model.name,))
+        result = CallResult()
+        canceled = False
+        try:
+            while True:
+                replica = attempts.next_replica()
+                replica.in_flight += 1
+                try:
+                    request.trace.begin_attempt(replica.engine.name, attempts.fault)
+                    call = self._call(plan, replica, engine_id, response_id, model.header_line)
+                    on_head = None
+                    if response_id is not None:
+                        on_head = partial(self._claim, response_id, model, replica)
+                    await forward(replica.engine, call, request, latency, result, on_head)
+                except EngineError as error:
+                    attempts.note_failure(replica, error)
+                except NotRouted:
+                    raise model.not_served(label, request.requested_model) from None
+                else:
+                    replica.fingerprint = result.fingerprint or replica.fingerprint
+                    return
+                finally:
+                    replica.in_flight -= 1
+        except asyncio.CancelledError:
+            canceled = True
+            raise
+        finally:
+            if request.engine is not None:
+                self._settle(plan, result, canceled=canceled)
+            if request.ttft_s is not None:
+                services.metrics.time_to_first_token.observe((model.name,), request.ttft_s)
+
+    def _call(
+        self,
+        plan: RequestPlan,
+        replica: Replica,
+        engine_id: str,
+        response_id: str | None,
+        model_line: bytes,
+    ) -> EngineCall:
+        """Return the call of a replica's engine."""
+        rewrite, body, request = plan.rewrite, plan.body, self._request
+        changes = rewrite.changes
+        if response_id is not None:
+            changes = with_response_id(changes, response_id)
+        raw = body.for_engine(replica.served_name, changes, rewrite.dropped)
+        priority = self._principal.priority if replica.by_priority else None
+        return EngineCall(
+            build_engine_request(request, raw, engine_id, priority),
+            plan.cost.prompt,
+            rewrite.withhold_usage,
+            rewrite.one_choice,
+            bool(rewrite.value(body, "logprobs")),
+            request.endpoint.label != COMPLETIONS,
+            replica.fingerprint,
+            rewrite.withhold_metadata,
+            model_line,
+        )
+
+    async def _claim(self, response_id: str, model: Model, replica: Replica, status: int) -> None:
+        """Record the owner of a response that the engine stores. Raises ServiceUnavailable."""
+        if status < 300:
+            # Before the first byte of the response is sent, hence before the client knows the ID.
+            await claim(self._services.stored, response_id, self._principal, model, replica)
+
+    def _settle(self, plan: RequestPlan, result: CallResult, *, canceled: bool) -> None:
+        """Settle what a request took that reached an engine, however it ended."""
+        request = self._request
+        if not request.endpoint.metered:
+            self.reservation.keep()
+            return
+        request.usage = usage = billed_usage(plan, result, canceled=canceled)
+        if usage is not None:
+            self.reservation.settle(usage)

@@ -57,11 +57,15 @@ from app.fleet import (
     engine_states,
 )
 from app.limits import Limiter
-from app.relay.body_memory import BodyMemory
-from app.relay.cache_salts import CacheSalts
-from app.relay.in_flight import RequestsInFlight
-from app.relay.relay import Relay
-from app.relay.services import RelayBounds, RelayServices, memory_bounds
+from app.relay import (
+    BodyMemory,
+    CacheSalts,
+    Relay,
+    RelayBounds,
+    RelayServices,
+    RequestsInFlight,
+    memory_bounds,
+)
 from app.reload import Adjustable, Reloader
 from app.residency import OnDemandLoader
 from app.routing import Catalogue
@@ -162,7 +166,7 @@ def create_app(
         limiter=limiter,
         budgets=budgets,
         admission=admission,
-        keeper=loader,
+        loader=loader,
         catalogue=catalogue,
         metrics=metrics,
         bounds=RelayBounds.of(settings),

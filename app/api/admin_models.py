@@ -16,7 +16,7 @@ from app.api.middleware import notes_of
 from app.auth import Authenticator
 from app.errors import Conflict, EngineUnavailable, ModelNotFound, RouteNotFound
 from app.fleet import Activity, ModelOperations, ModelRow
-from app.relay.services import RelayServices
+from app.relay import RelayServices
 from app.residency import Residency
 from app.routing import Model
 
@@ -28,32 +28,32 @@ class Models(BaseModel):
     data: list[ModelRow]
 
 
-# What the keeper does to a model by itself, as it is called where an operator does it.
+# What the loader does to a model by itself, as it is called where an operator does it.
 _BY_ITSELF = {Residency.LOADING: "load", Residency.UNLOADING: "unload"}
 
 
-def activity(model: Model, rooms: RelayServices, orders: ModelOperations) -> Activity:
+def activity(model: Model, services: RelayServices, orders: ModelOperations) -> Activity:
     """Return what goes on at a model: its requests, its load, and what is being done to it."""
-    name, keeper = model.name, rooms.keeper
-    in_flight, waiting = rooms.admission.counts(name)
-    waiting += rooms.starts.waiting(name)
+    name, loader = model.name, services.loader
+    in_flight, waiting = services.admission.counts(name)
+    waiting += services.starts.waiting(name)
     under_way = orders.under_way(name)
-    if (snapshot := keeper.snapshot(name)) is not None:
+    if (snapshot := loader.snapshot(name)) is not None:
         waiting += snapshot.waiting
         under_way = under_way or _BY_ITSELF.get(snapshot.residency)
-        loading_s = keeper.loading_s(name)
+        loading_s = loader.loading_s(name)
     else:
         starts = (replica.engine.starting for replica in model.replicas)
         elapsed = (start.elapsed_s for start in starts if start is not None)
         loading_s = None if model.ready else max(elapsed, default=None)
     expected_s = None
-    if loading_s is not None and (forecast := rooms.forecasts.of(model)) is not None:
+    if loading_s is not None and (forecast := services.forecasts.of(model)) is not None:
         expected_s = forecast.in_s
     return Activity(in_flight, waiting, under_way, loading_s, expected_s)
 
 
 def admin_models_router(
-    rooms: RelayServices,
+    services: RelayServices,
     orders: ModelOperations,
     authenticator: Authenticator,
     load: Act,
@@ -69,10 +69,10 @@ def admin_models_router(
         202: {"model": ModelRow, "description": "Started."},
     }
 
-    catalogue = rooms.catalogue
+    catalogue = services.catalogue
 
     def row(model: Model) -> ModelRow:
-        return ModelRow.of(model, activity(model, rooms, orders))
+        return ModelRow.of(model, activity(model, services, orders))
 
     async def named(request: Request, name: str) -> Model:
         """Return the model that a path names, which the request's line of the log names as well."""

@@ -10,7 +10,7 @@ from app.api.error_responses import JsonObject, error_responses, reference
 from app.auth import presented_key
 from app.errors import InvalidApiKey, TooManyConnections
 from app.fleet import EnginesPage
-from app.relay.forecasts import Forecasts
+from app.relay import Forecasts
 from app.settings import digest
 from app.telemetry.metrics import TEXT_FORMAT, Metrics
 

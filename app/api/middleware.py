@@ -8,7 +8,7 @@ from time import perf_counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.asgi import REFUSED, Headers
-from app.relay.relay import CLIENT_CLOSED_REQUEST
+from app.relay import CLIENT_CLOSED_REQUEST
 from app.telemetry.logs.access import AccessLog, request_id
 from app.telemetry.metrics import NO_ENDPOINT, Metrics
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord

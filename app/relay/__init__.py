@@ -1,0 +1,48 @@
+"""The relay: owns a request of the data plane from its headers to its ledger row.
+
+`Relay.serve` (`relay.py`) takes a request from the client's connection and calls every other
+package on the way. What it learns and decides meanwhile is in the `RequestContext`; at the end one
+`RequestRecord` is made from it for the metrics, the ledger, the spans and the access log, exactly
+once.
+
+1. **Authenticate** (`relay.py`). The key becomes a `Principal`. An error becomes a response in the
+   caller's dialect, or an event in a stream that has begun.
+2. **Read and plan** (`request_handler.py`). The body is parsed or scanned (`body_reader.py`,
+   `body.py`, `json_scan.py`, `form_scan.py`); for the requested model a `RequestPlan` says what
+   changes in it (`rewrite.py`, `field_rules.py`, `media_rules.py`) and what it may cost
+   (`token_cost.py`).
+3. **Reserve** (`request_handler.py`). The limiter decides, then the budgets; the `Reservation`
+   holds both until they are settled.
+4. **Serve** (`model_server.py`). A model that is loaded on demand is leased; the fair queue gives a
+   permit; the routing policy chooses a replica, and after a failure another (`attempts.py`). A
+   model that cannot serve is replaced by its fallbacks (`fallbacks.py`, `fallback_chain.py`).
+5. **Forward** (`forward.py`). The engine's request is built (`engine_request.py`) and its response
+   sent on: whole (`response.py`) or chunk by chunk (`stream.py`).
+6. **Settle** (`model_server.py`, `billing.py`). Reported usage, or an estimate, replaces what was
+   reserved; permit, lease and slot are released.
+
+Every resource is released in one place, by a `with` statement or a `finally` block of the coroutine
+that acquired it. A client that disconnects, a key that is disabled and the shutdown cancel the
+request's task at whatever it awaits, so no step polls for them.
+"""
+
+from app.relay.body_memory import BodyMemory
+from app.relay.cache_salts import CacheSalts
+from app.relay.endpoint import Endpoint
+from app.relay.forecasts import Forecasts
+from app.relay.in_flight import RequestsInFlight
+from app.relay.relay import CLIENT_CLOSED_REQUEST, Relay
+from app.relay.services import RelayBounds, RelayServices, memory_bounds
+
+__all__ = [
+    "CLIENT_CLOSED_REQUEST",
+    "BodyMemory",
+    "CacheSalts",
+    "Endpoint",
+    "Forecasts",
+    "Relay",
+    "RelayBounds",
+    "RelayServices",
+    "RequestsInFlight",
+    "memory_bounds",
+]

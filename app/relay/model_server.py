@@ -109,7 +109,7 @@ class ModelServer:
 
     async def _lease(self, model: Model, chain: FallbackChain | None) -> ModelLease:
         """Return a lease on a model that is loaded on demand. Raises what `wait` raises."""
-        hold = partial(self._services.keeper.lease, model.name)
+        hold = partial(self._services.loader.lease, model.name)
         if chain is not None:
             hold = partial(hold, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
         return await self.wait("load_wait", hold())

@@ -67,7 +67,7 @@ class RelayServices:
     limiter: Limiter
     budgets: Budgets
     admission: Admission
-    keeper: OnDemandLoader
+    loader: OnDemandLoader
     catalogue: Catalogue
     metrics: Metrics
     bounds: RelayBounds
@@ -82,5 +82,5 @@ class RelayServices:
     starts: StartWaits = field(init=False)
 
     def __post_init__(self) -> None:
-        self.forecasts = Forecasts(self.catalogue, self.keeper)
-        self.starts = StartWaits(self.metrics, self.keeper.changes)
+        self.forecasts = Forecasts(self.catalogue, self.loader)
+        self.starts = StartWaits(self.metrics, self.loader.changes)

@@ -16,7 +16,7 @@ from app.fleet.deployment import DeployedEngine, ModelDeployment
 from app.fleet.fleet import IDLE_STATES, ChangeTerms, CheckOverlap, Fleet, NotStarted
 from app.fleet.slots import Plan, Slot, plan
 from app.fleet.takeover import OverlapCheck
-from app.relay.services import RelayBounds, RelayServices, memory_bounds
+from app.relay import RelayBounds, RelayServices, memory_bounds
 from app.reload.difference import Addition, Difference, ModelChange, applied
 from app.reload.planner import ReloadPlanner
 from app.reload.report import ModelReport, Outcome
@@ -188,7 +188,7 @@ class Applier:
 
     async def _rebuild(self, change: ModelChange, deployment: ModelDeployment) -> str | None:
         """Unload an on-demand model, change its engines, and load it again if it was loaded."""
-        loader, name = self._services.keeper, change.new.name
+        loader, name = self._services.loader, change.new.name
         was_loaded = any(one.engine.state not in IDLE_STATES for one in deployment.engines)
         await loader.unload(name)
         if (fault := await self._swap(deployment, change.plan, change.new)) is not None:
@@ -255,7 +255,7 @@ class Applier:
         deployments = self.deployments.values()
         self._services.catalogue.replace([one.model() for one in deployments])
         models = (one.on_demand() for one in deployments if one.name not in self._rebuilding)
-        self._services.keeper.replace([model for model in models if model is not None])
+        self._services.loader.replace([model for model in models if model is not None])
 
     def _reorder(self, new: Settings) -> None:
         """Bring models into the order of the new configuration, and note their settings."""

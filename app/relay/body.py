@@ -1,13 +1,13 @@
-"""What the gateway reads in a request's body, and how it puts a changed one together again.
+"""Parses the body of a request into its members, and builds the body for an engine.
 
-JSON is split into its members, not built into objects: the syntax of the whole is checked, and each
-value is kept as the bytes that the client sent. Where a member is added, it is put in front of the
-client's bytes; where one is replaced or dropped, the members are put together again, and every
-other value passes as it came, numbers and unknown fields included.
+JSON is split into members, not into objects: the syntax of the whole is checked, and each value is
+kept as the bytes that the client sent. An added member is put before the client's bytes; where a
+member is replaced or dropped, the body is joined from its members again. All other values are
+forwarded byte for byte, numbers and unknown fields included.
 
-A body must mean the same to everything that reads it: to this gateway, to vLLM, and to servers that
-are not vLLM. So a member that is repeated, or differs from another one in case only, is refused,
-and so is one that differs in case only from a name that the gateway acts on.
+A body must mean the same to every reader: to this gateway, to vLLM, and to other servers. So a
+member that is repeated, or differs from another in case only, is refused, and so is one that
+differs in case only from a name that the gateway acts on.
 """
 
 import re
@@ -29,8 +29,8 @@ from app.relay.media_rules import (
     may_name_media,
 )
 
-# A body within these bounds is read in a few milliseconds whatever it holds; any other is scanned
-# in slices, with a return to the event loop in between.
+# A body within these bounds is parsed in a few milliseconds whatever it contains; any other is
+# scanned in slices, returning to the event loop in between.
 QUICK_BYTES = 128 * 1024
 QUICK_COUNT = 4096  # of quotes and of brackets; of commas twice as many
 SLICE_BYTES = 32 * 1024
@@ -39,7 +39,7 @@ JSON_BOUNDS = JsonBounds()
 FORM_BOUNDS = FormBounds()
 # A form field longer than this is no model's name.
 MAX_MODEL_FIELD = 1024
-# Names that the gateway acts on whatever the configuration says; in another case they are refused.
+# Names that the gateway always acts on; written in another case they are refused.
 READ_NAMES = frozenset(
     {
         "model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens",
@@ -48,7 +48,7 @@ READ_NAMES = frozenset(
     }
 )  # fmt: skip
 
-# Members whose values the gateway reads in one go; engines take none of them that is longer.
+# Members whose values are parsed at once; longer values are invalid for engines, too.
 SHORT_NAMES = frozenset(
     {
         "model", "stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens",
@@ -57,10 +57,10 @@ SHORT_NAMES = frozenset(
     }
 )  # fmt: skip
 MAX_SHORT = 8 * 1024
-# Bodies with more members are seldom alike, so what their names say is not kept.
-MAX_KEPT_NAMES = 32
+# Bodies with more members are seldom alike, so their names are not cached.
+MAX_CACHED_NAMES = 32
 
-# A list of tokens is one input, and so is everything that is no list.
+# A list of token IDs is one input, and so is every value that is no list.
 _LIST_OF_INPUTS = re.compile(rb'\[\s*["\[{]')
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -74,20 +74,20 @@ Members = Mapping[str, msgspec.Raw]
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
-    """A request's body: which model it asks for, and what is needed to change it."""
+    """A request's body: the model that it names, and what is needed to change it."""
 
     model: str
     raw: bytes
     members: Members  # of a JSON object; empty for a form
     # Folded names of members that are not written in lower-case ASCII.
     odd_names: Collection[str] = ()
-    # How many elements each array among the members has, where a scan has counted them.
+    # Number of elements of each array among the members, where a scan has counted them.
     counted: Mapping[str, int] | None = None
-    # Where names may end that have an address for value (`media.py`); None: not looked for yet.
+    # Offsets where names of addresses may end (`media_rules.py`); None: not searched yet.
     name_ends: Sequence[int] | None = None
-    # Where the values of the members stand, after a scan.
+    # Offsets of the members' values, after a scan.
     spans: Spans | None = None
-    # Of a form: the names of its parts, and where the model's name stands.
+    # Of a form: the names of its parts, and the offsets of the model's name.
     parts: frozenset[str] = frozenset()
     model_at: tuple[int, int] = (0, 0)
 
@@ -99,8 +99,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     ) -> bytes:
         """Return the body with `model` as the engine knows it and other members changed.
 
-        `changes` holds encoded values by name. The same bytes where nothing is to be changed. A
-        form has no other members.
+        `changes` are encoded values by name. Without any change it is the same bytes. A form has
+        no other members.
         """
         renamed = served_name != self.model
         members = self.members
@@ -126,7 +126,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
         return _joined(after)
 
     def length_of(self, name: str) -> int:
-        """Return how many inputs a member holds: the elements of an array, but 1 for token ids."""
+        """Return the number of inputs in a member: elements of an array, but 1 for token IDs."""
         if self.counted is not None:
             return self.counted.get(name, 1)
         raw = self.members.get(name)
@@ -136,7 +136,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
 
 
 def is_quick(raw: bytes) -> bool:
-    """Return whether `parse` reads a body in a time that no other request notices."""
+    """Return whether `parse` reads a body without delaying other requests."""
     size = len(raw)
     if size <= QUICK_COUNT:
         return True
@@ -150,22 +150,21 @@ def is_quick(raw: bytes) -> bool:
 
 def is_form(content_type: bytes) -> bool:
     """Return whether a body is a multipart form; everything else is read as JSON."""
-    # Bytes are looked for in a tuple: in other bytes that begins with an exception, of 2,000
-    # instructions.
+    # `in` a tuple: `bytes in bytes` first raises and clears an exception, 2,000 instructions.
     return content_type[:1] in (b"m", b"M") and (
         content_type[:19].lower() == b"multipart/form-data"
     )
 
 
 def parse(content_type: bytes, raw: bytes) -> ParsedBody:
-    """Read a quick body. Raises InvalidJson, MissingModel, BadRequest."""
+    """Parse a quick body. Raises InvalidJson, MissingModel, BadRequest."""
     if is_form(content_type):
         scan = BodyScan(content_type)
         scan.feed(raw)
         return scan.finish(raw)
     try:
         if not raw.isascii():
-            raw.decode()  # msgspec does not look into the values that it leaves as they are
+            raw.decode()  # msgspec does not validate the values that it leaves raw
         members = _members.decode(raw)
     except msgspec.ValidationError:
         raise InvalidJson("the body must be a JSON object") from None
@@ -174,8 +173,8 @@ def parse(content_type: bytes, raw: bytes) -> ParsedBody:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidJson(f"the body is not JSON: {error}") from None
     is_short = len(raw) <= MAX_SHORT
-    if is_short and len(members) <= MAX_KEPT_NAMES:
-        names = _kept_names(*members)
+    if is_short and len(members) <= MAX_CACHED_NAMES:
+        names = _cached_names(*members)
     else:
         names = MemberNames(members)
     if names.may_repeat(raw, members):
@@ -189,7 +188,7 @@ def parse(content_type: bytes, raw: bytes) -> ParsedBody:
 
 
 class MemberNames:
-    """What the names of an object's members say, in their order."""
+    """Facts about the names of an object's members, in their order."""
 
     __slots__ = ("_least", "_spaced", "_value_at", "misleading", "odd")
 
@@ -200,7 +199,7 @@ class MemberNames:
         except InvalidJson as error:
             self.odd, self.misleading = (), str(error)
         encoded = [msgspec.json.encode(name) for name in names]
-        # Of an object without blanks, its values left out.
+        # Length of the object without blanks and without its values.
         self._least = 1 + sum(len(name) + 2 for name in encoded)
         # An object with the blanks that `json.dumps` writes, for `%`.
         members = (name.replace(b"%", b"%%") + b": %b" for name in encoded)
@@ -208,10 +207,10 @@ class MemberNames:
         self._value_at = len(encoded[0]) + 2 if encoded else 0
 
     def may_repeat(self, raw: bytes, members: Members) -> bool:
-        """Return whether an object may hold more members than its last ones of each name.
+        """Return whether an object may repeat a member.
 
-        One whose length is the least that its members can have holds no others. Nor does one that
-        is what `json.dumps` makes of them.
+        It does not where its length is the shortest for its members, nor where it is what
+        `json.dumps` writes.
         """
         if raw[self._value_at] == _BLANK:
             return self._spaced % tuple(members.values()) != raw
@@ -219,12 +218,12 @@ class MemberNames:
 
 
 @lru_cache(maxsize=256)
-def _kept_names(*names: str) -> MemberNames:
+def _cached_names(*names: str) -> MemberNames:
     return MemberNames(names)
 
 
 class BodyScan:
-    """Reads a body in slices of SLICE_BYTES, each in a few milliseconds whatever it holds."""
+    """Scans a body in slices of SLICE_BYTES, each within a few milliseconds."""
 
     def __init__(self, content_type: bytes) -> None:
         """Raises BadRequest for a form without a usable boundary."""
@@ -239,7 +238,7 @@ class BodyScan:
             self._scanner = JsonScanner(JSON_BOUNDS)
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """Read on. Raises InvalidJson and BadRequest as soon as a fault or a bound is met."""
+        """Scan more. Raises InvalidJson and BadRequest at the first fault or bound."""
         try:
             self._scanner.feed(piece)
             if isinstance(self._scanner, JsonScanner):
@@ -250,7 +249,7 @@ class BodyScan:
             raise BadRequest(str(fault)) from None
 
     def finish(self, raw: bytes) -> ParsedBody:
-        """Return the whole body, whose slices `feed` has had. Raises what `parse` raises."""
+        """Return the body, whose slices `feed` has scanned. Raises what `parse` raises."""
         try:
             if isinstance(self._scanner, FormScanner):
                 return _form(raw, self._scanner.finish())
@@ -278,9 +277,9 @@ class BodyScan:
 def check_media(
     body: ParsedBody, domains: Collection[str], *, uuids: bool = False, anthropic: bool = False
 ) -> None:
-    """Raise MediaNotAllowed where a body has the address of a medium that may not be fetched.
+    """Raise MediaNotAllowed for a media URL that an engine may not fetch.
 
-    `uuids`: media may have names of their own. `anthropic`: the messages are in Anthropic's form.
+    `uuids`: media may have names of their own. `anthropic`: the messages are in Anthropic's format.
     """
     raw, ends, spans = body.raw, body.name_ends, body.spans
     if not body.members:
@@ -296,7 +295,7 @@ def check_media(
     try:
         check_addresses(raw, ends, domains, spans or {}, uuids=uuids or anthropic)
     except MediaNotAllowed:
-        # Seldom, so that only now it is worth to find out where what was found stands.
+        # Rare, so the offsets of the members are found only now.
         if anthropic:
             check_sources(body.members.get("messages", NO_MESSAGES), domains)
         elif spans is None:
@@ -344,7 +343,7 @@ def _inputs(member: Member) -> int:
 
 
 def _odd_names(names: Iterable[str]) -> Collection[str]:
-    """Return the folded names that are not plain. Raises InvalidJson for one that misleads."""
+    """Return the folded names that are not lower-case ASCII. Raises InvalidJson."""
     joined = "".join(names)
     if joined.isascii() and joined.islower():
         return ()

@@ -1,8 +1,8 @@
-"""Bytes of request bodies that the gateway holds: bounded in all, for each key and for each peer.
+"""Bounds the memory of request bodies: in total, per key and per peer.
 
-A body is counted while it arrives, so that nothing is promised to clients that only announce one,
-and it is held until its request ends, since another engine may have to be asked with it. Small
-bodies are not counted: the number of connections bounds them.
+A body is counted as it arrives, so that announcing one reserves nothing, and held until its request
+ends, since a retry sends it to another engine. Small bodies are not counted: the number of
+connections bounds them.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ RETRY_S = 1
 
 @dataclass(frozen=True, slots=True)
 class BodyMemoryBounds:
-    """Bytes of bodies at once."""
+    """The bounds, in bytes."""
 
     total: int
     per_key: int
@@ -26,7 +26,7 @@ class BodyMemoryBounds:
 
 
 class BodyMemory:
-    """Counts the bytes that are held. What is not held has no entry."""
+    """Counts the bytes of bodies in memory. A key or peer without any has no entry."""
 
     def __init__(self, bounds: BodyMemoryBounds) -> None:
         self.bounds = bounds
@@ -35,15 +35,15 @@ class BodyMemory:
         self._by_peer: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """How many keys and peers hold something."""
+        """Number of keys and peers with bytes in memory."""
         return len(self._by_key) + len(self._by_peer)
 
     def open(self, key_id: str, peer: str) -> "HeldBody":
-        """Return the account of one body, a context that gives back what it took."""
+        """Return the account of one body: a context that gives back its bytes."""
         return HeldBody(self, key_id, peer)
 
     def take(self, key_id: str, peer: str, size: int) -> None:
-        """Count more bytes. Raises RateLimited and ServiceUnavailable, and then counts nothing."""
+        """Count more bytes. Raises RateLimited and ServiceUnavailable, having counted nothing."""
         bounds = self.bounds
         of_key = self._by_key.get(key_id, 0) + size
         of_peer = self._by_peer.get(peer, 0) + size
@@ -68,7 +68,7 @@ class BodyMemory:
         self._by_peer[peer] = of_peer
 
     def give_back(self, key_id: str, peer: str, size: int) -> None:
-        """Count fewer bytes, of those that were taken."""
+        """Give back bytes that were taken."""
         self.held -= size
         for counts, name in ((self._by_key, key_id), (self._by_peer, peer)):
             left = counts[name] - size

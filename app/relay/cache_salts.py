@@ -1,8 +1,8 @@
-"""Which tenants share vLLM's prefix cache: none by default.
+"""Cache salts: they decide which tenants share vLLM's prefix cache; by default none do.
 
-Whoever shares a prefix cache can find out by the time of a first token what others asked
-(CVE-2025-46570). vLLM keeps caches apart by `cache_salt`, a member of the request. The gateway sets
-it from an HMAC of a secret and the tenant, whatever the client sent, so nobody can name another's.
+A tenant that shares a prefix cache can infer the prompts of others from the time to first token
+(CVE-2025-46570). vLLM separates caches by `cache_salt`, a member of the request. The gateway sets
+it to an HMAC of the tenant, whatever the client sent, so that no client can name another's salt.
 """
 
 import hmac
@@ -12,24 +12,24 @@ from typing import Literal
 from app.auth import Principal
 
 Isolation = Literal["key", "owner", "none"]
-# More tenants than are busy at a time; beyond it all salts are made anew.
+# More tenants than are active at a time; beyond it, all salts are computed again.
 MOST_KNOWN = 10_000
 # 128 bits: vLLM takes up to 128 characters, without @ / \ and NUL.
 SALT_BYTES = 16
 
 
 class CacheSalts:
-    """Makes salts, the same at every gateway with the same secret."""
+    """Computes salts, the same at every gateway with the same secret."""
 
     def __init__(self, secret: Callable[[], bytes], most: int = MOST_KNOWN) -> None:
-        """`secret` may return another value once: what the gateways share, when it is known."""
+        """`secret` returns another value once the secret that the gateways share is known."""
         self._secret = secret
         self._most = most
         self._used = secret()
         self._known: dict[tuple[str, str], bytes] = {}
 
     def salt(self, isolation: Isolation, principal: Principal) -> bytes | None:
-        """Return the salt of a tenant as a JSON string; None: tenants are not kept apart."""
+        """Return the salt of a tenant as a JSON string; None: tenants share the cache."""
         if isolation == "none":
             return None
         if isolation == "owner" and principal.owner:

@@ -81,12 +81,7 @@ class FieldRules:
                 raise FieldNotAllowed(f"the field {name!r} must be written in lower case", name)
         if self._touched.isdisjoint(members) and not self._forced:
             return {}, ()
-        for name in self._read.intersection(members):
-            if len(members[name]) > MAX_RULED:
-                raise FieldNotAllowed(f"the field {name} has over {MAX_RULED} bytes", name)
-        for path in self._denied:
-            if _find(members, path) not in (b"", b"null"):
-                raise _denied(".".join(path))
+        self._check_members(members)
         changes: dict[str, bytes] = {}
         for path, bound in self._bounded.items():
             number = number_of(_find(members, path))
@@ -96,6 +91,15 @@ class FieldRules:
         for path, value in self._forced.items():
             _set(members, changes, path, value)
         return changes, [name for name in self._dropped if name in members]
+
+    def _check_members(self, members: Members) -> None:
+        """Refuse a member that is denied, or too long for its rule."""
+        for name in self._read.intersection(members):
+            if len(members[name]) > MAX_RULED:
+                raise FieldNotAllowed(f"the field {name} has over {MAX_RULED} bytes", name)
+        for path in self._denied:
+            if _find(members, path) not in (b"", b"null"):
+                raise _denied(".".join(path))
 
     def _check_form(self, names: Iterable[str]) -> None:
         """Refuse a form with a field that a rule names: forms are not rebuilt."""

@@ -30,7 +30,7 @@ Refused, although python-multipart accepts it, because another parser could read
 - control characters in a header, and a Content-Transfer-Encoding that would change the value
 - two parts named `model`, in any case
 - a boundary of over 70 characters, or with characters that RFC 2046 does not allow
-- a `charset` other than UTF-8 beside the boundary, by which Starlette reads names and values
+- a `charset` other than UTF-8 next to the boundary: Starlette decodes names and values with it
 """
 
 import enum
@@ -50,7 +50,7 @@ _MODEL: Final = "model"
 
 
 class FormBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a form may hold at most."""
+    """Bounds of a form."""
 
     parts: int = 64
     part_header_bytes: int = 8 * 1024
@@ -99,7 +99,7 @@ class Part(msgspec.Struct):
     """A part of a form. `body[start:end]` is its value."""
 
     name: str
-    filename: bool  # it has one, so that an engine takes it for a file
+    filename: bool  # it has one, so engines read it as a file
     start: int
     end: int
 
@@ -147,7 +147,7 @@ class FormScanner:
         self._delimiter = b"\r\n--" + boundary
         self._bounds = bounds
         self._state = _State.BEGINNING
-        self._rest = b""  # the last bytes fed, if more is needed to tell what they are
+        self._rest = b""  # the last bytes fed, if more is needed to classify them
         self._offset = 0  # of the first byte that was not fed
         self._epilogue = 0
         self._parts: list[Part] = []
@@ -188,7 +188,7 @@ class FormScanner:
                 return None
 
     def _needed(self, text: bytes, at: int) -> int:
-        """Return where the bytes begin that must be read again with the next window."""
+        """Return the offset of the bytes that must be read again with the next window."""
         match self._state:
             case _State.DATA:  # a delimiter has no CR but its first byte
                 begun = text.rfind(b"\r", max(at, len(text) - len(self._delimiter) + 1))

@@ -1,4 +1,4 @@
-"""Why a JSON body is refused, in words for its client."""
+"""The errors for which a JSON body is refused, worded for the client."""
 
 import msgspec
 

@@ -72,12 +72,12 @@ MAX_DEPTH = 254  # a depth is kept in a byte
 
 
 class JsonBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a JSON body may hold at most."""
+    """Bounds of a JSON body."""
 
     depth: int = 64  # nested arrays and objects, the body's own object included; at most MAX_DEPTH
     members: int = 256  # of the body's own object
     values: int = 100_000  # strings (names too), arrays, objects and literals anywhere
-    numbers: int = 2_000_000  # anywhere; token ids and embeddings are numbers
+    numbers: int = 2_000_000  # anywhere; token IDs and embeddings are numbers
 
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= MAX_DEPTH:
@@ -147,7 +147,7 @@ _scalar = re.compile(rb"[-+.0-9a-zA-Z]*+")
 _between = re.compile(rb"[ \t\n\r{},]*+")
 _before_value = re.compile(rb"[ \t\n\r:]*+")
 _before_item = re.compile(rb"[ \t\n\r]*+")
-# So many brackets and what stands before them, in a text without escapes.
+# This many brackets and the characters before each, in a text without escapes.
 _brackets = [
     (count, re.compile(rb'(?>(?:[^"\[\]{}]*+(?>(?:"[^"]*+"[^"\[\]{}]*+)*)[\[\]{}]){%d})' % count))
     for count in (512, 64, 8, 1)
@@ -169,7 +169,7 @@ class JsonScanner:
         self._in_string = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._open = b""  # brackets, the body's own first
-        self._prefix = b""  # see above; `{}` after the end of the body
+        self._prefix = b""  # see the module's docstring; `{}` after the end of the body
         self._values = 0
         self._numbers = 0
         self._state = _State.BETWEEN
@@ -187,7 +187,7 @@ class JsonScanner:
             self._offset += len(window)
             in_scalar = not self._in_string and self._rest[:1] not in (b"", b'"')
             if in_scalar and not window.strip(_SCALAR):
-                self._keep_scalar(text)  # one that arrives byte by byte is not read each time
+                self._keep_scalar(text)  # a scalar that arrives byte by byte is not read each time
             else:
                 self._read(text, origin)
 
@@ -254,7 +254,7 @@ class JsonScanner:
             self._begin_member(text[end], origin + end)
 
     def _read_on_in_string(self, text: bytes, origin: int) -> int:
-        """Return the end of the string that is open, or of what there is of it."""
+        """Return the end of the open string, or of the part of it that has arrived."""
         end = _end_of(_content, text, 0)
         if text[end : end + 1] != b'"':
             self._rest = _cut_escape(text, end, origin)
@@ -384,21 +384,21 @@ class JsonScanner:
 
 
 class _Window(msgspec.Struct):
-    """Bytes that were parsed, and what was known of the body before them and after them."""
+    """Bytes that were parsed, with the state of the body before and after them."""
 
     text: bytes
     plain: bytes  # `text` without escapes
-    end: int  # what follows in `text` is not parsed yet
+    end: int  # of the parsed part of `text`
     origin: int  # of `text` in the body
     open_before: bytes
     prefix_before: bytes
     suffix: bytes
     depths: bytes  # before the first bracket and after each
-    after_bracket: int  # a place in `text`
-    brackets: int = 0  # of the window, before that place
+    after_bracket: int  # an offset in `text`
+    brackets: int = 0  # of the window, before that offset
 
     def end_of_nested(self) -> int | None:
-        """Return the next place where an array or object of a member ends, or None."""
+        """Return the next offset where an array or object of a member ends, or None."""
         before = self.depths.find(_END_OF_NESTED, self.brackets)
         if before < 0:
             return None
@@ -411,7 +411,7 @@ class _Window(msgspec.Struct):
         return self.after_bracket
 
     def separators(self, at: int, end: int, levels: int, *, ended: bool) -> int:
-        """Return how many commas `text[at:end]` has between an array's own items."""
+        """Return the number of commas between an array's own items in `text[at:end]`."""
         new = self.text[at:end]
         if levels < 2 and new.find(b"[", levels == 0) < 0 and b"{" not in new and b'"' not in new:
             return new.count(b",")
@@ -436,7 +436,7 @@ _FRAMES = {  # the table above, by the innermost bracket and the last token
 
 
 def _frame(still_open: bytes, read: bytes) -> tuple[bytes, bytes]:
-    """Return the text that stands for what was read, and one that closes it."""
+    """Return the text that stands for the bytes read so far, and the text that closes it."""
     if not still_open:
         return _AFTER_BODY if read else b"", b""
     *outer, inner = (still_open[at : at + 1] for at in range(len(still_open)))
@@ -450,7 +450,7 @@ def _frame(still_open: bytes, read: bytes) -> tuple[bytes, bytes]:
 
 
 def _check_syntax(prefix: bytes, new: bytes, suffix: bytes, offset: int) -> None:
-    """Raise NotJson unless `new`, which stands at `offset`, may follow what `prefix` stands for."""
+    """Raise NotJson unless `new`, at `offset`, may follow what `prefix` stands for."""
     try:
         _document.decode(prefix + new + suffix)
     except msgspec.DecodeError as error:

@@ -1,16 +1,16 @@
-"""Addresses of images, audio and video in a request: vLLM fetches them, so not every one may pass.
+"""Checks the URLs of images, audio and video in a request, since vLLM fetches them.
 
-An address that the engine would fetch is a way into the network behind the gateway. `data:` is
-always let through; any other address must be of a host that the model's configuration names.
+A URL that the engine fetches is a way into the network behind the gateway (SSRF). `data:` is always
+allowed; any other URL must name a host that the model's configuration lists.
 
-An address is a string in a member whose name ends in "url": url, image_url, file_url. Such names
-are found in the bytes of the body, without a look at its structure: inside of a JSON string a quote
-has a backslash before it, so `url"` ends a string, and that string is a name if a colon follows.
-Only the first bytes of a `data:` URL are read, for an image may have 30 MiB.
+A URL is a string in a member whose name ends in "url": url, image_url, file_url. Such names are
+found in the bytes of the body, without parsing its structure: inside a JSON string a quote has a
+backslash before it, so `url"` ends a string, and that string is a name if a colon follows. Only the
+first bytes of a `data:` URL are read, since an image may have 30 MiB.
 
 A part of a message may also give its medium a name of its own, a `uuid`. vLLM caches the medium
-under it, beyond all salts, and a request with that name and no medium is served what another tenant
-sent. So such names are found in the same way, and refused where tenants are kept apart.
+under it regardless of salts, and a request with that name and no medium gets what another tenant
+sent. So such names are found in the same way, and refused where tenants are isolated.
 """
 
 import re
@@ -20,15 +20,15 @@ import msgspec
 
 from app.errors import MediaNotAllowed
 
-# Members that hold no media, or that no engine fetches from.
+# Members without media, or whose URLs no engine fetches.
 NO_MEDIA = frozenset(
     {
         "chat_template_kwargs", "functions", "guided_json", "logit_bias", "metadata",
         "response_format", "structured_outputs", "text", "tool_choice", "tools",
     }
 )  # fmt: skip
-# Whatever holds none of these holds no name of either kind, in any spelling and case. The quote
-# comes first, for a search that begins with a fixed byte runs many times faster.
+# A body without a match has no name of either kind, in any spelling and case. The quote comes
+# first: a search that begins with a fixed byte is many times faster.
 _HINT = re.compile(
     rb'"(?<=[lLcCd4]")(?:(?<=[rR2][lL]")|(?<=[64][cC]")|(?<=[u5]id")|(?<=9d")|(?<=64"))'
 )
@@ -37,15 +37,15 @@ _URL = rb'(?:[uU]|\\u00[57]5)(?:[rR]|\\u00[57]2)(?:[lL]|\\u00[46][cC])"'
 _UUID = rb'"(?:u|\\u0075){2}(?:i|\\u0069)(?:d|\\u0064)"'
 _ENDING = re.compile(rb"%b|%b" % (_URL, _UUID))
 LONGEST_ENDING = 26
-# How the last letter of a uuid is written, before the closing quote.
+# The last letter of "uuid" before the closing quote, plain or escaped.
 _D = (b"d", b"64")
-# More names of this kind than any request has images. Each is looked at in one go.
+# More such names than any request has images; each is checked at once.
 MOST_NAMES = 2048
-# Blanks around a colon are bounded, so that a look does not cost what a client writes.
+# Blanks around a colon are bounded, so that a client cannot make a check expensive.
 LONGEST_GAP = 256
 _COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"')
-# Strict on purpose: two parsers of URLs may read anything else in two ways.
+# Strict on purpose: URL parsers disagree on anything else.
 _ADDRESS = re.compile(r"(?i:https?)://([A-Za-z0-9.-]{1,253})(?::[0-9]{1,5})?(?:[/?#]|\Z)")
 MAX_ADDRESS = 8192
 
@@ -57,7 +57,7 @@ Spans = Mapping[str, tuple[int, int]]
 
 
 class NameEnds:
-    """Finds where names of addresses and of media may end, in a body that comes in pieces."""
+    """Finds where names of URLs and of media may end, in a body that arrives in pieces."""
 
     def __init__(self) -> None:
         self.found: list[int] = []
@@ -65,7 +65,7 @@ class NameEnds:
         self._tail = b""
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """Look into more of the body. Raises MediaNotAllowed for more of them than there can be."""
+        """Search more of the body. Raises MediaNotAllowed for more than MOST_NAMES."""
         data = b"".join((self._tail, piece))
         before = self._offset - len(self._tail)
         self.found += [before + end for end in name_ends(data) if end > len(self._tail)]
@@ -76,12 +76,12 @@ class NameEnds:
 
 
 def may_name_media(data: bytes) -> bool:
-    """Return whether a look for names is worth it; False: there is none."""
+    """Return whether the bytes may contain such names; False: they contain none."""
     return _HINT.search(data) is not None
 
 
 def name_ends(data: bytes) -> Iterator[int]:
-    """Return where strings that end in "url", or are "uuid", end, behind their closing quotes."""
+    """Yield the offsets after strings that end in "url" or are "uuid"."""
     if may_name_media(data):
         for found in _ENDING.finditer(data):
             yield found.end()
@@ -90,10 +90,9 @@ def name_ends(data: bytes) -> Iterator[int]:
 def check_addresses(
     raw: bytes, ends: Collection[int], domains: Collection[str], spans: Spans, *, uuids: bool
 ) -> None:
-    """Raise MediaNotAllowed for an address that may not be fetched. `spans`: the body's members.
+    """Raise MediaNotAllowed for a URL that may not be fetched. `spans`: the body's members.
 
-    A member of the body itself is none of a medium, whatever it is called. `uuids`: media may have
-    names of their own.
+    A member of the body itself is never a medium. `uuids`: media may have names of their own.
     """
     harmless = [span for name, span in spans.items() if name in NO_MEDIA]
     starts = {start for start, _ in spans.values()}
@@ -106,10 +105,10 @@ def check_addresses(
 
 
 def check_sources(messages: msgspec.Raw, domains: Collection[str]) -> None:
-    """Raise MediaNotAllowed for an address in Anthropic's messages that may not be fetched.
+    """Raise MediaNotAllowed for a URL in Anthropic's messages that may not be fetched.
 
-    An image there has a `source` with a `url`; arguments of a tool may be called so as well, and
-    are nothing that an engine fetches.
+    An image there has a `source` with a `url`; arguments of tools may have the same name, and no
+    engine fetches them.
     """
     for part in _parts(messages):
         source = part.get("source")
@@ -121,7 +120,7 @@ def check_sources(messages: msgspec.Raw, domains: Collection[str]) -> None:
 
 
 def _parts(value: msgspec.Raw) -> Iterator[Mapping[str, msgspec.Raw]]:
-    """Return each part of the contents of messages; those of a tool's result are among them."""
+    """Yield each part of the contents of messages, those of tool results included."""
     if memoryview(value)[0] != ord("["):
         return
     for item in _array.decode(value):
@@ -133,7 +132,7 @@ def _parts(value: msgspec.Raw) -> Iterator[Mapping[str, msgspec.Raw]]:
 
 
 def _check_value(raw: bytes, end: int, domains: Collection[str], *, uuids: bool) -> None:
-    """Refuse what stands behind a name that ends at `end`, if it may not pass."""
+    """Refuse the value of a name that ends at `end`, if it is not allowed."""
     is_uuid = raw.endswith(_D, end - 3, end - 1)
     if is_uuid and uuids:
         return
@@ -150,12 +149,12 @@ def _check_value(raw: bytes, end: int, domains: Collection[str], *, uuids: bool)
                 "a uuid of a medium is not taken here, for tenants share the names"
             )
         return
-    if first in (b'"', b"["):  # else an object, in which the names are found, or nothing to fetch
+    if first in (b'"', b"["):  # an object's own names are found, too
         _check_address(raw, start, domains)
 
 
 def _check_address(raw: bytes, start: int, domains: Collection[str]) -> None:
-    """Refuse the address that stands at `start`, if it may not be fetched."""
+    """Refuse the URL at `start`, if it may not be fetched."""
     if raw[start + 1 : start + 6].lower() == b"data:":
         return
     found = _STRING.match(raw, start, start + MAX_ADDRESS)

@@ -35,6 +35,8 @@ SALTED = frozenset(
     }
 )  # fmt: skip
 PROMPTS = ("prompt", "prompt_embeds")
+# Members that multiply the outputs of a prompt.
+CHOICES = ("n", "best_of")
 _LIST = ord("[")
 ABSENT = (b"", b"null")
 # Values that leave the output without a limit.
@@ -103,17 +105,7 @@ def rewrite_body(
     withhold = False
     one_choice = True
     if endpoint in (CHAT, COMPLETIONS):
-        if "prompt" in members or "prompt_embeds" in members:
-            # A list of prompts has a choice each; a list of token IDs has one, which is harmless.
-            one_choice = not any(
-                name in members and memoryview(members[name])[0] == _LIST for name in PROMPTS
-            ) and not all(name in members for name in PROMPTS)
-        for name in ("n", "best_of"):
-            if name in members or name in changes:
-                count = _value(members, changes, name)
-                one_choice = one_choice and count in (b"null", b"1")
-                if bounds.choices is not None and is_over(count, bounds.choices):
-                    changes[name] = b"%d" % bounds.choices
+        one_choice = _bound_choices(members, changes, bounds.choices)
         if ("stream" in members or "stream" in changes) and as_bool(
             _value(members, changes, "stream")
         ):
@@ -130,6 +122,23 @@ def rewrite_body(
         if bare:
             changes["encoding_format"] = b'"bytes"'
     return Rewrite(changes, dropped, withhold, one_choice, bare)
+
+
+def _bound_choices(members: Members, changes: dict[str, bytes], bound: int | None) -> bool:
+    """Lower the number of choices to the bound; return whether the response has only one."""
+    one_choice = True
+    if "prompt" in members or "prompt_embeds" in members:
+        # A list of prompts has a choice each; a list of token IDs has one, which is harmless.
+        one_choice = not any(
+            name in members and memoryview(members[name])[0] == _LIST for name in PROMPTS
+        ) and not all(name in members for name in PROMPTS)
+    for name in CHOICES:
+        if name in members or name in changes:
+            count = _value(members, changes, name)
+            one_choice = one_choice and count in (b"null", b"1")
+            if bound is not None and is_over(count, bound):
+                changes[name] = b"%d" % bound
+    return one_choice
 
 
 def bounded_output(

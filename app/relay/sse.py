@@ -1,15 +1,15 @@
-"""Server-sent events, as far as a relay must know them (WHATWG HTML, section 9.2). Pure."""
+"""Server-sent events (WHATWG HTML, section 9.2), as far as the relay needs them. Pure."""
 
 from app.errors import Dialect, GatewayError
 
-# The end of an event is waited for up to this many bytes; no event of vLLM's comes near.
+# Bytes of an incomplete event that are held back; events of vLLM are much smaller.
 EVENT_BYTES = 1024 * 1024
-# A line that clients ignore: something to see for whoever closes idle connections.
+# A line that clients ignore; proxies that close idle connections see traffic.
 COMMENT = b": keep-alive\n\n"
 
 
 def whole_events(data: bytes) -> tuple[bytes, bytes]:
-    """Split bytes of a stream after the last whole event; return what may go and what waits.
+    """Split bytes of a stream after the last complete event; return both parts.
 
     Lines end in LF, as vLLM writes them, or in CRLF, as other servers do.
     """

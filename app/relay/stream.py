@@ -55,11 +55,10 @@ class EventStream:
                 await exchange.send_body(withheld, more=True)
             raise
         rest = b""
-        if self._held and (
-            rest := self._meter.pass_on(self._held[: find_engine_death(self._held)])
-        ):
+        death_at = find_engine_death(self._held)
+        if self._held and (rest := self._meter.pass_on(self._held[:death_at])):
             self._note_sent()
-        if find_engine_death(self._held) is not None:
+        if death_at is not None:
             if rest := rest + self._meter.flush():
                 await exchange.send_body(rest, more=True)
             raise EngineDied(ENGINE_DEAD_REASON)

@@ -4,6 +4,8 @@ The prompt is estimated from the size of the body; the output is bounded by the 
 operator's rules and the model. At the end, real usage replaces the reservation.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from app.errors import BadRequest
@@ -11,6 +13,7 @@ from app.relay.body import ParsedBody
 from app.relay.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
 from app.relay.rewrite import (
     ABSENT,
+    CHOICES,
     COMPLETIONS_OUTPUT,
     OUTPUT_FIELDS,
     PROMPTS,
@@ -34,8 +37,6 @@ INPUTS = (
     "text_1", "text_2", "messages",
 )  # fmt: skip
 
-# Members that multiply the outputs of a prompt.
-CHOICES = ("n", "best_of")
 _NULL = ord("n")
 PREVIOUS = "previous_response_id"
 
@@ -80,27 +81,13 @@ def estimate_cost(
     `default_output` tokens of output.
     """
     size = len(body.raw)
-    if endpoint in AUDIO:
-        # The model's length is no bound: vLLM cuts long audio into pieces.
-        most = max(size, PLAUSIBLE_LENGTH)
-        return Cost(size // AUDIO_BYTES + 1, 0, 1, most, most)
     fields = OUTPUT_FIELDS.get(endpoint)
     if not fields:
-        inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
-        prompt = estimate_prompt(size, None if longest is None else longest * inputs)
-        return Cost(prompt, 0, 1, _most(size, longest, inputs), 0)
+        return _cost_without_output(endpoint, body, longest)
     members, changes = body.members, rewrite.changes
     prompts = _prompts(body) if endpoint == COMPLETIONS else 1
     prompt = estimate_prompt(size, None if longest is None else longest * prompts)
-    stated = -1
-    for name in fields:
-        if name in members or name in changes:
-            count = _count(body, rewrite, name)
-            if count is not None and count > stated:
-                stated = count
-    if stated == 0 and not has_output_limit(endpoint, members, changes):
-        stated = -1  # a zero that some endpoints read as no limit
-    output = stated
+    output = stated = _stated_output(endpoint, fields, body, rewrite)
     if stated < 0:
         output = COMPLETIONS_OUTPUT if endpoint == COMPLETIONS else default_output
     choices = 1
@@ -123,6 +110,32 @@ def estimate_cost(
     # The request's limit bounds the engine; without one the model's length does.
     bound = stated if 0 < stated < PLAUSIBLE_LENGTH else longest or PLAUSIBLE_LENGTH
     return Cost(prompt, output * answers, answers, _most(size, longest, prompts), bound * answers)
+
+
+def _cost_without_output(endpoint: str, body: ParsedBody, longest: int | None) -> Cost:
+    """Return the cost of a request that generates nothing, or a transcript."""
+    size = len(body.raw)
+    if endpoint in AUDIO:
+        # The model's length is no bound: vLLM cuts long audio into pieces.
+        most = max(size, PLAUSIBLE_LENGTH)
+        return Cost(size // AUDIO_BYTES + 1, 0, 1, most, most)
+    inputs = max(body.length_of(name) for name in INPUTS) if body.members else 1
+    prompt = estimate_prompt(size, None if longest is None else longest * inputs)
+    return Cost(prompt, 0, 1, _most(size, longest, inputs), 0)
+
+
+def _stated_output(endpoint: str, fields: Sequence[str], body: ParsedBody, rewrite: Rewrite) -> int:
+    """Return the output limit of a request; -1: it states none."""
+    members, changes = body.members, rewrite.changes
+    stated = -1
+    for name in fields:
+        if name in members or name in changes:
+            count = _count(body, rewrite, name)
+            if count is not None and count > stated:
+                stated = count
+    if stated == 0 and not has_output_limit(endpoint, members, changes):
+        return -1  # a zero that some endpoints read as no limit
+    return stated
 
 
 def reserved_tokens(cost: Cost, endpoint: Endpoint, tokenize_weight: float) -> int:

@@ -242,10 +242,10 @@ def otlp_tracer(endpoint: str, sample_ratio: float) -> Tracer:
 
 def _resource() -> Resource:
     """Return who we are: what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, else our name."""
-    told = Resource.create()
+    configured = Resource.create()
     ours: dict[str, str] = {}
-    if str(told.attributes[SERVICE_NAME]).startswith("unknown_service"):
+    if str(configured.attributes[SERVICE_NAME]).startswith("unknown_service"):
         ours[SERVICE_NAME] = SERVICE
-    if SERVICE_VERSION not in told.attributes:
+    if SERVICE_VERSION not in configured.attributes:
         ours[SERVICE_VERSION] = version(SERVICE)
-    return told.merge(Resource(ours))
+    return configured.merge(Resource(ours))

@@ -75,10 +75,8 @@ from app.telemetry.logs import DirectOutput, Levels, Output, is_json
 from app.telemetry.logs.access import AccessLog
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import NO_TRACER, tracer_for
+from app.usage import Budgets, Ledger, usage_report
 from app.usage.alerts import Alerts
-from app.usage.budgets import Budgets
-from app.usage.ledger import Ledger
-from app.usage.report import usage_report
 from engines.base import EngineState
 from engines.process import running_engines
 
@@ -149,7 +147,7 @@ def create_app(
     alerts = None
     if settings.alerts.webhook_url is not None:
         alerts = Alerts(settings.alerts, database, metrics, lambda: ledger.written)
-    budgets = Budgets(database, ledger, watch=alerts)
+    budgets = Budgets(database, ledger, listener=alerts)
     queues = {model.name: model.queue for model in settings.models}
     admission = Admission(metrics, queues, catalogue.ready_engines, catalogue.changes)
     loader = OnDemandLoader(

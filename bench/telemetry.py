@@ -21,7 +21,7 @@ from app.telemetry.logs import Output, Writer
 from app.telemetry.logs.access import AccessLog
 from app.telemetry.metrics import Metrics
 from app.telemetry.request_record import RequestRecord
-from app.usage.token_usage import Usage
+from app.usage import Usage
 from bench.costs import ROUNDS, Cost, cost_table, cpu_us
 from bench.report import Table
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
 from app.database import DatabaseUnavailable
 from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
-from app.usage.report import GROUPS, UsageRow
+from app.usage import GROUPS, UsageRow
 
 # The sums by day stay for ever; a year of them, leap day included, is enough for one answer.
 MAX_DAYS = 366

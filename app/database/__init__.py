@@ -14,6 +14,7 @@ from app.database.errors import (
     ValuesRejected,
     is_rejection,
 )
+from app.database.retention import delete_before
 from app.database.shared_secret import SharedSecret
 
 __all__ = (
@@ -24,6 +25,7 @@ __all__ = (
     "NewerDatabase",
     "SharedSecret",
     "ValuesRejected",
+    "delete_before",
     "dialect_insert",
     "is_rejection",
 )

@@ -9,7 +9,7 @@ from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error, forward_plain, read_head, send_error
 from app.relay.stream import EventStream
 from app.telemetry.metrics import Buckets
-from app.usage.stream_meter import StreamMeter
+from app.usage import StreamMeter
 from engines.base import Engine, EngineError, EngineResponse
 
 

@@ -27,7 +27,7 @@ from app.relay.services import RelayServices
 from app.telemetry.logs.access import AccessLog
 from app.telemetry.request_record import RequestRecord
 from app.telemetry.traces import NO_TRACER, RequestTracer
-from app.usage.ledger import Ledger, UsageRecord
+from app.usage import Ledger, UsageRecord
 
 log = logging.getLogger(__name__)
 

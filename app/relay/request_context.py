@@ -7,7 +7,7 @@ from app.auth import Principal
 from app.relay.endpoint import Endpoint
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
 from app.telemetry.traces import RequestTrace
-from app.usage.token_usage import Usage
+from app.usage import Usage
 
 
 class RequestContext(msgspec.Struct):

@@ -35,7 +35,7 @@ from app.relay.token_cost import reserved_tokens
 from app.routing import Model
 from app.settings import NO_LIMITS
 from app.telemetry.request_record import UNKNOWN_MODEL
-from app.usage.budgets import BudgetReservation
+from app.usage import BudgetReservation
 
 # The budget of a key that has none.
 _NO_BUDGET = nullcontext()

@@ -1,8 +1,7 @@
 """The tokens that one request has reserved of limits and budgets, until they are settled."""
 
 from app.limits import Decision
-from app.usage.budgets import BudgetReservation
-from app.usage.token_usage import Usage
+from app.usage import BudgetReservation, Usage
 
 
 class Reservation:

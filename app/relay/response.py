@@ -10,7 +10,7 @@ from app.relay.engine_call import CallResult
 from app.relay.error_dialects import translate_error
 from app.relay.request_context import RequestContext
 from app.relay.sse import as_event, error_event
-from app.usage.token_usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
+from app.usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 
 log = logging.getLogger(__name__)

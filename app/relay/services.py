@@ -17,7 +17,7 @@ from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry.metrics import Metrics
-from app.usage.budgets import Budgets
+from app.usage import Budgets
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from app.asgi import ClientExchange, ClientStalled, Headers
 from app.relay.request_context import RequestContext
 from app.relay.sse import COMMENT, whole_events
 from app.telemetry.metrics import Buckets
-from app.usage.stream_meter import StreamMeter
+from app.usage import StreamMeter
 from engines.base import EngineDied, EngineError, EngineResponse
 from engines.output import ENGINE_DEAD_REASON, ERROR_EVENT, find_engine_death
 

@@ -20,7 +20,7 @@ from app.relay.rewrite import (
     Rewrite,
     has_output_limit,
 )
-from app.usage.token_usage import Usage, estimate_prompt
+from app.usage import Usage, estimate_prompt
 
 # More than any engine generates, and exact as a float.
 MAX_COUNT = 2**24

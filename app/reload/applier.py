@@ -22,7 +22,7 @@ from app.reload.planner import ReloadPlanner
 from app.reload.report import ModelReport, Outcome
 from app.settings import ModelSettings, Settings
 from app.telemetry.logs import Levels
-from app.usage.ledger import Ledger
+from app.usage import Ledger
 from engines.base import EngineState
 
 

@@ -1,4 +1,4 @@
-"""Who may read a response that an engine has stored, and which engine that is."""
+"""Ownership of responses that engines store: the key that may read each, and its engine."""
 
 from app.stored.responses import ResponseIdTaken, StoredResponse, StoredResponses
 

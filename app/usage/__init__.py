@@ -1,0 +1,37 @@
+"""Usage of tokens: the ledger of requests, budgets, reports, and reading usage from responses.
+
+`Ledger` writes a `UsageRecord` per request, `Budgets` reserves tokens before it, `usage_report`
+sums both up, and `StreamMeter` and `token_usage` read what engines report. Alerts on budgets are in
+`app.usage.alerts`.
+"""
+
+from app.usage.budgets import BudgetReservation, Budgets
+from app.usage.ledger import Ledger
+from app.usage.records import UsageRecord
+from app.usage.report import GROUPS, UsageRow, usage_report
+from app.usage.stream_meter import StreamMeter
+from app.usage.token_usage import (
+    WHOLE_BYTES,
+    WINDOW_BYTES,
+    Usage,
+    estimate_prompt,
+    read_usage,
+    read_usage_in,
+)
+
+__all__ = (
+    "GROUPS",
+    "WHOLE_BYTES",
+    "WINDOW_BYTES",
+    "BudgetReservation",
+    "Budgets",
+    "Ledger",
+    "StreamMeter",
+    "Usage",
+    "UsageRecord",
+    "UsageRow",
+    "estimate_prompt",
+    "read_usage",
+    "read_usage_in",
+    "usage_report",
+)

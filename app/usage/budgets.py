@@ -1,19 +1,19 @@
-"""Budgets of keys and owners in tokens by day and month, UTC, over all gateways of a database.
+"""Token budgets of keys and owners per UTC day and month, across all gateways of a database.
 
-A token of a prompt counts, cached or not, and so does one of an answer. What this gateway spends
-counts at the moment it does. What other gateways spend shows when the database is read again, at
-most STALE_S later and as long as a batch waits to be written: by that much a budget can be
-overshot. While the database is down, keys that were in use go on with what is known of them.
+Prompt tokens, cached or not, and completion tokens count. Spending of this gateway counts at once;
+that of other gateways after the next read of the database, at most STALE_S and the delay of a batch
+later: by that much a budget can be overshot. While the database is down, keys in use continue with
+the last known sums.
 
-A request of a key whose owner has a budget too is held by both accounts or by neither: between the
-look at the first and the reservation in the last nothing is awaited.
+A request of a key whose owner has a budget too is reserved in both accounts or in neither: between
+the check of the first and the reservation in the last nothing is awaited.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -21,46 +21,41 @@ from typing import Any, Protocol, Self
 from sqlalchemy import Select, case, func, select
 
 from app.database import Database, DatabaseError
-from app.database.schema import usage_by_owner, usage_daily
 from app.errors import ServiceUnavailable
 from app.usage.ledger import Ledger
-from app.usage.records import UsageRecord, batch_of, day_of, kept, tokens_of
+from app.usage.records import UsageRecord, batch_of, day_of, storable, tokens_of
 from app.usage.spending import (
+    BudgetSubject,
+    DatabaseSums,
     Period,
-    Reading,
     Spending,
-    Subject,
-    left_of,
-    longer,
+    elastic_share,
+    exceeded_periods,
+    longer_refusal,
     refusal,
-    share_of,
-    too_full,
+    remaining_tokens,
 )
+from app.usage.statements import ACCOUNT_COLUMNS
 
 log = logging.getLogger(__name__)
 
-# An account in use is read again behind its requests when it was read so long ago,
+# Age of the sums after which an account in use is read again in the background,
 REFRESH_S = 1.0
-# and a request waits for that, though not for long, when it was read so long ago.
+# and after which requests wait for the read, for up to WAIT_S.
 STALE_S = 2.0
 WAIT_S = 0.25
-# How long the first request of an account waits: the database's own deadline, and some of another.
+# Maximum wait of an account's first request: the database's deadline, and a part of another.
 FIRST_WAIT_S = 3.0
-# Accounts nobody used for so long are forgotten.
+# Idle time after which an account is forgotten.
 FORGET_S = 60.0
-# What part of a budget is nearly all of it.
+# Share at which a budget is nearly used up.
 NEARLY = 0.9
-# Accounts of one statement.
-READ_AT_ONCE = 500
-# Where the sums of each kind of account are, and how long its name may be there.
-_SUMS: Mapping[Subject, tuple[Any, int]] = {
-    "key": (usage_daily.c.key_id, 64),
-    "owner": (usage_by_owner.c.owner, 200),
-}
+# Accounts per statement.
+READ_BATCH = 500
 
 
 class Owner(Protocol):
-    """The owner of a key, whose budgets are for all its keys together."""
+    """The owner of a key, whose budgets all its keys share."""
 
     @property
     def name(self) -> str: ...
@@ -70,39 +65,39 @@ class Owner(Protocol):
     def monthly_tokens(self) -> int | None: ...
 
 
-class Watch(Protocol):
-    """What is told of accounts with a budget. It returns at once."""
+class SpendingListener(Protocol):
+    """Receives events of accounts with a budget. Its methods return at once."""
 
-    def spent(self, account: "Account", batch: int, day: str) -> None:
-        """Note that an account spent something on a day, in the database with a batch."""
+    def spent(self, account: "BudgetAccount", batch: int, day: str) -> None:
+        """An account spent tokens on a day, which are written with a batch."""
 
-    def refused(self, account: "Account", period: Period, day: str) -> None:
-        """Note that a request was refused on a day since too little of a budget is left."""
+    def refused(self, account: "BudgetAccount", period: Period, day: str) -> None:
+        """A request was refused on a day because of earlier spending."""
 
 
-class Account:
-    """What a key or an owner in use has spent, and may."""
+class BudgetAccount:
+    """The spending and the budgets of a key or an owner in use."""
 
     __slots__ = (
         "daily", "monthly", "name", "read_at", "reading", "spending", "subject", "used_at",
     )  # fmt: skip
 
-    def __init__(self, subject: Subject, name: str) -> None:
+    def __init__(self, subject: BudgetSubject, name: str) -> None:
         self.subject = subject
         self.name = name
         self.spending = Spending()
-        self.daily: int | None = None  # budgets, as they were when it was used last
+        self.daily: int | None = None  # budgets as of the last use
         self.monthly: int | None = None
         self.used_at = 0.0
         self.read_at = -math.inf
-        self.reading: asyncio.Future[None] | None = None  # done when it was read, or could not be
+        self.reading: asyncio.Future[None] | None = None  # done when a read ends, also if it fails
 
 
 class BudgetReservation:
-    """What a request may take, held by each of its accounts until the context is left.
+    """The tokens reserved for a request in each of its accounts, until the context exits.
 
-    The ledger counts from its record on. So leave the context and add the record to the ledger in
-    the same turn of the loop, in whichever order: then it is counted once at every moment.
+    The ledger counts a request from its record on. So exit the context and add the record in the
+    same turn of the event loop, in any order: then the request is counted exactly once.
     """
 
     __slots__ = ("_left", "_spendings", "_tokens")
@@ -115,11 +110,11 @@ class BudgetReservation:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are held."""
+        """Number of reserved tokens."""
         return self._tokens
 
     def settle(self, tokens: int) -> None:
-        """Hold what the request took in place of what it might have taken."""
+        """Replace the reserved tokens by the used ones."""
         if not self._left:
             for spending in self._spendings:
                 spending.held += tokens - self._tokens
@@ -146,19 +141,19 @@ class Budgets:
         database: Database,
         ledger: Ledger,
         clock: Callable[[], float] = time.time,
-        watch: Watch | None = None,
+        listener: SpendingListener | None = None,
     ) -> None:
         self._database = database
         self._ledger = ledger
         self._clock = clock
-        self._watch = watch
-        self._keys: dict[str, Account] = {}
-        self._owners: dict[str, Account] = {}
-        self._due: list[Account] = []
+        self._listener = listener
+        self._keys: dict[str, BudgetAccount] = {}
+        self._owners: dict[str, BudgetAccount] = {}
+        self._due: list[BudgetAccount] = []
         self._reader: asyncio.Task[None] | None = None
         self._failed_at = -math.inf  # when the database could not be read, since it last could
-        self._swept_at = -math.inf
-        ledger.watch(self._note)
+        self._forgot_at = -math.inf
+        ledger.watch(self._on_record)
 
     async def reserve(
         self,
@@ -169,16 +164,16 @@ class Budgets:
         elastic: tuple[int, int] | None = None,
         owner: Owner | None = None,
     ) -> BudgetReservation:
-        """Hold tokens of the budgets of a key and its owner; leave the reservation's context.
+        """Reserve tokens in the budgets of a key and its owner; exit the returned context.
 
-        None is no budget. `elastic` is for a request that does not say how much it takes: the least
-        and the most that it can do with. It holds a share of what is left, `tokens` where that is
-        less (`share_of`). Raises QuotaUsedUp, whose retry_after_s are whole seconds to the next UTC
-        day or month (None where the budget itself is too small), and ServiceUnavailable if the
-        database could not be read for this key.
+        None is no budget. `elastic` is for a request without a token limit: the least and the most
+        tokens that it can use. It reserves a share of what is left, or `tokens` if that is less
+        (`elastic_share`). Raises QuotaUsedUp, whose retry_after_s are whole seconds to the next
+        UTC day or month (None if the budget itself is too small), and ServiceUnavailable if the
+        key's spending could not be read.
         """
         now = self._clock()
-        accounts: list[Account] = []
+        accounts: list[BudgetAccount] = []
         shared = None if owner is None else (owner.daily_tokens, owner.monthly_tokens)
         if shared is None or shared == (None, None) or (daily, monthly) != (None, None):
             accounts.append(self._account(self._keys, "key", key_id, daily, monthly, now))
@@ -188,7 +183,7 @@ class Budgets:
         if outdated:
             await self._refresh(outdated, now)
             now = self._clock()
-        # From here on nothing is awaited: every account holds the tokens, or none does.
+        # From here on nothing is awaited: every account reserves the tokens, or none does.
         if not all(one.spending.known for one in accounts):
             raise ServiceUnavailable("what this key has spent cannot be read now; try again")
         day = day_of(now)
@@ -196,26 +191,32 @@ class Budgets:
         if elastic is not None:
             least, most = elastic
             left = min(
-                map(left_of, spent, [a.daily for a in accounts], [a.monthly for a in accounts])
+                map(
+                    remaining_tokens,
+                    spent,
+                    [a.daily for a in accounts],
+                    [a.monthly for a in accounts],
+                )
             )
-            tokens = max(share_of(left, tokens, most), least)
+            tokens = max(elastic_share(left, tokens, most), least)
         refused = None
         for account, so_far in zip(accounts, spent, strict=True):
             budgets = account.daily, account.monthly
-            refused = longer(refused, refusal(so_far, day, now, *budgets, tokens, account.subject))
-            if refused is not None and self._watch is not None:
-                for period in too_full(so_far, *budgets, tokens):
-                    self._watch.refused(account, period, day)
+            refused = longer_refusal(
+                refused, refusal(so_far, day, now, *budgets, tokens, account.subject)
+            )
+            if refused is not None and self._listener is not None:
+                for period in exceeded_periods(so_far, *budgets, tokens):
+                    self._listener.refused(account, period, day)
         if refused is not None:
             raise refused
         return BudgetReservation([one.spending for one in accounts], tokens)
 
     def used_up(self) -> Iterator[tuple[str, int, int]]:
-        """Return, for day and month, how many accounts have used NEARLY of a budget, and how many
-        all.
+        """Yield for day and month how many accounts have used NEARLY of a budget, and all of it.
 
-        Of the accounts in use: keys that asked within FORGET_S, and their owners. Tokens held for
-        requests under way do not count, nor do budgets of 0, which are meant to be used up.
+        Only accounts in use count: keys with requests within FORGET_S, and their owners.
+        Reservations do not count, nor do budgets of 0, which are meant to be used up.
         """
         now = self._clock()
         day = day_of(now)
@@ -231,37 +232,37 @@ class Budgets:
             yield window, sum(one >= NEARLY for one in used), sum(one >= 1 for one in used)
 
     async def close(self) -> None:
-        """End the reading of the database."""
+        """Cancel reads of the database."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait((self._reader,))
 
     def _account(
         self,
-        known: dict[str, Account],
-        subject: Subject,
+        known: dict[str, BudgetAccount],
+        subject: BudgetSubject,
         name: str,
         daily: int | None,
         monthly: int | None,
         now: float,
-    ) -> Account:
-        """Return an account as it is used now; a new one counts what the ledger has not written."""
+    ) -> BudgetAccount:
+        """Return an account with its current budgets; a new one counts unwritten records."""
         account = known.get(name)
         new = account is None
         if account is None:
-            self._sweep()
-            account = known[name] = Account(subject, name)
+            self._forget_idle()
+            account = known[name] = BudgetAccount(subject, name)
             for batch, at_s, record in self._ledger.unwritten():
                 if (record.key_id if subject == "key" else record.owner) == name:
                     account.spending.record(batch, day_of(at_s), tokens_of(record.usage))
         account.used_at = now
         account.daily, account.monthly = daily, monthly
-        if new and self._watch is not None:
-            # A gateway before this one may have ended before its watch looked.
-            self._watch.spent(account, 0, day_of(now))
+        if new and self._listener is not None:
+            # An earlier process may have ended before its listener checked the account.
+            self._listener.spent(account, 0, day_of(now))
         return account
 
-    def _note(self, batch: int, at_s: float, record: UsageRecord) -> None:
+    def _on_record(self, batch: int, at_s: float, record: UsageRecord) -> None:
         if record.usage is None:
             return
         if (key := self._keys.get(record.key_id)) is not None:
@@ -269,27 +270,27 @@ class Budgets:
         if record.owner and (owner := self._owners.get(record.owner)) is not None:
             self._count(owner, batch, at_s, record)
 
-    def _count(self, account: Account, batch: int, at_s: float, record: UsageRecord) -> None:
+    def _count(self, account: BudgetAccount, batch: int, at_s: float, record: UsageRecord) -> None:
         day = day_of(at_s)
         account.spending.record(batch, day, tokens_of(record.usage))
-        if self._watch is not None:
-            self._watch.spent(account, batch, day)
+        if self._listener is not None:
+            self._listener.spent(account, batch, day)
 
-    def _sweep(self) -> None:
-        """Forget the accounts that nobody uses, but not while they could not be read again."""
+    def _forget_idle(self) -> None:
+        """Forget idle accounts, but not while the database is down: they could not be reloaded."""
         now = self._clock()
-        if 0 <= now - self._swept_at < FORGET_S or self._failed_at != -math.inf:
+        if 0 <= now - self._forgot_at < FORGET_S or self._failed_at != -math.inf:
             return
-        self._swept_at = now
+        self._forgot_at = now
         for accounts in (self._keys, self._owners):
             for name, one in list(accounts.items()):
                 if not (0 <= now - one.used_at < FORGET_S or one.spending.held or one.reading):
                     del accounts[name]
 
-    # Reading
+    # DatabaseSums
 
-    async def _refresh(self, accounts: Iterable[Account], now: float) -> None:
-        """Have accounts read, and wait for that as long as it is worth."""
+    async def _refresh(self, accounts: Iterable[BudgetAccount], now: float) -> None:
+        """Start reading accounts, and wait according to the age of their sums."""
         failing = 0 <= now - self._failed_at < REFRESH_S
         wait_s = 0.0
         for account in accounts:
@@ -309,20 +310,20 @@ class Budgets:
             await asyncio.wait(waiting, timeout=wait_s)
 
     async def _read_due(self) -> None:
-        """Read the accounts that are due, many in one statement, until none is."""
+        """Read all due accounts, many per statement."""
         while self._due:
-            accounts, self._due = self._due[:READ_AT_ONCE], self._due[READ_AT_ONCE:]
+            accounts, self._due = self._due[:READ_BATCH], self._due[READ_BATCH:]
             now = self._clock()
             try:
                 readings = await self._read(accounts, day_of(now))
                 for account, reading in zip(accounts, readings, strict=True):
                     account.spending.read(reading)
                     account.read_at = now
-            except Exception as error:  # whatever it is: a reader that ended would tell nobody
+            except Exception as error:  # the reader must not end silently
                 if self._failed_at == -math.inf:
                     trace = None if isinstance(error, DatabaseError) else error
-                    told = "budgets go on with what is known of them: %s"
-                    log.warning(told, error, exc_info=trace)
+                    message = "budgets not read, the last known sums apply: %s"
+                    log.warning(message, error, exc_info=trace)
                 self._failed_at = self._clock()
             else:
                 self._failed_at = -math.inf
@@ -332,27 +333,31 @@ class Budgets:
                     account.reading.set_result(None)
                     account.reading = None
 
-    async def _read(self, accounts: Iterable[Account], day: str) -> list[Reading]:
-        """Return what the database says of each account. Raises DatabaseUnavailable."""
-        found: dict[tuple[Subject, str], Reading] = {}
+    async def _read(self, accounts: Iterable[BudgetAccount], day: str) -> list[DatabaseSums]:
+        """Read the sums of each account. Raises DatabaseError."""
+        found: dict[tuple[BudgetSubject, str], DatabaseSums] = {}
         async with self._database.read() as connection:
-            for subject, (column, longest) in _SUMS.items():
-                names = {kept(a.name, longest): a.name for a in accounts if a.subject == subject}
+            for subject, (column, longest) in ACCOUNT_COLUMNS.items():
+                names = {
+                    storable(a.name, longest): a.name for a in accounts if a.subject == subject
+                }
                 if not names:
                     continue
                 written = self._ledger.written
-                rows = (await connection.execute(self._sums_of(column, names, day))).all()
+                rows = (await connection.execute(self._sums_query(column, names, day))).all()
                 if rows and rows[0][3] is not None:
                     written = max(written, batch_of(rows[0][3]))
                 sums: dict[str, dict[str, int]] = {name: {} for name in names.values()}
                 for name, of, tokens, _ in rows:
                     sums[names[name]][of] = int(tokens)
-                found |= {(subject, name): Reading(days, written) for name, days in sums.items()}
+                found |= {
+                    (subject, name): DatabaseSums(days, written) for name, days in sums.items()
+                }
         return [found[account.subject, account.name] for account in accounts]
 
-    def _sums_of(self, column: Any, names: Iterable[str], day: str) -> Select[Any]:
+    def _sums_query(self, column: Any, names: Iterable[str], day: str) -> Select[Any]:
         table, month = column.table, day[:7]
-        # Days to come have sums of their own: midnight may be near.
+        # Future days have sums of their own: midnight may be near.
         days = case((table.c.day < day, f"{month}-00"), else_=table.c.day)
         tokens = func.sum(table.c.prompt_tokens + table.c.completion_tokens)
         return (

@@ -1,7 +1,7 @@
-"""What the database keeps of requests: a row each, and sums by day, owner, key and model. Pure.
+"""Usage records as rows and as daily sums by owner, key and model. Pure.
 
-A batch is what is written in one transaction. Its number and the gateway's own random name make the
-ids of its rows, so every row has the same id however often the batch is tried:
+A batch is written in one transaction. Its number and the gateway's random name form the IDs of its
+rows, so a row has the same ID however often the batch is tried:
 
     gateway, 16 hex digits │ batch, 12 │ place in the batch, 4
 """
@@ -14,26 +14,19 @@ from typing import Any
 
 import msgspec
 
+from app.database.schema import USAGE_SUMS
 from app.settings import PriceSettings
 from app.telemetry.request_record import Tokens
 from app.usage.token_usage import Usage
 
-# A record and the moment it ended, in seconds since 1970.
-Stamped = tuple[float, "UsageRecord"]
+# The end of a request in seconds since 1970, and its record.
+TimedRecord = tuple[float, "UsageRecord"]
 
-# The columns hold 64 bits. A sum that gets here is an engine's nonsense; it stays here.
+# The columns have 64 bits. Sums beyond this are an engine's nonsense, and are clamped.
 MAX_TOKENS = 2**53 - 1
 MAX_COST = 2**60
-MOST = {
-    "requests": MAX_TOKENS,
-    "estimated_requests": MAX_TOKENS,
-    "prompt_tokens": MAX_TOKENS,
-    "cached_tokens": MAX_TOKENS,
-    "completion_tokens": MAX_TOKENS,
-    "reasoning_tokens": MAX_TOKENS,
-    "cost_nano": MAX_COST,
-}
-_NO_SUMS = (0,) * len(MOST)
+SUM_LIMITS = {name: MAX_COST if name == "cost_nano" else MAX_TOKENS for name in USAGE_SUMS}
+_NO_SUMS = (0,) * len(SUM_LIMITS)
 _DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1).toordinal()
 _NOTHING = Usage(0, 0)
@@ -41,7 +34,7 @@ _NULL = math.nan
 
 
 class UsageRecord(msgspec.Struct, frozen=True, gc=False):
-    """One request that reached an engine. A struct, since it is made for every request."""
+    """A request that reached an engine. A msgspec struct, since every request creates one."""
 
     request_id: str
     key_id: str
@@ -50,18 +43,18 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     endpoint: str
     status: int
     outcome: str  # completed, refused, failed or disconnected
-    usage: Tokens | None  # None: the engine told nothing, which counts as no tokens
+    usage: Tokens | None  # None: the engine reported nothing, which counts as no tokens
     queue_s: float | None
     ttft_s: float | None
     total_s: float
-    owner: str = ""  # the key's, when the request ended; empty: it has none
+    owner: str = ""  # the key's owner at the end of the request; empty: none
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One row of `usage_records`: its columns, in their order.
 
-    Numbers only where a boolean or NULL is meant, for which SQLite's driver takes ten times as
-    long: both databases are given NULL for NaN.
+    Numbers in place of booleans and NULL, for which SQLite's driver takes ten times as long: both
+    databases store NaN as NULL.
     """
 
     id: str
@@ -86,7 +79,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """What one token costs, in 1/1,000,000,000 of the currency."""
+    """The price of one token, in 1/1,000,000,000 of the currency."""
 
     prompt: int
     cached: int
@@ -94,24 +87,24 @@ class Price(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: PriceSettings) -> "Price":
-        """Return a model's price; the settings are for a million tokens."""
+        """Return a model's price; the settings are per million tokens."""
         each = (settings.prompt, settings.cached, settings.completion)
         return cls(*(round(million * 1000) for million in each))
 
     def cost(self, usage: Tokens) -> int:
-        """Return what a request costs."""
+        """Return the cost of a request."""
         fresh = usage.prompt - usage.cached
         cost = fresh * self.prompt + usage.cached * self.cached + usage.completion * self.completion
         return cost if 0 <= cost <= MAX_COST else min(max(cost, 0), MAX_COST)
 
 
 def day_of(at_s: float) -> str:
-    """Return the UTC day of a moment, as the database keeps days."""
+    """Return the UTC day of a time as the database stores it."""
     return _day(int(at_s * 1000) // _DAY_MS)
 
 
 def tokens_of(usage: Tokens | None) -> int:
-    """Return what a request takes of budgets: prompt, cached part included, and completion."""
+    """Return the tokens charged to budgets: prompt, including cached tokens, and completion."""
     return 0 if usage is None else _count(usage.prompt) + _count(usage.completion)
 
 
@@ -121,14 +114,14 @@ def row_id(gateway: str, batch: int, place: int = 0) -> str:
 
 
 def batch_of(row: str) -> int:
-    """Return the batch that a row of this gateway came in."""
+    """Return the batch number in the ID of a row."""
     return int(row[16:28], 16)
 
 
 def rows_of(
     gateway: str,
     batch: int,
-    records: Sequence[Stamped],
+    records: Sequence[TimedRecord],
     prices: Mapping[str, Price],
     place: int = 0,
 ) -> list[Row]:
@@ -146,25 +139,25 @@ def rows_of(
         price = prices.get(record.model)
         rows.append(
             Row(
-                first + _place(place),
-                int(at_s * 1000),
-                kept(record.request_id, 128),
-                key_id,
-                model,
-                engine,
-                endpoint,
-                record.status,
-                record.outcome,
-                prompt,
-                cached,
-                completion,
-                _count(used.reasoning),
-                1 if used.estimated else 0,
-                _NULL if record.queue_s is None else _ms(record.queue_s),
-                _NULL if record.ttft_s is None else _ms(record.ttft_s),
-                _ms(record.total_s, 0.0),
-                0 if price is None else price.cost(used),
-                kept(record.owner, 200),
+                id=first + _place(place),
+                at_ms=int(at_s * 1000),
+                request_id=storable(record.request_id, 128),
+                key_id=key_id,
+                model=model,
+                engine=engine,
+                endpoint=endpoint,
+                status=record.status,
+                outcome=record.outcome,
+                prompt_tokens=prompt,
+                cached_tokens=cached,
+                completion_tokens=completion,
+                reasoning_tokens=_count(used.reasoning),
+                estimated=1 if used.estimated else 0,
+                queue_ms=_NULL if record.queue_s is None else _ms(record.queue_s),
+                ttft_ms=_NULL if record.ttft_s is None else _ms(record.ttft_s),
+                total_ms=_ms(record.total_s, 0.0),
+                cost_nano=0 if price is None else price.cost(used),
+                owner=storable(record.owner, 200),
             )
         )
         place += 1
@@ -172,14 +165,14 @@ def rows_of(
 
 
 class DailySums:
-    """What rows of `usage_records` add to `usage_daily` and `usage_by_owner`."""
+    """The sums of rows that are added to `usage_daily` and `usage_by_owner`."""
 
     def __init__(self) -> None:
-        # By owner, day, key and model; the sums in the order of MOST.
+        # By owner, day, key and model; the sums in the order of SUM_LIMITS.
         self._days: dict[tuple[str, str, str, str], tuple[int, ...]] = {}
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add rows up."""
+        """Add rows to the sums."""
         for row in rows:
             place = (row.owner, _day(row.at_ms // _DAY_MS), row.key_id, row.model)
             count, estimated, prompt, cached, completion, reasoning, cost = self._days.get(
@@ -195,20 +188,19 @@ class DailySums:
                 cost + row.cost_nano,
             )
 
-    # Rows are in order of their key, so that the batches of two gateways cannot wait for each other
-    # in a circle.
+    # Rows are in the order of their primary key, so that two gateways cannot deadlock.
 
     def by_key(self) -> list[dict[str, Any]]:
-        """Return what `usage_daily` gets."""
+        """Return the rows for `usage_daily`."""
         days: dict[tuple[str, ...], tuple[int, ...]] = {}
         for (_, *place), sums in self._days.items():
-            # Seldom several: a key's owner changed within a quarter of a second.
+            # Several only if a key's owner changed within a batch.
             known = days.get(tuple(place), _NO_SUMS)
             days[tuple(place)] = tuple(map(int.__add__, known, sums))
         return _rows(("day", "key_id", "model"), days)
 
     def by_owner(self) -> list[dict[str, Any]]:
-        """Return what `usage_by_owner` gets; nothing of keys without an owner."""
+        """Return the rows for `usage_by_owner`; none for keys without an owner."""
         owned = {place: sums for place, sums in self._days.items() if place[0]}
         return _rows(("owner", "day", "key_id", "model"), owned)
 
@@ -217,7 +209,9 @@ def _rows(names: Sequence[str], days: Mapping[Any, tuple[int, ...]]) -> list[dic
     return [
         {
             **dict(zip(names, place, strict=True)),
-            **{name: min(n, most) for (name, most), n in zip(MOST.items(), sums, strict=True)},
+            **{
+                name: min(n, most) for (name, most), n in zip(SUM_LIMITS.items(), sums, strict=True)
+            },
         }
         for place, sums in sorted(days.items())
     ]
@@ -229,7 +223,7 @@ def _day(number: int) -> str:
 
 
 def start_of(day: str) -> datetime:
-    """Return the first moment of a UTC day."""
+    """Return the beginning of a UTC day."""
     return datetime.fromisoformat(day).replace(tzinfo=UTC)
 
 
@@ -237,8 +231,8 @@ def _count(tokens: int) -> int:
     return tokens if 0 <= tokens <= MAX_TOKENS else min(max(tokens, 0), MAX_TOKENS)
 
 
-def kept(value: str, longest: int) -> str:
-    """Return what both databases take of a text: no NUL, no lone surrogate, not too long."""
+def storable(value: str, longest: int) -> str:
+    """Return a text that both databases accept: no NUL, no lone surrogate, not too long."""
     if value.isascii() and "\0" not in value:
         return value[:longest]
     return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:longest]
@@ -249,12 +243,17 @@ def _place(number: int) -> str:
     return f"{number:04x}"
 
 
-@lru_cache(maxsize=1024)  # of keys, models, engines and endpoints there are few
+@lru_cache(maxsize=1024)  # keys, models, engines and endpoints are few
 def _names(key_id: str, model: str, engine: str, endpoint: str) -> tuple[str, str, str, str]:
-    return kept(key_id, 64), kept(model, 256), kept(engine, 64), kept(endpoint, 64)
+    return (
+        storable(key_id, 64),
+        storable(model, 256),
+        storable(engine, 64),
+        storable(endpoint, 64),
+    )
 
 
 def _ms(seconds: float, otherwise: float = _NULL) -> float:
-    """Return milliseconds in whole microseconds; `otherwise` for what is no time."""
+    """Return milliseconds in whole microseconds; `otherwise` for NaN and infinity."""
     # `round` to three places goes by way of text, for ten times as long.
     return round(seconds * 1_000_000) / 1000 if math.isfinite(seconds) else otherwise

@@ -1,6 +1,6 @@
-"""What was used, from the daily sums: by owner, key, model and day, or any of them.
+"""Usage reports from the daily sums, grouped by any of day, owner, key and model.
 
-A record is in a report as soon as its batch is written, a quarter of a second after the request.
+A request is in a report as soon as its batch is written, a quarter of a second after its end.
 """
 
 from collections.abc import Collection
@@ -11,37 +11,30 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, func, literal, select, union_all
 
 from app.database import Database
-from app.database.schema import api_keys, usage_by_owner, usage_daily
+from app.database.schema import USAGE_SUMS, api_keys, usage_by_owner, usage_daily
 
 GROUPS = ("day", "owner", "key", "model")
 _COLUMNS = {"day": "day", "owner": "owner", "key": "key_id", "model": "model"}
-_SUMS = (
-    "requests",
-    "estimated_requests",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "reasoning_tokens",
-)
+_SUMS = tuple(name for name in USAGE_SUMS if name != "cost_nano")
 _NANO = 10**9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """Sums of one group; what it is not grouped by is None."""
+    """The sums of one group; fields that are not grouped by are None."""
 
     day: str | None
     key_id: str | None
-    key_name: str | None  # None also where no key of that id is known
+    key_name: str | None  # None also for an unknown key
     model: str | None
     requests: int
-    estimated_requests: int  # those whose tokens the gateway had to estimate
+    estimated_requests: int  # requests whose tokens the gateway estimated
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int
     cost_nano: int  # in 1/1,000,000,000 of the currency
-    # The one that the key had when it was used; empty: none.
+    # The key's owner at the time of use; empty: none.
     owner: str | None = None
 
 
@@ -56,8 +49,8 @@ async def usage_report(
 ) -> list[UsageRow]:
     """Return the sums of the UTC days `since` to `until`, both included, in order of the groups.
 
-    `by`: some of GROUPS. `key_id`: only of this key. `owner`: only of this one; empty: of keys
-    without one. `limit`: only the first rows. Raises DatabaseUnavailable.
+    `by`: some of GROUPS. `key_id`: only this key. `owner`: only this owner; empty: only keys
+    without one. `limit`: only the first rows. Raises DatabaseError.
     """
     first, last = since.isoformat(), until.isoformat()
     source: FromClause = usage_daily
@@ -67,7 +60,7 @@ async def usage_report(
     cost = source.c.cost_nano
     sums = (
         *(func.sum(source.c[name]).label(name) for name in _SUMS),
-        # In two parts, neither of which can grow out of 64 bits.
+        # In two parts, neither of which can exceed 64 bits.
         func.sum(cost // _NANO).label("cost_whole"),
         func.sum(cost % _NANO).label("cost_part"),
     )
@@ -89,15 +82,16 @@ async def usage_report(
 def _by_owner(first: str, last: str) -> FromClause:
     """Return the daily sums of all keys, by owner.
 
-    Those without an owner are what `usage_daily` has more than `usage_by_owner`.
+    Usage without an owner is `usage_daily` minus `usage_by_owner`.
     """
     owned, every = usage_by_owner.c, usage_daily.c
     none: ColumnElement[str] = literal("").label("owner")
-    names = (*_SUMS, "cost_nano")
     parts = (
-        select(owned.owner, owned.day, owned.key_id, owned.model, *(owned[n] for n in names)),
-        select(none, every.day, every.key_id, every.model, *(every[n] for n in names)),
-        select(none, owned.day, owned.key_id, owned.model, *((-owned[n]).label(n) for n in names)),
+        select(owned.owner, owned.day, owned.key_id, owned.model, *(owned[n] for n in USAGE_SUMS)),
+        select(none, every.day, every.key_id, every.model, *(every[n] for n in USAGE_SUMS)),
+        select(
+            none, owned.day, owned.key_id, owned.model, *((-owned[n]).label(n) for n in USAGE_SUMS)
+        ),
     )
     return union_all(
         *(part.where(part.selected_columns.day.between(first, last)) for part in parts)

@@ -1,11 +1,11 @@
-"""What a key or an owner has spent today and this month, each token counted once. Pure.
+"""The spending of a key or an owner today and this month, each token counted once. Pure.
 
-    spent = what the database said when it was last read
-          + records of this gateway that were not in it then     (`recent`, by batch)
-          + what requests under way may still take                (`held`)
+    spent = the sums of the last database read
+          + records of this gateway that were not in them        (`recent`, by batch)
+          + reservations of requests in flight                    (`held`)
 
-The database says in the same statement up to which batch this gateway's records are in it, so a
-record moves from the second line to the first at one moment, never to both or neither.
+The same statement returns up to which batch the sums include this gateway's records, so a record
+moves from the second line to the first atomically, and is never in both or neither.
 """
 
 from collections import deque
@@ -17,16 +17,16 @@ from typing import Literal
 from app.errors import QuotaUsedUp
 from app.usage.records import start_of
 
-Subject = Literal["key", "owner"]
+BudgetSubject = Literal["key", "owner"]
 Period = Literal["day", "month"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What the database said: tokens by UTC day from the first of a month on, of all gateways.
+class DatabaseSums:
+    """Tokens by UTC day since the first of a month, of all gateways.
 
-    Days that are over may be one sum under `2026-11-00`, which is a day of November and never
-    today. `batch`: this gateway's batches up to this one are among them, and no later one.
+    Past days may be one sum under `2026-11-00`, which is in November and never today. `batch`: the
+    last batch of this gateway that is included.
     """
 
     days: Mapping[str, int]
@@ -35,29 +35,29 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Tokens that are spent, or held for requests under way."""
+    """Tokens that are spent, or reserved for requests in flight."""
 
     today: int
     month: int
 
 
 class Spending:
-    """The account of one key or owner at one gateway."""
+    """The spending of one key or owner as one gateway knows it."""
 
     def __init__(self) -> None:
         self.held = 0
-        self._reading: Reading | None = None
-        # Batch, day, tokens, in order. Tokens are above 0: a day is in the sums while it is here.
+        self._reading: DatabaseSums | None = None
+        # Batch, day and tokens, in order. Tokens are above 0: a day here has a sum.
         self._recent: deque[tuple[int, str, int]] = deque()
         self._recent_days: dict[str, int] = {}
 
     @property
     def known(self) -> bool:
-        """Whether the database was ever read."""
+        """Whether the database was read at least once."""
         return self._reading is not None
 
     def record(self, batch: int, day: str, tokens: int) -> None:
-        """Count a record of this gateway that goes to the database with a batch."""
+        """Count a record of this gateway that is written with a batch."""
         if not tokens:
             return
         if self._recent and self._recent[-1][:2] == (batch, day):
@@ -67,8 +67,8 @@ class Spending:
             self._recent.append((batch, day, tokens))
         self._recent_days[day] = self._recent_days.get(day, 0) + tokens
 
-    def read(self, reading: Reading) -> None:
-        """Take what the database said, in place of what it said before."""
+    def read(self, reading: DatabaseSums) -> None:
+        """Replace the sums of the previous read."""
         self._reading = reading
         while self._recent and self._recent[0][0] <= reading.batch:
             _, day, tokens = self._recent.popleft()
@@ -77,7 +77,7 @@ class Spending:
                 del self._recent_days[day]
 
     def spent(self, day: str) -> Spent:
-        """Return what counts on a day."""
+        """Return the tokens that count on a day and in its month."""
         today = month = self.held
         for days in (self._recent_days, self._reading.days if self._reading else {}):
             for other, tokens in days.items():
@@ -86,16 +86,16 @@ class Spending:
         return Spent(today, month)
 
 
-def share_of(left: int, usual: int, most: int) -> int:
-    """Return how much of what is left one request may hold that does not say what it takes.
+def elastic_share(left: int, usual: int, most: int) -> int:
+    """Return the reservation of a request without a token limit, as a share of what is left.
 
-    Half of it, so that others find something too, but not less than requests usually hold.
+    Half of it, so that other requests find tokens too, but not less than requests usually reserve.
     """
     return min(most, left, max(usual, left // 2))
 
 
-def left_of(spent: Spent, daily: int | None, monthly: int | None) -> int:
-    """Return how many tokens the tighter of two budgets has left; one of them must be there."""
+def remaining_tokens(spent: Spent, daily: int | None, monthly: int | None) -> int:
+    """Return the remaining tokens of the tighter budget; at least one must be set."""
     return min(
         budget - used
         for budget, used in ((daily, spent.today), (monthly, spent.month))
@@ -110,23 +110,23 @@ def refusal(
     daily: int | None,
     monthly: int | None,
     tokens: int,
-    subject: Subject = "key",
+    subject: BudgetSubject = "key",
 ) -> QuotaUsedUp | None:
-    """Return why a request that may take `tokens` is refused, None if it is not.
+    """Return the refusal of a request that may use `tokens`, None if it is admitted.
 
-    Of two budgets that refuse, the one that does so for longer. None is no budget.
+    If both budgets refuse, the refusal with the longer wait. None is no budget.
     """
-    tokens = max(tokens, 1)  # none takes nothing, so what is used up lets none through
+    tokens = max(tokens, 1)  # every request uses tokens, so a used-up budget admits none
     month = today = None
     if monthly is not None:
         month = _refusal("monthly", subject, monthly, spent.month, day, now, tokens)
     if daily is not None:
         today = _refusal("daily", subject, daily, spent.today, day, now, tokens)
-    return longer(today, month)
+    return longer_refusal(today, month)
 
 
-def longer(one: QuotaUsedUp | None, other: QuotaUsedUp | None) -> QuotaUsedUp | None:
-    """Return the refusal that holds for longer; never (None) stands above any time."""
+def longer_refusal(one: QuotaUsedUp | None, other: QuotaUsedUp | None) -> QuotaUsedUp | None:
+    """Return the refusal with the longer wait; None (never) is the longest."""
     if one is None or other is None:
         return one or other
     if one.retry_after_s is None:
@@ -136,8 +136,10 @@ def longer(one: QuotaUsedUp | None, other: QuotaUsedUp | None) -> QuotaUsedUp | 
     return one
 
 
-def too_full(spent: Spent, daily: int | None, monthly: int | None, tokens: int) -> Iterator[Period]:
-    """Return the periods whose budget would let a request through if less of it were spent."""
+def exceeded_periods(
+    spent: Spent, daily: int | None, monthly: int | None, tokens: int
+) -> Iterator[Period]:
+    """Yield the periods whose budget refuses a request only because of earlier spending."""
     tokens = max(tokens, 1)
     if daily is not None and tokens <= daily < spent.today + tokens:
         yield "day"
@@ -146,7 +148,7 @@ def too_full(spent: Spent, daily: int | None, monthly: int | None, tokens: int) 
 
 
 def _refusal(
-    name: str, subject: Subject, budget: int, spent: int, day: str, now: float, tokens: int
+    name: str, subject: BudgetSubject, budget: int, spent: int, day: str, now: float, tokens: int
 ) -> QuotaUsedUp | None:
     if spent + tokens <= budget:
         return None

@@ -1,12 +1,12 @@
-"""The SQL that writes the ledger, in the dialect of either database.
+"""SQL statements of the ledger, in the dialect of each database.
 
-A statement takes a whole group of rows, for the sake of those who stream meanwhile. SQLite's driver
-takes Python's lock again after each statement, and asyncpg converts each parameter on the loop. So
-SQLite gets one statement with all values, which took a quarter of the time that json_each took
-here, and PostgreSQL one parameter, a list of JSON objects.
+A statement writes a whole group of rows, so as not to delay streams: SQLite's driver takes the GIL
+again after each statement, and asyncpg converts each parameter on the event loop. So SQLite gets
+one statement with all values, in a quarter of the time of json_each, and PostgreSQL one parameter,
+a list of JSON objects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
 from typing import Any
@@ -16,21 +16,27 @@ from sqlalchemy import JSON, Insert, String, Table, bindparam, case, cast, colum
 
 from app.database import AsyncConnection, dialect_insert
 from app.database.schema import usage_by_owner, usage_daily, usage_records
-from app.usage.records import MOST, DailySums, Row
+from app.usage.records import SUM_LIMITS, DailySums, Row
+from app.usage.spending import BudgetSubject
 
+# The column of each kind of account in its table of sums, and the maximum length of its names.
+ACCOUNT_COLUMNS: Mapping[BudgetSubject, tuple[Any, int]] = {
+    "key": (usage_daily.c.key_id, 64),
+    "owner": (usage_by_owner.c.owner, 200),
+}
 _json = msgspec.json.Encoder()
 _COLUMNS = Row.__struct_fields__
 
 
 async def insert_records(connection: AsyncConnection, rows: Sequence[Row]) -> None:
-    """Write rows of `usage_records`; 1,024 is SQLite's bound."""
+    """Insert rows into `usage_records`; SQLite's limit is 1,024 rows."""
     if connection.dialect.name == "postgresql":
         await connection.execute(_insert_from_json(), {"rows": _json.encode(rows).decode()})
     else:
         done = 0
         while left := len(rows) - done:
-            # A power of two: SQLite takes longer to prepare a statement than to run it, and keeps
-            # those that it has had.
+            # A power of two: SQLite takes longer to prepare a statement than to run it, and caches
+            # prepared ones.
             size = 1 << (left.bit_length() - 1)
             group = islice(rows, done, done + size)
             values = tuple(chain.from_iterable(map(msgspec.structs.astuple, group)))
@@ -66,7 +72,7 @@ def _insert_from_json() -> Insert:
 def _add_to(table: Table, dialect: str) -> Any:
     statement: Any = dialect_insert(table, dialect)
     sums = {}
-    for name, most in MOST.items():
+    for name, most in SUM_LIMITS.items():
         total = table.c[name] + statement.excluded[name]
         sums[name] = case((total > most, most), else_=total)
     return statement.on_conflict_do_update(index_elements=table.primary_key, set_=sums)

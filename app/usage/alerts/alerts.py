@@ -18,8 +18,8 @@ from app.settings import AlertsSettings
 from app.telemetry.metrics import Metrics
 from app.usage.alerts.message import Alert, body_of, headers_of, pause_s
 from app.usage.alerts.outbox import Outbox, Reached
-from app.usage.budgets import Account
-from app.usage.spending import Period, Spent, Subject
+from app.usage.budgets import BudgetAccount
+from app.usage.spending import BudgetSubject, Period, Spent
 
 if TYPE_CHECKING:  # imported only where alerts are sent: 8 MiB
     import httpx
@@ -29,18 +29,18 @@ log = logging.getLogger(__name__)
 # Accounts that wait to be looked at; one that is left out comes again with its next request.
 MAX_WAITING = 10_000
 # Accounts of one look, and alerts that are sent at a time.
-LOOK_AT_ONCE = 500
-SEND_AT_ONCE = 8
+CHECK_BATCH = 500
+SEND_BATCH = 8
 # How often spending is looked at, and the database is asked for what other gateways made, or what
 # is due again.
-LOOK_S = 1.0
+CHECK_S = 1.0
 POLL_S = 5.0
 # How long one attempt may take, and the last look when the gateway ends.
 ATTEMPT_S = 10.0
 CLOSE_S = 5.0
 RETENTION_EVERY_S = 3600.0
 # Shares that are known to be in the database, so that they are not written every second.
-MAX_KNOWN = 10_000
+MAX_RECORDED = 10_000
 
 
 class _Waiting:
@@ -76,7 +76,7 @@ class Alerts:
         *,
         clock: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
-        look_s: float = LOOK_S,
+        check_s: float = CHECK_S,
         poll_s: float = POLL_S,
         attempt_s: float = ATTEMPT_S,
     ) -> None:
@@ -89,10 +89,10 @@ class Alerts:
         self._written = written
         self._clock = clock
         self._chance = chance
-        self._look_s = look_s
+        self._look_s = check_s
         self._poll_s = poll_s
         self._attempt_s = attempt_s
-        self._waiting: dict[Account, _Waiting] = {}
+        self._waiting: dict[BudgetAccount, _Waiting] = {}
         self._known: set[tuple[str, str, str, str, int, int]] = set()
         self._claimed: dict[str, Alert] = {}
         self._made = asyncio.Event()  # an alert was made here
@@ -107,17 +107,17 @@ class Alerts:
 
     # What budgets tell
 
-    def spent(self, account: Account, batch: int, day: str) -> None:
+    def spent(self, account: BudgetAccount, batch: int, day: str) -> None:
         """Note that an account spent something on a day, in the database with a batch."""
         if (waiting := self._wait(account)) is not None:
             waiting.note(batch, {day: ()})
 
-    def refused(self, account: Account, period: Period, day: str) -> None:
+    def refused(self, account: BudgetAccount, period: Period, day: str) -> None:
         """Note that a request was refused on a day since too little of a budget is left."""
         if (waiting := self._wait(account)) is not None:
             waiting.note(0, {day: (period,)})
 
-    def _wait(self, account: Account) -> _Waiting | None:
+    def _wait(self, account: BudgetAccount) -> _Waiting | None:
         if account.daily is None and account.monthly is None:
             return None
         waiting = self._waiting.get(account)
@@ -161,10 +161,10 @@ class Alerts:
         """Make alerts of what was reached. Raises DatabaseUnavailable."""
         written = self._written()
         ready = [one for one, waiting in self._waiting.items() if waiting.batch <= written]
-        for at in range(0, len(ready), LOOK_AT_ONCE):
-            await self._look_at(ready[at : at + LOOK_AT_ONCE])
+        for at in range(0, len(ready), CHECK_BATCH):
+            await self._look_at(ready[at : at + CHECK_BATCH])
 
-    async def _look_at(self, accounts: Sequence[Account]) -> None:
+    async def _look_at(self, accounts: Sequence[BudgetAccount]) -> None:
         waiting = {account: self._waiting.pop(account) for account in accounts}
         try:
             found: list[Reached] = []
@@ -178,14 +178,14 @@ class Alerts:
                 if (again := self._wait(account)) is not None:
                     again.note(was.batch, was.days)
             raise
-        if len(self._known) + len(new) > MAX_KNOWN:
+        if len(self._known) + len(new) > MAX_RECORDED:
             self._known.clear()
         self._known.update(map(_identity, new))
         if new:
             self._made.set()
 
     async def _reached(
-        self, subject: Subject, waiting: dict[Account, _Waiting], day: str
+        self, subject: BudgetSubject, waiting: dict[BudgetAccount, _Waiting], day: str
     ) -> list[Reached]:
         accounts = [one for one, at in waiting.items() if one.subject == subject and day in at.days]
         if not accounts:
@@ -195,7 +195,7 @@ class Alerts:
         return [
             reached
             for one in accounts
-            for reached in reached_of(
+            for reached in reached_shares(
                 one, spent.get(one.name, nothing), day, self._permilles, waiting[one].days[day]
             )
         ]
@@ -210,7 +210,7 @@ class Alerts:
                 if self._clock() >= delete_at:
                     delete_at = self._clock() + RETENTION_EVERY_S
                     await self._outbox.delete_old(self._now_ms())
-                while claimed := await self._outbox.claim(self._now_ms(), SEND_AT_ONCE):
+                while claimed := await self._outbox.claim(self._now_ms(), SEND_BATCH):
                     self._claimed = {alert.id: alert for alert in claimed}
                     async with asyncio.TaskGroup() as tasks:
                         for alert in claimed:
@@ -277,8 +277,8 @@ class Alerts:
                 log.warning("alerts wait: %s", error, exc_info=trace)
 
 
-def reached_of(
-    account: Account,
+def reached_shares(
+    account: BudgetAccount,
     spent: Spent,
     day: str,
     permilles: Collection[int],
@@ -306,4 +306,4 @@ def _identity(one: Reached) -> tuple[str, str, str, str, int, int]:
 def _transport() -> "httpx.AsyncBaseTransport":
     import httpx
 
-    return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=SEND_AT_ONCE))
+    return httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=SEND_BATCH))

@@ -1,6 +1,6 @@
-"""The message of an alert and when it is tried again. Pure.
+"""The message of an alert, its signature and its retry schedule. Pure.
 
-Signed as the Standard Webhooks specification says (https://www.standardwebhooks.com, version 1).
+Signed according to the Standard Webhooks specification (https://www.standardwebhooks.com, v1).
 """
 
 import base64
@@ -13,23 +13,23 @@ from hashlib import sha256
 from typing import Any
 
 from app.usage.records import start_of
-from app.usage.spending import Period, Subject
+from app.usage.spending import BudgetSubject, Period
 
 SHARE_REACHED = "budget.share_reached"
 REQUEST_REFUSED = "budget.request_refused"
 # Doubled with every attempt: ten attempts in the first hour and a half, then one an hour.
 FIRST_PAUSE_S = 5.0
-LONGEST_PAUSE_S = 3600.0
+MAX_PAUSE_S = 3600.0
 # The last attempt is some twelve hours after the first.
-MOST_ATTEMPTS = 20
+MAX_ATTEMPTS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """An alert that is to be sent."""
+    """An alert to send."""
 
     id: str  # the webhook-id
-    subject: Subject
+    subject: BudgetSubject
     name: str  # the id of a key, the name of an owner
     period: Period
     day: str  # the first of the period, UTC
@@ -51,7 +51,7 @@ class Alert:
 
 
 def body_of(alert: Alert) -> bytes:
-    """Return the message: the same at every attempt."""
+    """Return the message, which is the same in every attempt."""
     data: dict[str, Any] = {"subject": alert.subject}
     if alert.subject == "key":
         data |= {"key_id": alert.name, "key_name": alert.key_name, "owner": alert.owner}
@@ -72,7 +72,7 @@ def body_of(alert: Alert) -> bytes:
 
 
 def end_of(period: Period, day: str) -> datetime:
-    """Return when the period that begins on a day is over."""
+    """Return the end of the period that begins on a day."""
     begin = start_of(day)
     if period == "day":
         return begin + timedelta(days=1)
@@ -94,14 +94,14 @@ def headers_of(webhook_id: str, at_s: int, body: bytes, keys: Sequence[bytes]) -
 
 
 def pause_s(attempts: int, chance: float) -> float | None:
-    """Return the seconds until the next attempt after so many; None: there is none.
+    """Return the seconds until the next attempt; None: there is none.
 
-    Exponential backoff; `chance`, from 0 to 1, takes up to half of it off, so that what failed
-    together is not tried again together.
+    Exponential backoff with jitter: `chance`, from 0 to 1, takes off up to half, so that alerts
+    that failed together are not retried together.
     """
-    if attempts >= MOST_ATTEMPTS:
+    if attempts >= MAX_ATTEMPTS:
         return None
-    longest_s: float = min(FIRST_PAUSE_S * 2 ** (attempts - 1), LONGEST_PAUSE_S)
+    longest_s: float = min(FIRST_PAUSE_S * 2 ** (attempts - 1), MAX_PAUSE_S)
     return longest_s * (1 - chance / 2)
 
 

@@ -1,4 +1,4 @@
-"""The alerts in the database: made once, claimed by one gateway at a time, sent or given up."""
+"""The table of alerts: inserted once, claimed by one gateway at a time, delivered or abandoned."""
 
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -8,29 +8,25 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, case, delete, func, select, update
 
 from app.database import Database, dialect_insert
-from app.database.schema import api_keys, budget_alerts, usage_by_owner, usage_daily
+from app.database.schema import api_keys, budget_alerts
 from app.usage.alerts.message import Alert
-from app.usage.records import kept
-from app.usage.spending import Period, Spent, Subject
+from app.usage.records import storable
+from app.usage.spending import BudgetSubject, Period, Spent
+from app.usage.statements import ACCOUNT_COLUMNS
 
 # How long one gateway has for one attempt before another may send the same.
 LEASE_MS = 60_000
 # Longer than the longest period: a row that is gone could be made again.
-KEPT_MS = 63 * 86_400_000
+RETENTION_MS = 63 * 86_400_000
 
 _KEY = tuple(budget_alerts.primary_key.columns)
-# Where the sums of each kind of account are, and how long its name may be there.
-_SUMS: Mapping[Subject, tuple[Any, int]] = {
-    "key": (usage_daily.c.key_id, 64),
-    "owner": (usage_by_owner.c.owner, 200),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A share of a budget that was reached; the fields before `used` say which, for good."""
+    """A reached share of a budget; the fields before `used` identify it."""
 
-    subject: Subject
+    subject: BudgetSubject
     name: str
     period: Period
     day: str
@@ -40,18 +36,20 @@ class Reached:
 
 
 class Outbox:
-    """Alerts as rows. Every method raises DatabaseUnavailable."""
+    """Inserts, claims and settles alerts. Every method raises DatabaseError."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def spent(self, subject: Subject, names: Collection[str], day: str) -> dict[str, Spent]:
-        """Return what accounts have spent on a day and in its month, as far as it is written."""
-        column, longest = _SUMS[subject]
+    async def spent(
+        self, subject: BudgetSubject, names: Collection[str], day: str
+    ) -> dict[str, Spent]:
+        """Return the written spending of accounts on a day and in its month."""
+        column, longest = ACCOUNT_COLUMNS[subject]
         table = column.table
         tokens = table.c.prompt_tokens + table.c.completion_tokens
         today = func.sum(case((table.c.day == day, tokens), else_=0))
-        written = {kept(name, longest): name for name in names}
+        written = {storable(name, longest): name for name in names}
         statement = (
             select(column, today, func.sum(tokens))
             .where(column.in_(list(written)), table.c.day.between(f"{day[:7]}-01", day))
@@ -62,11 +60,11 @@ class Outbox:
         return {written[name]: Spent(int(on_day), int(month)) for name, on_day, month in rows}
 
     async def add(self, reached: Iterable[Reached], now_ms: int) -> None:
-        """Make an alert of each share that has none yet."""
+        """Insert an alert for each share that has none yet."""
         rows = [
             {
                 "subject": one.subject,
-                "name": kept(one.name, 200),
+                "name": storable(one.name, 200),
                 "period": one.period,
                 "day": one.day,
                 "budget": one.budget,
@@ -79,7 +77,7 @@ class Outbox:
             }
             for one in reached
         ]
-        # In one order everywhere: gateways that add the same must not lock each other out.
+        # Always in the same order, so that two gateways cannot deadlock.
         rows.sort(key=lambda row: tuple(str(row[column.name]) for column in _KEY))
         if not rows:
             return
@@ -88,7 +86,7 @@ class Outbox:
             await connection.execute(statement.on_conflict_do_nothing(), rows)
 
     async def claim(self, now_ms: int, most: int) -> list[Alert]:
-        """Return alerts that are due, which no other gateway sends before their lease ends."""
+        """Claim alerts that are due; no other gateway sends them before the lease ends."""
         due = (
             select(*budget_alerts.c, api_keys.c.name.label("key_name"), api_keys.c.owner)
             .join(
@@ -115,21 +113,21 @@ class Outbox:
         return claimed
 
     async def settle(self, webhook_id: str, due_ms: int | None) -> None:
-        """Note when a claimed alert is due again; None: never, it was delivered or given up."""
+        """Set when a claimed alert is due again; None: never, it was delivered or abandoned."""
         async with self._database.write() as connection:
             await connection.execute(
                 update(budget_alerts).where(_is(webhook_id)).values(due_ms=due_ms)
             )
 
     async def release(self, webhook_ids: Sequence[str], now_ms: int) -> None:
-        """Have claimed alerts be due at once: this gateway does not send them."""
+        """Make claimed alerts due at once: this gateway does not send them."""
         async with self._database.write() as connection:
             claimed = budget_alerts.c.id.in_(list(webhook_ids))
             await connection.execute(update(budget_alerts).where(claimed).values(due_ms=now_ms))
 
     async def delete_old(self, now_ms: int) -> None:
-        """Delete alerts whose period is long over."""
-        old = budget_alerts.c.at_ms < now_ms - KEPT_MS
+        """Delete alerts of past periods."""
+        old = budget_alerts.c.at_ms < now_ms - RETENTION_MS
         async with self._database.write() as connection:
             await connection.execute(delete(budget_alerts).where(old))
 

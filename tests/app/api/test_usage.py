@@ -13,8 +13,7 @@ from app.api.usage import MAX_DAYS, MAX_ROWS, usage_router
 from app.auth import Owner
 from app.errors import Dialect, GatewayError, InvalidApiKey, PermissionDenied
 from app.settings import NO_LIMITS
-from app.usage.report import UsageRow, usage_report
-from app.usage.token_usage import Usage
+from app.usage import Usage, UsageRow, usage_report
 from tests.app.usage.records import Clock, Faulty, ledger_for, record
 
 
@@ -262,7 +261,19 @@ class TestFaults:
             assert answer.json()["error"]["code"] == "service_unavailable"
 
     async def test_more_rows_than_anybody_reads_are_refused(self, clock: Clock) -> None:
-        row = UsageRow("2026-11-21", "key-1", None, "m", 1, 0, 1, 0, 1, 0, 1)
+        row = UsageRow(
+            day="2026-11-21",
+            key_id="key-1",
+            key_name=None,
+            model="m",
+            requests=1,
+            estimated_requests=0,
+            prompt_tokens=1,
+            cached_tokens=0,
+            completion_tokens=1,
+            reasoning_tokens=0,
+            cost_nano=1,
+        )
 
         async def report(
             by: object, since: object, until: object, key: object, limit: int, owner: object

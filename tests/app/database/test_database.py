@@ -26,7 +26,7 @@ from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata
 from app.server.run import check_database
 from app.settings import ConfigError
-from app.usage.report import usage_report
+from app.usage import usage_report
 from tests.gateway import free_port, remote, settings_for
 from tests.services import PostgresServer
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.usage.ledger import UsageRecord
+from app.usage import UsageRecord
 from tests.app.raw import PATIENCE_S, Client, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY_ID, Gateway, remote, running, settings_for

@@ -14,7 +14,7 @@ from app.limits import Decision, Limiter, LimitRequest
 from app.relay.reservation import Reservation
 from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
-from app.usage.token_usage import Usage
+from app.usage import Usage
 from tests.app.raw import connected
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake

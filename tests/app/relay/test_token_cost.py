@@ -13,7 +13,7 @@ from app.relay.field_rules import FieldRules
 from app.relay.rewrite import COMPLETIONS_OUTPUT, Rewrite, rewrite_body
 from app.relay.token_cost import MAX_COUNT, estimate_cost
 from app.routing import Bounds
-from app.usage.token_usage import Usage
+from app.usage import Usage
 
 UNSTATED = 4096
 

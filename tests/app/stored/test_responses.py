@@ -115,14 +115,14 @@ async def test_what_cannot_be_an_id_is_found_nowhere(
 ) -> None:
     await stored.claim("a" * 128, ALICE, "demo", "demo-0")
     assert await stored.find(response_id, ALICE) is None
-    with pytest.raises(ValueError, match="not the id"):
+    with pytest.raises(ValueError, match="invalid response ID"):
         await stored.claim(response_id, ALICE, "demo", "demo-0")
 
 
 async def test_the_oldest_of_a_key_go_and_no_other_keys(
     stored: StoredResponses, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "MOST_PER_KEY", 3)
+    monkeypatch.setattr(responses, "MAX_PER_KEY", 3)
     await stored.claim("bobs", BOB, "demo", "demo-0")
     for number in range(6):
         await stored.claim(f"resp_{number}", ALICE, "demo", "demo-0")
@@ -137,7 +137,7 @@ async def test_gateways_that_drop_the_same_rows_do_not_lock_each_other_out(
 ) -> None:
     for number in range(20):
         await stored.claim(f"resp_{number}", ALICE, "demo", "demo-0")
-    monkeypatch.setattr(responses, "MOST_PER_KEY", 2)
+    monkeypatch.setattr(responses, "MAX_PER_KEY", 2)
     await asyncio.gather(
         *(
             one.claim(f"new_{n}_{id(one)}", ALICE, "m", "e")
@@ -152,22 +152,22 @@ async def test_gateways_that_drop_the_same_rows_do_not_lock_each_other_out(
 async def test_what_is_old_is_swept_a_few_at_a_time(
     stored: StoredResponses, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "SWEEP_CHUNK", 2)
-    monkeypatch.setattr(responses, "SWEEP_PAUSE_S", 0)
+    monkeypatch.setattr("app.database.retention.CHUNK", 2)
+    monkeypatch.setattr("app.database.retention.PAUSE_S", 0)
     for number in range(5):
         await stored.claim(f"old_{number}", ALICE, "demo", "demo-0")
     clock.now += 30 * DAY_S - 1
     await stored.claim("new", ALICE, "demo", "demo-0")
-    assert await stored.sweep() == 0
+    assert await stored.delete_old() == 0
     clock.now += 2
-    assert await stored.sweep() == 5
+    assert await stored.delete_old() == 5
     assert await rows(database) == ["new"]
 
 
 async def test_the_task_sweeps_until_it_is_cancelled_also_after_a_fault(
     stored: StoredResponses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "SWEEP_EVERY_S", 0)
+    monkeypatch.setattr(responses, "RETENTION_EVERY_S", 0)
     swept = 0
 
     async def sweep() -> int:
@@ -175,7 +175,7 @@ async def test_the_task_sweeps_until_it_is_cancelled_also_after_a_fault(
         swept += 1
         raise DatabaseUnavailable("the database does not answer: it is a test")
 
-    monkeypatch.setattr(stored, "sweep", sweep)
+    monkeypatch.setattr(stored, "delete_old", sweep)
     running = asyncio.create_task(stored.run())
     async with asyncio.timeout(20):
         while swept < 3:

@@ -11,7 +11,8 @@ from app.database import AsyncConnection, Database, DatabaseUnavailable
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
-from app.usage.ledger import Ledger, UsageRecord
+from app.usage.ledger import Ledger
+from app.usage.records import UsageRecord
 from app.usage.token_usage import Usage
 
 PRICES = {"demo": PriceSettings(prompt=2.0, cached=0.5, completion=8.0)}

@@ -99,7 +99,10 @@ def test_requests_go_on_while_the_disk_is_full(fake_url: str, tmp_path: Path) ->
         assert asked > 42
         until(lambda: written() == asked, 30)
         # SQLite's log may have had room for a batch or two, which then looked like the end of it.
-        began, ended = "usage waits in memory, 1", "usage is written again; 0 records were lost"
+        began, ended = (
+            "usage waits in memory, 1",
+            "usage ledger available again; 0 records were lost",
+        )
         until(lambda: deployment.said().count(began) == deployment.said().count(ended), 10)
         said = deployment.said()
         assert "database or disk is full" in said
@@ -138,7 +141,7 @@ async def test_a_postgresql_whose_disk_is_full(caplog: pytest.LogCaptureFixture)
         await asyncio.to_thread(server.remove)
     began, ended = caplog.messages
     assert "No space left on device" in began
-    assert ended == "usage is written again; 0 records were lost"
+    assert ended == "usage ledger available again; 0 records were lost"
 
 
 async def done(condition: Callable[[], object]) -> None:

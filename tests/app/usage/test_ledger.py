@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
 
+from app.database.retention import CHUNK
 from app.database.schema import usage_daily, usage_records
 from app.settings import PriceSettings
 from app.telemetry.metrics import Metrics
 from app.usage import ledger as ledger_module
-from app.usage.ledger import AT_ONCE, BATCH, RETENTION_CHUNK, Ledger, UsageRecord
-from app.usage.records import MAX_COST, MAX_TOKENS, DailySums, Price, Row, rows_of
+from app.usage.ledger import BATCH, GROUP, Ledger
+from app.usage.records import MAX_COST, MAX_TOKENS, DailySums, Price, Row, UsageRecord, rows_of
 from app.usage.token_usage import Usage
 from tests.app.usage.records import PRICES, Clock, Faulty, ledger_for, record, rows, totals
 
@@ -101,7 +102,10 @@ class TestWriting:
         ]
         assert (await totals(database))["requests"] == 7
 
-    @pytest.mark.parametrize("count", [2, 3, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE + 13])
+    @pytest.mark.parametrize(
+        "count",
+        [2, 3, GROUP - 1, GROUP, GROUP + 1, 2 * GROUP + 13],
+    )
     async def test_any_number_of_records_is_written_in_order(
         self, database: Faulty, count: int
     ) -> None:
@@ -220,7 +224,7 @@ class TestDatabaseDown:
                 "usage waits in memory, 100000 records at most: the database does not answer: "
                 "it is down",
             ),
-            (logging.WARNING, "usage is written again; 0 records were lost"),
+            (logging.WARNING, "usage ledger available again; 0 records were lost"),
         ]
         await ledger.close()
         assert running.cancelled()
@@ -238,8 +242,8 @@ class TestDatabaseDown:
         kept = {int(row.request_id) for row in await rows(database, usage_records)}
         assert kept == set(range(3 * BATCH))
         assert [each.message for each in caplog.records] == [
-            "usage records are being lost",
-            "usage is written again; 50 records were lost",
+            "usage ledger is full: new records are dropped",
+            "usage ledger available again; 50 records were lost",
         ]
 
     async def test_what_cannot_be_written_at_the_end_is_counted_and_told(
@@ -295,9 +299,9 @@ class TestRefused:
         assert (await totals(picky))["requests"] == 249
         assert POISON not in {row.model for row in await rows(picky, usage_daily)}
         first, second = caplog.messages
-        assert first.startswith("1 usage records cannot be written: ")
+        assert first.startswith("1 usage records dropped: ")
         assert "picky" in first
-        assert second == "usage is written again; 1 records were lost"
+        assert second == "usage ledger available again; 1 records were lost"
 
     async def test_a_commit_that_nobody_heard_of_is_not_done_twice(self, picky: Faulty) -> None:
         metrics = Metrics()
@@ -310,7 +314,7 @@ class TestRefused:
     async def test_a_batch_of_nothing_else_keeps_no_other_out(
         self, picky: Faulty, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ledger_module, "MOST_TRIES", 20)
+        monkeypatch.setattr(ledger_module, "MAX_TRIES", 20)
         metrics = Metrics()
         ledger = ledger_for(picky, metrics)
         await flushed(ledger, *[record(model=POISON)] * BATCH, record())
@@ -364,7 +368,7 @@ async def test_a_full_disk_is_an_outage_like_any_other(
 class TestRetention:
     async def test_old_records_go_and_their_sums_stay(self, database: Faulty) -> None:
         clock = Clock()
-        old, kept = RETENTION_CHUNK + 3, 5
+        old, kept = CHUNK + 3, 5
         ledger = ledger_for(database, clock=clock)
         for _ in range(old):
             ledger.add(record())
@@ -383,11 +387,11 @@ class TestRetention:
     async def test_gateways_may_delete_at_the_same_time(self, database: Faulty) -> None:
         clock = Clock()
         ledgers = [ledger_for(database, clock=clock) for _ in range(3)]
-        await flushed(ledgers[0], *[record()] * (3 * RETENTION_CHUNK))
+        await flushed(ledgers[0], *[record()] * (3 * CHUNK))
         clock.now += 91 * DAY_S
         gone = await asyncio.gather(*(ledger.delete_old() for ledger in ledgers))
         assert await rows(database, usage_records) == []
-        assert sum(gone) == 3 * RETENTION_CHUNK
+        assert sum(gone) == 3 * CHUNK
 
     async def test_it_runs_by_itself_and_a_database_that_is_down_does_not_end_it(
         self, database: Faulty, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.errors import QuotaUsedUp
-from app.usage.spending import Reading, Spending, Spent, refusal
+from app.usage.spending import DatabaseSums, Spending, Spent, refusal
 
 DAYS = ["2026-11-29", "2026-11-30", "2026-12-01", "2026-12-02"]
 TOKENS = st.integers(0, 100)
@@ -113,7 +113,7 @@ class OneKey(RuleBasedStateMachine):
                     days[of] = days.get(of, 0) + tokens
         # Only what was written long ago is deleted, and that was heard of.
         batch = self.saw.batch if told or self.saw.batch > known else known
-        self.spending.read(Reading(days, batch))
+        self.spending.read(DatabaseSums(days, batch))
         self.seen_others = self.saw.others
         self.begun = self.saw = None
 
@@ -228,7 +228,7 @@ def test_a_read_from_before_midnight_may_hold_what_came_after_it() -> None:
     spending = Spending()
     spending.record(1, "2026-11-30", 5)
     spending.record(2, "2026-12-01", 7)
-    spending.read(Reading({"2026-11-00": 100, "2026-11-30": 5, "2026-12-01": 7}, 2))
+    spending.read(DatabaseSums({"2026-11-00": 100, "2026-11-30": 5, "2026-12-01": 7}, 2))
     assert spending.spent("2026-11-30") == Spent(5, 105)
     assert spending.spent("2026-12-01") == Spent(7, 7)
 
@@ -238,5 +238,5 @@ def test_records_of_no_tokens_in_several_batches_end_with_their_reading() -> Non
     spending = Spending()
     for batch, tokens in enumerate([5, 0, 0]):
         spending.record(batch, "2026-11-30", tokens)
-    spending.read(Reading({"2026-11-30": 5}, 2))
+    spending.read(DatabaseSums({"2026-11-30": 5}, 2))
     assert spending.spent("2026-11-30") == Spent(5, 5)

@@ -20,7 +20,7 @@ from app.telemetry.logs.access import (
     text_line,
 )
 from app.telemetry.request_record import RequestRecord
-from app.usage.token_usage import Usage
+from app.usage import Usage
 
 # What ends a line, steers a terminal or turns the direction of writing.
 STEERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

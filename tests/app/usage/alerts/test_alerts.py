@@ -17,8 +17,8 @@ from app.settings import NO_LIMITS, AlertsSettings
 from app.telemetry.metrics import Metrics
 from app.usage.alerts import Alerts
 from app.usage.alerts.alerts import MAX_WAITING
-from app.usage.alerts.outbox import KEPT_MS, LEASE_MS
-from app.usage.budgets import Account, Budgets
+from app.usage.alerts.outbox import LEASE_MS, RETENTION_MS
+from app.usage.budgets import BudgetAccount, Budgets
 from app.usage.token_usage import Usage
 from tests.app.usage.alerts.receiver import SECRET, Receiver
 from tests.app.usage.records import Clock, Faulty, ledger_for, record, rows
@@ -44,7 +44,7 @@ class Gateway:
             lambda: self.ledger.written,
             clock=clock,
             chance=lambda: 0.0,
-            look_s=0.01,
+            check_s=0.01,
             poll_s=0.02,
             attempt_s=0.5,
         )
@@ -392,7 +392,7 @@ async def test_no_more_accounts_wait_than_may(
 ) -> None:
     alerts = Gateway(database, receiver, clock).alerts
     for number in range(MAX_WAITING + 10):
-        account = Account("key", str(number))
+        account = BudgetAccount("key", str(number))
         account.daily = 1
         alerts.spent(account, 1, "2026-11-22")
         alerts.refused(account, "day", "2026-11-22")
@@ -406,7 +406,7 @@ async def test_alerts_of_periods_long_over_are_deleted(
         await gateway.spend(900)
         await receiver.until(1)
         await settled(database, 1)
-    clock.now += KEPT_MS / 1000 + 1
+    clock.now += RETENTION_MS / 1000 + 1
     async with running(database, receiver, clock):
         await settled(database, 0)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from app.usage.alerts.message import (
     FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    MOST_ATTEMPTS,
+    MAX_ATTEMPTS,
+    MAX_PAUSE_S,
     Alert,
     body_of,
     end_of,
@@ -19,10 +19,30 @@ from app.usage.alerts.message import (
 )
 
 OWNER = Alert(
-    "msg_1", "owner", "research", "month", "2026-12-01", 1000, 800, 812, 1_797_000_000_000, 1
+    id="msg_1",
+    subject="owner",
+    name="research",
+    period="month",
+    day="2026-12-01",
+    budget=1000,
+    permille=800,
+    used=812,
+    at_ms=1_797_000_000_000,
+    attempts=1,
 )
 KEY = Alert(
-    "msg_2", "key", "k1", "day", "2026-11-22", 50, 0, 48, 1_795_000_000_000, 3, "alice", "ops"
+    id="msg_2",
+    subject="key",
+    name="k1",
+    period="day",
+    day="2026-11-22",
+    budget=50,
+    permille=0,
+    used=48,
+    at_ms=1_795_000_000_000,
+    attempts=3,
+    key_name="alice",
+    owner="ops",
 )
 
 
@@ -84,17 +104,17 @@ def test_a_month_ends_with_the_next_ones_first(day: str, end: str) -> None:
     assert end_of("month", day).date().isoformat() == end
 
 
-@given(st.integers(1, MOST_ATTEMPTS - 1), st.floats(0, 1))
+@given(st.integers(1, MAX_ATTEMPTS - 1), st.floats(0, 1))
 def test_pauses_grow_to_a_bound_and_differ(attempts: int, chance: float) -> None:
     longest = pause_s(attempts, 0.0)
     pause = pause_s(attempts, chance)
     assert longest is not None
     assert pause is not None
-    assert longest / 2 <= pause <= longest <= LONGEST_PAUSE_S
-    assert longest == min(FIRST_PAUSE_S * 2 ** (attempts - 1), LONGEST_PAUSE_S)
+    assert longest / 2 <= pause <= longest <= MAX_PAUSE_S
+    assert longest == min(FIRST_PAUSE_S * 2 ** (attempts - 1), MAX_PAUSE_S)
 
 
 def test_there_is_a_last_attempt() -> None:
-    assert pause_s(MOST_ATTEMPTS, 0.0) is None
-    total = sum(pause_s(number, 0.0) or 0 for number in range(1, MOST_ATTEMPTS))
+    assert pause_s(MAX_ATTEMPTS, 0.0) is None
+    total = sum(pause_s(number, 0.0) or 0 for number in range(1, MAX_ATTEMPTS))
     assert 10 * 3600 < total < 13 * 3600

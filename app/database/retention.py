@@ -1,0 +1,34 @@
+"""Deletes old rows in small transactions, between which other writers get their turn."""
+
+import asyncio
+from typing import Any
+
+from sqlalchemy import Column, delete, select
+
+from app.database.database import Database
+
+# Rows per transaction, and the pause between two transactions.
+CHUNK = 500
+PAUSE_S = 0.05
+
+
+async def delete_before(
+    database: Database, row_id: "Column[Any]", time: "Column[Any]", before_ms: int
+) -> int:
+    """Delete the rows older than a time; return their number. Raises DatabaseError."""
+    old = (
+        select(row_id)
+        .where(time < before_ms)
+        .order_by(time)
+        .limit(CHUNK)
+        # Gateways that delete at the same time take different rows; SQLite has one writer.
+        .with_for_update(skip_locked=True)
+    )
+    deleted = 0
+    while True:
+        async with database.write() as connection:
+            done = await connection.execute(delete(row_id.table).where(row_id.in_(old)))
+        deleted += done.rowcount
+        if done.rowcount < CHUNK:
+            return deleted
+        await asyncio.sleep(PAUSE_S)

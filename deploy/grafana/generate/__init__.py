@@ -1,4 +1,4 @@
-"""The dashboards as code: `make dashboards` writes them to deploy/grafana/dashboards/."""
+"""The dashboards as code; `make dashboards` writes them to deploy/grafana/dashboards/."""
 
 from pathlib import Path
 

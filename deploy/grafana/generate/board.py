@@ -1,4 +1,4 @@
-"""A dashboard: its variables, its rows of panels, its links to the others."""
+"""A dashboard: its variables, rows of panels and links to the other dashboards."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,7 @@ def source(name: str, label: str) -> Builder[VariableModel]:
 
 
 def choice(name: str, label: str, about: str, query: str) -> Builder[VariableModel]:
-    """Return a variable of which several values, or all, can be chosen.
+    """Return a variable with several or all values selectable.
 
     `query` is `label_values(...)` for Prometheus, or SQL with columns __text and __value.
     """
@@ -53,7 +53,7 @@ def board(
     since: str = "now-1h",
     refresh: str = "30s",
 ) -> Dashboard:
-    """Return a dashboard; `rows` are panels by the heading above them."""
+    """Return a dashboard; `rows` are panels by heading."""
     made = dashboard.Dashboard(title).uid(uid).description(about).tags([TAG]).editable()
     made.time(since, "now").refresh(refresh).tooltip(DashboardCursorSync.CROSSHAIR)
     made.timezone("browser")

@@ -1,4 +1,4 @@
-"""The kinds of panel that the dashboards are made of, all in one style."""
+"""The kinds of panels of the dashboards, all in one style."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -7,7 +7,6 @@ from grafana_foundation_sdk.builders import (
     barchart,
     common,
     dashboard,
-    heatmap,
     statetimeline,
     timeseries,
 )
@@ -34,23 +33,20 @@ from grafana_foundation_sdk.models.dashboard import (
     ValueMap,
     ValueMappingResult,
 )
-from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 
 from deploy.grafana.generate.queries import LEDGER_SOURCE, PROMETHEUS_SOURCE, Query, Sql
 
 # Columns of the grid's 24.
 SMALL, THIRD, HALF, WIDE = 4, 8, 12, 24
 
-# By regular expression of a legend; what matches none takes the palette's colours.
+# By regular expression of a legend; others get the palette's colors.
 PERCENTILES = {"^p50": "green", "^p95": "orange", "^p99": "red"}
 STATUSES = {"^2": "green", "^4": "orange", "^499": "blue", "^429": "yellow", "^5": "red"}
-LOST = {".*": "red"}
 
 Steps = Sequence[tuple[float, str]]
 P = TypeVar(
     "P",
     barchart.Panel,
-    heatmap.Panel,
     statetimeline.Panel,
     stats.Panel,
     tables.Panel,
@@ -69,7 +65,7 @@ def graph(
     most: float | None = None,
     steps: Steps = (),
 ) -> timeseries.Panel:
-    """Return lines over time. `most`: the axis' end; `steps`: values from which it is bad."""
+    """Return lines over time. `most`: end of the axis; `steps`: thresholds and their colors."""
     panel = _placed(timeseries.Panel(), title, about, queries, width, 8).unit(unit).min(0)
     panel.line_width(1).fill_opacity(30 if stacked else 8).show_points(VisibilityMode.NEVER)
     panel.legend(
@@ -105,13 +101,12 @@ def stat(
     width: int = SMALL,
     steps: Steps = (),
     good: str = "green",
-    names: bool = False,
 ) -> stats.Panel:
-    """Return one number with its course behind it; a number for each series with `names`."""
+    """Return the latest value with its history in the background."""
     panel = _placed(stats.Panel(), title, about, [query], width, 4).unit(unit)
     panel.thresholds(_thresholds(steps, good)).color_mode(BigValueColorMode.VALUE)
-    panel.graph_mode(BigValueGraphMode.NONE if names else BigValueGraphMode.AREA)
-    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(names))
+    panel.graph_mode(BigValueGraphMode.AREA)
+    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
     return panel
 
 
@@ -142,7 +137,7 @@ def table(
 def states(
     title: str, about: str, query: Query, shown: Mapping[int, tuple[str, str]], width: int = WIDE
 ) -> statetimeline.Panel:
-    """Return a band for each series; `shown` is text and colour of each of its values."""
+    """Return a band for each series; `shown` has text and color of each value."""
     panel = _placed(statetimeline.Panel(), title, about, [query], width, 8).unit("none")
     texts = {
         str(value): ValueMappingResult(text=text, color=color, index=value)
@@ -166,7 +161,7 @@ def bars(
     across: bool = False,
     transformations: Sequence[DataTransformerConfig] = (),
 ) -> barchart.Panel:
-    """Return a bar for each row, with the column `x` below it; `across`: bars that lie."""
+    """Return a bar for each row, labelled with column `x`; `across`: horizontal bars."""
     panel = _placed(barchart.Panel(), title, about, [query], width, 8).unit(unit).x_field(x)
     panel.stacking(StackingMode.NORMAL if stacked else StackingMode.NONE).min(0)
     panel.orientation(VizOrientation.HORIZONTAL if across else VizOrientation.VERTICAL)
@@ -175,15 +170,8 @@ def bars(
     return panel.legend(legend.placement(LegendPlacement.BOTTOM).show_legend(True))
 
 
-def buckets(title: str, about: str, unit: str, query: Query, width: int = THIRD) -> heatmap.Panel:
-    """Return the buckets of a histogram over time."""
-    panel = _placed(heatmap.Panel(), title, about, [query], width, 8).unit(unit)
-    colors = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges")
-    return panel.calculate(False).color(colors).y_axis(heatmap.YAxisConfig().unit(unit))
-
-
 def transformation(name: str, **options: object) -> DataTransformerConfig:
-    """Return what Grafana does to rows before it shows them."""
+    """Return a transformation that Grafana applies to rows before it shows them."""
     return DataTransformerConfig(id_val=name, options=options)
 
 

@@ -1,4 +1,4 @@
-"""What panels ask: PromQL about the chosen gateways and models, SQL about the ledger."""
+"""Queries of panels: PromQL for the selected gateways and models, SQL for the ledger."""
 
 import json
 from dataclasses import dataclass
@@ -13,10 +13,9 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, DataSourceRef
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 POSTGRES = "grafana-postgresql-datasource"
-# Variables of a dashboard, so that it can be imported where the data sources have other names.
+# Dashboard variables, so that it can be imported where the data sources have other names.
 PROMETHEUS_SOURCE = DataSourceRef(type_val="prometheus", uid="${prometheus}")
 LEDGER_SOURCE = DataSourceRef(type_val=POSTGRES, uid="${ledger}")
-
 
 OF_INSTANCE = 'instance=~"$instance"'
 OF_MODEL = 'model=~"$model"'
@@ -24,9 +23,9 @@ OF_ENGINE = 'gateway_engine=~"$engine"'
 
 
 def series(name: str, *matchers: str) -> str:
-    """Return a selector of the chosen gateways' series; `matchers` are in PromQL."""
-    chosen = ", ".join((OF_INSTANCE, *matchers))
-    return f"{name}{{{chosen}}}"
+    """Return a selector of series of the selected gateways; `matchers` are PromQL."""
+    selector = ", ".join((OF_INSTANCE, *matchers))
+    return f"{name}{{{selector}}}"
 
 
 def total(selector: str, *by: str) -> str:
@@ -35,8 +34,13 @@ def total(selector: str, *by: str) -> str:
 
 
 def rate(selector: str, *by: str) -> str:
-    """Return what counters grow by in a second, summed by labels."""
+    """Return the increase per second of counters, summed by labels."""
     return total(f"rate({selector}[$__rate_interval])", *by)
+
+
+def increase(selector: str, window: str) -> str:
+    """Return the increase of counters in a window."""
+    return f"increase({selector}[{window}])"
 
 
 def quantile(share: float, name: str, *matchers: str, by: tuple[str, ...] = ()) -> str:
@@ -84,7 +88,7 @@ class SqlQuery(Dataquery):
 
 
 def sql_variant() -> DataqueryConfig:
-    """Return how the SDK reads such queries."""
+    """Return the SDK's configuration for reading such queries."""
     return DataqueryConfig(POSTGRES, SqlQuery.from_json)
 
 
@@ -108,5 +112,5 @@ Query = prometheus.Dataquery | Sql
 
 
 def written(board: Dashboard) -> str:
-    """Return a dashboard as its file has it."""
+    """Return the text of a dashboard's file."""
     return json.dumps(board, cls=JSONEncoder, indent=2, sort_keys=True) + "\n"

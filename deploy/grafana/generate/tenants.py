@@ -1,16 +1,16 @@
-"""Tenants: who uses what, from the ledger. Keys are never labels of a metric.
+"""Tenants: usage by key, from the ledger, since keys are never labels of a metric.
 
-Within the ledger's retention (`usage.retention_days`) each request has a row; the sums by day,
-which the panels of the last row read, are kept for good.
+Single requests are kept for `usage.retention_days`; the daily sums, which the last row shows, are
+kept forever.
 """
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.generate.board import Panels, board, choice, source
-from deploy.grafana.generate.panels import HALF, WIDE, bars, graph, stat, table, transformation
+from deploy.grafana.generate.panels import THIRD, WIDE, bars, graph, stat, table, transformation
 from deploy.grafana.generate.queries import Sql
 
-# at_ms is compared as it is kept, so that its index is used.
+# at_ms is compared without conversion, so that its index is used.
 REQUESTS = """
     FROM usage_records u LEFT JOIN api_keys k ON k.id = u.key_id
     WHERE u.at_ms BETWEEN $__unixEpochNanoFrom() / 1000000 AND $__unixEpochNanoTo() / 1000000
@@ -38,7 +38,7 @@ USED = """
 
 
 def tenants() -> Dashboard:
-    """Return the dashboard of those who pay."""
+    """Return the dashboard of usage, cost and budgets."""
     return board(
         "vllm-gateway-tenants",
         "vLLM gateway: tenants",
@@ -48,24 +48,18 @@ def tenants() -> Dashboard:
             choice(
                 "key",
                 "Key",
-                "By its name, or its id where the key is in the configuration.",
+                "Its name, or its ID if the key is in the configuration.",
                 f"SELECT DISTINCT {NAME} AS __text, u.key_id AS __value "
                 "FROM usage_daily u LEFT JOIN api_keys k ON k.id = u.key_id ORDER BY 1",
             ),
             choice(
                 "model",
                 "Model",
-                "By its own name, whatever alias was asked for.",
+                "Its own name, not the alias that the client sent.",
                 "SELECT DISTINCT model AS __text, model AS __value FROM usage_daily ORDER BY 1",
             ),
         ],
-        {
-            "At a glance": _glance(),
-            "Over time": _over_time(),
-            "Who": _who(),
-            "Budgets": _budgets(),
-            "By day, UTC": _by_day(),
-        },
+        {"Usage": _usage(), "Budgets": _budgets(), "By day (UTC)": _by_day()},
         since="now-24h",
         refresh="1m",
     )
@@ -80,120 +74,65 @@ def _by_key_over_time(value: str) -> Sql:
     return Sql(f"SELECT {columns}{REQUESTS}GROUP BY 1, 2 ORDER BY 1", table=False)
 
 
-def _glance() -> Panels:
+def _usage() -> Panels:
+    columns = f"""{NAME} AS "Key", max(k.owner) AS "Owner", count(*) AS "Requests",
+    {TOKENS} AS "Tokens", sum(u.completion_tokens) AS "Generated", {COST} AS "Cost",
+    {FAILED} AS "Failed", count(*) FILTER (WHERE u.outcome = 'disconnected') AS "Disconnected",
+    count(*) FILTER (WHERE u.estimated) AS "Estimated" """
     return [
         stat(
             "Tokens",
-            "Of prompts and answers, in the time range.",
+            "Prompt and completion tokens in the time range.",
             "short",
             _rows(f"{TOKENS} AS tokens"),
-        ),
-        stat(
-            "Requests",
-            "Requests that reached an engine, in the time range.",
-            "short",
-            _rows("count(*) AS requests"),
+            width=THIRD,
         ),
         stat(
             "Cost",
-            "By models[].price, in the currency that those prices are in.",
+            "By models[].price, in the currency of those prices.",
             "short",
             _rows(f"{COST} AS cost"),
+            width=THIRD,
         ),
         stat(
-            "Keys", "With a request in the time range.", "short", _rows("count(DISTINCT u.key_id)")
-        ),
-        stat(
-            "Failed",
-            "Share of the requests that reached an engine and ended in a 5xx.",
+            "Error rate",
+            "Share of requests that reached an engine and ended with a 5xx.",
             "percentunit",
             _rows(f"{FAILED}::float / nullif(count(*), 0) AS failed"),
+            width=THIRD,
             steps=[(0.005, "orange"), (0.05, "red")],
         ),
-        stat(
-            "Prompt from cache",
-            "Share of prompt tokens that an engine found in its prefix cache.",
-            "percentunit",
-            _rows("sum(u.cached_tokens)::float / nullif(sum(u.prompt_tokens), 0) AS cached"),
-        ),
-    ]
-
-
-def _over_time() -> Panels:
-    return [
         graph(
             "Tokens by key",
-            "Of prompts and answers that ended in each interval.",
+            "Prompt and completion tokens of each interval.",
             "short",
             _by_key_over_time(TOKENS),
             stacked=True,
         ),
         graph(
-            "Requests by key",
-            "That reached an engine and ended in each interval.",
-            "short",
-            _by_key_over_time("count(*)"),
-            stacked=True,
-        ),
-        graph(
-            "Failures by key",
-            "Requests that ended in a 5xx in each interval.",
+            "Errors by key",
+            "Requests with a 5xx in each interval. One key alone: look at its requests.",
             "short",
             _by_key_over_time(FAILED),
         ),
-        graph(
-            "Cost by key",
-            "In each interval, in the currency of models[].price.",
-            "short",
-            _by_key_over_time(COST),
-            stacked=True,
-        ),
-        graph(
-            "First token by key",
-            "p95 of streams, in milliseconds as the ledger keeps them.",
-            "ms",
-            _by_key_over_time("percentile_cont(0.95) WITHIN GROUP (ORDER BY u.ttft_ms)"),
-        ),
-        graph(
-            "Waited by key",
-            "p95 of the time that requests waited for an engine, of those that had to.",
-            "ms",
-            _by_key_over_time("percentile_cont(0.95) WITHIN GROUP (ORDER BY u.queue_ms)"),
-        ),
-    ]
-
-
-def _who() -> Panels:
-    columns = f"""{NAME} AS "Key", max(k.owner) AS "Owner", count(*) AS "Requests",
-    {TOKENS} AS "Tokens", sum(u.completion_tokens) AS "Generated", {COST} AS "Cost",
-    {FAILED} AS "Failed", count(*) FILTER (WHERE u.outcome = 'disconnected') AS "Left",
-    count(*) FILTER (WHERE u.estimated) AS "Estimated" """
-    return [
-        table(
-            "Use by key",
-            "In the time range. Left: the client hung up. Estimated: tokens were not told by the "
-            "engine, and counted by the gateway.",
-            _rows(columns, "GROUP BY 1 ORDER BY 4 DESC LIMIT 50"),
-            units={"Tokens": "short", "Generated": "short", "Requests": "short"},
-            width=WIDE,
-        ),
         bars(
-            "Top models",
-            "Tokens of prompts and answers in the time range.",
+            "Tokens by model",
+            "The ten models with the most tokens in the time range.",
             "short",
             _rows(
                 f'u.model AS "Model", {TOKENS} AS "Tokens"', "GROUP BY 1 ORDER BY 2 DESC LIMIT 10"
             ),
             x="Model",
             across=True,
+            width=THIRD,
         ),
-        bars(
-            "How requests ended",
-            "Completed, refused by the engine, failed, or disconnected: the client left.",
-            "short",
-            _rows('u.outcome AS "Outcome", count(*) AS "Requests"', "GROUP BY 1 ORDER BY 2 DESC"),
-            x="Outcome",
-            across=True,
+        table(
+            "Usage by key",
+            "In the time range. Estimated: the engine reported no usage, so the gateway estimated "
+            "the tokens.",
+            _rows(columns, "GROUP BY 1 ORDER BY 4 DESC LIMIT 50"),
+            units={"Tokens": "short", "Generated": "short", "Requests": "short"},
+            width=WIDE,
         ),
     ]
 
@@ -213,8 +152,8 @@ def _budgets() -> Panels:
     return [
         table(
             "Budgets",
-            "Keys with a budget, now: what is used of the day's and the month's tokens (UTC), "
-            "whatever the time range. At 1 requests get a 429.",
+            "Current use of daily and monthly tokens (UTC), whatever the time range. At 1 requests "
+            "get 429: raise the budget or tell the owner.",
             Sql(query, table=True),
             units={"Day's share": "percentunit", "Month's share": "percentunit"},
             bars=["Day's share", "Month's share"],
@@ -230,23 +169,12 @@ def _by_day() -> Panels:
     return [
         bars(
             "Tokens by day",
-            "Of prompts and answers, by key, from the sums that are kept for good.",
+            "By key, from the daily sums, which are kept forever.",
             "short",
             Sql(f"SELECT {columns}{DAYS}GROUP BY 1, 2 ORDER BY 1", table=True),
             x="Day\\metric",
+            width=WIDE,
             stacked=True,
             transformations=[matrix],
-        ),
-        table(
-            "Days",
-            "Sums of the keys and models that are chosen.",
-            Sql(
-                'SELECT u.day AS "Day", sum(u.requests) AS "Requests", '
-                f'{TOKENS} AS "Tokens", sum(u.cached_tokens) AS "Cached", {COST} AS "Cost"'
-                f"{DAYS}GROUP BY 1 ORDER BY 1 DESC",
-                table=True,
-            ),
-            units={"Requests": "short", "Tokens": "short", "Cached": "short"},
-            width=HALF,
         ),
     ]

@@ -1,8 +1,8 @@
-"""What a dashboard breaks of Grafana's own schema, as grafana-foundation-sdk has it.
+"""Checks dashboards against Grafana's schema, as grafana-foundation-sdk has it.
 
-The SDK is generated from the schema and reads leniently: it drops members that it does not know
-and takes a value of any type. So what is lost on the way through it is a fault, and so is a value
-that its type hints do not allow.
+The SDK is generated from the schema, but it parses leniently: it drops unknown members and accepts
+values of any type. So a member that is lost in a round trip is a fault, and so is a value that the
+SDK's type hints do not allow.
 """
 
 import enum
@@ -25,7 +25,7 @@ from deploy.grafana.generate.queries import sql_variant
 
 
 def faults(data: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a dashboard, empty for a valid one."""
+    """Return the faults of a dashboard; none for a valid one."""
     register_default_plugins()
     register_dataquery_variant(sql_variant())
     try:
@@ -37,7 +37,7 @@ def faults(data: dict[str, Any]) -> list[str]:
 
 
 def _lost(given: Any, kept: Any, where: str) -> Iterator[str]:
-    """Tell what the schema has no place for."""
+    """Return members that the schema does not have."""
     if isinstance(given, dict) and isinstance(kept, dict):
         for name in given:
             if name not in kept:
@@ -52,7 +52,7 @@ def _lost(given: Any, kept: Any, where: str) -> Iterator[str]:
 
 
 def _wrong(value: Any, hint: Any, where: str) -> Iterator[str]:
-    """Tell which values are not of their type."""
+    """Return values that do not have their type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         tried = [list(_wrong(value, one, where)) for one in arguments]
@@ -78,7 +78,7 @@ def _wrong(value: Any, hint: Any, where: str) -> Iterator[str]:
         allowed = (int, float) if hint is float else hint
         if not isinstance(value, allowed) or (isinstance(value, bool) and hint in (int, float)):
             yield f"{where} is {value!r}, not a {hint.__name__}"
-    elif isinstance(value, dict) and hasattr(hint, "from_json"):  # which the SDK left as it was
+    elif isinstance(value, dict) and hasattr(hint, "from_json"):  # which the SDK did not parse
         read = hint.from_json(value)
         yield from _lost(value, json.loads(json.dumps(read, cls=JSONEncoder)), where)
         yield from _members(read, where)
@@ -90,7 +90,7 @@ def _wrong(value: Any, hint: Any, where: str) -> Iterator[str]:
 
 def _members(value: Any, where: str) -> Iterator[str]:
     if isinstance(value, UnknownDataquery):
-        yield f"{where} is a query for a data source that is not known"
+        yield f"{where} is a query for an unknown data source"
     if isinstance(value, Panel) and panelcfg_config(value.type_val) is None:
         yield f"{where} is a panel of the unknown type {value.type_val!r}"
     for name, hint in typing.get_type_hints(type(value)).items():

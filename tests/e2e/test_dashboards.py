@@ -1,7 +1,7 @@
-"""Every panel and every rule, on a real Prometheus that watched a gateway under load.
+"""Every panel and every rule on a real Prometheus that scraped a gateway under load.
 
-Real vLLM behind it, and what real vLLM cannot be made to do: an engine that dies every few seconds,
-one that loads in a second, replicas that close connections. Real Redis, real PostgreSQL.
+The gateway has a real vLLM engine, Redis and PostgreSQL, and fake engines for what vLLM does not do
+on demand: die every few seconds, load in a second, close connections.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from tests.fleet.fleet import ADMIN_KEY, fake_engine
 from tests.gateway import free_port, remote
 from tests.services import PostgresServer, PrometheusServer, RedisServer
 
-# At least so long, and until each kind of answer was seen, but not longer.
+# The load lasts at least LOAD_S and until every status was seen, at most LONGEST_S.
 LOAD_S, LONGEST_S = 30.0, 150.0
 SHORT = [{"role": "user", "content": "Hello!"}]
 STATUSES = {200, 401, 404, 429, 500, 502}
 RULES = ROOT / "deploy" / "prometheus"
-# What vLLM tells of its weights it tells on a GPU.
+# vLLM reports the size of its weights on a GPU only.
 NOT_ON_CPU = "gateway_engine_weights_gib"
-# So few at a time that others wait in the gateway.
+# So few that other requests wait in the gateway's queue.
 AT_ONCE = 3
 
 
@@ -54,7 +54,7 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
             "run_dir": str(directory / "run"),
             "parallel_starts": 4,
         },
-        # Nobody listens there.
+        # A port without a listener.
         "traces": {"endpoint": f"http://127.0.0.1:{free_port()}"},
         "models": [
             {
@@ -86,7 +86,7 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _gateway(directory: Path, fake: str, **secrets: str) -> Iterator[Deployment]:
-    """Run the gateway; it is listening when the body begins."""
+    """Run the gateway for the duration of the block."""
     port = free_port()
     file = directory / "gateway.yaml"
     file.write_text(yaml.safe_dump(_configuration(directory, port, fake)))
@@ -125,7 +125,7 @@ def _serves(deployment: Deployment) -> bool:
 
 
 class Load:
-    """Clients of every kind, each asking again and again."""
+    """Clients of every kind, each sending one request after the other."""
 
     def __init__(self, deployment: Deployment, keys: dict[str, str]) -> None:
         self._url = deployment.url
@@ -133,14 +133,14 @@ class Load:
         self.statuses: dict[int, int] = {}
 
     async def run(self, seconds: float) -> None:
-        """Ask for so long at least; return when every answer is in."""
+        """Send requests for `seconds` at least; return when every response has arrived."""
         self._began = time.monotonic()
         self._seconds = seconds
         team, pauper, slow = (self._keys[name] for name in ("team", "pauper", "slow"))
         clients = [
             *(self._ask(team, "demo", stream=True, max_tokens=40) for _ in range(4)),
             *(self._ask(KEY, "gpt-4o-mini", max_tokens=8, pause=0.1) for _ in range(2)),
-            # Small ones, so that little of the budget is left when one is refused.
+            # Small requests, so that little of the budget is left when one is refused.
             self._ask(pauper, "demo", messages=SHORT, max_tokens=2, pause=0.1),
             self._ask(slow, "demo", max_tokens=4, pause=0.3),
             self._ask("sk-nobody-0123456789abcdef", "demo", pause=0.5),
@@ -151,9 +151,9 @@ class Load:
             self._ask(team, "shaky", fake="status:500", pause=0.5),
             self._ask(team, "gone", max_tokens=4, pause=0.5),
             self._ask(team, "brittle", pause=0.5),
-            # Longer than it takes the model to be unloaded again.
+            # Longer than the model takes to be unloaded.
             self._ask(team, "cold", pause=2.5),
-            self._leave(team),
+            self._disconnect(team),
         ]
         async with httpx.AsyncClient(base_url=self._url, timeout=60) as self._client:
             await asyncio.gather(*clients)
@@ -171,8 +171,8 @@ class Load:
             self.statuses[answer.status_code] = self.statuses.get(answer.status_code, 0) + 1
             await asyncio.sleep(pause)
 
-    async def _leave(self, key: str) -> None:
-        """Hang up after the first piece of a stream."""
+    async def _disconnect(self, key: str) -> None:
+        """Disconnect after the first chunk of a stream."""
         for number in count():
             if self._over():
                 return
@@ -185,7 +185,7 @@ class Load:
     async def _send(
         self, key: str | None, model: str, number: int, **fields: Any
     ) -> AsyncIterator[httpx.Response]:
-        # A part that is the same each time, for the prefix cache, and one that is not.
+        # A constant part for the prefix cache, and a part that varies.
         system = "You are a helpful assistant. " * 8
         messages = [
             {"role": "system", "content": system},
@@ -202,7 +202,7 @@ class Load:
 
 
 def _keys(deployment: Deployment) -> dict[str, str]:
-    """Make keys with and without room, and return them by name."""
+    """Create keys with large and small limits; return them by name."""
     wanted: dict[str, dict[str, Any]] = {
         "team": {"daily_tokens": 100_000_000, "monthly_tokens": 1_000_000_000},
         "pauper": {"daily_tokens": 400},
@@ -221,7 +221,7 @@ def _keys(deployment: Deployment) -> dict[str, str]:
 
 
 async def _ledger(server: PostgresServer, database: str) -> asyncpg.Connection:
-    """Return a connection of the user that deploy/grafana/README.md has Grafana come as."""
+    """Return a connection of the database user that deploy/grafana/README.md creates."""
     place = {"host": "127.0.0.1", "port": server.port, "database": database}
     (grants,) = re.findall("```sql\n(.*?)```", (DASHBOARDS.parent / "README.md").read_text(), re.S)
     owner = await asyncpg.connect(user="postgres", **place)
@@ -265,15 +265,15 @@ async def test_every_panel_shows_data_and_every_rule_is_evaluated(
                 await grafana.open(file.stem, json.loads(file.read_text()))
         finally:
             await ledger.close()
-        rules, told = _rules(prometheus)
+        rules, rules_table = _rules(prometheus)
 
-    show("\n".join((grafana.table(), told, grafana.summary())))
-    missing = [query for query in grafana.without_data() if NOT_ON_CPU not in query]
+    show("\n".join((grafana.table(), rules_table, grafana.summary())))
+    missing = [query for query in grafana.queries_without_data() if NOT_ON_CPU not in query]
     assert missing == []
     assert {rule["health"] for rule in rules} == {"ok"}, [r.get("lastError") for r in rules]
     firing = {alert["labels"]["alertname"] for rule in rules for alert in rule.get("alerts", ())}
     assert "GatewayEngineRestarting" in firing
-    # A model on demand that is stopped is nothing to tell of, an engine that is gone is.
+    # A stopped on-demand model raises no alert; a model without a reachable engine does.
     (without,) = (rule for rule in rules if rule["name"] == "GatewayNoEngineReady")
     assert "cold" not in {alert["labels"]["model"] for alert in without["alerts"]}
     assert "gone" in {alert["labels"]["model"] for alert in without["alerts"]}

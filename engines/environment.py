@@ -1,9 +1,9 @@
-"""Which of the gateway's environment variables an engine inherits. Pure, standard library only.
+"""Selects the environment variables that an engine inherits. Pure, standard library only.
 
-An engine runs code that comes with a model, and its environment can be read in /proc. It inherits
-what vLLM and what is below it read, and nothing that was given to the gateway for others: keys of
-remote servers, the password of a database, the headers of a collector, credentials of a cloud.
-`inherit_env` of an engine adds to the list, `env` sets a variable.
+An engine may run code that comes with a model, and its environment can be read in /proc. It
+inherits the variables that vLLM and its libraries read, and no secret that is for the gateway: keys
+of remote servers, a database password, headers of a collector, cloud credentials.
+`inherit_env` of an engine adds to the list; `env` sets a variable.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from engines.output import is_secret
 
 # The gateway's own settings, its keys among them.
 PRIVATE_PREFIX = "GATEWAY_"
-# With it, vLLM would ask the gateway for a key, which the gateway does not send to its own engines.
+# With it, vLLM would require a key, which the gateway does not send to its own engines.
 API_KEY = "VLLM_API_KEY"
 
 _NAMES = frozenset(
@@ -20,7 +20,7 @@ _NAMES = frozenset(
         # the system
         "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "SHELL",
         "TEMP", "TMP", "TMPDIR", "TZ", "TZDIR", "USER", "VIRTUAL_ENV",
-        # downloads; a proxy's URL may hold a password, without which there are none
+        # downloads; a proxy's URL may contain a password, without which downloads fail
         "ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY",
         "all_proxy", "https_proxy", "http_proxy", "no_proxy",
         "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE",
@@ -55,10 +55,10 @@ _PREFIXES = (
 def inherited(
     environment: Mapping[str, str], more: Collection[str] = (), withheld: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the variables of an environment that an engine gets.
+    """Return the variables of an environment that an engine inherits.
 
-    `more` has names and prefixes (`AWS_*`) beyond the list, `withheld` names that are left out
-    though the list or `more` has them.
+    `more` has names and prefixes (`AWS_*`) in addition to the list; `withheld` has names that are
+    left out even so.
     """
     names = {name for name in more if not name.endswith("*")}
     prefixes = tuple(name[:-1] for name in more if name.endswith("*"))
@@ -72,11 +72,11 @@ def inherited(
 
 
 def never_inherited(name: str) -> bool:
-    """Return whether no engine inherits a variable, whatever its settings say."""
+    """Return whether a variable is withheld from every engine, whatever its settings are."""
     return name.startswith(PRIVATE_PREFIX) or name == API_KEY
 
 
 def _listed(name: str, value: str) -> bool:
-    # A prefix says whose a variable is, not that it is harmless: NVIDIA_API_KEY is a secret.
+    # A prefix tells the owner of a variable, not that it is harmless: NVIDIA_API_KEY is a secret.
     secret = is_secret(name, value) or name.endswith("HEADERS")
     return name in _NAMES or (name.startswith(_PREFIXES) and not secret)

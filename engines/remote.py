@@ -1,4 +1,4 @@
-"""A server that somebody else runs: a URL, perhaps a key, and a watch on whether it answers."""
+"""The engine of kind `remote`: a server that the gateway does not run, checked periodically."""
 
 import asyncio
 import logging
@@ -21,17 +21,17 @@ from engines.spec import RemoteSpec
 
 log = logging.getLogger(__name__)
 
-# Kubernetes asks every 10 s by default; half of that keeps a lost server's errors short.
-WATCH_S = 5.0
-# States in which it takes no requests.
+# Kubernetes' default is 10 s; half of that shortens the errors of a server that is lost.
+CHECK_INTERVAL_S = 5.0
+# States in which requests are refused.
 _CLOSED = (EngineState.STOPPED, EngineState.DRAINING, EngineState.STOPPING)
 
 
 class RemoteEngine(Engine):
     """A remote server.
 
-    READY means that it answered HTTP when last asked. A request is tried in any state but
-    DRAINING and STOPPED, since the server may have come back a moment ago.
+    READY: it responded to the latest check. A request is sent in any state except DRAINING,
+    STOPPING and STOPPED, since the server may have come back since the check.
     """
 
     kind = "remote"
@@ -42,23 +42,23 @@ class RemoteEngine(Engine):
         key = os.environ.get(spec.api_key_env) if spec.api_key_env else None
         headers = (("authorization", f"Bearer {key}"),) if key else ()
         self._client = Http1Client(Address.from_url(spec.url), spec.timeouts, headers)
-        # Its own connections: questions of ours are not requests in flight.
+        # A pool of its own: the gateway's own requests do not count as in flight.
         self._control = Http1Client(self._client.address, spec.timeouts, headers)
-        self._watch_task: asyncio.Task[None] | None = None
-        self._asked = asyncio.Event()
+        self._check_task: asyncio.Task[None] | None = None
+        self._checked = asyncio.Event()
 
     def describe(self) -> str:
         return self._url
 
     async def ensure_ready(self, deadline: float) -> None:
-        if self._watch_task is None:
+        if self._check_task is None:
             self._status.fire(Event.START)
-            self._watch_task = asyncio.create_task(self._watch(), name=f"engine {self._name}")
+            self._check_task = asyncio.create_task(self._run_checks(), name=f"engine {self._name}")
         try:
             async with asyncio.timeout_at(deadline):
-                await self._asked.wait()
+                await self._checked.wait()
         except TimeoutError:
-            raise EngineNotReady(f"engine {self._name} has not answered yet") from None
+            raise EngineNotReady(f"engine {self._name} has not responded yet") from None
         if self._status.state is not EngineState.READY:
             raise EngineNotReady(
                 self._status.last_error or f"engine {self._name} is {self._status.state}"
@@ -81,28 +81,28 @@ class RemoteEngine(Engine):
             await self._client.wait_idle()
 
     async def stop(self, grace: float) -> None:
-        if self._watch_task is not None:
-            self._watch_task.cancel()
-            await asyncio.wait({self._watch_task})
-            self._watch_task = None
-            self._asked.clear()
+        if self._check_task is not None:
+            self._check_task.cancel()
+            await asyncio.wait({self._check_task})
+            self._check_task = None
+            self._checked.clear()
         self._status.fire(Event.STOP)
         if self._status.state is EngineState.STOPPING:
             self._status.fire(Event.EXIT)
         self._client.close()
         self._control.close()
 
-    async def _watch(self) -> None:
+    async def _run_checks(self) -> None:
         probe = EngineProbe(self._control)
         while True:
             fault = await probe.check_reachable()
             if fault is None and self._status.state is not EngineState.READY:
-                self._status.facts = await _facts(probe)
-            self._judge(fault)
-            self._asked.set()
-            await asyncio.sleep(WATCH_S)
+                self._status.facts = await _read_facts(probe)
+            self._update_state(fault)
+            self._checked.set()
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
-    def _judge(self, fault: str | None) -> None:
+    def _update_state(self, fault: str | None) -> None:
         if self._status.state is EngineState.DRAINING:
             return
         if fault is None:
@@ -111,17 +111,17 @@ class RemoteEngine(Engine):
             if self._status.state is EngineState.STARTING:
                 self._status.fire(Event.LOADED)
                 self._status.last_error = None
-                log.info("engine %s answers", self._name, extra={"engine": self._name})
+                log.info("engine %s is ready", self._name, extra={"engine": self._name})
         elif self._status.state is not EngineState.FAILED:
             self._status.fire(Event.FAIL)
             self._status.last_error = fault
             log.error(
-                "engine %s does not answer: %s", self._name, fault, extra={"engine": self._name}
+                "engine %s does not respond: %s", self._name, fault, extra={"engine": self._name}
             )
 
 
-async def _facts(probe: EngineProbe) -> EngineFacts:
-    """Return what a server tells of itself; of one that is not vLLM no more than its models."""
+async def _read_facts(probe: EngineProbe) -> EngineFacts:
+    """Return the facts of a server; of one that is not vLLM only its models."""
     facts = await probe.fetch_facts()
     if facts.version is None:
         return facts

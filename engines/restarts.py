@@ -1,34 +1,35 @@
-"""When an engine that failed is started again: pure, the clock is the caller's."""
+"""The restart policy: backoff and budget. Pure; the caller supplies the time."""
 
 from collections import deque
 
 from engines.spec import Restart
 
-# What clients are told of an engine that is not started again by itself.
+# The reason that clients get for an engine that was given up.
 GIVEN_UP = "repeated failures"
 
 
 def pause_s(restart: Restart, failures: int) -> float:
-    """Return how many seconds to wait before a restart, after so many that were in vain."""
+    """Return the backoff in seconds before the next restart, after so many failures."""
     # 2.0 ** 1024 does not fit a float, and the cap is reached long before.
     return min(restart.backoff_s * 2.0 ** min(failures, 64), restart.max_backoff_s)
 
 
 class RestartBudget:
-    """Capped exponential backoff, and at most so many restarts within a sliding window of service.
+    """Capped exponential backoff, and a bound on the restarts within a sliding window of service.
 
-    By the clock on the wall, an engine that loads for minutes and crashes would never fill it.
+    The window counts seconds of service: in wall-clock time, an engine that loads for minutes and
+    crashes would never exhaust the budget.
     """
 
     def __init__(self, restart: Restart) -> None:
         self._restart = restart
-        # How long it had served when the restarts that count were granted, the oldest first.
+        # The seconds of service at each restart within the window, the oldest first.
         self._granted: deque[float] = deque()
 
     def next(self, served_s: float) -> float | None:
-        """Grant a restart: return how many seconds to wait before it; None: the budget is spent.
+        """Grant a restart and return its backoff in seconds; None: the budget is exhausted.
 
-        `served_s` is for how many seconds the engine has served so far, in all its runs.
+        `served_s` is the seconds of service so far, in all runs of the engine.
         """
         granted, restart = self._granted, self._restart
         while granted and served_s - granted[0] >= restart.window_s:
@@ -40,5 +41,5 @@ class RestartBudget:
         return wait
 
     def renew(self) -> None:
-        """Forget the restarts so far: a person has looked at it."""
+        """Reset the budget after an operator's intervention."""
         self._granted.clear()

@@ -1,4 +1,4 @@
-"""What the configuration says of an engine. Validated once, frozen, used to build engines."""
+"""The specification of an engine in the configuration: validated once, then frozen."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from engines.output import redact_line
 
 FlagValue = str | int | float | bool | list[str | int | float] | dict[str, object] | None
 
-# The gateway decides where an engine listens, under what name, and who may reach it.
+# Flags that the gateway sets itself: the engine's address, its name, and who may reach it.
 RESERVED_FLAGS = frozenset(
     {
         "model", "served-model-name", "host", "port", "uds", "api-key", "root-path", "config",
@@ -31,14 +31,14 @@ RESERVED_FLAGS = frozenset(
         media.FLAG,
     }
 )  # fmt: skip
-# Where a setting does what a reserved flag would.
+# Settings that replace a reserved flag.
 SETTINGS = {media.FLAG: "media.domains of the model"}
-# Without it, vLLM's usage does not tell which tokens of a prompt were cached.
+# Without it, vLLM's usage does not report the cached tokens of a prompt.
 CACHED_TOKENS_FLAG = "enable-prompt-tokens-details"
 
 
 class PlacedError(ValueError):
-    """A fault of one member of what a validator sees; `place` leads there from it."""
+    """A fault of one member of a validated value; `place` is the path to it."""
 
     def __init__(self, message: str, *place: str | int) -> None:
         super().__init__(message)
@@ -52,37 +52,41 @@ class SpecModel(BaseModel):
 
 
 class Timeouts(SpecModel):
-    """How long an engine may take, in seconds."""
+    """Timeouts of an engine, in seconds."""
 
-    connect_s: float = Field(5.0, gt=0, description="To accept a connection.")
-    # OpenAI's SDK gives up after 600 s; a shorter bound here would end requests it still waits for.
-    first_byte_s: float = Field(600.0, gt=0, description="From the request to the answer's head.")
-    stall_s: float = Field(300.0, gt=0, description="Between two bytes of an answer.")
+    connect_s: float = Field(5.0, gt=0, description="Seconds to accept a connection.")
+    # OpenAI's SDK gives up after 600 s; a shorter default would fail requests that it waits for.
+    first_byte_s: float = Field(
+        600.0, gt=0, description="Seconds from the request to the response's headers."
+    )
+    stall_s: float = Field(300.0, gt=0, description="Seconds between two bytes of a response.")
 
 
 class Restart(SpecModel):
-    """When an engine that failed is started again."""
+    """Restarts of an engine after a failure."""
 
     backoff_s: float = Field(
-        1.0, gt=0, description="Before the first restart; doubled for each that follows."
+        1.0, gt=0, description="Seconds before the first restart; doubled for each further one."
     )
-    max_backoff_s: float = Field(60.0, gt=0, description="The longest wait before a restart.")
+    max_backoff_s: float = Field(60.0, gt=0, description="Maximum seconds before a restart.")
     budget: int = Field(
-        5, ge=0, description="Restarts within window_s before the engine is given up; 0: never."
+        5,
+        ge=0,
+        description="Restarts within window_s before the engine is given up; 0: none.",
     )
     window_s: float = Field(
-        600.0, gt=0, description="How long a restart counts, in seconds that the engine serves."
+        600.0, gt=0, description="Seconds of service after which a restart no longer counts."
     )
 
 
-# What stands for the text of an environment variable.
+# Types that are accepted for the text of an environment variable.
 Variable = str | int | float | bool
 
 
 def _variable(value: object) -> object:
     """Return the text of a variable: "1" and "0" for true and false.
 
-    vLLM reads most of its own as whole numbers, Hugging Face's libraries take 1 as well as true.
+    vLLM reads most of its variables as whole numbers; Hugging Face's libraries accept 1 and true.
     """
     if isinstance(value, bool):
         return str(int(value))
@@ -90,7 +94,7 @@ def _variable(value: object) -> object:
 
 
 def _gpus(value: object) -> object:
-    """Say in one line what a union of types would say in one line per type."""
+    """Report in one line what a union of types reports in one line per type."""
     match value:
         case None | "auto":
             return value
@@ -100,14 +104,14 @@ def _gpus(value: object) -> object:
             return value
         case list() if all(type(index) is int and index >= 0 for index in value):
             return value
-    told = f", not {value!r}" if isinstance(value, int | str) else ""
-    raise ValueError(f"must be auto, a number of GPUs or a list of indices such as [0, 1]{told}")
+    given = f", not {value!r}" if isinstance(value, int | str) else ""
+    raise ValueError(f"must be auto, a number of GPUs or a list of indices such as [0, 1]{given}")
 
 
 class LocalSpec(SpecModel):
-    """An engine on this machine: what both kinds of it have in common."""
+    """An engine on this machine: the settings that both kinds share."""
 
-    model: str = Field(min_length=1, description="A directory or a Hugging Face repository.")
+    model: str = Field(min_length=1, description="Directory or Hugging Face repository.")
     # Not in a repr: either may hold a token.
     args: dict[str, FlagValue] = Field(
         default_factory=dict,
@@ -118,8 +122,8 @@ class LocalSpec(SpecModel):
         Field(
             default_factory=dict,
             repr=False,
-            description="Environment variables of the engine, in addition to those that it "
-            "inherits. A number is passed on as it is written, true as 1 and false as 0.",
+            description="Environment variables of the engine, added to the inherited ones. Numbers "
+            "are passed on as written, true as 1 and false as 0.",
         )
     )
     inherit_env: list[str] = Field(
@@ -133,21 +137,21 @@ class LocalSpec(SpecModel):
         BeforeValidator(_gpus),
     ] = Field(
         None,
-        description="GPUs of one engine: auto (as many as its parallel sizes need), a number "
-        "of them, or a list of indices. Default: CUDA_VISIBLE_DEVICES is left alone.",
+        description="GPUs of one engine: auto (as many as its parallel sizes need), a number, "
+        "or a list of indices. Default: CUDA_VISIBLE_DEVICES is left as it is.",
     )
     memory_gib: float | None = Field(
         None,
         gt=0,
-        description="Memory that one engine takes, for server.memory_budget_gib; default: what it "
-        "took when it last ran.",
+        description="Memory of one engine in GiB, for server.memory_budget_gib. Default: the most "
+        "that it took while it ran.",
     )
-    start_timeout_s: float = Field(1800.0, gt=0, description="From the start to READY.")
+    start_timeout_s: float = Field(1800.0, gt=0, description="Maximum seconds from start to READY.")
     progress_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="How long requests may run without any of the engine's counters moving, before "
-        "it is taken for dead and started again.",
+        description="Seconds without a change of the engine's counters, while requests run, after "
+        "which the engine is considered dead and restarted.",
     )
     restart: Restart = Restart()
     timeouts: Timeouts = Timeouts()
@@ -155,7 +159,7 @@ class LocalSpec(SpecModel):
     @field_validator("args", mode="before")
     @classmethod
     def _flag_values(cls, args: object) -> object:
-        """Say in one line what a union of types would say in one line per type."""
+        """Report in one line what a union of types reports in one line per type."""
         for name, value in args.items() if isinstance(args, dict) else ():
             members = value if isinstance(value, list) else [value]
             if not isinstance(name, str):
@@ -170,8 +174,8 @@ class LocalSpec(SpecModel):
         flags = {flag_name(name): value for name, value in args.items()}
         for name, value in flags.items():
             if isinstance(value, list) and any(str(member).startswith("-") for member in value):
-                # As a word of its own it would be read as another flag, a reserved one perhaps.
-                raise PlacedError("a member of a list must not begin with a dash", name)
+                # As a word of its own it would be read as another flag, possibly a reserved one.
+                raise PlacedError("an item of a list must not begin with a dash", name)
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", name):
                 raise PlacedError(f"{_shown_name(name)} is not the name of a flag")
             if (flag := _reserved(name)) is not None:
@@ -209,18 +213,18 @@ class LocalSpec(SpecModel):
 
     @property
     def by_priority(self) -> bool:
-        """Whether the engine schedules requests by their priority."""
+        """True when the engine schedules requests by their priority."""
         return self.args.get("scheduling-policy") == "priority"
 
     def added_flags(self, media_domains: Sequence[str]) -> list[str]:
-        """Return the flags that every engine of the gateway gets, to be followed by `argv`."""
+        """Return the flags that every managed engine gets; `argv` follows them and wins."""
         flags = media.flags(media_domains)
         if not {CACHED_TOKENS_FLAG, f"no-{CACHED_TOKENS_FLAG}"} & self.args.keys():
             flags.append(f"--{CACHED_TOKENS_FLAG}")
         return flags
 
     def argv(self) -> list[str]:
-        """Return the flags as `vllm serve` reads them; true and false as --x and --no-x."""
+        """Return `args` as flags of `vllm serve`; true and false as --x and --no-x."""
         argv: list[str] = []
         for name, value in self.args.items():
             match value:
@@ -235,12 +239,12 @@ class LocalSpec(SpecModel):
                 case dict():
                     argv += [f"--{name}", json.dumps(value)]
                 case _:
-                    # one word, so that a value that begins with a dash stays a value
+                    # One word, so that a value with a leading dash stays a value.
                     argv.append(f"--{name}={value}")
         return argv
 
     def missing_model(self) -> str | None:
-        """Return what is wrong when `model` is plainly a path and nothing is there."""
+        """Return the fault of a `model` that is clearly a path and does not exist."""
         if self.model.startswith(("/", "./", "../", "~")):
             path = Path(self.model).expanduser()
             if not path.exists():
@@ -248,7 +252,7 @@ class LocalSpec(SpecModel):
         return None
 
     def doubtful_model(self) -> str | None:
-        """Return a note where `model` may be a path with a mistake; it may be a repository too."""
+        """Return a note where `model` may be a mistyped path rather than a repository."""
         owner, slash, _ = self.model.partition("/")
         if slash and owner and Path(owner).is_dir() and not Path(self.model).exists():
             return (
@@ -259,7 +263,7 @@ class LocalSpec(SpecModel):
 
 
 def _shown_name(name: object) -> str:
-    """Return a wrong name as a fault shows it, without a value that is written behind it."""
+    """Return a wrong name for an error, without a value that follows it: it may be a secret."""
     text = str(name)
     word = re.split(r"[\s=:]", text, maxsplit=1)[0]
     shown = redact_line(repr(word))
@@ -267,15 +271,14 @@ def _shown_name(name: object) -> str:
 
 
 def flag_name(key: str) -> str:
-    """Return a flag as `args` has it, whose keys may have underscores and leading dashes."""
+    """Return the normalized name of a flag: keys may have underscores and leading dashes."""
     return key.replace("_", "-").lstrip("-")
 
 
 def _reserved(name: str) -> str | None:
-    """Return the reserved flag that a name stands for.
+    """Return the reserved flag that vLLM reads a name as; None: it is not reserved.
 
-    vLLM reads an abbreviation that fits one flag as that flag, and what follows a dot as a member
-    of its value.
+    vLLM accepts unambiguous abbreviations, and takes what follows a dot as a member of the value.
     """
     stem = name.partition(".")[0]
     if stem in RESERVED_FLAGS:
@@ -288,30 +291,30 @@ class ProcessSpec(LocalSpec):
     """A vLLM server that the gateway runs as a child process on a Unix socket."""
 
     kind: Literal["process"]
-    replicas: int = Field(1, ge=1, le=64, description="How many engines of this spec to run.")
+    replicas: int = Field(1, ge=1, le=64, description="Number of engines of this specification.")
     sleep_level: Literal[1, 2] | None = Field(
         None,
-        description="Put the engine to sleep instead of ending it when it is unloaded (vLLM's "
-        "sleep mode, GPU only): 1 keeps the weights in CPU memory, 2 drops them.",
+        description="Put the engine to sleep instead of stopping it when it is unloaded (vLLM's "
+        "sleep mode, GPU only): 1 keeps the weights in CPU memory, 2 discards them.",
     )
 
 
 class InProcessSpec(LocalSpec):
-    """A vLLM engine inside the gateway's own process; `env` is set in the gateway's own."""
+    """A vLLM engine inside the gateway's own process; `env` is set in that process."""
 
     kind: Literal["in_process"]
 
 
 class RemoteSpec(SpecModel):
-    """An OpenAI-compatible server that somebody else runs."""
+    """An OpenAI-compatible server that is not managed by the gateway."""
 
     kind: Literal["remote"]
     url: str = Field(description="http:// or https://, optionally with a path prefix.")
     api_key_env: str | None = Field(
-        None, description="Name of the environment variable that holds the server's key."
+        None, description="Environment variable with the API key of the server."
     )
     served_model_name: str | None = Field(
-        None, description="The name the server knows the model by; default: the model's name."
+        None, description="Name of the model on the server. Default: the model's name here."
     )
     timeouts: Timeouts = Timeouts()
 
@@ -322,7 +325,7 @@ class RemoteSpec(SpecModel):
         except ValueError:  # a bracket without its partner
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            # Where credentials end cannot be told of what is no URL.
+            # An invalid URL with an @ may contain credentials at any place.
             given = "" if "@" in self.url else f", not {redact_line(repr(self.url))}"
             raise PlacedError(f"must look like http://host:port or https://host{given}", "url")
         if not re.fullmatch(r"[!-~]+", self.url):
@@ -340,7 +343,7 @@ class RemoteSpec(SpecModel):
         if parts.path.rstrip("/").endswith("/v1"):
             raise PlacedError("must not end in /v1, which the gateway adds itself", "url")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            # Somebody may have written the key itself.
+            # The setting may hold the key itself by mistake.
             named = re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env)
             which = self.api_key_env if named else "of that name"
             raise PlacedError(f"environment variable {which} is not set", "api_key_env")

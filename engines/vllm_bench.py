@@ -25,5 +25,5 @@ if __name__ == "__main__":
     main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    # At the interpreter's own end, libraries of vLLM print a page about leaked instances.
+    # At the interpreter's exit, libraries of vLLM print a page about leaked instances.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What every kind of engine promises, asked of each: fakes for speed, real vLLM for truth."""
+"""The engine interface, tested for every implementation: on fakes and on real vLLM."""
 
 import asyncio
 import json
@@ -24,14 +24,14 @@ from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.fakes.vllm import Fake
 
-# Less than the work of `send_long` takes on vLLM, more than a busy machine lets a process wait.
+# Shorter than `send_long` takes on vLLM, longer than a busy machine delays a process.
 PATIENCE_S = 40.0
 FAKE_LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 
 
 @dataclass
 class Subject:
-    """An engine that is READY, and the address of the server behind it, where it has one."""
+    """A READY engine, and the address of its server, where it has one."""
 
     engine: Engine
     server: Address | None
@@ -41,21 +41,21 @@ class Subject:
         return self.engine.state
 
     async def send(self, **fields: Any) -> EngineResponse:
-        """Ask for a chat completion."""
+        """Send a chat completion request."""
         body = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], **fields}
         headers = ((b"content-type", b"application/json"),)
         data = json.dumps(body).encode()
         return await self.engine.send(EngineRequest("POST", "/v1/chat/completions", headers, data))
 
     async def send_long(self, *, stream: bool) -> EngineResponse:
-        """Ask for what takes long; a fake is told so, vLLM is made to."""
+        """Send a request that takes long: a fake is instructed to, vLLM generates many tokens."""
         if "fake" in (self.engine.facts.version or ""):
             return await self.send(stream=stream, fake="pace:5" if stream else "hang")
         work = {"n": 512, "temperature": 1.0, "max_tokens": 1900, "ignore_eos": True}
         return await self.send(stream=stream, **work)
 
     async def running(self) -> float:
-        """Count what runs and waits in the server, by its own metrics."""
+        """Return the number of running and waiting requests, from the server's metrics."""
         request = EngineRequest("GET", "/metrics", (), b"")
         if self.server is None:
             text = (await read(await self.engine.send(request))).decode()
@@ -85,7 +85,7 @@ async def ready(engine: Engine, seconds: float = 300) -> None:
 
 
 class EngineContract:
-    """The promises that leave the engine running; subclasses give the fixture `subject`."""
+    """The tests that leave the engine running; subclasses define the fixture `subject`."""
 
     one_of_its_series = "vllm:num_requests_running"
 
@@ -105,20 +105,20 @@ class EngineContract:
             await engine.release()  # nothing to leave behind
             assert engine.state is EngineState.READY
 
-    async def test_ready_engine_tells_what_it_is(self, subject: Subject) -> None:
-        await ready(subject.engine)  # a second time: nothing to do
+    async def test_ready_engine_reports_its_facts(self, subject: Subject) -> None:
+        await ready(subject.engine)  # a second time: no effect
         assert subject.engine.state is EngineState.READY
         assert subject.engine.facts.max_model_len == 2048
         assert subject.engine.last_error is None
         assert subject.engine.describe()
 
-    async def test_its_own_series_are_had_beside_its_work(self, subject: Subject) -> None:
+    async def test_exposition_has_its_own_series(self, subject: Subject) -> None:
         page = (await subject.engine.exposition()).decode()
         names = {family.name for family in text_string_to_metric_families(page)}
         assert self.one_of_its_series in names
         assert page.endswith("\n")
 
-    async def test_plain_answer_is_whole(self, subject: Subject) -> None:
+    async def test_plain_response_is_complete(self, subject: Subject) -> None:
         response = await subject.send()
         assert response.status == 200
         assert dict(response.headers)[b"content-type"].startswith(b"application/json")
@@ -132,20 +132,20 @@ class EngineContract:
         assert dict(response.headers)[b"content-type"].startswith(b"text/event-stream")
         *events, done, rest = (await read(response)).split(b"\n\n")
         assert (done, rest) == (b"data: [DONE]", b"")
-        # How many there are is vLLM's affair: tokens that come while it is busy share a chunk.
+        # Their number varies: vLLM puts tokens that it generates while it is busy into one chunk.
         chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
         deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
         assert len(deltas) >= 2
         plain = json.loads(await read(await subject.send()))["choices"][0]["message"]
         assert "".join(delta.get("content") or "" for delta in deltas) == plain["content"]
 
-    async def test_refusal_is_an_answer_and_no_fault(self, subject: Subject) -> None:
+    async def test_refusal_is_a_response_and_no_failure(self, subject: Subject) -> None:
         response = await subject.send(max_tokens=-1)
         assert response.status == 400
         assert b"max_tokens" in await read(response)
         assert subject.engine.state is EngineState.READY
 
-    async def test_parallel_requests_get_their_own_answers(self, subject: Subject) -> None:
+    async def test_concurrent_requests_get_their_own_responses(self, subject: Subject) -> None:
         async def one(stream: bool) -> str:
             response = await subject.send(stream=stream)
             await read(response)
@@ -156,14 +156,14 @@ class EngineContract:
         assert [kind.startswith("text/event-stream") for kind in kinds] == asked
         await subject.until_busy(False)
 
-    async def test_early_close_ends_the_work(self, subject: Subject) -> None:
+    async def test_early_close_aborts_generation(self, subject: Subject) -> None:
         response = await subject.send_long(stream=True)
         assert await response.read()
         await subject.until_busy(True)
         response.close()
         await subject.until_busy(False)
 
-    async def test_cancelled_send_ends_the_work(self, subject: Subject) -> None:
+    async def test_canceled_send_aborts_generation(self, subject: Subject) -> None:
         sending = asyncio.create_task(subject.send_long(stream=False))
         await subject.until_busy(True)
         sending.cancel()
@@ -171,7 +171,7 @@ class EngineContract:
         with pytest.raises(asyncio.CancelledError):
             await sending
 
-    async def test_close_after_the_end_does_nothing(self, subject: Subject) -> None:
+    async def test_close_after_the_end_has_no_effect(self, subject: Subject) -> None:
         response = await subject.send()
         await read(response)
         response.close()
@@ -182,7 +182,7 @@ class EngineContract:
 
 
 class EndingContract(EngineContract):
-    """The promises that end the engine."""
+    """The tests that stop the engine."""
 
     async def test_waiters_are_woken_by_each_change_of_state(self, subject: Subject) -> None:
         async def observe() -> None:
@@ -220,7 +220,7 @@ class EndingContract(EngineContract):
             await subject.send()
         with pytest.raises(EngineNotReady):
             await subject.engine.exposition()
-        await subject.engine.stop(5.0)  # a second time: nothing to do
+        await subject.engine.stop(5.0)  # a second time: no effect
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ async def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
     run_dir = tmp_path_factory.mktemp("run")
     spec = InProcessSpec.model_validate({**ENGINE, "kind": "in_process"})
     engine = InProcessEngine("e", spec, served_name="demo", run_dir=run_dir)
-    before = dict(os.environ)  # it sets variables of its own in this process
+    before = dict(os.environ)  # vLLM sets variables in this process
     await ready(engine)
     yield Subject(engine, None)
     await engine.stop(5.0)
@@ -286,7 +286,7 @@ async def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="class")
-@pytest.mark.filterwarnings("ignore")  # what vLLM imports into this process warns of much
+@pytest.mark.filterwarnings("ignore")  # vLLM's imports emit many warnings
 class TestInProcessOnVllm(EngineContract):
     @pytest.fixture
     def subject(self, vllm_in_process: Subject) -> Subject:
@@ -296,7 +296,7 @@ class TestInProcessOnVllm(EngineContract):
 @pytest.mark.vllm
 @pytest.mark.slow
 class TestRemoteOnVllm(EngineContract):
-    """A gateway of ours is the remote server, so that this needs no engine of its own."""
+    """The remote server is a gateway, so this needs no further engine."""
 
     one_of_its_series = "gateway_requests_in_flight"
 

@@ -1,4 +1,4 @@
-"""Engines of the fake server as real processes, for every test of the supervisor."""
+"""Fake vLLM servers as real engine processes, for the tests of the supervisor."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def build(
     turn: asyncio.Semaphore | None = None,
     **fields: Any,
 ) -> ProcessEngine:
-    """Return an engine that is not started. Who makes it stops it."""
+    """Return an engine that is not started. The caller stops it."""
     spec = ProcessSpec.model_validate(
         {"kind": "process", "model": "m", "restart": restart, **fields}
     )
@@ -43,7 +43,7 @@ async def ready(engine: ProcessEngine) -> None:
 
 
 def family(engine: ProcessEngine) -> list[psutil.Process]:
-    """Every process of an engine: guardian, server and all below."""
+    """Return every process of an engine: guardian, server and descendants."""
     assert engine.pid is not None
     guardian = psutil.Process(engine.pid).parent()
     assert guardian is not None
@@ -66,14 +66,14 @@ def chat(**fields: Any) -> EngineRequest:
 
 
 async def ask(engine: ProcessEngine, **fields: Any) -> int:
-    """Ask for an answer and read it whole; return its status."""
+    """Send a request and read the complete response; return its status."""
     response = await engine.send(chat(**fields))
     await read(response)
     return response.status
 
 
 async def read(response: EngineResponse) -> bytes:
-    """Return the whole body of an answer."""
+    """Return the complete body of a response."""
     body = b""
     while data := await response.read():
         body += data

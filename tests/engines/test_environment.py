@@ -1,10 +1,10 @@
-"""What an engine inherits: what vLLM reads, and no secret that is not its own."""
+"""The environment of an engine: variables of vLLM, and no secrets of others."""
 
 import pytest
 
 from engines.environment import inherited
 
-# What the gateway or its neighbors are given, and an engine has no use for.
+# Variables of the gateway or of other programs, which an engine does not need.
 SECRETS = (
     "GATEWAY_API_KEYS", "GATEWAY_ADMIN_KEY", "GPU_BOX_KEY", "OPENAI_API_KEY", "VLLM_API_KEY",
     "PGPASSWORD", "DATABASE_URL", "REDIS_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
@@ -32,12 +32,12 @@ def of(*names: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_what_vllm_needs_is_inherited(name: str) -> None:
+def test_variables_of_vllm_are_inherited(name: str) -> None:
     assert inherited(of(name)) == of(name)
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_what_was_given_to_others_is_not_inherited(name: str) -> None:
+def test_secrets_of_others_are_not_inherited(name: str) -> None:
     assert inherited(of(name)) == {}
 
 
@@ -57,11 +57,11 @@ def test_settings_add_names_and_prefixes() -> None:
 
 @pytest.mark.parametrize("name", ["GATEWAY_ADMIN_KEY", "VLLM_API_KEY"])
 @pytest.mark.parametrize("how", ["name", "prefix"])
-def test_settings_cannot_add_what_no_engine_may_have(name: str, how: str) -> None:
+def test_settings_cannot_add_forbidden_variables(name: str, how: str) -> None:
     assert inherited(of(name), [name if how == "name" else f"{name[:4]}*"]) == {}
 
 
-def test_key_of_a_remote_engine_is_withheld_though_the_list_or_a_setting_has_it() -> None:
+def test_withheld_key_of_a_remote_engine_is_not_inherited() -> None:
     given = of("HF_TOKEN", "VLLM_REMOTE", "GPU_BOX_KEY", "PATH")
     withheld = {"HF_TOKEN", "VLLM_REMOTE", "GPU_BOX_KEY"}
     assert inherited(given, ["GPU_*"], withheld) == of("PATH")

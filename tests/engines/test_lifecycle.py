@@ -1,4 +1,4 @@
-"""The table of an engine's life: nothing outside of it can happen."""
+"""The state table of an engine: no transition outside of it is possible."""
 
 import itertools
 
@@ -16,7 +16,7 @@ ILLEGAL = sorted(set(PAIRS) - set(TRANSITIONS), key=str)
 
 
 def reachable(start: EngineState) -> set[EngineState]:
-    """Every state that some sequence of events leads to."""
+    """Return every state that some sequence of events leads to."""
     seen: set[EngineState] = set()
     ahead = [start]
     while ahead:
@@ -28,7 +28,7 @@ def reachable(start: EngineState) -> set[EngineState]:
 
 
 @pytest.mark.parametrize(
-    ("state", "event", "wanted"),
+    ("state", "event", "to"),
     [
         (S.STOPPED, Event.START, S.STARTING),
         (S.STARTING, Event.LOADED, S.READY),
@@ -46,17 +46,17 @@ def reachable(start: EngineState) -> set[EngineState]:
         (S.ASLEEP, Event.STOP, S.STOPPING),
     ],
 )
-def test_a_life_goes_as_it_is_drawn(state: EngineState, event: Event, wanted: EngineState) -> None:
-    assert after(state, event) is wanted
+def test_transitions_match_the_drawing(state: EngineState, event: Event, to: EngineState) -> None:
+    assert after(state, event) is to
 
 
 @pytest.mark.parametrize(("state", "event"), LEGAL)
-def test_every_pair_in_the_table_leads_where_it_says(state: EngineState, event: Event) -> None:
+def test_legal_pair_leads_to_its_state(state: EngineState, event: Event) -> None:
     assert after(state, event) is TRANSITIONS[state, event]
 
 
 @pytest.mark.parametrize(("state", "event"), ILLEGAL)
-def test_every_other_pair_raises_and_names_both(state: EngineState, event: Event) -> None:
+def test_illegal_pair_raises_and_names_both(state: EngineState, event: Event) -> None:
     with pytest.raises(IllegalTransition) as caught:
         after(state, event)
     assert event.name in str(caught.value)
@@ -70,17 +70,17 @@ def test_there_are_pairs_of_both_kinds() -> None:
 
 
 @pytest.mark.parametrize("state", [S.STARTING, S.READY, S.DRAINING, S.ASLEEP])
-def test_what_runs_can_fail(state: EngineState) -> None:
+def test_running_states_can_fail(state: EngineState) -> None:
     assert after(state, Event.FAIL) is S.FAILED
 
 
-def test_only_an_engine_that_was_told_to_stop_exits() -> None:
+def test_only_a_stopping_engine_exits() -> None:
     ends = {pair: to for pair, to in TRANSITIONS.items() if pair[1] is Event.EXIT}
     assert ends == {(S.STOPPING, Event.EXIT): S.STOPPED}
 
 
 @pytest.mark.parametrize("state", [S.STOPPED, S.STOPPING, S.FAILED])
-def test_what_does_not_run_cannot_fail(state: EngineState) -> None:
+def test_other_states_cannot_fail(state: EngineState) -> None:
     with pytest.raises(IllegalTransition):
         after(state, Event.FAIL)
 
@@ -100,7 +100,7 @@ def test_stop_and_exit_end_in_stopped_from_anywhere(state: EngineState) -> None:
 
 
 @pytest.mark.parametrize("state", sorted(reachable(S.STOPPED)))
-def test_every_engine_can_come_to_serve_again(state: EngineState) -> None:
+def test_ready_is_reachable_from_every_state(state: EngineState) -> None:
     assert S.READY in reachable(state)
 
 

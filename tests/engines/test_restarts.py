@@ -1,4 +1,4 @@
-"""How often a failed engine is started again, for seconds of service that the test counts."""
+"""Backoff and budget of restarts, in seconds of service."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from engines.restarts import RestartBudget
 from engines.spec import Restart
 
 
-def test_wait_doubles_up_to_its_cap() -> None:
+def test_backoff_doubles_up_to_its_cap() -> None:
     budget = RestartBudget(Restart(backoff_s=1, max_backoff_s=5, budget=5, window_s=100))
     assert [budget.next(0.0) for _ in range(6)] == [1, 2, 4, 5, 5, None]
 
@@ -17,7 +17,7 @@ def test_restart_counts_no_longer_than_the_window() -> None:
     assert budget.next(0.0) == 1
     assert budget.next(50.0) == 2
     assert budget.next(99.9) is None
-    assert budget.next(100.0) == 2  # the first one is forgotten
+    assert budget.next(100.0) == 2  # the first one no longer counts
     assert budget.next(300.0) == 1
 
 
@@ -32,7 +32,7 @@ def test_budget_of_zero_never_grants() -> None:
     window=st.floats(0.1, 1000),
     steps=st.lists(st.floats(0, 100), max_size=300),
 )
-def test_bounds_hold_whenever_it_is_asked(
+def test_bounds_hold_for_any_sequence(
     backoff: float, cap: float, size: int, window: float, steps: list[float]
 ) -> None:
     budget = RestartBudget(

@@ -1,4 +1,4 @@
-"""What the configuration may say of an engine, and the command line that comes of it."""
+"""Engine specifications: validation, and the command line that results."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 class TestFlags:
     @pytest.mark.parametrize("flag", sorted(RESERVED_FLAGS))
-    def test_a_reserved_flag_is_refused_however_it_is_spelled(self, flag: str) -> None:
+    def test_reserved_flag_is_refused_in_every_spelling(self, flag: str) -> None:
         for spelled in (flag, f"--{flag}", flag.replace("-", "_"), f"__{flag}"):
             with pytest.raises(ValidationError, match="is set by the gateway"):
                 process({spelled: "x"})
@@ -40,7 +40,7 @@ class TestFlags:
     def test_flags_that_decide_who_reaches_an_engine_are_reserved(self, flag: str) -> None:
         assert flag in RESERVED_FLAGS
 
-    def test_a_reserved_flag_in_the_file_is_one_clear_line(self) -> None:
+    def test_reserved_flag_in_the_file_is_a_one_line_error(self) -> None:
         line = faults(with_engine(args={"served_model_name": "x"}))[0]
         assert line == "model demo: engines[0].args.served-model-name: is set by the gateway"
 
@@ -48,7 +48,7 @@ class TestFlags:
         "name", ["api-k", "served-model", "allowed-media", "api-key.x", "uds.0"]
     )
     def test_abbreviation_or_member_of_a_reserved_flag_is_refused(self, name: str) -> None:
-        """vLLM's parser takes each for the flag itself."""
+        """vLLM's parser reads each as the flag itself."""
         with pytest.raises(ValidationError, match="is set by the gateway"):
             process({name: "x"})
 
@@ -59,11 +59,11 @@ class TestFlags:
             "media.domains of the model"
         )
 
-    def test_path_of_local_media_is_the_operators_choice(self) -> None:
+    def test_local_media_path_may_be_set(self) -> None:
         assert process({"allowed-local-media-path": "/srv"}).args
 
     @pytest.mark.parametrize("name", ["", "--", "a b", "1x", "a=b", "x\n--host", "é", "a;b"])
-    def test_what_is_no_name_of_a_flag_is_refused(self, name: str) -> None:
+    def test_invalid_flag_name_is_refused(self, name: str) -> None:
         with pytest.raises(ValidationError, match="is not the name of a flag"):
             process({name: 1})
 
@@ -90,20 +90,18 @@ class TestFlags:
             ({"a": 1, "b": 2}, ["--a=1", "--b=2"]),
         ],
     )
-    def test_args_become_flags_as_vllm_serve_reads_them(
-        self, args: dict[str, Any], argv: list[str]
-    ) -> None:
+    def test_args_become_flags_of_vllm_serve(self, args: dict[str, Any], argv: list[str]) -> None:
         assert process(args).argv() == argv
 
-    def test_a_mapping_becomes_one_json_word(self) -> None:
+    def test_mapping_becomes_one_json_word(self) -> None:
         config = {"method": "ngram", "num_speculative_tokens": 4, "é": None, "on": True}
         flag, word = process({"speculative-config": config}).argv()
         assert flag == "--speculative-config"
         assert json.loads(word) == config
 
     @pytest.mark.parametrize("values", [["--host", "0.0.0.0"], ["a", "-b"]])
-    def test_no_member_of_a_list_becomes_a_flag_of_its_own(self, values: list[str]) -> None:
-        """What begins with a dash ends a list in argparse: `args` would reach a reserved flag."""
+    def test_list_item_never_becomes_a_flag(self, values: list[str]) -> None:
+        """An item with a leading dash ends a list in argparse: `args` could set a reserved flag."""
         try:
             argv = process({"lora-modules": values}).argv()
         except ValidationError:
@@ -121,7 +119,7 @@ class TestFlags:
         )
     )
     @settings(max_examples=100, deadline=None)
-    def test_a_scalar_never_adds_a_flag_that_was_not_named(self, args: dict[str, Any]) -> None:
+    def test_scalar_never_adds_another_flag(self, args: dict[str, Any]) -> None:
         argv = process(args).argv()
         told = [word.partition("=")[0] for word in argv]
         assert told == [
@@ -131,7 +129,7 @@ class TestFlags:
         ]
 
     @pytest.mark.parametrize("name", ["", "A=B", "A\0"])
-    def test_what_is_no_name_of_a_variable_is_refused(self, name: str) -> None:
+    def test_invalid_variable_name_is_refused(self, name: str) -> None:
         assert faults(with_engine(env={name: "x"}))[0].startswith("model demo: engines[0].env")
 
     @pytest.mark.parametrize("replicas", [0, 65, -1])
@@ -140,7 +138,7 @@ class TestFlags:
         assert found[0].startswith("model demo: engines[0].replicas: ")
 
     @pytest.mark.parametrize("seconds", [0, -1, ".nan"])
-    def test_a_timeout_is_above_zero(self, seconds: object) -> None:
+    def test_timeout_must_be_above_zero(self, seconds: object) -> None:
         text = (
             "models: [{name: a, engines: [{kind: process, model: m, "
             f"timeouts: {{stall_s: {seconds}}}}}]}}]"
@@ -153,14 +151,14 @@ class TestFlags:
 class TestAddedFlags:
     DETAILS = "--enable-prompt-tokens-details"
 
-    def test_cached_tokens_are_told_and_media_fetched_from_nowhere(self) -> None:
+    def test_defaults_report_cached_tokens_and_fetch_no_media(self) -> None:
         assert process({}).added_flags(()) == [
             "--allowed-media-domains",
             "media.invalid",
             self.DETAILS,
         ]
 
-    def test_media_are_fetched_from_the_domains_that_are_given(self) -> None:
+    def test_media_domains_become_a_flag(self) -> None:
         added = process({}).added_flags(("a.org", "b.org"))
         assert added == ["--allowed-media-domains", "a.org", "b.org", self.DETAILS]
 
@@ -173,7 +171,7 @@ class TestAddedFlags:
             {"no-enable-prompt-tokens-details": True},
         ],
     )
-    def test_args_decide_whether_cached_tokens_are_told(self, args: dict[str, Any]) -> None:
+    def test_args_override_the_report_of_cached_tokens(self, args: dict[str, Any]) -> None:
         assert self.DETAILS not in process(args).added_flags(())
 
     @pytest.mark.parametrize(
@@ -185,7 +183,7 @@ class TestAddedFlags:
             ({"scheduling_policy": "priority"}, True),
         ],
     )
-    def test_engine_schedules_by_priority_if_its_flag_says_so(
+    def test_priority_follows_the_scheduling_flag(
         self, args: dict[str, Any], by_priority: bool
     ) -> None:
         assert process(args).by_priority is by_priority
@@ -205,13 +203,13 @@ class TestEnvironment:
         assert spec.inherit_env == [name]
 
     @pytest.mark.parametrize("name", ["", "*", "A*B", "A-B", "A=B", "A B", "1A", "A\n"])
-    def test_what_is_neither_a_name_nor_a_prefix_is_refused(self, name: str) -> None:
+    def test_neither_name_nor_prefix_is_refused(self, name: str) -> None:
         [line] = faults(with_engine(inherit_env=[name]))
         assert line.startswith("model demo: engines[0].inherit_env[0]: ")
         assert line.endswith("is neither the name of a variable nor a prefix such as AWS_*")
 
     @pytest.mark.parametrize("name", ["GATEWAY_ADMIN_KEY", "GATEWAY_*", "VLLM_API_KEY"])
-    def test_what_no_engine_may_have_is_refused(self, name: str) -> None:
+    def test_forbidden_variable_is_refused(self, name: str) -> None:
         line = f"model demo: engines[0].inherit_env[0]: {name} is never inherited by an engine"
         assert faults(with_engine(inherit_env=[name])) == [line]
 
@@ -228,14 +226,14 @@ class TestEnvironment:
 
 
 class TestMissingModel:
-    def test_a_path_where_nothing_is_is_told(self) -> None:
+    def test_missing_path_is_reported(self) -> None:
         spec = ProcessSpec(kind="process", model="./nothing-here")
         assert spec.missing_model() == "model directory ./nothing-here does not exist"
 
-    def test_a_path_that_is_there_is_fine(self, tmp_path: Path) -> None:
+    def test_existing_path_is_accepted(self, tmp_path: Path) -> None:
         assert ProcessSpec(kind="process", model=str(tmp_path)).missing_model() is None
 
-    def test_a_repository_is_not_looked_for_on_the_disk(self) -> None:
+    def test_repository_is_not_searched_on_disk(self) -> None:
         assert ProcessSpec(kind="process", model="Qwen/Qwen3-0.6B").missing_model() is None
 
 
@@ -244,7 +242,7 @@ class TestRemote:
         "url",
         ["http://h", "https://h", "http://h:8000", "http://[::1]:8000", "http://h/prefix/v2"],
     )
-    def test_a_usable_url_is_kept_as_it_is(self, url: str) -> None:
+    def test_valid_url_is_kept_unchanged(self, url: str) -> None:
         (engine,) = load(with_remote(url=url)).models[0].engines
         assert isinstance(engine, RemoteSpec)
         assert engine.url == url
@@ -265,7 +263,7 @@ class TestRemote:
             ("http://h/#a", "must not have a query or a fragment"),
         ],
     )
-    def test_a_url_that_cannot_be_used_says_why(self, url: str, words: str) -> None:
+    def test_invalid_url_is_refused_with_the_reason(self, url: str, words: str) -> None:
         assert faults(with_remote(url=url))[0].startswith(f"model demo: engines[0].url: {words}")
 
     @pytest.mark.parametrize(
@@ -282,11 +280,11 @@ class TestRemote:
             "http://h\n",
         ],
     )
-    def test_a_url_that_no_request_can_be_built_from_is_refused(self, url: str) -> None:
+    def test_url_without_a_valid_request_target_is_refused(self, url: str) -> None:
         assert faults(with_remote(url=url))[0].startswith("model demo: engines[0].")
 
     @pytest.mark.parametrize("value", [None, ""])
-    def test_the_variable_of_a_remote_key_must_be_set(
+    def test_variable_of_a_remote_key_must_be_set(
         self, value: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("GPU_BOX_KEY", raising=False)
@@ -298,9 +296,7 @@ class TestRemote:
             == "model demo: engines[0].api_key_env: environment variable GPU_BOX_KEY is not set"
         )
 
-    def test_the_key_itself_is_not_among_the_settings(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_remote_key_is_not_in_the_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GPU_BOX_KEY", OTHER)
         found = load(with_remote(api_key_env="GPU_BOX_KEY"))
         assert OTHER not in repr(found) + repr(found.model_dump())
@@ -308,12 +304,12 @@ class TestRemote:
     @pytest.mark.parametrize(
         "url", ["ftp://u:canary/x@h", "ftp://u:p@canary@h", "ftp://canary@h", "u:canary@h"]
     )
-    def test_credentials_of_what_is_no_url_are_not_told(self, url: str) -> None:
+    def test_credentials_in_an_invalid_url_are_hidden(self, url: str) -> None:
         [found] = faults(with_remote(url=url))
         assert "must look like http://host:port" in found
         assert "canary" not in found
 
-    def test_a_key_in_the_place_of_its_variable_is_not_told(self) -> None:
+    def test_key_in_place_of_its_variable_is_hidden(self) -> None:
         [found] = faults(with_remote(api_key_env="canary0123456789"))
         assert found.endswith("environment variable of that name is not set")
 
@@ -326,7 +322,7 @@ class TestRemote:
             ({"inherit_env": ["HF_TOKEN=canary"]}, "'HF_TOKEN…' is neither the name of a variable"),
         ],
     )
-    def test_a_value_behind_a_name_is_not_told(self, fields: dict[str, Any], told: str) -> None:
+    def test_value_after_a_name_is_hidden(self, fields: dict[str, Any], told: str) -> None:
         [found] = faults(with_engine(**fields))
         assert told in found
         assert "canary" not in found

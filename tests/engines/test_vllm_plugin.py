@@ -1,4 +1,4 @@
-"""vLLM's processes on a CPU sleep where they would spin; nobody else's are touched."""
+"""The plugin replaces spinning by sleeping, in managed engines on CPUs only."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from engines import vllm_plugin
 from engines.guard.process_tree import MARKER_VARIABLE
 from tests.e2e.deployment import Deployment
 
-SHOWS_WHO_WAITS = """
+POLLING_PROGRAM = """
 import engines.vllm_plugin
 engines.vllm_plugin.register()
 from vllm.distributed.device_communicators import shm_broadcast
@@ -20,12 +20,12 @@ print(shm_broadcast.sched_yield.__module__)
 """
 
 
-def test_vllm_finds_it() -> None:
+def test_vllm_finds_the_plugin() -> None:
     found = [e for e in entry_points(group="vllm.general_plugins") if e.name == "vllm_gateway"]
     assert [entry.load() for entry in found] == [vllm_plugin.register]
 
 
-def test_vllm_that_no_gateway_runs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_vllm_processes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MARKER_VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "vllm", None)  # an import of it would fail
     vllm_plugin.register()
@@ -50,11 +50,11 @@ def test_engines_on_other_platforms_are_left_alone(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("marks", "who"),
     [({MARKER_VARIABLE: "/run/engine"}, "engines.vllm_plugin"), ({}, "vllm.distributed.utils")],
-    ids=["an engine of a gateway", "somebody else's"],
+    ids=["an engine of a gateway", "another process"],
 )
-def test_what_waits_for_shared_memory(marks: dict[str, str], who: str) -> None:
+def test_polling_sleeps_in_managed_engines_only(marks: dict[str, str], who: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != MARKER_VARIABLE}
-    command = [sys.executable, "-c", SHOWS_WHO_WAITS]
+    command = [sys.executable, "-c", POLLING_PROGRAM]
     done = subprocess.run(
         command, env={**env, **marks}, capture_output=True, text=True, timeout=120, check=True
     )
@@ -63,7 +63,7 @@ def test_what_waits_for_shared_memory(marks: dict[str, str], who: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_engine_core_and_worker_of_a_running_engine_sleep(gateway: Deployment) -> None:
+def test_engine_core_and_worker_use_the_plugin(gateway: Deployment) -> None:
     lines = (gateway.run_dir / "demo-0" / "engine.log").read_text().splitlines()
     sleeping = {line.split(" ")[0] for line in lines if line.endswith("not in a spin")}
     assert {"(EngineCore", "(VllmWorker-0"} <= sleeping

@@ -10,14 +10,14 @@ from engines.demo.dialogues import COMPLETIONS, DIALOGUES, STORY
 from engines.demo.model import DemoModelError, build_demo_model
 
 
-def test_dialogues_have_names_of_their_own_and_known_prompts() -> None:
+def test_dialogues_have_unique_names_and_known_prompts() -> None:
     assert len({d.name for d in DIALOGUES}) == len(DIALOGUES)
     prompts = [json.dumps([d.messages, d.tools]) for d in DIALOGUES]
     assert len(set(prompts)) == len(prompts)
     assert len({c.prompt for c in COMPLETIONS}) == len(COMPLETIONS)
 
 
-def test_dialogues_cover_what_tests_and_users_try() -> None:
+def test_dialogues_cover_the_documented_cases() -> None:
     assert len(DIALOGUES) >= 24
     assert any(d.thought and not d.call for d in DIALOGUES)
     assert any(d.call and d.tools for d in DIALOGUES)
@@ -27,20 +27,20 @@ def test_dialogues_cover_what_tests_and_users_try() -> None:
     assert 100 < len(STORY.split()) < 200
 
 
-def test_every_dialogue_ends_with_what_the_model_is_to_answer() -> None:
+def test_every_dialogue_ends_with_a_user_message() -> None:
     for dialogue in DIALOGUES:
         assert dialogue.messages[-1]["role"] in ("user", "tool")
         assert bool(dialogue.answer) != bool(dialogue.call)
 
 
-def test_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(DemoModelError, match="choose another directory"):
         build_demo_model(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
+def test_file_in_place_of_the_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("mine")
     with pytest.raises(DemoModelError):
         build_demo_model(tmp_path / "model")
@@ -54,7 +54,7 @@ def test_finished_model_of_this_recipe_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_model_that_did_not_learn_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_training_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     with pytest.raises(DemoModelError, match="did not learn"):
         model._build(tmp_path / "model", lambda step, total: steps.append((step, total)), 2)

@@ -1,4 +1,4 @@
-"""Requests to an application in this process: a real one, on Starlette, streams and all."""
+"""Requests to a real ASGI application in this process, on Starlette, with streams."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from engines.spec import Timeouts
 
 
 class Server:
-    """An application whose streams the test feeds, and what it saw."""
+    """An application whose streams the test feeds, and the requests that it received."""
 
     def __init__(self) -> None:
         self.chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -99,7 +99,7 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a whole second for an application that does not listen."""
+    """Shorten the time that an application has to clean up."""
     monkeypatch.setattr(bridge_module, "DISCONNECT_S", 0.01)
 
 
@@ -112,7 +112,7 @@ def server() -> Server:
 async def bridged(
     app: App, dead: Callable[[], bool] = lambda: False, **timeouts: float
 ) -> AsyncIterator[Bridge]:
-    """A way to an application; no task of it is left at the end."""
+    """A bridge to the application; no task of it is left at the end."""
     bridge = Bridge("engine e", app, Timeouts(**timeouts), dead)
     try:
         yield bridge
@@ -138,7 +138,7 @@ async def whole(response: EngineResponse) -> bytes:
     return body
 
 
-async def test_request_arrives_whole_and_answer_comes_back(bridge: Bridge) -> None:
+async def test_request_and_response_are_complete(bridge: Bridge) -> None:
     response = await bridge.send(post("/echo?a=1&b=%2F", b'{"x":"\xc3\xa9"}'))
     assert response.status == 200
     assert dict(response.headers)[b"x-seen"] == b"yes"
@@ -153,14 +153,14 @@ async def test_request_arrives_whole_and_answer_comes_back(bridge: Bridge) -> No
     assert bridge.in_flight == 0
 
 
-async def test_get_has_no_body_and_unknown_paths_are_answers(bridge: Bridge) -> None:
+async def test_get_has_no_body_and_an_unknown_path_is_a_404(bridge: Bridge) -> None:
     seen = json.loads(await whole(await bridge.send(EngineRequest("GET", "/echo", (), b""))))
     assert seen["body"] == ""
     assert "content-length" not in seen["headers"]
     assert (await bridge.send(EngineRequest("GET", "/nowhere", (), b""))).status == 404
 
 
-async def test_stream_is_read_as_it_comes(bridge: Bridge, server: Server) -> None:
+async def test_stream_is_read_as_it_is_sent(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
     assert dict(response.headers)[b"content-type"] == b"text/event-stream; charset=utf-8"
     for chunk in (b"one", b"two"):
@@ -172,7 +172,7 @@ async def test_stream_is_read_as_it_comes(bridge: Bridge, server: Server) -> Non
     assert response.ended
 
 
-async def test_read_coalesces_what_has_come(bridge: Bridge, server: Server) -> None:
+async def test_read_coalesces_chunks(bridge: Bridge, server: Server) -> None:
     for chunk in (b"one", b"two", None):
         server.chunks.put_nowait(chunk)
     response = await bridge.send(post("/stream"))
@@ -181,8 +181,8 @@ async def test_read_coalesces_what_has_come(bridge: Bridge, server: Server) -> N
     assert response.ended
 
 
-async def test_pump_hands_on_from_inside_the_application() -> None:
-    """The task that sends is the task that the sink runs in."""
+async def test_pump_runs_the_sink_inside_the_applications_send() -> None:
+    """The sink runs in the task that sends."""
     tasks: list[asyncio.Task[object] | None] = []
     taken: list[bytes] = []
 
@@ -206,7 +206,7 @@ async def test_pump_hands_on_from_inside_the_application() -> None:
     assert len(set(tasks)) == 1
 
 
-async def test_end_with_the_last_bytes_shows_while_they_are_handed_over() -> None:
+async def test_ended_is_true_while_the_sink_gets_the_last_bytes() -> None:
     ended: list[bool] = []
 
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
@@ -226,7 +226,7 @@ async def test_end_with_the_last_bytes_shows_while_they_are_handed_over() -> Non
     assert ended == [False, True]
 
 
-async def test_end_in_a_message_of_its_own_ends_the_pump(bridge: Bridge, server: Server) -> None:
+async def test_separate_final_message_ends_the_pump(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
     taken: list[bytes] = []
 
@@ -241,7 +241,7 @@ async def test_end_in_a_message_of_its_own_ends_the_pump(bridge: Bridge, server:
     assert response.ended
 
 
-async def test_sink_that_has_had_enough_leaves_the_rest(bridge: Bridge, server: Server) -> None:
+async def test_sink_that_takes_no_more_leaves_the_rest(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
     server.chunks.put_nowait(b"one")
     assert not await response.pump(lambda _: False)
@@ -250,7 +250,7 @@ async def test_sink_that_has_had_enough_leaves_the_rest(bridge: Bridge, server: 
     assert await whole(response) == b"two"
 
 
-async def test_fault_of_the_sink_is_its_own(bridge: Bridge, server: Server) -> None:
+async def test_exception_of_the_sink_reaches_the_caller(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
 
     def sink(_: bytes) -> bool:
@@ -263,17 +263,17 @@ async def test_fault_of_the_sink_is_its_own(bridge: Bridge, server: Server) -> N
     await server.cancelled.wait()
 
 
-async def test_close_ends_a_stream_in_the_application(bridge: Bridge, server: Server) -> None:
+async def test_close_disconnects_the_application(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
     server.chunks.put_nowait(b"one")
     assert await response.read() == b"one"
     response.close()
     assert bridge.in_flight == 0
     await server.cancelled.wait()
-    response.close()  # a second time: nothing to do
+    response.close()  # a second time: no effect
 
 
-async def test_cancelled_send_ends_the_work(bridge: Bridge, server: Server) -> None:
+async def test_canceled_send_aborts_generation(bridge: Bridge, server: Server) -> None:
     sending = asyncio.create_task(bridge.send(post("/hang")))
     await server.entered.wait()
     sending.cancel()
@@ -282,14 +282,14 @@ async def test_cancelled_send_ends_the_work(bridge: Bridge, server: Server) -> N
     assert bridge.in_flight == 0
 
 
-async def test_application_that_listens_hears_of_a_disconnect_before_it_is_cancelled() -> None:
+async def test_application_gets_a_disconnect_before_it_is_canceled() -> None:
     heard: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     async def app(_scope: Message, receive: Receive, send: Send) -> None:
         assert (await receive())["type"] == "http.request"
         await send({"type": "http.response.start", "status": 200})
         heard.set_result(await receive())
-        # What is said to nobody is no fault, as with a server.
+        # Sending after the disconnect is no error, as with a server.
         await send({"type": "http.response.body", "body": b"late"})
 
     async with bridged(app) as bridge:
@@ -297,7 +297,7 @@ async def test_application_that_listens_hears_of_a_disconnect_before_it_is_cance
         assert await heard == {"type": "http.disconnect"}
 
 
-async def test_application_that_does_not_listen_is_cancelled(server: Server) -> None:
+async def test_application_that_ignores_the_disconnect_is_canceled(server: Server) -> None:
     async with bridged(server.app) as bridge:
         sending = asyncio.create_task(bridge.send(post("/hang")))
         await server.entered.wait()
@@ -305,9 +305,7 @@ async def test_application_that_does_not_listen_is_cancelled(server: Server) -> 
         await server.cancelled.wait()
 
 
-async def test_application_waits_for_a_reader_that_is_behind(
-    bridge: Bridge, server: Server
-) -> None:
+async def test_slow_reader_applies_backpressure(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/flood"))
     before = -1
     while server.sent != before:
@@ -318,7 +316,7 @@ async def test_application_waits_for_a_reader_that_is_behind(
     assert len(await whole(response)) == 64 * 16384
 
 
-async def test_close_frees_an_application_that_waits_for_its_reader(
+async def test_close_releases_an_application_under_backpressure(
     bridge: Bridge, server: Server
 ) -> None:
     response = await bridge.send(post("/flood"))
@@ -329,14 +327,14 @@ async def test_close_frees_an_application_that_waits_for_its_reader(
     assert bridge.in_flight == 0
 
 
-async def test_fault_before_the_head_is_a_refusal_of_the_application(bridge: Bridge) -> None:
-    """Starlette answers with a 500 and raises; uvicorn's client sees the answer alone."""
+async def test_exception_before_the_head_is_the_applications_500(bridge: Bridge) -> None:
+    """Starlette responds with 500 and raises; a client of uvicorn sees the response only."""
     response = await bridge.send(post("/raise"))
     assert response.status == 500
     assert await whole(response) == b"Internal Server Error"
 
 
-async def test_fault_before_anything_was_said_is_a_death() -> None:
+async def test_exception_before_any_message_is_engine_died() -> None:
     async def app(_scope: Message, _receive: Receive, _send: Send) -> None:
         raise LookupError("a fault of the application")
 
@@ -346,7 +344,7 @@ async def test_fault_before_anything_was_said_is_a_death() -> None:
         assert bridge.in_flight == 0
 
 
-async def test_fault_after_the_head_is_a_death_after_what_came_before(bridge: Bridge) -> None:
+async def test_exception_after_the_head_is_engine_died_after_the_data(bridge: Bridge) -> None:
     response = await bridge.send(post("/raise-later"))
     assert await response.read() == b"one"
     with pytest.raises(EngineDied):
@@ -355,7 +353,7 @@ async def test_fault_after_the_head_is_a_death_after_what_came_before(bridge: Br
 
 
 @pytest.mark.parametrize("head", [False, True])
-async def test_application_that_just_ends_is_a_death(head: bool) -> None:
+async def test_early_return_of_the_application_is_engine_died(head: bool) -> None:
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
         if head:
             await send({"type": "http.response.start", "status": 200})
@@ -366,7 +364,7 @@ async def test_application_that_just_ends_is_a_death(head: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["http.response.body", "http.response.trailers"])
-async def test_message_out_of_turn_breaks_protocol(kind: str) -> None:
+async def test_message_out_of_turn_is_a_protocol_error(kind: str) -> None:
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
         await send({"type": kind, "body": b"x"})
 
@@ -376,7 +374,7 @@ async def test_message_out_of_turn_breaks_protocol(kind: str) -> None:
 
 
 @pytest.mark.parametrize("status", [0, 99, 103, 199, 600, 999])
-async def test_status_outside_of_http_breaks_protocol(status: int) -> None:
+async def test_invalid_status_is_a_protocol_error(status: int) -> None:
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": status})
 
@@ -386,9 +384,7 @@ async def test_status_outside_of_http_breaks_protocol(status: int) -> None:
         assert bridge.in_flight == 0
 
 
-async def test_what_a_dead_engine_says_is_its_death_and_no_answer(
-    bridge: Bridge, server: Server
-) -> None:
+async def test_message_of_a_dead_engine_is_engine_died(bridge: Bridge, server: Server) -> None:
     response = await bridge.send(post("/stream"))
     server.chunks.put_nowait(b"one")
     assert await response.read() == b"one"
@@ -417,7 +413,7 @@ async def test_silence_in_a_stream_is_a_stall(server: Server) -> None:
         await server.cancelled.wait()
 
 
-async def test_close_of_the_bridge_ends_every_request_and_refuses_more(server: Server) -> None:
+async def test_closed_bridge_fails_all_requests_and_refuses_new_ones(server: Server) -> None:
     async with bridged(server.app) as bridge:
         streams = [await bridge.send(post("/stream")) for _ in range(3)]
         hanging = asyncio.create_task(bridge.send(post("/hang")))
@@ -435,7 +431,7 @@ async def test_close_of_the_bridge_ends_every_request_and_refuses_more(server: S
             await bridge.send(post("/echo"))
 
 
-async def test_close_cancels_what_goes_on_after_its_answer() -> None:
+async def test_close_cancels_applications_that_run_after_their_response() -> None:
     cancelled = asyncio.Event()
 
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
@@ -453,7 +449,7 @@ async def test_close_cancels_what_goes_on_after_its_answer() -> None:
     assert cancelled.is_set()
 
 
-async def test_answers_of_many_at_once_do_not_mix(bridge: Bridge) -> None:
+async def test_concurrent_responses_do_not_mix(bridge: Bridge) -> None:
     async def one(number: int) -> int:
         response = await bridge.send(post("/echo", b"%d" % number))
         return int(json.loads(await whole(response))["body"])

@@ -1,4 +1,4 @@
-"""An engine in this process, as far as it goes without vLLM; the contract suite has the rest."""
+"""In-process engines, as far as that is possible without vLLM; the contract suite has the rest."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ async def test_engine_that_was_not_started_refuses(tmp_path: Path) -> None:
     assert one.state is EngineState.STOPPED
 
 
-async def test_missing_model_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+async def test_missing_model_is_reported_before_anything_is_loaded(tmp_path: Path) -> None:
     one = engine(tmp_path)
     words = "model directory /nonexistent/model does not exist"
     with pytest.raises(EngineNotReady, match=words):
@@ -43,7 +43,7 @@ async def test_missing_model_is_told_before_anything_is_loaded(tmp_path: Path) -
     assert one.state is EngineState.FAILED
     assert one.last_error == words
     assert (one.restarts, one.load_s, one.progress) == (0, None, None)
-    with pytest.raises(EngineNotReady, match=words):  # and it is not tried again unasked
+    with pytest.raises(EngineNotReady, match=words):  # and it is not retried by itself
         await one.ensure_ready(asyncio.get_running_loop().time() + 60)
     await one.stop(0.0)
     assert str(one.state) == "stopped"
@@ -58,7 +58,7 @@ async def test_stopped_engine_can_be_started_again(tmp_path: Path) -> None:
         assert one.state is EngineState.STOPPED
 
 
-async def test_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+async def test_run_directory_that_cannot_be_created_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     one = engine(tmp_path / "file", model=str(tmp_path))
     with pytest.raises(EngineNotReady, match="Not a directory"):

@@ -1,4 +1,4 @@
-"""A file of prompts, as text and as JSON Lines."""
+"""Files of prompts, as text and as JSON Lines."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from engines.offline import Job, Prompt, PromptsError, read_prompts
 MESSAGES = ({"role": "user", "content": "a"},)
 
 
-def test_each_line_is_a_prompt_and_blank_ones_do_not_count() -> None:
+def test_each_line_is_a_prompt_and_blank_lines_are_skipped() -> None:
     assert read_prompts(b"\xef\xbb\xbfone\r\n\n  \n two \n", "f") == [
         Prompt("one"),
         Prompt(" two "),
@@ -30,7 +30,7 @@ def test_json_lines_hold_strings_and_objects() -> None:
     ]
 
 
-def test_the_first_line_says_what_a_file_is_unless_its_name_does() -> None:
+def test_format_follows_the_name_else_the_first_line() -> None:
     assert read_prompts(b'{"prompt": "a"}', "f.txt") == [Prompt('{"prompt": "a"}')]
     assert read_prompts(b"17\n{}", "f") == [Prompt("17"), Prompt("{}")]
     assert read_prompts(b"{not json", "f") == [Prompt("{not json")]
@@ -62,7 +62,7 @@ def test_the_first_line_says_what_a_file_is_unless_its_name_does() -> None:
         ),
     ],
 )
-def test_a_wrong_line_is_named_by_its_number(line: str, said: str | None) -> None:
+def test_invalid_line_is_reported_with_its_number(line: str, said: str | None) -> None:
     data = f'"fine"\n\n{line}\n'.encode()
     if said is None:
         assert read_prompts(data, "f") == [Prompt("fine")]
@@ -80,20 +80,20 @@ def test_a_wrong_line_is_named_by_its_number(line: str, said: str | None) -> Non
         (b"a\n\xff", "f line 2: not UTF-8"),
     ],
 )
-def test_a_file_that_holds_no_text_is_told(data: bytes, said: str) -> None:
+def test_file_without_text_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(PromptsError) as caught:
         read_prompts(data, "f")
     assert str(caught.value) == said
 
 
 @given(st.lists(st.text(min_size=1), min_size=1))
-def test_strings_written_as_json_are_read_back(texts: list[str]) -> None:
+def test_json_strings_are_read_back(texts: list[str]) -> None:
     data = "\n".join(map(json.dumps, texts)).encode()
     assert read_prompts(data, "f.jsonl") == [Prompt(text) for text in texts]
 
 
 @given(st.binary())
-def test_bytes_of_any_kind_are_prompts_or_one_fault(data: bytes) -> None:
+def test_any_bytes_are_prompts_or_one_error(data: bytes) -> None:
     try:
         said = ""
         assert read_prompts(data, "f")
@@ -102,7 +102,7 @@ def test_bytes_of_any_kind_are_prompts_or_one_fault(data: bytes) -> None:
     assert not said or re.fullmatch(r"f [^\n]+", said)
 
 
-def test_job_is_the_same_after_it_was_written_and_read() -> None:
+def test_job_survives_serialization() -> None:
     messages = ({"role": "user", "content": "hi"},)
     job = Job(
         model="m",

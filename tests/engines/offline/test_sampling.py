@@ -1,4 +1,4 @@
-"""Sampling parameters as flags: what is read, what is refused, and that none is missing."""
+"""Sampling flags: parsing, refusals, and completeness compared with vLLM."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from engines.offline.sampling import LEFT_OUT, SAMPLING, Kind, SamplingError, parse_sampling
 
-# What vLLM writes of a type, for each kind; `str | list[str]` and a schema as `str | dict` too.
+# vLLM's type annotations for each kind; `str | list[str]` and a schema as `str | dict` too.
 TYPES = {
     Kind.INTEGER: {"int", "int | None"},
     Kind.NUMBER: {"float"},
@@ -21,7 +21,7 @@ TYPES = {
 
 
 def fields(cls: Any) -> dict[str, str]:
-    """Return the type of each field of a class, as vLLM wrote it."""
+    """Return the annotation of each field of a class."""
     written = {
         name: kind.__name__ if isinstance(kind, type) else str(kind)
         for name, kind in cls.__annotations__.items()
@@ -35,7 +35,7 @@ def fields(cls: Any) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")  # vLLM's imports warn, of their own dependencies
-def test_the_table_is_that_of_the_installed_vllm() -> None:
+def test_table_matches_the_installed_vllm() -> None:
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
     params, members = fields(SamplingParams), fields(StructuredOutputsParams)
@@ -51,7 +51,7 @@ def test_the_table_is_that_of_the_installed_vllm() -> None:
     assert {p.member for p in SAMPLING if p.member} == {m for m in members if m[0] != "_"}
 
 
-def test_flags_are_given_as_vllm_takes_them() -> None:
+def test_values_are_parsed_to_vllms_types() -> None:
     given: dict[str, str | bool | list[str] | None] = {
         "temperature": "0.5",
         "n": "2",
@@ -94,14 +94,12 @@ def test_flags_are_given_as_vllm_takes_them() -> None:
         ("extra_args", "1", "--extra-args: must be a JSON object"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_one_line(
-    name: str, value: str | list[str], said: str
-) -> None:
+def test_wrong_type_is_a_one_line_error(name: str, value: str | list[str], said: str) -> None:
     with pytest.raises(SamplingError) as caught:
         parse_sampling({name: value})
     assert str(caught.value).startswith(said)
 
 
-def test_no_two_flags_are_alike() -> None:
+def test_flags_are_unique() -> None:
     flags = [parameter.flag for parameter in SAMPLING]
     assert len(set(flags)) == len(flags)

@@ -1,4 +1,4 @@
-"""The bounds of sampling parameters: what they say, and that they are vLLM's."""
+"""The bounds of sampling parameters, and that they are vLLM's."""
 
 import itertools
 import math
@@ -62,7 +62,7 @@ def refused(given: dict[str, Any]) -> bool:
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")  # vLLM's imports warn, of their own dependencies
-def test_what_vllm_refuses_is_refused_and_nothing_else() -> None:
+def test_refusals_are_exactly_those_of_vllm() -> None:
     from engines.offline.worker import UserError, sampling_params
 
     def refused_by_vllm(given: dict[str, Any]) -> bool:
@@ -126,13 +126,13 @@ def test_what_vllm_refuses_is_refused_and_nothing_else() -> None:
         ),
     ],
 )
-def test_a_value_out_of_bounds_is_one_line(given: dict[str, Any], said: str) -> None:
+def test_value_out_of_bounds_is_a_one_line_error(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SamplingError) as caught:
         check_bounds(given)
     assert str(caught.value) == said
 
 
-def test_more_answers_are_allowed_where_the_environment_says_so(
+def test_environment_raises_the_limit_of_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "20000")
@@ -141,7 +141,7 @@ def test_more_answers_are_allowed_where_the_environment_says_so(
         check_bounds({"n": 20001})
 
 
-def test_deep_json_is_looked_through() -> None:
+def test_deeply_nested_json_is_checked() -> None:
     deep: list[Any] = []
     for _ in range(50_000):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""A batch whose processes are killed from outside, before vLLM is even loaded."""
+"""Batches whose processes are killed before vLLM is loaded."""
 
 import tempfile
 from pathlib import Path
@@ -34,7 +34,7 @@ def family() -> tuple[psutil.Process, psutil.Process]:
         ),
     ],
 )
-def test_a_killed_process_ends_the_batch_and_leaves_nothing(victim: int, said: str) -> None:
+def test_killed_process_fails_the_batch_and_leaves_nothing(victim: int, said: str) -> None:
     with Session(JOB) as session:
         both = family()
         both[victim].kill()
@@ -44,7 +44,7 @@ def test_a_killed_process_ends_the_batch_and_leaves_nothing(victim: int, said: s
     until(lambda: not any(map(alive, both)), 10)
 
 
-def test_a_temporary_directory_too_deep_for_sockets_is_told(
+def test_too_deep_temporary_directory_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("d" * 80)
@@ -56,7 +56,7 @@ def test_a_temporary_directory_too_deep_for_sockets_is_told(
     assert list(deep.iterdir()) == []
 
 
-def test_leaving_early_ends_everything() -> None:
+def test_leaving_early_ends_all_processes() -> None:
     with Session(JOB):
         both = family()
     assert not any(map(alive, both))

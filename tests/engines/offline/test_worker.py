@@ -1,4 +1,4 @@
-"""What vLLM itself makes of engine flags and sampling parameters, and how its refusals are told."""
+"""Engine flags and sampling parameters as vLLM parses them, and its refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_engine_flags_are_read_as_vllm_serve_reads_them(tmp_path: Path) -> None:
+def test_engine_flags_are_parsed_as_by_vllm_serve(tmp_path: Path) -> None:
     model = str(tmp_path)  # a directory: vLLM looks for a name in its cache where it is offline
     args = parse_engine_args(
         model,
@@ -50,13 +50,13 @@ def test_engine_flags_are_read_as_vllm_serve_reads_them(tmp_path: Path) -> None:
         ("dtype", "float13", "engine flag --dtype: invalid choice: 'float13'"),
     ],
 )
-def test_an_engine_flag_that_vllm_refuses_is_one_line(key: str, value: str, said: str) -> None:
+def test_refused_engine_flag_is_a_one_line_error(key: str, value: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_engine_args("m", [(key, value)])
     assert str(caught.value).startswith(said)
 
 
-def test_what_is_given_goes_before_the_models_defaults() -> None:
+def test_given_parameters_override_the_models_defaults() -> None:
     params = sampling_params(
         {"temperature": 0.6, "top_k": 20},
         {
@@ -82,16 +82,14 @@ def test_what_is_given_goes_before_the_models_defaults() -> None:
         ({"repetition_detection": {"n": 3}}, "sampling: repetition_detection has no 'n'"),
     ],
 )
-def test_a_sampling_parameter_that_vllm_refuses_is_one_line(
-    given: dict[str, Any], said: str
-) -> None:
+def test_refused_sampling_parameter_is_a_one_line_error(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as caught:
         sampling_params({}, given)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
 
 
-def test_a_reasoning_parser_is_found_by_name() -> None:
+def test_reasoning_parser_is_found_by_name() -> None:
     assert reasoning_parser_class("auto") is None
     assert reasoning_parser_class("none") is None
     assert reasoning_parser_class("qwen3") is not None

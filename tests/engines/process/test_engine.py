@@ -1,4 +1,4 @@
-"""The supervisor and its guardian, with a fake in vLLM's place and real processes."""
+"""Process engines with a fake vLLM server, a real guardian and real processes."""
 
 import asyncio
 import os
@@ -75,9 +75,7 @@ async def test_run_directory_and_log_are_private(make: Make, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-async def test_directory_that_another_user_has_linked_elsewhere_is_not_followed(
-    make: Make, tmp_path: Path
-) -> None:
+async def test_symlinked_directory_of_another_user_is_refused(make: Make, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o755)
     (tmp_path / "demo-0").symlink_to(elsewhere)
@@ -88,7 +86,7 @@ async def test_directory_that_another_user_has_linked_elsewhere_is_not_followed(
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
 
 
-async def test_engine_inherits_what_it_needs_and_no_secret_of_others(
+async def test_engine_inherits_listed_variables_and_no_other_secrets(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GATEWAY_API_KEYS", "VLLM_API_KEY", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"):
@@ -106,10 +104,10 @@ async def test_engine_inherits_what_it_needs_and_no_secret_of_others(
     assert "canary" not in environment
 
 
-async def test_variables_that_are_withheld_later_are_missing_after_a_restart(
+async def test_variable_withheld_later_is_missing_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a reload that adds a remote engine with a key."""
+    """A reload that adds a remote engine withholds its key."""
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
     withheld: set[str] = set()
     spec = ProcessSpec(kind="process", model="m")
@@ -126,7 +124,7 @@ async def test_variables_that_are_withheld_later_are_missing_after_a_restart(
         await engine.stop(0.0)
 
 
-async def test_placement_is_in_the_engines_environment_above_the_gateways_own(
+async def test_placement_overrides_the_gateways_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
@@ -147,7 +145,7 @@ async def test_placement_is_in_the_engines_environment_above_the_gateways_own(
         await engine.stop(0.0)
 
 
-async def test_engine_has_a_temporary_directory_of_its_own_unless_it_was_given_one(
+async def test_engine_has_its_own_temporary_directory_unless_one_is_configured(
     make: Make, tmp_path: Path
 ) -> None:
     given = tmp_path / "given"
@@ -163,7 +161,7 @@ async def test_engine_has_a_temporary_directory_of_its_own_unless_it_was_given_o
     assert given.exists()
 
 
-# Two processes of an engine that share memory, as vLLM's do; a semaphore of it has a name as well.
+# Two processes of an engine that share memory, as vLLM's do; its semaphore has a name as well.
 SHARING = """
 import multiprocessing, sys, tempfile, time
 from multiprocessing.shared_memory import SharedMemory
@@ -187,7 +185,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("victim", ["nobody", "guardian", "server", "worker"])
-async def test_end_leaves_neither_shared_memory_nor_temporary_files(
+async def test_end_removes_shared_memory_and_temporary_files(
     make: Make, tmp_path: Path, victim: str
 ) -> None:
     program = tmp_path / "sharing.py"
@@ -211,7 +209,7 @@ async def test_end_leaves_neither_shared_memory_nor_temporary_files(
     assert not any(path.exists() for path in [*shared, temporary, tmp_path / "demo-0" / "tmp"])
 
 
-async def test_failed_start_tells_the_engines_own_reason(make: Make) -> None:
+async def test_failed_start_reports_the_engines_own_reason(make: Make) -> None:
     engine = make(args={"fake-start": "crash"})
     with pytest.raises(EngineNotReady, match="no room for KV cache"):
         await ready(engine)
@@ -219,26 +217,26 @@ async def test_failed_start_tells_the_engines_own_reason(make: Make) -> None:
     assert engine.last_error == "no room for KV cache"
 
 
-async def test_unknown_flag_tells_the_parsers_words(make: Make) -> None:
+async def test_unknown_flag_reports_the_parsers_message(make: Make) -> None:
     engine = make(args={"no-such-flag": True})
     with pytest.raises(EngineNotReady, match="unrecognized arguments: --no-such-flag"):
         await ready(engine)
 
 
-async def test_missing_launcher_is_told(make: Make) -> None:
+async def test_missing_launcher_is_reported(make: Make) -> None:
     engine = make(launcher=("/nonexistent/python",))
     with pytest.raises(EngineNotReady, match="cannot run /nonexistent/python"):
         await ready(engine)
 
 
-async def test_missing_model_directory_is_told_before_anything_runs(tmp_path: Path) -> None:
+async def test_missing_model_directory_is_reported_before_the_start(tmp_path: Path) -> None:
     spec = ProcessSpec(kind="process", model="/nonexistent/model")
     engine = ProcessEngine("e", spec, served_name="m", run_dir=tmp_path, launcher=LAUNCHER)
     with pytest.raises(EngineNotReady, match="/nonexistent/model does not exist"):
         await ready(engine)
 
 
-async def test_socket_path_that_is_too_long_is_told(tmp_path: Path) -> None:
+async def test_too_long_socket_path_is_reported(tmp_path: Path) -> None:
     spec = ProcessSpec(kind="process", model="m")
     run_dir = tmp_path / ("x" * 100)
     engine = ProcessEngine("e", spec, served_name="m", run_dir=run_dir, launcher=LAUNCHER)
@@ -246,18 +244,18 @@ async def test_socket_path_that_is_too_long_is_told(tmp_path: Path) -> None:
         await ready(engine)
 
 
-async def test_start_that_takes_too_long_is_ended(make: Make) -> None:
+async def test_start_past_its_timeout_is_stopped(make: Make) -> None:
     engine = make(args={"fake-start": "hang", "fake-children": True}, start_timeout_s=1.0)
     starting = asyncio.create_task(ready(engine))
     await until(lambda: engine.pid is not None)
     processes = family(engine)
     with pytest.raises(EngineNotReady, match="not ready after 1 s"):
         await starting
-    await until(lambda: engine.given_up)  # callers need not wait for the sweep
+    await until(lambda: engine.given_up)  # callers do not wait for the cleanup
     assert gone(processes)
 
 
-async def test_deadline_of_a_caller_does_not_end_the_start(make: Make, tmp_path: Path) -> None:
+async def test_deadline_of_a_caller_does_not_stop_the_start(make: Make, tmp_path: Path) -> None:
     loaded = tmp_path / "loaded"
     engine = make(args={"fake-load-until": str(loaded)})
     with pytest.raises(EngineNotReady, match="still starting"):
@@ -301,7 +299,7 @@ async def test_killed_guardian_takes_the_engine_with_it_even_in_another_session(
     assert engine.last_error == "it died while serving (killed by SIGKILL)"
 
 
-async def test_server_that_exits_is_noticed(make: Make, tmp_path: Path) -> None:
+async def test_exit_of_the_server_is_a_failure(make: Make, tmp_path: Path) -> None:
     dies = tmp_path / "dies"
     engine = make(args={"fake-die-when": str(dies)})
     await ready(engine)
@@ -319,7 +317,7 @@ async def test_server_that_ignores_sigterm_is_killed_after_the_grace(make: Make)
     assert engine.state is EngineState.STOPPED
 
 
-async def test_frozen_server_is_ended_by_stop(make: Make) -> None:
+async def test_stop_ends_a_frozen_server(make: Make) -> None:
     engine = make()
     await ready(engine)
     processes = family(engine)
@@ -344,13 +342,13 @@ async def test_drain_waits_for_the_requests_in_flight_and_refuses_new_ones(make:
     assert engine.state is EngineState.STOPPED
 
 
-async def test_stop_of_an_engine_that_never_started_does_nothing(make: Make) -> None:
+async def test_stop_before_the_first_start_does_nothing(make: Make) -> None:
     engine = make()
     await engine.stop(1.0)
     assert engine.state is EngineState.STOPPED
 
 
-async def test_log_of_the_run_before_is_kept(make: Make, tmp_path: Path) -> None:
+async def test_log_of_the_previous_run_is_kept(make: Make, tmp_path: Path) -> None:
     first = make(args={"fake-start": "crash"})
     with pytest.raises(EngineNotReady):
         await ready(first)
@@ -384,9 +382,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("phase", ["ready", "starting"])
-async def test_sigkill_of_the_gateway_ends_every_process_of_its_engines(
-    tmp_path: Path, phase: str
-) -> None:
+async def test_sigkill_of_the_gateway_ends_all_engine_processes(tmp_path: Path, phase: str) -> None:
     gateway = await asyncio.create_subprocess_exec(
         sys.executable, "-c", GATEWAY, str(tmp_path), phase, stdout=asyncio.subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""What a gateway finds of the engines that one before it has left."""
+"""Discovery of engines that an earlier gateway has left running."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from engines.process.launch import ORIGIN, Origin, running_engines
 
 
 def left(run_dir: Path, name: str, origin: object, **differs: object) -> None:
-    """Leave an engine whose guardian is this process, but for what differs."""
+    """Write the files of a running engine whose guardian is this process, with changes."""
     itself = process_tree.read_stat(os.getpid())
     assert itself is not None
     record = {
@@ -28,14 +28,14 @@ def left(run_dir: Path, name: str, origin: object, **differs: object) -> None:
     (directory / ORIGIN).write_text(origin if isinstance(origin, str) else json.dumps(origin))
 
 
-def test_engines_that_run_are_found_with_what_they_were_made_from(tmp_path: Path) -> None:
+def test_running_engines_are_found_with_their_origin(tmp_path: Path) -> None:
     left(tmp_path, "demo-1", {"mark": "a", "gpus": None})
     left(tmp_path, "demo-0", {"mark": "b", "gpus": [1, 0]})
     found = running_engines(tmp_path)
     assert list(found.items()) == [("demo-0", Origin("b", (1, 0))), ("demo-1", Origin("a"))]
 
 
-def test_what_does_not_run_or_says_nothing_of_itself_is_left_out(tmp_path: Path) -> None:
+def test_engine_that_is_stopped_or_without_origin_is_left_out(tmp_path: Path) -> None:
     whole = {"mark": "a", "gpus": None}
     left(tmp_path, "ended", whole, guardian_started=1)
     left(tmp_path, "before-boot", whole, boot="another")
@@ -48,12 +48,12 @@ def test_what_does_not_run_or_says_nothing_of_itself_is_left_out(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_directory_of_another_user_is_left_out(tmp_path: Path) -> None:
+def test_directory_of_another_user_is_left_out(tmp_path: Path) -> None:
     left(tmp_path, "demo-0", {"mark": "a", "gpus": None})
     (tmp_path / "elsewhere").mkdir()
     os.chown(tmp_path / "demo-0", 12345, -1)
     assert running_engines(tmp_path) == {}
 
 
-def test_a_run_directory_that_is_not_there_has_none(tmp_path: Path) -> None:
+def test_missing_run_directory_has_no_engines(tmp_path: Path) -> None:
     assert running_engines(tmp_path / "none") == {}

@@ -1,4 +1,4 @@
-"""What becomes of engines that die, freeze, sleep, or outlive their gateway: real processes."""
+"""Restart, watchdog, sleep mode and adoption of engines, with real processes."""
 
 import asyncio
 import json
@@ -49,8 +49,8 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 
 @pytest.fixture
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often, so that a test need not wait for what production waits for."""
+def fast_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the intervals of the watchdog."""
     monkeypatch.setattr(watchdog, "FROZEN_S", 0.3)
     monkeypatch.setattr(watchdog, "SAMPLE_S", 0.05)
 
@@ -58,12 +58,12 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestRestart:
     @pytest.mark.parametrize("victim", [0, 1, 2, 3])
     async def test_sigkill_of_any_process_leaves_no_orphan_and_a_restarted_engine(
-        self, make: Make, victim: int, quick_looks: None
+        self, make: Make, victim: int, fast_watchdog: None
     ) -> None:
         engine = make(args={"fake-children": True}, restart=AT_ONCE)
         await ready(engine)
         before = family(engine)
-        if victim > 1:  # vLLM's server ends when its core is gone; the fake's does not notice
+        if victim > 1:  # vLLM's server exits when its core is gone; the fake's does not
             before[1].suspend()
         before[victim].kill()
         await until(lambda: engine.restarts == 1 and engine.state is S.READY)
@@ -86,9 +86,7 @@ class TestRestart:
         await until(lambda: engine.state is S.READY)
         assert gone(before)
 
-    async def test_stream_under_way_ends_in_engine_died_when_the_server_dies(
-        self, make: Make
-    ) -> None:
+    async def test_stream_ends_in_engine_died_when_the_server_dies(self, make: Make) -> None:
         engine = make(restart=AT_ONCE)
         await ready(engine)
         response = await engine.send(chat(fake="pace:5"))
@@ -97,9 +95,7 @@ class TestRestart:
             await read(response)
         await until(lambda: engine.restarts == 1 and engine.state is S.READY)
 
-    async def test_engine_that_never_stays_up_is_given_up_after_its_budget(
-        self, make: Make
-    ) -> None:
+    async def test_crashing_engine_is_given_up_after_its_budget(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart=AT_ONCE)
         with pytest.raises(EngineNotReady, match="no room for KV cache"):
             await ready(engine)
@@ -107,7 +103,7 @@ class TestRestart:
         assert engine.restarts == AT_ONCE["budget"]
         assert engine.last_error == "no room for KV cache"
 
-    async def test_time_that_an_engine_loads_forgives_no_restart(self, make: Make) -> None:
+    async def test_load_time_does_not_count_as_service(self, make: Make) -> None:
         shorter_than_a_load = {**AT_ONCE, "window_s": 0.001}
         engine = make(args={"fake-start": "crash"}, restart=shorter_than_a_load)
         with pytest.raises(EngineNotReady, match="no room for KV cache"):
@@ -115,16 +111,14 @@ class TestRestart:
         await until(lambda: engine.given_up)
         assert engine.restarts == AT_ONCE["budget"]
 
-    async def test_engine_that_was_given_up_is_not_started_by_the_next_request(
-        self, make: Make
-    ) -> None:
+    async def test_given_up_engine_is_not_started_by_the_next_request(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"budget": 0, "max_backoff_s": 60})
         for _ in range(2):
             with pytest.raises(EngineNotReady, match="no room for KV cache"):
                 await ready(engine)
         assert sum("version fake" in line for line in engine.recent_log()) == 1
 
-    async def test_stop_renews_the_budget_of_an_engine_that_was_given_up(
+    async def test_stop_renews_the_budget_of_a_given_up_engine(
         self, make: Make, tmp_path: Path
     ) -> None:
         dies = tmp_path / "dies"
@@ -145,7 +139,7 @@ class TestRestart:
         await engine.stop(0.0)
         assert engine.state is S.STOPPED
 
-    async def test_engine_that_is_to_rest_stays_failed_and_starts_when_it_is_asked_for(
+    async def test_resting_engine_stays_failed_until_it_is_started(
         self, make: Make, tmp_path: Path
     ) -> None:
         dies = tmp_path / "dies"
@@ -162,13 +156,13 @@ class TestRestart:
         await ready(engine)
         assert await ask(engine) == 200
 
-    async def test_who_asks_during_the_backoff_is_told_at_once_why(self, make: Make) -> None:
+    async def test_caller_during_the_backoff_gets_the_reason_at_once(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
         for _ in range(2):
             with pytest.raises(EngineNotReady, match="no room"):
                 await ready(engine)
 
-    async def test_engine_that_stopped_can_be_started_again(self, make: Make) -> None:
+    async def test_stopped_process_can_be_started_again(self, make: Make) -> None:
         engine = make()
         for _ in range(2):
             await ready(engine)
@@ -176,7 +170,7 @@ class TestRestart:
             await engine.stop(5.0)
             assert engine.state is S.STOPPED
 
-    async def test_one_loads_at_a_time_where_the_turn_says_so(
+    async def test_engines_load_one_at_a_time_with_one_turn(
         self, make: Make, tmp_path: Path
     ) -> None:
         turn, loaded = asyncio.Semaphore(1), tmp_path / "loaded"
@@ -211,7 +205,7 @@ class TestRestart:
         assert loads == ["first", "second"]
         assert not turn.locked()
 
-    async def test_stop_while_it_waits_for_its_turn_takes_none(self, make: Make) -> None:
+    async def test_stop_while_waiting_for_the_turn_takes_none(self, make: Make) -> None:
         turn = asyncio.Semaphore(1)
         await turn.acquire()
         engine = make(turn=turn)
@@ -223,7 +217,7 @@ class TestRestart:
         turn.release()
         assert not turn.locked()
 
-    async def test_model_directory_that_disappears_while_loaded_is_told_at_the_restart(
+    async def test_model_directory_deleted_while_loaded_fails_the_restart(
         self, make: Make, tmp_path: Path
     ) -> None:
         model = tmp_path / "model"
@@ -231,18 +225,18 @@ class TestRestart:
         engine = make(model=str(model), restart={**AT_ONCE, "max_backoff_s": 0.3})
         await ready(engine)
         model.rmdir()
-        assert await ask(engine) == 200  # what is loaded goes on
+        assert await ask(engine) == 200  # the loaded model still serves
         os.kill(engine.pid or 0, signal.SIGKILL)
         told = f"model directory {model} does not exist"
         await until(lambda: engine.last_error == told)
-        model.mkdir()  # the disk is back
+        model.mkdir()  # the disk is mounted again
         await until(lambda: engine.state is S.READY)
 
 
 class TestWatch:
     @pytest.mark.parametrize("victim", [0, 1, 2, 3])
     async def test_frozen_process_is_replaced(
-        self, make: Make, victim: int, quick_looks: None
+        self, make: Make, victim: int, fast_watchdog: None
     ) -> None:
         engine = make(args={"fake-children": True}, restart=AT_ONCE)
         await ready(engine)
@@ -252,8 +246,8 @@ class TestWatch:
         assert f"its process {before[victim].pid} has been stopped" in (engine.last_error or "")
         assert gone(before)
 
-    async def test_frozen_process_is_replaced_while_it_loads_too(
-        self, make: Make, tmp_path: Path, quick_looks: None
+    async def test_frozen_process_is_replaced_while_loading(
+        self, make: Make, tmp_path: Path, fast_watchdog: None
     ) -> None:
         loaded = tmp_path / "loaded"
         engine = make(args={"fake-load-until": str(loaded)}, restart=AT_ONCE)
@@ -267,8 +261,8 @@ class TestWatch:
         await until(lambda: engine.state is S.READY)
         assert gone(before)
 
-    async def test_engine_that_makes_no_progress_is_replaced(
-        self, make: Make, quick_looks: None
+    async def test_engine_without_progress_is_replaced(
+        self, make: Make, fast_watchdog: None
     ) -> None:
         engine = make(restart=AT_ONCE, progress_timeout_s=0.5)
         await ready(engine)
@@ -279,8 +273,8 @@ class TestWatch:
         await until(lambda: engine.restarts == 1 and engine.state is S.READY)
         assert "no progress for 0.5 s" in (engine.last_error or "")
 
-    async def test_silent_request_beside_one_that_moves_is_no_reason(
-        self, make: Make, quick_looks: None
+    async def test_silent_request_next_to_one_with_progress_does_not_fail_the_engine(
+        self, make: Make, fast_watchdog: None
     ) -> None:
         engine = make(restart=AT_ONCE, progress_timeout_s=0.5)
         await ready(engine)
@@ -295,26 +289,26 @@ class TestWatch:
 
 
 class TestSleep:
-    async def test_engine_sleeps_instead_of_being_ended_and_wakes(self, make: Make) -> None:
+    async def test_unloaded_engine_sleeps_and_wakes(self, make: Make) -> None:
         engine = make(sleep_level=1)
         await ready(engine)
         pid = engine.pid
         await engine.unload()
         assert engine.state is S.ASLEEP
         with pytest.raises(EngineNotReady, match="asleep"):
-            await ask(engine)  # never reaches it: a request crashes vLLM while it sleeps
+            await ask(engine)  # not sent: a request crashes a sleeping vLLM
         await ready(engine)
         assert engine.pid == pid
         assert await ask(engine) == 200
 
-    async def test_second_level_loads_the_weights_again(self, make: Make) -> None:
+    async def test_sleep_level_2_reloads_the_weights(self, make: Make) -> None:
         engine = make(sleep_level=2)
         await ready(engine)
         await engine.unload()
         await ready(engine)
         assert await ask(engine) == 200
 
-    async def test_requests_in_flight_end_before_it_sleeps(self, make: Make) -> None:
+    async def test_requests_in_flight_end_before_sleep(self, make: Make) -> None:
         engine = make(sleep_level=1)
         await ready(engine)
         response = await engine.send(chat(fake="pace:5"))
@@ -327,7 +321,7 @@ class TestSleep:
         assert engine.state is S.ASLEEP
 
     @pytest.mark.parametrize("fault", ["refuse", "insomnia", "hoard"])
-    async def test_engine_that_does_not_fall_asleep_is_ended(self, make: Make, fault: str) -> None:
+    async def test_engine_that_fails_to_sleep_is_stopped(self, make: Make, fault: str) -> None:
         engine = make(sleep_level=1, args={"fake-sleep": fault})
         await ready(engine)
         processes = family(engine)
@@ -337,9 +331,7 @@ class TestSleep:
         assert "did not fall asleep" in (engine.last_error or "")
 
     @pytest.mark.parametrize("fault", ["coma", "sleepwalk"])
-    async def test_engine_that_does_not_wake_is_killed_and_started_anew(
-        self, make: Make, fault: str
-    ) -> None:
+    async def test_engine_that_fails_to_wake_is_restarted(self, make: Make, fault: str) -> None:
         engine = make(sleep_level=1, args={"fake-sleep": fault}, restart=AT_ONCE)
         await ready(engine)
         before = family(engine)
@@ -350,21 +342,21 @@ class TestSleep:
         assert gone(before)
         assert await ask(engine) == 200
 
-    async def test_sleeping_engine_that_dies_is_started_again(self, make: Make) -> None:
+    async def test_sleeping_engine_that_dies_is_restarted(self, make: Make) -> None:
         engine = make(sleep_level=1, restart=AT_ONCE)
         await ready(engine)
         await engine.unload()
         os.kill(engine.pid or 0, signal.SIGKILL)
         await until(lambda: engine.restarts == 1)
 
-    async def test_engine_without_sleep_mode_says_so(self, make: Make) -> None:
+    async def test_sleep_without_sleep_level_is_refused(self, make: Make) -> None:
         engine = make()
         await ready(engine)
         with pytest.raises(EngineNotReady, match="sleep_level"):
             await engine.sleep(1)
         assert engine.state is S.READY
 
-    async def test_unload_that_is_called_off_leaves_it_serving(self, make: Make) -> None:
+    async def test_canceled_unload_leaves_the_engine_serving(self, make: Make) -> None:
         engine = make()
         await ready(engine)
         response = await engine.send(chat(fake="pace:5"))
@@ -377,7 +369,7 @@ class TestSleep:
 
 
 class TestAdoption:
-    async def test_next_gateway_takes_over_what_runs(self, make: Make) -> None:
+    async def test_next_gateway_adopts_a_running_engine(self, make: Make) -> None:
         old = make(keep=True, args={"fake-children": True})
         await ready(old)
         processes = family(old)
@@ -389,12 +381,12 @@ class TestAdoption:
         assert new.facts == old.facts
         assert new.load_s == old.load_s
         assert await ask(new) == 200
-        assert await stream.read()  # in the old gateway, beside the new one
+        assert await stream.read()  # in the old gateway, while the new one runs
         stream.close()
         await new.stop(5.0)
         assert gone(processes)
 
-    async def test_released_engine_is_not_started_again_by_who_let_it_go(self, make: Make) -> None:
+    async def test_released_engine_is_not_restarted_by_its_former_gateway(self, make: Make) -> None:
         old = make(keep=True, restart=AT_ONCE)
         await ready(old)
         processes = family(old)
@@ -415,7 +407,7 @@ class TestAdoption:
         assert gone(processes)
         assert "--max-model-len=17" in psutil.Process(new.pid).cmdline()
 
-    async def test_other_variables_are_another_configuration(self, make: Make) -> None:
+    async def test_changed_variables_are_another_configuration(self, make: Make) -> None:
         old = make(keep=True)
         await ready(old)
         processes = family(old)
@@ -424,9 +416,7 @@ class TestAdoption:
         await ready(new)
         assert gone(processes)
 
-    async def test_engine_that_still_loads_is_taken_over_too(
-        self, make: Make, tmp_path: Path
-    ) -> None:
+    async def test_loading_engine_is_adopted(self, make: Make, tmp_path: Path) -> None:
         loaded = tmp_path / "loaded"
         old = make(keep=True, args={"fake-load-until": str(loaded)})
         starting = asyncio.create_task(ready(old))
@@ -441,7 +431,7 @@ class TestAdoption:
         await taking_over
         assert new.pid == pid
 
-    async def test_engine_that_is_not_to_be_kept_any_more_ends_with_its_new_gateway(
+    async def test_adopted_engine_ends_with_a_gateway_that_does_not_keep_it(
         self, make: Make
     ) -> None:
         old = make(keep=True)
@@ -454,7 +444,7 @@ class TestAdoption:
         await new.release()
         await until(lambda: gone(processes))
 
-    async def test_engine_that_nobody_knows_is_ended(self, make: Make, tmp_path: Path) -> None:
+    async def test_unconfigured_engine_is_stopped(self, make: Make, tmp_path: Path) -> None:
         old = make(keep=True)
         await ready(old)
         processes = family(old)
@@ -481,9 +471,7 @@ class TestLeftovers:
             stranger.wait()
 
     @pytest.mark.parametrize("text", ["", "\x00\xff", "[]", '{"guardian": "x"}', "{}"])
-    async def test_record_that_is_none_is_written_anew(
-        self, make: Make, tmp_path: Path, text: str
-    ) -> None:
+    async def test_invalid_record_is_replaced(self, make: Make, tmp_path: Path, text: str) -> None:
         directory = tmp_path / "demo-0"
         directory.mkdir()
         (directory / "engine.json").write_text(text)
@@ -493,22 +481,20 @@ class TestLeftovers:
         await ready(engine)
         assert json.loads((directory / "engine.json").read_text())["engine"] == engine.pid
 
-    async def test_what_a_crash_of_gateway_and_guardian_left_is_ended_before_the_next_start(
-        self, make: Make
-    ) -> None:
+    async def test_leftovers_of_a_crash_are_ended_before_the_next_start(self, make: Make) -> None:
         old = make(keep=True, args={"fake-children": True})
         await ready(old)
         processes = family(old)
         await old.release()
         for process in processes:
-            process.suspend()  # nobody gets to clean up
+            process.suspend()  # no process can clean up
         processes[0].kill()
         processes[1].kill()
         new = make(keep=True)
         await ready(new)
         assert gone(processes)
 
-    async def test_frozen_guardian_of_before_is_ended_with_its_engine(
+    async def test_frozen_earlier_guardian_is_ended_with_its_engine(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(guardian_client, "HELLO_TIMEOUT_S", 0.3)
@@ -524,9 +510,9 @@ class TestLeftovers:
 
 
 class TestStarting:
-    """What an engine says of the start that brings it up."""
+    """The forecast of a start (`Engine.starting`)."""
 
-    async def test_start_is_told_while_it_is_under_way(self, make: Make, tmp_path: Path) -> None:
+    async def test_start_is_shown_while_it_is_under_way(self, make: Make, tmp_path: Path) -> None:
         up = tmp_path / "up"
         engine = make(args={"fake-load-until": str(up)})
         assert engine.starting is None
@@ -538,7 +524,7 @@ class TestStarting:
         await task
         assert engine.starting is None
 
-    async def test_start_again_is_expected_to_take_the_pause_and_the_last_load(
+    async def test_restart_is_expected_to_take_backoff_and_last_load(
         self, make: Make, tmp_path: Path
     ) -> None:
         dies = tmp_path / "dies"
@@ -552,21 +538,21 @@ class TestStarting:
         await until(lambda: engine.state is S.FAILED)
         await until(lambda: (start := engine.starting) is not None and _expects(start, 50 + load_s))
 
-    async def test_start_after_one_that_failed_promises_nothing(self, make: Make) -> None:
+    async def test_start_after_a_failed_one_has_no_forecast(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
         with pytest.raises(EngineNotReady):
             await ready(engine)
         assert engine.starting is None
         assert engine.blocked_by is None
 
-    async def test_fault_that_stays_is_named_by_its_kind(self, make: Make) -> None:
+    async def test_lasting_fault_is_named_by_its_kind(self, make: Make) -> None:
         engine = make(args={"fake-start": "refuse"})
         with pytest.raises(EngineNotReady, match="unrecognized arguments: --no-such-flag"):
             await ready(engine)
         assert engine.blocked_by == "unknown flag"
         assert engine.starting is None
 
-    async def test_restarts_that_are_used_up_are_named(self, make: Make) -> None:
+    async def test_exhausted_restarts_are_named(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"budget": 0})
         with pytest.raises(EngineNotReady):
             await ready(engine)

@@ -1,4 +1,4 @@
-"""When an engine is taken for dead: looks in, a verdict out."""
+"""The watchdog: samples in, a verdict out."""
 
 from dataclasses import replace
 
@@ -22,74 +22,76 @@ PROGRESS_S = 60.0
 FINE = Sample(at=0.0, stopped=(), health=200, waiting_s=0.0, counters=None)
 
 
-def first_verdict(looks: list[Sample]) -> tuple[float, str] | None:
-    """Return when the first verdict fell, and what it was."""
+def first_verdict(samples: list[Sample]) -> tuple[float, str] | None:
+    """Return the time and the text of the first verdict."""
     judge = Watchdog(PROGRESS_S)
-    for look in looks:
-        if verdict := judge.verdict(look):
-            return look.at, verdict
+    for sample in samples:
+        if verdict := judge.verdict(sample):
+            return sample.at, verdict
     return None
 
 
-def at_intervals(look: Sample, count: int, waiting: float = 0.0) -> list[Sample]:
-    """The same look again and again; who waits has waited longer each time."""
+def at_intervals(sample: Sample, count: int, waiting: float = 0.0) -> list[Sample]:
+    """Repeat a sample; a waiting request has waited longer each time."""
     return [
-        replace(look, at=n * SAMPLE_S, waiting_s=waiting + n * SAMPLE_S if waiting else 0.0)
+        replace(sample, at=n * SAMPLE_S, waiting_s=waiting + n * SAMPLE_S if waiting else 0.0)
         for n in range(count)
     ]
 
 
-def test_idle_engine_lives_for_ever() -> None:
+def test_idle_engine_is_alive() -> None:
     assert first_verdict(at_intervals(FINE, 1000)) is None
 
 
-def test_engine_that_says_that_it_is_dead_is() -> None:
+def test_status_503_is_believed() -> None:
     found = first_verdict([FINE, replace(FINE, at=SAMPLE_S, health=503)])
     assert found is not None
     assert "answered 503" in found[1]
 
 
-def test_process_that_stands_still_is_given_a_moment() -> None:
+def test_stopped_process_is_dead_after_its_time() -> None:
     found = first_verdict(at_intervals(replace(FINE, stopped=(17,)), 10))
     assert found is not None
     assert found[0] == FROZEN_S
     assert "its process 17 has been stopped" in found[1]
 
 
-def test_process_that_goes_on_in_time_is_forgiven() -> None:
-    looks = at_intervals(FINE, 100)
-    stop_and_go = [replace(look, stopped=(17,) if n % 2 else ()) for n, look in enumerate(looks)]
+def test_process_that_continues_in_time_is_alive() -> None:
+    samples = at_intervals(FINE, 100)
+    stop_and_go = [
+        replace(sample, stopped=(17,) if n % 2 else ()) for n, sample in enumerate(samples)
+    ]
     assert first_verdict(stop_and_go) is None
 
 
-def test_server_that_does_not_answer_is_dead_after_its_time() -> None:
+def test_silent_server_is_dead_after_its_time() -> None:
     found = first_verdict(at_intervals(replace(FINE, health=None), 30))
     assert found is not None
     assert found[0] == SILENT_S
 
 
-def test_long_prefill_during_which_counters_move_is_work() -> None:
-    looks = [
-        replace(look, counters=n)
-        for n, look in enumerate(at_intervals(FINE, 100, waiting=SAMPLE_S))
+def test_counters_that_move_during_a_long_prefill_are_progress() -> None:
+    samples = [
+        replace(sample, counters=n)
+        for n, sample in enumerate(at_intervals(FINE, 100, waiting=SAMPLE_S))
     ]
-    assert first_verdict(looks) is None
+    assert first_verdict(samples) is None
 
 
-def test_requests_that_wait_while_nothing_moves_end_the_engine() -> None:
+def test_waiting_requests_without_progress_fail_the_engine() -> None:
     found = first_verdict(at_intervals(replace(FINE, counters=5), 100, waiting=SAMPLE_S))
     assert found is not None
     assert found[0] == PROGRESS_S
     assert "progress_timeout_s" in found[1]
 
 
-def test_engine_is_not_blamed_for_what_was_still_before_anybody_waited() -> None:
+def test_idle_time_before_a_request_does_not_count() -> None:
     idle = at_intervals(replace(FINE, counters=5), 100)
     late = replace(FINE, at=100 * SAMPLE_S, waiting_s=SAMPLE_S, counters=5)
     assert first_verdict([*idle, late]) is None
 
 
-def test_gateway_that_stood_still_itself_blames_nobody() -> None:
+def test_gap_between_samples_resets_the_evidence() -> None:
     before = at_intervals(replace(FINE, counters=5, health=None), 3, waiting=SAMPLE_S)
     after = replace(before[-1], at=before[-1].at + 10 * PROGRESS_S, waiting_s=10 * PROGRESS_S)
     assert after.at - before[-1].at > GAP_S
@@ -97,7 +99,7 @@ def test_gateway_that_stood_still_itself_blames_nobody() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, GAP_S), st.booleans(), st.integers(0, 3))))
-def test_no_verdict_without_a_whole_period_of_silence(
+def test_verdict_needs_a_complete_period_of_silence(
     steps: list[tuple[float, bool, int]],
 ) -> None:
     judge = Watchdog(PROGRESS_S)
@@ -127,14 +129,14 @@ http_requests_total{handler="/health"} 12.0
 @pytest.mark.parametrize(
     ("old", "new"), [(b"1.7e+09", b"1.8e+09"), (b"4.0", b"5.0"), (b" 12.0", b" 13.0")]
 )
-def test_what_is_not_the_engines_work_is_no_progress(old: bytes, new: bytes) -> None:
+def test_other_series_are_no_progress(old: bytes, new: bytes) -> None:
     assert counters(EXPOSITION) == counters(EXPOSITION.replace(old, new))
 
 
-def test_a_token_is_progress() -> None:
+def test_token_is_progress() -> None:
     assert counters(EXPOSITION) != counters(EXPOSITION.replace(b" 17.0", b" 18.0"))
 
 
-def test_only_a_process_that_a_signal_stopped_stands_still() -> None:
+def test_only_processes_stopped_by_a_signal_count() -> None:
     family = {pid: ProcessStat(state, 1, 1, 1) for pid, state in enumerate("RSDZTt")}
     assert stopped(family.items()) == (4,)

@@ -40,7 +40,7 @@ class SharedState:
         self._update()
 
     def set_desired(self, desired: DesiredState) -> None:
-        """Set the desired state and wake the owner task, and whoever waits for a change."""
+        """Set the desired state; wake the owner task and callers that wait for a change."""
         self.desired = desired
         self.notify()
 

@@ -223,7 +223,7 @@ def _note_wrapper(command: Command) -> Iterator[str]:
 
 
 def _shorten(words: list[str]) -> str:
-    """Return the first words of a command for a note, with secrets redact_line."""
+    """Return the first words of a command for a note, with secrets redacted."""
     text = " ".join(base_name(word) for word in words[:2])
     shown = redact_line(text)
     return shown if len(shown) <= 40 else f"{shown[:39]}…"

@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from app.fleet.slots import Slot, config_hash
 from app.routing import Replica
 from app.settings import ConfigError, ModelSettings, Settings
-from engines.gpu.accelerator import Accelerator, AcceleratorError, Device, find_accelerator
-from engines.gpu.placement import (
-    VISIBLE,
+from engines.gpu import (
+    VISIBLE_DEVICES,
+    Accelerator,
+    AcceleratorError,
+    Device,
     Placement,
     PlacementError,
     PlacementRequest,
+    find_accelerator,
     place,
-    visible,
+    visible_devices,
 )
 from engines.inprocess import InProcessEngine
 from engines.process import ProcessEngine, vllm_launcher
@@ -40,7 +43,7 @@ class Builder:
         # Held by each engine that loads.
         self._turn = asyncio.Semaphore(settings.server.parallel_starts)
         # Read now: an in-process engine may set it in our environment later.
-        self._visible = os.environ.get(VISIBLE)
+        self._visible = os.environ.get(VISIBLE_DEVICES)
         self._accelerator: Accelerator | None = None
         # Latest last; placements of replaced engines stay for a rollback.
         self._placed: list[tuple[Slot, Placement]] = []
@@ -64,12 +67,12 @@ class Builder:
             present = self.accelerator.devices()
         except AcceleratorError as error:
             raise ConfigError([f"the GPUs of this machine are unknown: {error}"]) from None
-        devices = visible(present, self._visible)
+        devices = visible_devices(present, self._visible)
         try:
             found = place(requests, devices, keep)
         except PlacementError as error:
             hidden = len(present) - len(devices)
-            note = f"{VISIBLE} of the gateway hides {hidden} of {len(present)} GPUs"
+            note = f"{VISIBLE_DEVICES} of the gateway hides {hidden} of {len(present)} GPUs"
             raise ConfigError([*error.faults, note] if hidden else error.faults) from None
         return [
             (slot, found[slot.name])
@@ -89,7 +92,7 @@ class Builder:
 
     def devices(self) -> Sequence[Device]:
         """Return the GPUs that engines may use. Blocks. Raises AcceleratorError."""
-        return visible(self.accelerator.devices(), self._visible)
+        return visible_devices(self.accelerator.devices(), self._visible)
 
     def withhold(self, variables: Iterable[str]) -> None:
         """Withhold these environment variables from engines that start from now on."""

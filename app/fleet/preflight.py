@@ -14,9 +14,14 @@ from app.fleet.slots import Slot
 from app.settings import Settings
 from engines.flags import check
 from engines.flags.table import FlagTable
-from engines.gpu.accelerator import AcceleratorError
-from engines.gpu.numa import memory_nodes
-from engines.gpu.placement import VISIBLE, gpus_needed, memory_share, visible
+from engines.gpu import (
+    VISIBLE_DEVICES,
+    AcceleratorError,
+    count_gpus,
+    count_memory_nodes,
+    memory_share,
+    visible_devices,
+)
 from engines.guard import scratch
 from engines.process import SOCKET
 from engines.spec import LocalSpec, ProcessSpec
@@ -131,8 +136,8 @@ def _ranks_on_cpu(spec: LocalSpec) -> Iterator[tuple[tuple[str, ...], str]]:
         return
     # Each replica of a data-parallel engine binds its own ranks.
     one = {name: value for name, value in spec.args.items() if not name.startswith("data-parallel")}
-    ranks, said = gpus_needed(one)
-    nodes = memory_nodes()
+    ranks, said = count_gpus(one)
+    nodes = count_memory_nodes()
     if nodes is not None and ranks > max(nodes, 1):
         yield (
             ("args",),
@@ -143,12 +148,12 @@ def _ranks_on_cpu(spec: LocalSpec) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def _ranks_on_gpus(spec: LocalSpec, builder: Builder) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield a fault if an engine without `gpus` needs more GPUs than it can see."""
-    ranks, said = gpus_needed(spec.args)
+    ranks, said = count_gpus(spec.args)
     if ranks == 1:
         return
     variables: Mapping[str, str] = {**os.environ, **spec.env}
     try:
-        present = visible(builder.accelerator.devices(), variables.get(VISIBLE))
+        present = visible_devices(builder.accelerator.devices(), variables.get(VISIBLE_DEVICES))
     except AcceleratorError:
         return  # vLLM may know more
     if ranks > len(present):

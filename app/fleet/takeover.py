@@ -30,8 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.fleet.slots import Slot, flatten
-from engines.gpu.accelerator import Device
-from engines.gpu.placement import Placement, PlacementError, PlacementRequest, place_beside
+from engines.gpu import Device, Placement, PlacementError, PlacementRequest, place_additional
 from engines.spec import LocalSpec, ProcessSpec
 
 # Peak memory of a start, relative to a running engine: weights are read into buffers that are freed
@@ -159,7 +158,7 @@ def place_alongside(
     if not machine.devices:
         return None
     try:
-        return place_beside(new, others, machine.devices, keep)
+        return place_additional(new, others, machine.devices, keep)
     except PlacementError as error:
         raise PlacementError([f"no memory for both: {error.faults[0]}"]) from None
 

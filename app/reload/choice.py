@@ -13,7 +13,7 @@ from app.fleet.slots import Slot, free_names, rename_successors
 from app.fleet.takeover import EngineSnapshot, MachineResources, check_overlap, place_alongside
 from app.reload.difference import Difference, ModelChange, Takeover
 from app.settings import ModelSettings
-from engines.gpu.placement import Placement, PlacementError, PlacementRequest
+from engines.gpu import Placement, PlacementError, PlacementRequest
 from engines.spec import LocalSpec
 
 UNLOADED = "all engines of the model are unloaded for the change"

@@ -20,8 +20,7 @@ from app.reload.choice import EngineLayout, choose_takeovers
 from app.reload.difference import Difference
 from app.settings import ConfigError
 from engines.base import EngineState
-from engines.gpu.accelerator import AcceleratorError, Device
-from engines.gpu.host_memory import available_gib
+from engines.gpu import AcceleratorError, Device, available_host_gib
 from engines.process import LauncherMissing, vllm_runs_on_cpu
 
 log = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ class ReloadPlanner:
             devices = None
         if budget_gib is not None:
             budget_gib -= self._budgeted_gib()
-        free_gib = available_gib()
+        free_gib = available_host_gib()
         if free_gib is not None:
             # How much of it starting engines have taken already is unknown.
             starting = (

@@ -1,68 +1,74 @@
-"""The memory of one engine: what it takes, and whether all of it is free again after its end."""
+"""The memory of one engine: how much it uses, and whether it is released after its end."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from engines.gpu.accelerator import NO_USAGE, Accelerator, AcceleratorError, Usage, until_released
+from engines.gpu.accelerator import (
+    NO_USAGE,
+    Accelerator,
+    AcceleratorError,
+    Usage,
+    wait_until_released,
+)
 
 log = logging.getLogger(__name__)
 
 # A driver frees the memory of a dead process within a second or two; some drivers take longer.
-RELEASE_S = 30.0
+RELEASE_TIMEOUT_S = 30.0
 
 
 class EngineMemory:
-    """Asks the accelerator about one engine, off the event loop."""
+    """Measures the memory of one engine, off the event loop."""
 
     def __init__(
-        self, name: str, find: Callable[[], Accelerator], gpus: Collection[int] | None
+        self, name: str, find_accelerator: Callable[[], Accelerator], gpus: Collection[int] | None
     ) -> None:
-        """`find` returns the accelerator and may block; `gpus` are the engine's, None: all."""
+        """`find_accelerator` may block; `gpus` are those of the engine, None: all."""
         self._name = name
-        self._find = find
+        self._find_accelerator = find_accelerator
         self._gpus = gpus
-        # From before its processes were started; nothing is known of an engine that is taken over.
+        # The usage before its processes were started; unknown for an engine that was taken over.
         self._before = NO_USAGE
 
-    async def note_before(self) -> None:
-        """Note what others hold, right before the engine is started."""
+    async def record_baseline(self) -> None:
+        """Record the usage by others; to be called right before the engine is started."""
 
         def usage() -> Usage:
-            return self._find().usage(self._gpus)
+            return self._find_accelerator().usage(self._gpus)
 
         try:
             self._before = await asyncio.to_thread(usage)
         except AcceleratorError as error:
             log.warning(
-                "engine %s: what its GPUs hold is not known: %s",
+                "engine %s: cannot measure the usage of its GPUs: %s",
                 self._name,
                 error,
                 extra={"engine": self._name},
             )
             self._before = NO_USAGE
 
-    async def held_gib(self, pids: Collection[int]) -> float | None:
-        """Return what these processes of the engine hold, None where nobody knows."""
+    async def used_gib(self, pids: Collection[int]) -> float | None:
+        """Return the GiB that these processes of the engine use, None where that is unknown."""
 
-        def held() -> float | None:
-            return self._find().held_gib(pids)
+        def used() -> float | None:
+            return self._find_accelerator().used_gib(pids)
 
         try:
-            return await asyncio.to_thread(held)
+            return await asyncio.to_thread(used)
         except AcceleratorError:
             return None
 
-    async def until_free(self, pids: Collection[int]) -> None:
-        """Return when what the ended processes held is free; what is not is told in the log."""
-        accelerator = await asyncio.to_thread(self._find)
-        left = await until_released(
-            accelerator, pids, self._before, gpus=self._gpus, timeout_s=RELEASE_S
+    async def wait_until_released(self, pids: Collection[int]) -> None:
+        """Wait until the ended processes have released their memory; log what they have not."""
+        accelerator = await asyncio.to_thread(self._find_accelerator)
+        left = await wait_until_released(
+            accelerator, pids, self._before, gpus=self._gpus, timeout_s=RELEASE_TIMEOUT_S
         )
         if left:
             log.error(
-                "engine %s: its processes have ended, and %.1f GiB are still held after %g s; "
+                "engine %s: its processes have ended, but %.1f GiB are not released after %g s; "
                 "its next start may find too little memory",
-                *(self._name, left, RELEASE_S),
+                *(self._name, left, RELEASE_TIMEOUT_S),
                 extra={"engine": self._name},
             )

@@ -5,10 +5,10 @@ from pathlib import Path
 STATUS = Path("/proc/self/status")
 
 
-def memory_nodes(status: Path = STATUS) -> int | None:
-    """Return how many NUMA nodes this process may allocate memory on, None if Linux does not say.
+def count_memory_nodes(status: Path = STATUS) -> int | None:
+    """Return the number of NUMA nodes this process may allocate on, None if Linux does not tell.
 
-    Mems_allowed_list of proc(5), such as `0-1,3`.
+    From Mems_allowed_list of proc(5), such as `0-1,3`.
     """
     try:
         text = status.read_text()

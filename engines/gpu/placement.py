@@ -1,13 +1,13 @@
-"""Which GPUs each engine gets, decided before anything starts: pure, no I/O, no clock.
+"""Places engines on GPUs before anything starts: pure, no I/O, no clock.
 
 An engine needs as many GPUs as it has ranks on this machine, and a share of each: vLLM takes
-`gpu-memory-utilization` of the whole GPU, whatever else runs there. Engines that are loaded from
-the start must fit on a GPU together. One that is loaded on demand must fit beside those, with the
+`gpu-memory-utilization` of the whole GPU, whatever else runs there. Engines that are loaded at
+start-up must fit on a GPU together. One that is loaded on demand must fit next to those, with the
 other engines of its model; models that are loaded on demand make room for each other.
 
-`auto` and a number are served after the lists, larger engines first, each on the GPUs that leave
-the least over: small ones share a GPU, parallel ones find whole ones, replicas keep apart. It does
-not search: where it finds no room and a person does, the person writes a list.
+Lists are placed first. `auto` and a number follow, larger engines first, each on the GPUs with the
+least memory left: small engines share a GPU, parallel ones find free GPUs, replicas are spread. The
+algorithm does not search: if it finds no room where there is some, the operator writes a list.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from typing import Self
 from engines.gpu.accelerator import Device
 from engines.spec import FlagValue, LocalSpec
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Without it CUDA counts the fastest GPU first, NVML and nvidia-smi in the order of the bus.
-ORDER = "CUDA_DEVICE_ORDER"
-# vLLM 0.32's; it was 0.9 before, which leaves more room than we count.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# Without it CUDA numbers the fastest GPU first; NVML and nvidia-smi number by bus order.
+DEVICE_ORDER = "CUDA_DEVICE_ORDER"
+# Of vLLM 0.32; before, it was 0.9, which needs less than is reserved here.
 DEFAULT_SHARE = Fraction("0.92")
 SHARE_FLAGS = ("gpu-memory-utilization", "device-memory-utilization")
 # Ranks of one replica: ParallelConfig.world_size of vLLM 0.32.
@@ -30,7 +30,7 @@ WORLD_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-contex
 
 
 class PlacementError(Exception):
-    """Something does not fit; `faults` has one line each."""
+    """At least one engine does not fit; `faults` has one line each."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("\n".join(faults))
@@ -39,7 +39,7 @@ class PlacementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What one engine asks for; `model` is what it is loaded and unloaded with."""
+    """The placement that one engine requests; engines of a `model` are loaded together."""
 
     engine: str
     model: str
@@ -57,27 +57,29 @@ class Placement:
     @classmethod
     def on(cls, gpus: Sequence[int]) -> Self:
         """Return the placement on these GPUs."""
-        return cls(tuple(gpus), {ORDER: "PCI_BUS_ID", VISIBLE: ",".join(map(str, gpus))})
+        return cls(
+            tuple(gpus), {DEVICE_ORDER: "PCI_BUS_ID", VISIBLE_DEVICES: ",".join(map(str, gpus))}
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """A wish in numbers; `text` says which flags made `gpus`."""
+    """A request in numbers; `text` names the flags behind `gpus`."""
 
-    wish: PlacementRequest
+    request: PlacementRequest
     gpus: int
     text: str
     share: Fraction
 
     @property
     def size(self) -> tuple[int, Fraction, str]:
-        """What sorts larger engines first, and equal ones always the same way."""
-        return (-self.gpus, -self.share, self.wish.engine)
+        """A sort key: larger engines first, equal ones in a fixed order."""
+        return (-self.gpus, -self.share, self.request.engine)
 
 
 @dataclass(slots=True)
 class _Plan:
-    """Who is where; shares are of whole GPUs."""
+    """The engines on each GPU; shares are of whole GPUs."""
 
     devices: Sequence[Device]
     on: dict[int, list[_Need]] = field(default_factory=dict)
@@ -86,118 +88,121 @@ class _Plan:
         for gpu in gpus:
             self.on.setdefault(gpu, []).append(need)
 
-    def always(self, gpu: int) -> list[_Need]:
-        """Return those that never leave this GPU."""
-        return [n for n in self.on.get(gpu, ()) if not n.wish.on_demand]
+    def permanent(self, gpu: int) -> list[_Need]:
+        """Return the engines that are always on this GPU."""
+        return [n for n in self.on.get(gpu, ()) if not n.request.on_demand]
 
     def together(self, gpu: int, model: str) -> list[_Need]:
-        """Return those that are on this GPU while a model that is loaded on demand is."""
-        others = [n for n in self.on.get(gpu, ()) if n.wish.on_demand and n.wish.model == model]
-        return self.always(gpu) + others
+        """Return the engines on this GPU while an on-demand model is loaded."""
+        others = [
+            n for n in self.on.get(gpu, ()) if n.request.on_demand and n.request.model == model
+        ]
+        return self.permanent(gpu) + others
 
-    def crowds(self, gpu: int) -> list[list[_Need]]:
-        """Return every set of engines that is on this GPU at once."""
-        models = {n.wish.model for n in self.on.get(gpu, ()) if n.wish.on_demand}
-        return [self.together(gpu, m) for m in sorted(models)] or [self.always(gpu)]
+    def groups(self, gpu: int) -> list[list[_Need]]:
+        """Return every set of engines that is on this GPU at the same time."""
+        models = {n.request.model for n in self.on.get(gpu, ()) if n.request.on_demand}
+        return [self.together(gpu, m) for m in sorted(models)] or [self.permanent(gpu)]
 
     def fits(self, need: _Need, gpu: int) -> bool:
-        mine = need.wish.model
-        models = {n.wish.model for n in self.on.get(gpu, ()) if n.wish.on_demand}
-        # Whoever stays must leave room for each model that comes and goes.
-        beside = {mine} if need.wish.on_demand else models | {mine}
-        return all(_sum(self.together(gpu, model)) + need.share <= 1 for model in beside)
+        """Return whether an engine fits on a GPU at all times."""
+        mine = need.request.model
+        models = {n.request.model for n in self.on.get(gpu, ()) if n.request.on_demand}
+        # A permanent engine must leave room for each on-demand model.
+        loaded = {mine} if need.request.on_demand else models | {mine}
+        return all(_sum(self.together(gpu, model)) + need.share <= 1 for model in loaded)
 
     def used(self, gpu: int) -> Fraction:
         return _sum(self.on.get(gpu, ()))
 
 
 def place(
-    wishes: Sequence[PlacementRequest],
+    requests: Sequence[PlacementRequest],
     devices: Sequence[Device],
     keep: Mapping[str, Placement] | None = None,
 ) -> dict[str, Placement]:
     """Return the GPUs of every engine whose spec has `gpus`, by the engine's name.
 
-    `devices` are the GPUs that the gateway may use. Wishes without `gpus` get no placement, and
+    `devices` are the GPUs that the gateway may use. Requests without `gpus` get no placement, and
     count where CUDA_VISIBLE_DEVICES of their `env`, or its absence, puts them. The order of the
-    wishes does not matter. An engine in `keep` stays where it is while that still is what it asks
-    for, unless everything fits only if it moves. Raises PlacementError with every fault, sorted.
+    requests does not matter. An engine in `keep` stays where it is while that matches its request,
+    unless everything fits only if it moves. Raises PlacementError with every fault, sorted.
     """
     if keep:
         with contextlib.suppress(PlacementError):
-            return _place(wishes, devices, keep)
-    return _place(wishes, devices, {})
+            return _place(requests, devices, keep)
+    return _place(requests, devices, {})
 
 
 def _place(
-    wishes: Sequence[PlacementRequest], devices: Sequence[Device], keep: Mapping[str, Placement]
+    requests: Sequence[PlacementRequest], devices: Sequence[Device], keep: Mapping[str, Placement]
 ) -> dict[str, Placement]:
     faults: list[str] = []
     needs: list[_Need] = []
-    for wish in wishes:
+    for request in requests:
         try:
-            needs.append(_need(wish))
+            needs.append(_need(request))
         except ValueError as error:
-            if wish.spec.gpus is not None:
-                faults.append(f"{wish.engine}: {error}")
+            if request.spec.gpus is not None:
+                faults.append(f"{request.engine}: {error}")
     plan = _Plan(devices)
     placed: dict[str, tuple[int, ...]] = {}
     free: list[_Need] = []
     for need in sorted(needs, key=lambda need: need.size):
-        if need.wish.spec.gpus is None:
-            plan.put(need, _left_alone(need, devices))
+        if need.request.spec.gpus is None:
+            plan.put(need, _implicit_gpus(need, devices))
         elif wrong := _fault(need, devices):
-            faults.append(f"{need.wish.engine}: {wrong}")
-        elif isinstance(gpus := need.wish.spec.gpus, list):
+            faults.append(f"{need.request.engine}: {wrong}")
+        elif isinstance(gpus := need.request.spec.gpus, list):
             plan.put(need, gpus)
-            placed[need.wish.engine] = tuple(gpus)
+            placed[need.request.engine] = tuple(gpus)
         else:
             free.append(need)
     faults += [fault for gpu in sorted(plan.on) if (fault := _overcommitted(plan, gpu))]
-    # Who stays where it is comes first; then who stays loaded, being in everybody's way.
-    free.sort(key=lambda need: (need.wish.engine not in keep, need.wish.on_demand))
+    # Engines that keep their GPUs come first; then permanent ones, since they block every other.
+    free.sort(key=lambda need: (need.request.engine not in keep, need.request.on_demand))
     for need in free:
-        kept = keep.get(need.wish.engine)
+        kept = keep.get(need.request.engine)
         if (found := _stay(need, plan, kept) or _choose(need, plan)) is None:
-            faults.append(f"{need.wish.engine}: {_no_room(need, plan)}")
+            faults.append(f"{need.request.engine}: {_no_room(need, plan)}")
             continue
         plan.put(need, found)
-        placed[need.wish.engine] = found
+        placed[need.request.engine] = found
     if faults:
         raise PlacementError(sorted(faults))
     return {engine: Placement.on(gpus) for engine, gpus in placed.items()}
 
 
-def place_beside(
-    wish: PlacementRequest,
+def place_additional(
+    request: PlacementRequest,
     others: Sequence[PlacementRequest],
     devices: Sequence[Device],
     keep: Mapping[str, Placement],
 ) -> Placement | None:
-    """Return the GPUs for an engine that starts while all others stay exactly where they are.
+    """Return the GPUs for an engine that starts while all others keep theirs.
 
-    It must leave room for every model that is loaded on demand, as one that stays does: what is
-    loaded while it starts is not known. None: its spec leaves GPUs alone, and there is room where
-    it goes by itself. Raises PlacementError with one line.
+    It must leave room for every on-demand model, as a permanent engine does: any of them may be
+    loaded while it starts. None if its spec has no `gpus` and there is room on those it uses.
+    Raises PlacementError with one line.
     """
     try:
-        need = _need(wish)
+        need = _need(request)
     except ValueError as error:
-        raise PlacementError([f"{wish.engine}: {error}"]) from None
-    if wish.spec.gpus is None and len(_left_alone(need, devices)) < need.gpus:
-        raise PlacementError([f"{wish.engine}: which GPUs it uses is not known, set gpus"])
-    found = _place([*others, replace(wish, on_demand=False)], devices, keep)
+        raise PlacementError([f"{request.engine}: {error}"]) from None
+    if request.spec.gpus is None and len(_implicit_gpus(need, devices)) < need.gpus:
+        raise PlacementError([f"{request.engine}: which GPUs it uses is not known, set gpus"])
+    found = _place([*others, replace(request, on_demand=False)], devices, keep)
     for engine, placement in keep.items():
         if engine in found and found[engine].devices != placement.devices:
-            raise PlacementError([f"{wish.engine}: there is room only if {engine} moves"])
-    return found.get(wish.engine)
+            raise PlacementError([f"{request.engine}: there is room only if {engine} moves"])
+    return found.get(request.engine)
 
 
-def visible(devices: Sequence[Device], value: str | None) -> tuple[Device, ...]:
-    """Return what CUDA_VISIBLE_DEVICES leaves of the devices, in the order that it names them.
+def visible_devices(devices: Sequence[Device], value: str | None) -> tuple[Device, ...]:
+    """Return the devices that CUDA_VISIBLE_DEVICES selects, in its order; None selects all.
 
-    None leaves all. As CUDA reads it, the first entry that names no GPU ends the list, and a UUID
-    may be cut short as long as it is clear. Numbers are nvidia-smi's.
+    As in CUDA, the first entry that names no GPU ends the list, and a UUID may be abbreviated while
+    it is unambiguous. Indexes are those of nvidia-smi.
     """
     if value is None:
         return tuple(devices)
@@ -213,8 +218,8 @@ def visible(devices: Sequence[Device], value: str | None) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def gpus_needed(args: Mapping[str, FlagValue]) -> tuple[int, str]:
-    """Return how many GPUs an engine with these flags uses here, and the flags that say so.
+def count_gpus(args: Mapping[str, FlagValue]) -> tuple[int, str]:
+    """Return the number of GPUs that an engine with these flags uses here, and those flags.
 
     Raises ValueError for a size that is no whole number above 0.
     """
@@ -240,7 +245,7 @@ def memory_share(args: Mapping[str, FlagValue]) -> Fraction:
         if (value := args.get(name)) is None:
             continue
         try:
-            # By way of float, which ends a million digits quickly; as text, so that 0.1 is a tenth.
+            # By way of float, which bounds the digits; then as text, so that 0.1 is a tenth.
             share = None if isinstance(value, bool) else Fraction(str(float(str(value))))
         except ValueError:
             share = None
@@ -260,27 +265,27 @@ def _whole(args: Mapping[str, FlagValue], name: str) -> int:
     return int(text)
 
 
-def _need(wish: PlacementRequest) -> _Need:
-    gpus, text = gpus_needed(wish.spec.args)
-    return _Need(wish, gpus, text, memory_share(wish.spec.args))
+def _need(request: PlacementRequest) -> _Need:
+    gpus, text = count_gpus(request.spec.args)
+    return _Need(request, gpus, text, memory_share(request.spec.args))
 
 
-def _left_alone(need: _Need, devices: Sequence[Device]) -> list[int]:
-    """Return where an engine runs that no placement moves: on the first GPUs that it sees."""
-    spec = need.wish.spec
+def _implicit_gpus(need: _Need, devices: Sequence[Device]) -> list[int]:
+    """Return the GPUs of an engine without `gpus`: the first ones that it sees."""
+    spec = need.request.spec
     ids = spec.args.get("device-ids")
-    seen = visible(devices, spec.env.get(VISIBLE) if ids is None else str(ids))
+    seen = visible_devices(devices, spec.env.get(VISIBLE_DEVICES) if ids is None else str(ids))
     return [device.index for device in seen[: need.gpus] if not device.mig]
 
 
 def _fault(need: _Need, devices: Sequence[Device]) -> str | None:
-    """Return what is wrong with a wish whoever else is there."""
+    """Return what is wrong with a request regardless of others."""
     return _contradiction(need) or _unknown(need, devices) or _number(need, devices)
 
 
 def _contradiction(need: _Need) -> str | None:
-    spec = need.wish.spec
-    for name in (VISIBLE, ORDER):
+    spec = need.request.spec
+    for name in (VISIBLE_DEVICES, DEVICE_ORDER):
         if name in spec.env:
             return f"gpus sets {name}, and so does env: remove one of them"
     if spec.args.get("device-ids") is not None:
@@ -289,7 +294,7 @@ def _contradiction(need: _Need) -> str | None:
 
 
 def _unknown(need: _Need, devices: Sequence[Device]) -> str | None:
-    asked = need.wish.spec.gpus
+    asked = need.request.spec.gpus
     if not isinstance(asked, list) or not devices:
         return None
     if twice := {gpu for gpu in asked if asked.count(gpu) > 1}:
@@ -300,13 +305,13 @@ def _unknown(need: _Need, devices: Sequence[Device]) -> str | None:
     if split := [gpu for gpu in asked if there[gpu].mig]:
         return (
             f"GPU {_listed(split)} is split into MIG instances: instead of gpus, set "
-            f"{VISIBLE} in env to the UUID of one"
+            f"{VISIBLE_DEVICES} in env to the UUID of one"
         )
     return None
 
 
 def _number(need: _Need, devices: Sequence[Device]) -> str | None:
-    asked, memory = need.wish.spec.gpus, need.wish.spec.memory_gib
+    asked, memory = need.request.spec.gpus, need.request.spec.memory_gib
     given = len(asked) if isinstance(asked, list) else asked
     if not isinstance(given, int):  # auto
         given = need.gpus
@@ -338,7 +343,7 @@ def _room(need: _Need, plan: _Plan) -> list[Device]:
 
 
 def _stay(need: _Need, plan: _Plan, kept: Placement | None) -> tuple[int, ...] | None:
-    """Return the GPUs that an engine has already, None where it cannot stay on them."""
+    """Return the GPUs that an engine has, None if it cannot keep them."""
     if kept is None or len(kept.devices) != need.gpus:
         return None
     room = {device.index for device in _room(need, plan)}
@@ -346,7 +351,7 @@ def _stay(need: _Need, plan: _Plan, kept: Placement | None) -> tuple[int, ...] |
 
 
 def _choose(need: _Need, plan: _Plan) -> tuple[int, ...] | None:
-    """Return the GPUs for an engine that leaves the choice to us, None where there is no room."""
+    """Return the best GPUs for an engine, None if there is no room."""
     room = _room(need, plan)
     if len(room) < need.gpus:
         return None
@@ -354,15 +359,15 @@ def _choose(need: _Need, plan: _Plan) -> tuple[int, ...] | None:
     def emptiest(device: Device) -> tuple[Fraction, int]:
         return plan.used(device.index), device.index
 
-    def snuggest(device: Device) -> tuple[bool, Fraction, int]:
+    def fullest(device: Device) -> tuple[bool, Fraction, int]:
         used = plan.used(device.index)
-        replica = any(n.wish.model == need.wish.model for n in plan.on.get(device.index, ()))
-        # Who shares with a model that is loaded on demand waits for the other one to go.
-        return replica, used if need.wish.on_demand else -used, device.index
+        replica = any(n.request.model == need.request.model for n in plan.on.get(device.index, ()))
+        # On-demand models on the same GPU have to unload each other, so they are spread.
+        return replica, used if need.request.on_demand else -used, device.index
 
     if need.gpus == 1:
-        return (min(room, key=snuggest).index,)
-    # Ranks wait for the slowest of them, so they go on GPUs of one kind where that is possible.
+        return (min(room, key=fullest).index,)
+    # Ranks wait for the slowest one, so they go on GPUs of one kind if possible.
     kinds = [[d for d in room if d.name == name] for name in sorted({d.name for d in room})]
     alike = [kind for kind in kinds if len(kind) >= need.gpus] or [room]
     best = [sorted(kind, key=emptiest)[: need.gpus] for kind in alike]
@@ -371,9 +376,9 @@ def _choose(need: _Need, plan: _Plan) -> tuple[int, ...] | None:
 
 
 def _overcommitted(plan: _Plan, gpu: int) -> str | None:
-    for crowd in plan.crowds(gpu):
-        if (total := _sum(crowd)) > 1:
-            who = sorted(f"{n.wish.engine} ({float(n.share):g})" for n in crowd)
+    for group in plan.groups(gpu):
+        if (total := _sum(group)) > 1:
+            who = sorted(f"{n.request.engine} ({float(n.share):g})" for n in group)
             return (
                 f"GPU {gpu}: gpu-memory-utilization of {_listed(who)} is {float(total):g} "
                 "together, above 1"
@@ -384,14 +389,14 @@ def _overcommitted(plan: _Plan, gpu: int) -> str | None:
 def _no_room(need: _Need, plan: _Plan) -> str:
     there = _gpus(len(plan.devices))
     few = f"none of {there} has" if need.gpus == 1 else f"fewer than {need.gpus} of {there} have"
-    others = sorted({n.wish.engine for needs in plan.on.values() for n in needs})
-    beside = f" beside {_listed(others)}" if others else ""
-    return f"no room for it: {few} gpu-memory-utilization {float(need.share):g} left{beside}"
+    others = sorted({n.request.engine for needs in plan.on.values() for n in needs})
+    next_to = f" next to {_listed(others)}" if others else ""
+    return f"no room for it: {few} gpu-memory-utilization {float(need.share):g} left{next_to}"
 
 
 def _holds(device: Device, need: _Need) -> bool:
-    """Return whether a GPU has the memory that the engine is said to take, or does not tell."""
-    memory = need.wish.spec.memory_gib
+    """Return whether a GPU has the engine's `memory_gib`, or does not tell its memory."""
+    memory = need.request.spec.memory_gib
     return memory is None or device.total_gib is None or memory / need.gpus <= device.total_gib
 
 

@@ -21,8 +21,7 @@ from engines.base import (
     Progress,
     Start,
 )
-from engines.gpu.accelerator import Accelerator, HostMemory
-from engines.gpu.engine_memory import EngineMemory
+from engines.gpu import Accelerator, EngineMemory, HostMemory
 from engines.http import Address, Http1Client, ResponseBody, scrape_metrics
 from engines.output import redact_command
 from engines.process.launch import SOCKET, Launch, Origin

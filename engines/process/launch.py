@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engines import environment, media
 from engines.base import EngineFacts
-from engines.gpu.engine_memory import EngineMemory
+from engines.gpu import EngineMemory
 from engines.guard import directories, scratch
 from engines.guard.guardian_client import LaunchError, compute_fingerprint, is_running
 from engines.process.sleep_mode import SLEEP_ENV

@@ -144,7 +144,7 @@ class Run:
                 if failure is None and self._status.state is State.READY:
                     failure = await self._serve(guardian, exited)
                 failure = await self._finish(guardian, exited, failure)
-                await self._launch.memory.until_free(guardian.pids)
+                await self._launch.memory.wait_until_released(guardian.pids)
                 return failure
             finally:
                 self._guardian = None
@@ -195,7 +195,7 @@ class Run:
         environment = launch.prepare()
         if self._log.path.exists():
             self._log.path.replace(self._log.path.with_suffix(".log.previous"))
-        await launch.memory.note_before()
+        await launch.memory.record_baseline()
         return await start_guardian(
             launch.directory,
             launch.command,
@@ -343,7 +343,7 @@ class Run:
         if self._guardian is None:
             return None
         # Found anew: of an adopted engine only the API server is known at first.
-        return await self._launch.memory.held_gib(await self._guardian.find_processes())
+        return await self._launch.memory.used_gib(await self._guardian.find_processes())
 
     # Ending
 

@@ -106,7 +106,7 @@ def test_a_driver_that_does_not_work_is_told_beside_what_it_leads_to(
     assert refused(check(model("demo", gpus=[0]))) == [
         "vllm-gateway: demo-0: asks for 1 GPU, there are none"
     ]
-    assert caplog.messages[0].startswith("no GPU can be used, NVML says: ")
+    assert caplog.messages[0].startswith("no GPU can be used: NVML: ")
 
 
 def test_gpus_that_the_gateway_may_not_use_are_told(

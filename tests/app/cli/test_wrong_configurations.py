@@ -16,7 +16,7 @@ from tests.fakes import vllm_flags
 def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A CPU with one NUMA node, and a vLLM that refuses what the real one does."""
     isolate(monkeypatch, tmp_path)
-    monkeypatch.setattr(preflight, "memory_nodes", lambda: 1)
+    monkeypatch.setattr(preflight, "count_memory_nodes", lambda: 1)
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     parser = vllm_flags.install(monkeypatch)
     # In vLLM's words; tests/engines/flags/test_check.py has them from vLLM.

@@ -14,7 +14,7 @@ from app.fleet.slots import initial_slots
 from app.settings import load_settings
 from engines.flags import check as flag_check
 from engines.flags.check import CannotAsk
-from engines.gpu.accelerator import Device
+from engines.gpu import Device
 from tests.app.configuration import isolate
 from tests.fakes import vllm_flags
 
@@ -22,7 +22,7 @@ from tests.fakes import vllm_flags
 @pytest.fixture(autouse=True)
 def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     isolate(monkeypatch, tmp_path)
-    monkeypatch.setattr(module, "memory_nodes", lambda: 1)
+    monkeypatch.setattr(module, "count_memory_nodes", lambda: 1)
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_SIM_MULTI_NUMA", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
@@ -136,7 +136,7 @@ class TestRanksOnACpu:
             "engines[0].args: needs 4 NUMA nodes (tensor-parallel-size 2, pipeline-parallel-size "
             "2), this machine has 1: on a CPU each rank is bound to a node of its own"
         ]
-        monkeypatch.setattr(module, "memory_nodes", lambda: 2)
+        monkeypatch.setattr(module, "count_memory_nodes", lambda: 2)
         assert faults({"args": self.PARALLEL}) == []
 
     @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ class TestRanksOnACpu:
     def test_no_fault_with_an_unknown_number_of_nodes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "memory_nodes", lambda: None)
+        monkeypatch.setattr(module, "count_memory_nodes", lambda: None)
         assert faults({"args": self.PARALLEL}) == []
 
 

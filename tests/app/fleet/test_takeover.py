@@ -15,7 +15,7 @@ from app.fleet.takeover import (
     check_overlap,
     estimate_memory_gib,
 )
-from engines.gpu.accelerator import Device
+from engines.gpu import Device
 from engines.spec import EngineSpec
 
 SPEC: TypeAdapter[EngineSpec] = TypeAdapter(EngineSpec)

@@ -12,8 +12,7 @@ from app.fleet.takeover import EngineSnapshot, MachineResources
 from app.reload.choice import EngineLayout, choose_takeovers, placement_request
 from app.reload.difference import Difference, difference
 from app.settings import Settings
-from engines.gpu.accelerator import Device
-from engines.gpu.placement import Placement, PlacementError, place
+from engines.gpu import Device, Placement, PlacementError, place
 
 CPU = MachineResources((), on_cpu=True, free_gib=100.0)
 READY = EngineSnapshot(ready=True, memory_gib=1.0, load_s=57.0)

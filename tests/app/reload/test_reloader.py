@@ -22,7 +22,7 @@ from app.routing.policies import SessionAffinity
 from app.server.run import hand_over
 from app.settings import ConfigError, Settings, digest
 from engines.base import EngineState
-from engines.gpu.accelerator import HostMemory
+from engines.gpu import HostMemory
 from engines.process import ProcessEngine
 from tests.fakes import vllm_flags
 from tests.fakes.vllm import Fake
@@ -69,7 +69,7 @@ def free_gib(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     free = [100.0]
     monkeypatch.setattr("app.fleet.builder.find_accelerator", HostMemory)
     monkeypatch.setattr("app.reload.planner.vllm_runs_on_cpu", lambda: True)
-    monkeypatch.setattr("app.reload.planner.available_gib", lambda: free[0])
+    monkeypatch.setattr("app.reload.planner.available_host_gib", lambda: free[0])
     return free
 
 

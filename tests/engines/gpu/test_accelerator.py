@@ -1,4 +1,4 @@
-"""Memory behind its door: the real nvidia-ml-py on a driver that is played, and real processes."""
+"""Memory measured by the real nvidia-ml-py with a fake driver, and of real processes."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from engines.gpu.accelerator import (
     Usage,
     find_accelerator,
     unreleased_gib,
-    until_released,
+    wait_until_released,
 )
 from tests.fakes import nvml
 from tests.fakes.nvml import Driver
@@ -53,7 +53,7 @@ def gpus(driver: Driver) -> GpuMemory:
 
 @pytest.fixture
 def contained(driver: Driver) -> GpuMemory:
-    """The same in a container, where the driver's pids are not ours."""
+    """The same in a container, where the driver's PIDs are not ours."""
     return opened(host_pids=False)
 
 
@@ -63,7 +63,7 @@ def opened(*, host_pids: bool) -> GpuMemory:
 
 
 class TestFinding:
-    def test_a_driver_with_gpus_is_found_with_all_that_it_says(self, driver: Driver) -> None:
+    def test_gpus_are_found_with_their_properties(self, driver: Driver) -> None:
         driver.used[1] = 20.0
         driver.mig = {1}
         driver.write()
@@ -74,18 +74,18 @@ class TestFinding:
         assert (first.total_gib, first.free_gib, first.mig) == (80.0, 79.5, False)
         assert (second.index, second.free_gib, second.mig) == (1, 60.0, True)
 
-    def test_a_driver_that_does_not_work_is_host_memory_and_one_line(
+    def test_broken_driver_is_logged_and_host_memory_is_used(
         self, driver: Driver, caplog: pytest.LogCaptureFixture
     ) -> None:
         driver.faults = [("nvmlInit", -1, MISMATCH)]
         driver.write()
         assert isinstance(find_accelerator(), HostMemory)
         [line] = caplog.messages
-        assert line.startswith("no GPU can be used, NVML says: ")
+        assert line.startswith("no GPU can be used: NVML: ")
         assert "mismatch" in line
 
     @pytest.mark.slow
-    def test_a_machine_without_a_driver_has_host_memory_and_says_nothing(self) -> None:
+    def test_missing_driver_is_host_memory_without_output(self) -> None:
         code = """
 import ctypes
 try:
@@ -98,9 +98,7 @@ except OSError:
         assert said == "HostMemory\n"
 
     @pytest.mark.slow
-    def test_a_driver_that_knows_the_older_process_list_only_is_asked_for_that(
-        self, tmp_path: Path
-    ) -> None:
+    def test_older_driver_uses_the_older_process_list(self, tmp_path: Path) -> None:
         nvml.library(tmp_path, "OLD_DRIVER")
         driver = Driver(tmp_path / "nvml", processes=[(1, OURS, 2.0)])
         driver.write()
@@ -108,18 +106,16 @@ except OSError:
         code = "print(dict(find_accelerator().usage().processes))"
         assert in_a_new_process(code, **environment) == f"{{0: {{}}, 1: {{{OURS}: 2.0}}}}\n"
 
-    def test_a_gpu_that_fell_off_the_bus_is_left_out_and_named(
+    def test_lost_gpu_is_ignored_and_logged(
         self, driver: Driver, gpus: GpuMemory, caplog: pytest.LogCaptureFixture
     ) -> None:
         driver.faults = [("nvmlDeviceGetUUID", 0, GPU_IS_LOST)]
         driver.write()
         assert [device.index for device in gpus.devices()] == [1]
         [line] = caplog.messages
-        assert line.startswith("GPU 0 is left out: NVML: ")
+        assert line.startswith("GPU 0 ignored: NVML: ")
 
-    def test_memory_that_is_one_with_the_hosts_is_not_made_up(
-        self, driver: Driver, gpus: GpuMemory
-    ) -> None:
+    def test_memory_shared_with_the_host_is_unknown(self, driver: Driver, gpus: GpuMemory) -> None:
         driver.faults = [("nvmlDeviceGetMemoryInfo", 0, NOT_SUPPORTED)]
         driver.write()
         first, second = gpus.devices()
@@ -129,33 +125,31 @@ except OSError:
 
 
 class TestGpuMemory:
-    def test_processes_hold_what_the_driver_lists_on_all_gpus(
-        self, driver: Driver, gpus: GpuMemory
-    ) -> None:
+    def test_memory_of_processes_is_summed_over_gpus(self, driver: Driver, gpus: GpuMemory) -> None:
         driver.processes = [(0, OURS, 10.0), (1, OURS, 5.0), (1, OURS + 1, 1.0), (0, OTHER, 7.0)]
         driver.write()
-        assert gpus.held_gib({OURS, OURS + 1}) == 16.0
-        assert gpus.held_gib(()) == 0.0
+        assert gpus.used_gib({OURS, OURS + 1}) == 16.0
+        assert gpus.used_gib(()) == 0.0
 
-    def test_in_a_container_nobody_knows_whose_the_drivers_pids_are(
+    def test_memory_of_processes_is_unknown_in_a_container(
         self, driver: Driver, contained: GpuMemory
     ) -> None:
         driver.processes = [(0, OURS, 10.0)]
         driver.write()
-        assert contained.held_gib({OURS}) is None
+        assert contained.used_gib({OURS}) is None
 
     @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
-    def test_a_driver_that_lists_no_processes_still_tells_what_is_in_use(
+    def test_usage_counts_if_the_driver_lists_no_processes(
         self, driver: Driver, gpus: GpuMemory, code: int
     ) -> None:
         before = gpus.usage()
         driver.faults = [("nvmlDeviceGetComputeRunningProcesses", -1, code)]
         driver.used[0] += 30.0
         driver.write()
-        assert gpus.held_gib({OURS}) == 0.0
+        assert gpus.used_gib({OURS}) == 0.0
         assert gpus.unreleased_gib({OURS}, before) == 30.0
 
-    def test_a_process_whose_memory_is_not_told_counts_by_what_is_in_use(
+    def test_usage_counts_if_a_process_has_unknown_memory(
         self, driver: Driver, gpus: GpuMemory
     ) -> None:
         before = gpus.usage()
@@ -164,7 +158,9 @@ class TestGpuMemory:
         driver.write()
         assert gpus.unreleased_gib({OURS}, before) == 30.0
 
-    def test_only_the_gpus_of_the_engine_are_asked(self, driver: Driver, gpus: GpuMemory) -> None:
+    def test_only_the_gpus_of_the_engine_are_measured(
+        self, driver: Driver, gpus: GpuMemory
+    ) -> None:
         before = gpus.usage({1})
         driver.faults = [("nvmlDeviceGetMemoryInfo", 0, GPU_IS_LOST)]
         driver.write()
@@ -172,7 +168,7 @@ class TestGpuMemory:
         with pytest.raises(AcceleratorError, match=r"^NVML: .*\w.*$"):
             gpus.unreleased_gib({OURS}, before)
 
-    def test_another_engine_that_started_meanwhile_is_told_apart(
+    def test_memory_of_another_engine_is_subtracted(
         self, driver: Driver, gpus: GpuMemory, contained: GpuMemory
     ) -> None:
         before = gpus.usage()
@@ -180,10 +176,10 @@ class TestGpuMemory:
         driver.processes = [(0, OTHER, 40.0)]
         driver.write()
         assert gpus.unreleased_gib({OURS}, before) == 0.0
-        # Whose it is cannot be known here, so the bound is what is said.
+        # Its owner is unknown here, so it is included.
         assert contained.unreleased_gib({OURS}, before) == 40.0
 
-    def test_in_a_container_a_stranger_with_the_number_of_ours_is_a_stranger(
+    def test_equal_pid_of_another_process_does_not_count_in_a_container(
         self, driver: Driver, contained: GpuMemory
     ) -> None:
         driver.processes = [(0, OURS, 10.0)]
@@ -192,7 +188,7 @@ class TestGpuMemory:
         before = contained.usage()
         assert contained.unreleased_gib({OURS}, before) == 0.0
 
-    def test_memory_that_no_listed_process_holds_is_seen(
+    def test_memory_without_a_listed_process_counts(
         self, driver: Driver, gpus: GpuMemory, contained: GpuMemory
     ) -> None:
         before = gpus.usage()
@@ -201,61 +197,61 @@ class TestGpuMemory:
         assert gpus.unreleased_gib({OURS}, before) == 3.0
         assert contained.unreleased_gib({OURS}, before) == 3.0
 
-    def test_in_a_container_nothing_is_known_without_a_baseline(
+    def test_container_without_a_baseline_is_an_error(
         self, gpus: GpuMemory, contained: GpuMemory
     ) -> None:
         assert gpus.unreleased_gib({OURS}, NO_USAGE) == 0.0
-        with pytest.raises(AcceleratorError, match="pids are not ours"):
+        with pytest.raises(AcceleratorError, match="PIDs are not ours"):
             contained.unreleased_gib({OURS}, NO_USAGE)
 
 
 class TestWaiting:
-    async def test_free_memory_is_not_waited_for(self, gpus: GpuMemory) -> None:
-        assert await until_released(gpus, {OURS}, gpus.usage(), timeout_s=60) == 0.0
+    async def test_wait_returns_at_once_if_memory_is_free(self, gpus: GpuMemory) -> None:
+        assert await wait_until_released(gpus, {OURS}, gpus.usage(), timeout_s=60) == 0.0
 
-    async def test_the_wait_ends_when_the_driver_has_let_go(
+    async def test_wait_ends_when_the_memory_is_released(
         self, driver: Driver, gpus: GpuMemory
     ) -> None:
         before = gpus.usage()
         driver.used[0] = 70.0
         driver.processes = [(0, OURS, 69.5)]
         driver.write()
-        waiting = asyncio.create_task(until_released(gpus, {OURS}, before, timeout_s=60))
+        waiting = asyncio.create_task(wait_until_released(gpus, {OURS}, before, timeout_s=60))
         await asyncio.sleep(0)
         driver.used[0] = 0.5
         driver.processes = []
         driver.write()
         assert await waiting == 0.0
 
-    async def test_what_is_still_held_at_the_bound_is_told(
+    async def test_wait_returns_what_is_not_released_in_time(
         self, driver: Driver, gpus: GpuMemory
     ) -> None:
         before = gpus.usage()
         driver.processes = [(0, OURS, 12.0)]
         driver.write()
-        assert await until_released(gpus, {OURS}, before, timeout_s=0.2) == 12.0
+        assert await wait_until_released(gpus, {OURS}, before, timeout_s=0.2) == 12.0
 
-    async def test_a_driver_that_fails_is_not_known_and_not_waited_for(
+    async def test_wait_ends_with_unknown_if_the_driver_fails(
         self, driver: Driver, gpus: GpuMemory, caplog: pytest.LogCaptureFixture
     ) -> None:
         before = gpus.usage()
         driver.faults = [("nvmlDeviceGetMemoryInfo", -1, GPU_IS_LOST)]
         driver.write()
-        assert await until_released(gpus, {OURS}, before, timeout_s=60) is None
+        assert await wait_until_released(gpus, {OURS}, before, timeout_s=60) is None
         [line] = caplog.messages
-        assert line.startswith("whether GPU memory is free is not known: NVML: ")
+        assert line.startswith("cannot measure GPU memory: NVML: ")
 
-    async def test_a_driver_that_hangs_holds_up_neither_the_loop_nor_the_caller(
+    async def test_hanging_driver_blocks_neither_the_loop_nor_the_caller(
         self, driver: Driver, gpus: GpuMemory
     ) -> None:
         before = gpus.usage()
         driver.hangs = ["nvmlDeviceGetMemoryInfo"]
         driver.write()
-        assert await until_released(gpus, {OURS}, before, timeout_s=0.02) is None
+        assert await wait_until_released(gpus, {OURS}, before, timeout_s=0.02) is None
         driver.hangs = []
         driver.write()
         for thread in threading.enumerate():
-            if thread.name == "ask for memory":
+            if thread.name == "measure memory":
                 thread.join()
 
 
@@ -273,25 +269,25 @@ class TestHostMemory:
             process.kill()
 
     @pytest.mark.slow
-    async def test_memory_of_a_process_is_seen_and_free_when_it_is_killed(
+    async def test_memory_of_a_process_is_released_when_it_is_killed(
         self, child: subprocess.Popen[bytes]
     ) -> None:
         memory = HostMemory()
-        held = memory.held_gib({child.pid})
+        held = memory.used_gib({child.pid})
         assert 0.18 < held < 0.25
-        left = await until_released(memory, {child.pid}, NO_USAGE, timeout_s=0.02)
+        left = await wait_until_released(memory, {child.pid}, NO_USAGE, timeout_s=0.02)
         assert left == pytest.approx(held, rel=0.1)
         child.kill()
-        assert await until_released(memory, {child.pid}, NO_USAGE, timeout_s=20) == 0.0
+        assert await wait_until_released(memory, {child.pid}, NO_USAGE, timeout_s=20) == 0.0
         child.wait()
-        assert memory.held_gib({child.pid}) == 0.0
+        assert memory.used_gib({child.pid}) == 0.0
 
     def test_there_are_no_gpus(self) -> None:
         assert HostMemory().devices() == ()
         assert HostMemory().usage() == NO_USAGE
 
-    def test_what_is_shared_counts_once(self) -> None:
-        ours = HostMemory().held_gib({os.getpid()})
+    def test_shared_memory_counts_once(self) -> None:
+        ours = HostMemory().used_gib({os.getpid()})
         assert 0 < ours < 16
 
 
@@ -311,12 +307,12 @@ pids_known = st.none() | st.sets(st.integers(1, 6))
 
 
 @given(usages(), st.sets(st.integers(7, 9)) | st.none())
-def test_where_nothing_changed_nothing_is_left(usage: Usage, pids: set[int] | None) -> None:
+def test_unchanged_usage_is_all_released(usage: Usage, pids: set[int] | None) -> None:
     assert unreleased_gib(pids, usage, usage) == 0.0
 
 
 @given(usages(), listings, amounts, st.sampled_from([True, False]))
-def test_what_ours_hold_is_never_missed(
+def test_memory_of_own_processes_is_never_missed(
     before: Usage, ours: dict[int, float], unlisted: float, known: bool
 ) -> None:
     pids = {pid + 100 for pid in ours}
@@ -332,7 +328,7 @@ def test_what_ours_hold_is_never_missed(
 
 
 @given(usages(), listings)
-def test_what_others_take_or_give_back_is_not_ours(before: Usage, others: dict[int, float]) -> None:
+def test_changes_by_other_processes_do_not_count(before: Usage, others: dict[int, float]) -> None:
     theirs = {pid + 200: gib for pid, gib in others.items()}
     now = Usage(
         {
@@ -345,12 +341,14 @@ def test_what_others_take_or_give_back_is_not_ours(before: Usage, others: dict[i
 
 
 @given(usages(), usages(), pids_known)
-def test_what_is_left_is_never_negative(before: Usage, now: Usage, pids: set[int] | None) -> None:
+def test_unreleased_memory_is_never_negative(
+    before: Usage, now: Usage, pids: set[int] | None
+) -> None:
     assert unreleased_gib(pids, before, now) >= 0.0
 
 
 def in_a_new_process(code: str, **environment: str) -> str:
-    """Return what a line prints that may use find_accelerator; nothing may go to stderr."""
+    """Return the output of code that uses find_accelerator; stderr must be empty."""
     ended = subprocess.run(
         [sys.executable, "-c", f"from engines.gpu.accelerator import find_accelerator\n{code}"],
         env={**os.environ, **environment},

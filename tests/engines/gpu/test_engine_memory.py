@@ -1,4 +1,4 @@
-"""What an engine takes is learned while it runs, and free again before it is started anew."""
+"""An engine's memory is measured while it runs, and released before its next start."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ async def engine(tmp_path: Path, driver: Driver) -> AsyncIterator[ProcessEngine]
     await one.stop(0.0)
 
 
-async def test_host_memory_of_an_engine_is_learned(tmp_path: Path) -> None:
+async def test_host_memory_of_an_engine_is_measured(tmp_path: Path) -> None:
     engine = build(tmp_path, sleep_level=1)  # the fake holds 256 MiB then
     await ready(engine)
     await until(lambda: (engine.memory_gib or 0.0) > 0.25)
@@ -54,7 +54,7 @@ async def test_host_memory_of_an_engine_is_learned(tmp_path: Path) -> None:
     assert engine.memory_gib is not None  # what it took when it last ran
 
 
-async def test_memory_of_an_engine_that_is_taken_over_is_that_of_all_its_processes(
+async def test_memory_after_a_takeover_includes_all_processes(
     tmp_path: Path,
 ) -> None:
     old = build(tmp_path, keep=True, args={"fake-children": True})
@@ -66,13 +66,13 @@ async def test_memory_of_an_engine_that_is_taken_over_is_that_of_all_its_process
     try:
         await ready(new)
         await until(lambda: new.memory_gib is not None)
-        only_server = HostMemory().held_gib([pids[1]])
+        only_server = HostMemory().used_gib([pids[1]])
         assert (new.memory_gib or 0.0) > 1.1 * only_server
     finally:
         await new.stop(0.0)
 
 
-async def test_declared_memory_is_believed(tmp_path: Path) -> None:
+async def test_declared_memory_is_used(tmp_path: Path) -> None:
     engine = build(tmp_path, memory_gib=40.0)
     assert engine.memory_gib == 40.0
     await ready(engine)
@@ -80,7 +80,7 @@ async def test_declared_memory_is_believed(tmp_path: Path) -> None:
     assert engine.memory_gib == 40.0
 
 
-async def test_gpu_memory_of_its_processes_is_learned(
+async def test_gpu_memory_of_its_processes_is_measured(
     engine: ProcessEngine, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "SAMPLES_PER_MEASUREMENT", 1)
@@ -94,22 +94,22 @@ async def test_gpu_memory_of_its_processes_is_learned(
     driver.write()
 
 
-async def test_gpu_memory_that_stays_after_the_end_is_told(
+async def test_unreleased_gpu_memory_is_logged(
     engine: ProcessEngine,
     driver: Driver,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(engine_memory, "RELEASE_S", 0.2)
+    monkeypatch.setattr(engine_memory, "RELEASE_TIMEOUT_S", 0.2)
     await ready(engine)
     driver.used[0] = 30.5  # and no process that has it
     driver.write()
     with caplog.at_level(logging.ERROR):
         await engine.stop(0.0)
-    assert "30.0 GiB are still held after 0.2 s" in caplog.text
+    assert "30.0 GiB are not released after 0.2 s" in caplog.text
 
 
-async def test_gpu_memory_that_is_free_in_time_is_not(
+async def test_gpu_memory_released_in_time_is_not_logged(
     engine: ProcessEngine, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     await ready(engine)

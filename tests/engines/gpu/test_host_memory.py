@@ -1,10 +1,10 @@
-"""How much memory is free, as the machine and the container tell it."""
+"""Available host memory of machines and containers."""
 
 from pathlib import Path
 
 import pytest
 
-from engines.gpu.host_memory import GIB, available_gib
+from engines.gpu.host_memory import GIB, available_host_gib
 
 MEMINFO = "MemTotal: 32 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n"
 
@@ -24,8 +24,8 @@ def group(directory: Path, limit: str, used: int, pages: int) -> Path:
     return found
 
 
-def test_is_that_of_the_machine_without_a_container(tmp_path: Path) -> None:
-    assert available_gib(machine(tmp_path), tmp_path / "none") == 8.0
+def test_available_memory_is_the_machines_without_a_container(tmp_path: Path) -> None:
+    assert available_host_gib(machine(tmp_path), tmp_path / "none") == 8.0
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ def test_is_that_of_the_machine_without_a_container(tmp_path: Path) -> None:
         (str(6 * GIB), 7, 0, 0.0),
     ],
 )
-def test_is_what_a_limit_leaves_where_that_is_less(
+def test_limit_of_a_container_reduces_available_memory(
     tmp_path: Path, limit: str, used: int, pages: int, free: float
 ) -> None:
-    assert available_gib(machine(tmp_path), group(tmp_path, limit, used, pages)) == free
+    assert available_host_gib(machine(tmp_path), group(tmp_path, limit, used, pages)) == free
 
 
-def test_is_not_known_where_linux_does_not_say(tmp_path: Path) -> None:
-    assert available_gib(tmp_path / "none", tmp_path / "none") is None
-    assert available_gib(machine(tmp_path, "MemFree: 1 kB\n"), tmp_path / "none") is None
+def test_available_memory_is_unknown_without_meminfo(tmp_path: Path) -> None:
+    assert available_host_gib(tmp_path / "none", tmp_path / "none") is None
+    assert available_host_gib(machine(tmp_path, "MemFree: 1 kB\n"), tmp_path / "none") is None
 
 
-def test_this_machine_has_some() -> None:
-    free = available_gib()
+def test_available_memory_of_this_machine() -> None:
+    free = available_host_gib()
     assert free is not None
     assert free > 0

@@ -1,25 +1,25 @@
-"""How many NUMA nodes a process may use."""
+"""NUMA nodes that a process may use."""
 
 from pathlib import Path
 
 import pytest
 
-from engines.gpu.numa import memory_nodes
+from engines.gpu.numa import count_memory_nodes
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("0", 1), ("0-1", 2), ("0-1,3", 3), ("", None)])
-def test_the_allowed_nodes_are_counted(tmp_path: Path, text: str, nodes: int | None) -> None:
+def test_allowed_nodes_are_counted(tmp_path: Path, text: str, nodes: int | None) -> None:
     status = tmp_path / "status"
     status.write_text(f"Name:\tx\nMems_allowed:\t1\nMems_allowed_list:\t{text}\n")
-    assert memory_nodes(status) == nodes
+    assert count_memory_nodes(status) == nodes
 
 
-def test_where_linux_does_not_say_it_is_not_known(tmp_path: Path) -> None:
-    assert memory_nodes(tmp_path / "nothing") is None
+def test_count_is_unknown_without_a_status_file(tmp_path: Path) -> None:
+    assert count_memory_nodes(tmp_path / "nothing") is None
     (tmp_path / "status").write_text("Name:\tx\n")
-    assert memory_nodes(tmp_path / "status") is None
+    assert count_memory_nodes(tmp_path / "status") is None
 
 
-def test_this_machine_has_one_at_least() -> None:
-    nodes = memory_nodes()
+def test_this_machine_has_at_least_one_node() -> None:
+    nodes = count_memory_nodes()
     assert nodes is None or nodes >= 1

@@ -1,4 +1,4 @@
-"""Who gets which GPU, and in which words what does not fit is refused."""
+"""Placement on GPUs, and the messages for engines that do not fit."""
 
 import importlib.util
 import random
@@ -18,11 +18,11 @@ from engines.gpu.placement import (
     Placement,
     PlacementError,
     PlacementRequest,
-    gpus_needed,
+    count_gpus,
     memory_share,
     place,
-    place_beside,
-    visible,
+    place_additional,
+    visible_devices,
 )
 from engines.spec import ProcessSpec
 
@@ -34,8 +34,8 @@ def gpus(number: int, *, total: float | None = 80.0, mig: Sequence[int] = ()) ->
     ]
 
 
-def wish(engine: str, *, on_demand: bool = False, **fields: Any) -> PlacementRequest:
-    """What an engine asks for; args are given with underscores, beside the fields of the spec."""
+def request(engine: str, *, on_demand: bool = False, **fields: Any) -> PlacementRequest:
+    """Return a request; flags are given with underscores, next to the fields of the spec."""
     known = set(ProcessSpec.model_fields)
     args = {name: fields.pop(name) for name in list(fields) if name not in known}
     spec = ProcessSpec(kind="process", model="m", **fields, args=args)
@@ -46,145 +46,151 @@ def share(of: Any) -> dict[str, Any]:
     return {"gpu_memory_utilization": of}
 
 
-def placed(*wishes: PlacementRequest, on: Sequence[Device]) -> dict[str, tuple[int, ...]]:
-    return {engine: placement.devices for engine, placement in place(wishes, on).items()}
+def placed(*requests: PlacementRequest, on: Sequence[Device]) -> dict[str, tuple[int, ...]]:
+    return {engine: placement.devices for engine, placement in place(requests, on).items()}
 
 
 def at(*gpus: int) -> Placement:
     return Placement(gpus, {})
 
 
-def refused(*wishes: PlacementRequest, on: Sequence[Device]) -> list[str]:
+def refused(*requests: PlacementRequest, on: Sequence[Device]) -> list[str]:
     with pytest.raises(PlacementError) as caught:
-        place(wishes, on)
+        place(requests, on)
     assert str(caught.value) == "\n".join(caught.value.faults)
     return caught.value.faults
 
 
 class TestPlaces:
-    def test_a_list_is_taken_as_it_stands(self) -> None:
-        found = place([wish("m-0", gpus=[3, 1], tensor_parallel_size=2)], gpus(4))
+    def test_list_is_taken_as_is(self) -> None:
+        found = place([request("m-0", gpus=[3, 1], tensor_parallel_size=2)], gpus(4))
         env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "3,1"}
         assert found == {"m-0": Placement((3, 1), env)}
 
-    def test_a_wish_without_gpus_is_left_alone(self) -> None:
-        assert placed(wish("m-0"), on=gpus(1)) == {}
-        assert placed(wish("m-0"), on=()) == {}
+    def test_request_without_gpus_gets_no_placement(self) -> None:
+        assert placed(request("m-0"), on=gpus(1)) == {}
+        assert placed(request("m-0"), on=()) == {}
 
-    def test_auto_takes_what_the_parallel_sizes_need(self) -> None:
-        asked = wish("m-0", gpus="auto", tensor_parallel_size=2, pipeline_parallel_size=2)
+    def test_auto_takes_the_gpus_of_the_parallel_sizes(self) -> None:
+        asked = request("m-0", gpus="auto", tensor_parallel_size=2, pipeline_parallel_size=2)
         assert placed(asked, on=gpus(8)) == {"m-0": (0, 1, 2, 3)}
 
-    def test_small_engines_share_a_gpu_and_a_parallel_one_finds_whole_ones(self) -> None:
+    def test_small_engines_share_a_gpu_and_parallel_ones_get_free_gpus(self) -> None:
         found = placed(
-            wish("a-0", gpus="auto", **share(0.4)),
-            wish("b-0", gpus="auto", **share(0.5)),
-            wish("c-0", gpus="auto", tensor_parallel_size=2),
+            request("a-0", gpus="auto", **share(0.4)),
+            request("b-0", gpus="auto", **share(0.5)),
+            request("c-0", gpus="auto", tensor_parallel_size=2),
             on=gpus(3),
         )
         assert found == {"a-0": (2,), "b-0": (2,), "c-0": (0, 1)}
 
-    def test_replicas_keep_apart_where_they_can(self) -> None:
-        replicas = [wish(f"m-{n}", gpus="auto", **share(0.4)) for n in range(3)]
+    def test_replicas_are_spread(self) -> None:
+        replicas = [request(f"m-{n}", gpus="auto", **share(0.4)) for n in range(3)]
         assert placed(*replicas, on=gpus(2)) == {"m-0": (0,), "m-1": (1,), "m-2": (0,)}
 
-    def test_a_number_is_a_number_of_gpus(self) -> None:
+    def test_number_of_gpus_is_placed(self) -> None:
         found = placed(
-            wish("a-0", gpus=[0]), wish("b-0", gpus=2, tensor_parallel_size=2), on=gpus(3)
+            request("a-0", gpus=[0]), request("b-0", gpus=2, tensor_parallel_size=2), on=gpus(3)
         )
         assert found == {"a-0": (0,), "b-0": (1, 2)}
 
     def test_ranks_go_on_gpus_of_one_kind(self) -> None:
         small = [Device(0, "GPU-s", "L4", 24.0, 24.0), *gpus(3)[1:]]
-        assert placed(wish("m-0", gpus="auto", tensor_parallel_size=2), on=small) == {"m-0": (1, 2)}
-        assert placed(wish("m-0", gpus="auto", tensor_parallel_size=3), on=small) == {
+        assert placed(request("m-0", gpus="auto", tensor_parallel_size=2), on=small) == {
+            "m-0": (1, 2)
+        }
+        assert placed(request("m-0", gpus="auto", tensor_parallel_size=3), on=small) == {
             "m-0": (0, 1, 2)
         }
 
-    def test_a_gpu_that_is_too_small_is_passed_over(self) -> None:
+    def test_too_small_gpu_is_skipped(self) -> None:
         mixed = [Device(0, "GPU-s", "L4", 24.0, 24.0), *gpus(2)[1:]]
-        assert placed(wish("m-0", gpus="auto", memory_gib=30), on=mixed) == {"m-0": (1,)}
+        assert placed(request("m-0", gpus="auto", memory_gib=30), on=mixed) == {"m-0": (1,)}
 
-    def test_a_gpu_that_does_not_tell_its_memory_is_given_the_benefit(self) -> None:
-        assert placed(wish("m-0", gpus="auto", memory_gib=300), on=gpus(1, total=None)) == {
+    def test_gpu_of_unknown_memory_is_used(self) -> None:
+        assert placed(request("m-0", gpus="auto", memory_gib=300), on=gpus(1, total=None)) == {
             "m-0": (0,)
         }
 
-    def test_a_gpu_in_mig_instances_is_passed_over(self) -> None:
-        assert placed(wish("m-0", gpus="auto"), on=gpus(2, mig=[0])) == {"m-0": (1,)}
+    def test_gpu_with_mig_instances_is_skipped(self) -> None:
+        assert placed(request("m-0", gpus="auto"), on=gpus(2, mig=[0])) == {"m-0": (1,)}
 
-    def test_models_on_demand_make_room_for_each_other_and_have_their_own_gpu_while_there_is_one(
+    def test_on_demand_models_are_spread_and_share_gpus_if_necessary(
         self,
     ) -> None:
-        models = [wish(f"{name}-0", gpus="auto", on_demand=True) for name in "abc"]
+        models = [request(f"{name}-0", gpus="auto", on_demand=True) for name in "abc"]
         assert placed(*models, on=gpus(2)) == {"a-0": (0,), "b-0": (1,), "c-0": (0,)}
 
-    def test_who_is_there_without_gpus_is_seen_where_it_runs(self) -> None:
-        named = wish("old-0", env={"CUDA_VISIBLE_DEVICES": "1"})
-        by_flag = wish("flag-0", device_ids=2)
-        found = placed(wish("new-0", gpus="auto"), named, by_flag, on=gpus(4))
+    def test_engines_without_gpus_occupy_the_gpus_they_see(self) -> None:
+        named = request("old-0", env={"CUDA_VISIBLE_DEVICES": "1"})
+        by_flag = request("flag-0", device_ids=2)
+        found = placed(request("new-0", gpus="auto"), named, by_flag, on=gpus(4))
         assert found == {"new-0": (0,)}
-        assert placed(wish("new-0", gpus="auto"), wish("old-0"), on=gpus(2)) == {"new-0": (1,)}
+        assert placed(request("new-0", gpus="auto"), request("old-0"), on=gpus(2)) == {
+            "new-0": (1,)
+        }
 
 
 class TestKeeps:
-    def test_an_engine_that_runs_stays_when_a_larger_one_comes(self) -> None:
-        wishes = [wish("old-0", gpus="auto", **share(0.5)), wish("new-0", gpus="auto")]
-        assert placed(*wishes, on=gpus(2)) == {"new-0": (0,), "old-0": (1,)}
-        found = place(wishes, gpus(2), {"old-0": at(0)})
+    def test_running_engine_keeps_its_gpu_when_a_larger_one_is_added(self) -> None:
+        requests = [request("old-0", gpus="auto", **share(0.5)), request("new-0", gpus="auto")]
+        assert placed(*requests, on=gpus(2)) == {"new-0": (0,), "old-0": (1,)}
+        found = place(requests, gpus(2), {"old-0": at(0)})
         assert {engine: p.devices for engine, p in found.items()} == {"new-0": (1,), "old-0": (0,)}
 
-    def test_it_moves_when_only_then_everything_fits(self) -> None:
-        wishes = [
-            wish("a-0", gpus="auto", **share(0.5)),
-            wish("b-0", gpus="auto", **share(0.5)),
-            wish("c-0", gpus="auto"),
+    def test_running_engine_moves_if_otherwise_not_all_fit(self) -> None:
+        requests = [
+            request("a-0", gpus="auto", **share(0.5)),
+            request("b-0", gpus="auto", **share(0.5)),
+            request("c-0", gpus="auto"),
         ]
-        found = place(wishes, gpus(2), {"a-0": at(0), "b-0": at(1)})
-        assert found == place(wishes, gpus(2))
+        found = place(requests, gpus(2), {"a-0": at(0), "b-0": at(1)})
+        assert found == place(requests, gpus(2))
 
     @pytest.mark.parametrize("kept", [at(7), at(0, 1), at()])
-    def test_what_it_had_is_no_more_what_it_asks_for(self, kept: Placement) -> None:
-        wishes = [wish("a-0", gpus="auto")]
-        assert place(wishes, gpus(2), {"a-0": kept, "gone-0": at(0)}) == place(wishes, gpus(2))
+    def test_earlier_placement_that_no_longer_matches_is_ignored(self, kept: Placement) -> None:
+        requests = [request("a-0", gpus="auto")]
+        assert place(requests, gpus(2), {"a-0": kept, "gone-0": at(0)}) == place(requests, gpus(2))
 
-    def test_a_list_is_followed_all_the_same(self) -> None:
-        found = place([wish("a-0", gpus=[1])], gpus(2), {"a-0": at(0)})
+    def test_list_overrides_an_earlier_placement(self) -> None:
+        found = place([request("a-0", gpus=[1])], gpus(2), {"a-0": at(0)})
         assert found["a-0"].devices == (1,)
 
 
 class TestRefuses:
     def test_more_gpus_than_there_are(self) -> None:
-        many = wish("m-0", gpus=4)
+        many = request("m-0", gpus=4)
         assert refused(many, on=gpus(2)) == ["m-0: asks for 4 GPUs, there are 2"]
         assert refused(many, on=gpus(1)) == ["m-0: asks for 4 GPUs, there is 1"]
         assert refused(many, on=()) == ["m-0: asks for 4 GPUs, there are none"]
-        auto = wish("m-0", gpus="auto")
+        auto = request("m-0", gpus="auto")
         assert refused(auto, on=()) == ["m-0: asks for 1 GPU, there are none"]
-        assert refused(wish("m-0", gpus=[0, 1]), on=()) == ["m-0: asks for 2 GPUs, there are none"]
+        assert refused(request("m-0", gpus=[0, 1]), on=()) == [
+            "m-0: asks for 2 GPUs, there are none"
+        ]
         assert refused(auto, on=gpus(1, mig=[0])) == [
             "m-0: asks for 1 GPU, there are none, not counting those that are split into MIG "
             "instances"
         ]
 
     def test_a_gpu_that_does_not_exist(self) -> None:
-        asked = wish("m-0", gpus=[0, 7], tensor_parallel_size=2)
+        asked = request("m-0", gpus=[0, 7], tensor_parallel_size=2)
         assert refused(asked, on=gpus(3)) == ["m-0: asks for GPU 7, there is only 0, 1 and 2"]
 
     def test_a_gpu_that_is_named_twice(self) -> None:
-        asked = wish("m-0", gpus=[1, 1], tensor_parallel_size=2)
+        asked = request("m-0", gpus=[1, 1], tensor_parallel_size=2)
         assert refused(asked, on=gpus(3)) == ["m-0: gpus names GPU 1 more than once"]
 
     @pytest.mark.parametrize(
         ("asked", "line"),
         [
             (
-                wish("m-0", gpus=2),
+                request("m-0", gpus=2),
                 "m-0: gpus gives it 2 GPUs, it uses 1 (no parallel size in args): "
                 "set gpus: auto, or change its parallel sizes in args",
             ),
             (
-                wish("m-0", gpus=[0], tensor_parallel_size=2, pipeline_parallel_size=2),
+                request("m-0", gpus=[0], tensor_parallel_size=2, pipeline_parallel_size=2),
                 "m-0: gpus gives it 1 GPU, it uses 4 (tensor-parallel-size 2, "
                 "pipeline-parallel-size 2): set gpus: auto, or change its parallel sizes in args",
             ),
@@ -195,76 +201,81 @@ class TestRefuses:
     ) -> None:
         assert refused(asked, on=gpus(4)) == [line]
 
-    def test_two_who_choose(self) -> None:
+    def test_two_settings_that_choose_gpus(self) -> None:
         for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
             line = f"m-0: gpus sets {name}, and so does env: remove one of them"
-            assert refused(wish("m-0", gpus=[0], env={name: "0"}), on=gpus(1)) == [line]
-        assert refused(wish("m-0", gpus="auto", device_ids="0"), on=gpus(1)) == [
+            assert refused(request("m-0", gpus=[0], env={name: "0"}), on=gpus(1)) == [line]
+        assert refused(request("m-0", gpus="auto", device_ids="0"), on=gpus(1)) == [
             "m-0: gpus and device-ids in args both choose GPUs: remove one of them"
         ]
 
-    def test_engines_that_take_more_than_a_gpu_together(self) -> None:
-        two = [wish("b-0", gpus=[0]), wish("a-0", gpus=[0], **share(0.5))]
+    def test_engines_that_exceed_a_gpu_together(self) -> None:
+        two = [request("b-0", gpus=[0]), request("a-0", gpus=[0], **share(0.5))]
         assert refused(*two, on=gpus(1)) == [
             "GPU 0: gpu-memory-utilization of a-0 (0.5) and b-0 (0.92) is 1.42 together, above 1"
         ]
 
     def test_shares_are_added_as_they_are_written(self) -> None:
-        parts = [wish(f"{n}-0", gpus=[0], **share(part)) for n, part in enumerate([0.7, 0.1, 0.2])]
+        parts = [
+            request(f"{n}-0", gpus=[0], **share(part)) for n, part in enumerate([0.7, 0.1, 0.2])
+        ]
         assert len(placed(*parts, on=gpus(1))) == 3
 
-    def test_an_engine_for_which_the_others_leave_no_room(self) -> None:
-        models = [wish(f"{name}-0", gpus="auto") for name in "abc"]
+    def test_no_room_next_to_other_engines(self) -> None:
+        models = [request(f"{name}-0", gpus="auto") for name in "abc"]
         assert refused(*models, on=gpus(2)) == [
-            "c-0: no room for it: none of 2 GPUs has gpu-memory-utilization 0.92 left beside "
+            "c-0: no room for it: none of 2 GPUs has gpu-memory-utilization 0.92 left next to "
             "a-0 and b-0"
         ]
-        parallel = wish("p-0", gpus="auto", tensor_parallel_size=2)
-        assert refused(parallel, wish("a-0", gpus=[1]), on=gpus(2)) == [
+        parallel = request("p-0", gpus="auto", tensor_parallel_size=2)
+        assert refused(parallel, request("a-0", gpus=[1]), on=gpus(2)) == [
             "p-0: no room for it: fewer than 2 of 2 GPUs have gpu-memory-utilization 0.92 left "
-            "beside a-0"
+            "next to a-0"
         ]
 
-    def test_a_model_on_demand_that_could_never_be_loaded_beside_those_that_stay(self) -> None:
-        stays = wish("a-0", gpus=[0], **share(0.5))
-        comes = wish("b-0", gpus=[0], **share(0.6), on_demand=True)
+    def test_on_demand_model_that_never_fits_next_to_permanent_ones(self) -> None:
+        stays = request("a-0", gpus=[0], **share(0.5))
+        comes = request("b-0", gpus=[0], **share(0.6), on_demand=True)
         assert refused(stays, comes, on=gpus(1)) == [
             "GPU 0: gpu-memory-utilization of a-0 (0.5) and b-0 (0.6) is 1.1 together, above 1"
         ]
 
     def test_replicas_on_demand_are_loaded_together(self) -> None:
-        pair = [wish(f"m-{n}", gpus="auto", on_demand=True) for n in range(2)]
+        pair = [request(f"m-{n}", gpus="auto", on_demand=True) for n in range(2)]
         assert placed(*pair, on=gpus(2)) == {"m-0": (0,), "m-1": (1,)}
         assert len(refused(*pair, on=gpus(1))) == 1
 
     def test_more_memory_than_a_gpu_has(self) -> None:
-        assert refused(wish("m-0", gpus=[1], memory_gib=100), on=gpus(2)) == [
+        assert refused(request("m-0", gpus=[1], memory_gib=100), on=gpus(2)) == [
             "m-0: memory_gib is 100, 100 on each of 1 GPU; GPU 1 has at most 80.0 GiB"
         ]
-        both = wish("m-0", gpus="auto", tensor_parallel_size=2, memory_gib=200)
+        both = request("m-0", gpus="auto", tensor_parallel_size=2, memory_gib=200)
         assert refused(both, on=gpus(2)) == [
             "m-0: memory_gib is 200, 100 on each of 2 GPUs; GPU 0 and 1 has at most 80.0 GiB"
         ]
 
     def test_a_gpu_in_mig_instances_by_number(self) -> None:
-        assert refused(wish("m-0", gpus=[1]), on=gpus(2, mig=[1])) == [
+        assert refused(request("m-0", gpus=[1]), on=gpus(2, mig=[1])) == [
             "m-0: GPU 1 is split into MIG instances: instead of gpus, set CUDA_VISIBLE_DEVICES in "
             "env to the UUID of one"
         ]
 
     @pytest.mark.parametrize("value", ["two", 0, -1, 1.5, True, [2], "9" * 5000, "²"])
-    def test_a_parallel_size_that_is_none(self, value: Any) -> None:
-        [line] = refused(wish("m-0", gpus="auto", tensor_parallel_size=value), on=gpus(2))
+    def test_invalid_parallel_size(self, value: Any) -> None:
+        [line] = refused(request("m-0", gpus="auto", tensor_parallel_size=value), on=gpus(2))
         assert line == f"m-0: tensor-parallel-size must be a whole number above 0, not {value}"
 
     @pytest.mark.parametrize("value", ["half", 0, 1.01, -0.5, True, "nan", "inf", "1e999999999"])
-    def test_a_share_that_is_none(self, value: Any) -> None:
-        [line] = refused(wish("m-0", gpus="auto", **share(value)), on=gpus(2))
+    def test_invalid_share(self, value: Any) -> None:
+        [line] = refused(request("m-0", gpus="auto", **share(value)), on=gpus(2))
         assert line == (f"m-0: gpu-memory-utilization must be above 0 and at most 1, not {value}")
 
     def test_every_fault_at_once(self) -> None:
         faults = refused(
-            wish("c-0", gpus=[9]), wish("a-0", gpus=3), wish("b-0", gpus="auto"), on=gpus(1)
+            request("c-0", gpus=[9]),
+            request("a-0", gpus=3),
+            request("b-0", gpus="auto"),
+            on=gpus(1),
         )
         assert faults == [
             "a-0: asks for 3 GPUs, there is 1",
@@ -289,7 +300,7 @@ class TestFlags:
         ],
     )
     def test_ranks_on_this_machine(self, args: dict[str, Any], number: int) -> None:
-        assert gpus_needed(args)[0] == number
+        assert count_gpus(args)[0] == number
 
     def test_both_names_of_the_share(self) -> None:
         assert memory_share({"gpu-memory-utilization": "0.1"}) == Fraction(1, 10)
@@ -299,7 +310,7 @@ class TestFlags:
     def test_both_spellings_of_a_flag(self) -> None:
         dashes = ProcessSpec(kind="process", model="m", args={"--tensor-parallel-size": 2})
         below = ProcessSpec(kind="process", model="m", args={"tensor_parallel_size": 2})
-        assert gpus_needed(dashes.args) == gpus_needed(below.args) == (2, "tensor-parallel-size 2")
+        assert count_gpus(dashes.args) == count_gpus(below.args) == (2, "tensor-parallel-size 2")
 
     def test_the_default_share_is_that_of_the_vllm_that_is_installed(self) -> None:
         # Read, not imported: that would take half a minute.
@@ -330,8 +341,8 @@ class TestVisible:
             ("MIG-02aa", []),
         ],
     )
-    def test_what_cuda_would_see(self, value: str | None, left: list[int]) -> None:
-        assert [device.index for device in visible(gpus(4), value)] == left
+    def test_devices_are_selected_as_by_cuda(self, value: str | None, left: list[int]) -> None:
+        assert [device.index for device in visible_devices(gpus(4), value)] == left
 
 
 SHARES = st.sampled_from([0.1, 0.2, 0.3, 0.45, 0.5, 0.55, 0.7, 0.92, 1.0, None])
@@ -341,7 +352,7 @@ MEMORY = st.sampled_from([None, 10.0, 90.0, 200.0])
 
 
 @st.composite
-def wishes(draw: st.DrawFn, *, sensible: bool = False) -> list[PlacementRequest]:
+def requests(draw: st.DrawFn, *, sensible: bool = False) -> list[PlacementRequest]:
     """Up to four models with up to three engines each; not sensible ones may want anything."""
     found: list[PlacementRequest] = []
     for model in range(draw(st.integers(1, 4))):
@@ -367,7 +378,7 @@ def wishes(draw: st.DrawFn, *, sensible: bool = False) -> list[PlacementRequest]
                 "gpu_memory_utilization": draw(SMALL_SHARES if sensible else SHARES),
             }
             found.append(
-                wish(f"m{model}-{number}", on_demand=on_demand, gpus=asked, **fields, **args)
+                request(f"m{model}-{number}", on_demand=on_demand, gpus=asked, **fields, **args)
             )
     return found
 
@@ -396,8 +407,8 @@ def outcome(
 
 @pytest.mark.slow
 @settings(max_examples=300)
-@given(wishes() | wishes(sensible=True), boxes() | FULL)
-def test_what_is_placed_fits(asked: list[PlacementRequest], on: list[Device]) -> None:
+@given(requests() | requests(sensible=True), boxes() | FULL)
+def test_placements_fit(asked: list[PlacementRequest], on: list[Device]) -> None:
     found = outcome(asked, on)
     event("refused" if isinstance(found, list) else "placed")
     if isinstance(found, list):
@@ -411,7 +422,7 @@ def test_what_is_placed_fits(asked: list[PlacementRequest], on: list[Device]) ->
             continue
         placement = found[w.engine]
         # Exactly what it uses, no GPU twice, none that is not there, and in its environment.
-        assert len(placement.devices) == len(set(placement.devices)) == gpus_needed(w.spec.args)[0]
+        assert len(placement.devices) == len(set(placement.devices)) == count_gpus(w.spec.args)[0]
         assert not any(devices[gpu].mig for gpu in placement.devices)
         assert placement.env["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, placement.devices))
         if isinstance(w.spec.gpus, list):
@@ -431,8 +442,8 @@ def test_what_is_placed_fits(asked: list[PlacementRequest], on: list[Device]) ->
 
 
 @pytest.mark.slow
-@given(wishes() | wishes(sensible=True), boxes() | FULL, st.randoms(use_true_random=False))
-def test_the_order_of_the_wishes_does_not_matter(
+@given(requests() | requests(sensible=True), boxes() | FULL, st.randoms(use_true_random=False))
+def test_order_of_requests_does_not_matter(
     asked: list[PlacementRequest], on: list[Device], order: random.Random
 ) -> None:
     shuffled = asked[:]
@@ -441,8 +452,8 @@ def test_the_order_of_the_wishes_does_not_matter(
 
 
 @pytest.mark.slow
-@given(wishes(), boxes())
-def test_what_is_refused_is_told_in_lines(asked: list[PlacementRequest], on: list[Device]) -> None:
+@given(requests(), boxes())
+def test_faults_are_single_lines(asked: list[PlacementRequest], on: list[Device]) -> None:
     found = outcome(asked, on)
     names = {w.engine for w in asked} | {f"GPU {device.index}" for device in on}
     for line in found if isinstance(found, list) else ():
@@ -453,56 +464,59 @@ def test_what_is_refused_is_told_in_lines(asked: list[PlacementRequest], on: lis
 
 @pytest.mark.slow
 @given(SIZES, SHARES, MEMORY, boxes())
-def test_one_engine_alone_is_refused_only_for_what_it_asks_itself(
+def test_single_engine_is_refused_only_for_its_own_request(
     size: int, part: float | None, memory: float | None, on: list[Device]
 ) -> None:
-    w = wish("m-0", gpus="auto", tensor_parallel_size=size, memory_gib=memory, **share(part))
+    w = request("m-0", gpus="auto", tensor_parallel_size=size, memory_gib=memory, **share(part))
     each = (memory or 0.0) / size
     able = [d for d in on if not d.mig and (d.total_gib is None or each <= d.total_gib)]
     assert isinstance(outcome([w], on), dict) == (len(able) >= size)
 
 
 @pytest.mark.slow
-@given(wishes(sensible=True))
-def test_what_was_placed_stays_as_it_was(asked: list[PlacementRequest]) -> None:
+@given(requests(sensible=True))
+def test_placement_is_stable(asked: list[PlacementRequest]) -> None:
     found = outcome(asked, gpus(6))
     if isinstance(found, dict):
         assert place(asked, gpus(6), found) == found
 
 
-class TestBeside:
-    def test_others_stay_exactly_where_they_are(self) -> None:
-        others = [wish("a-0", gpus="auto", **share(0.5)), wish("b-0", gpus="auto", **share(0.5))]
+class TestAdditional:
+    def test_other_engines_keep_their_gpus(self) -> None:
+        others = [
+            request("a-0", gpus="auto", **share(0.5)),
+            request("b-0", gpus="auto", **share(0.5)),
+        ]
         keep = {"a-0": at(0), "b-0": at(1)}
-        small = wish("a-1", gpus="auto", **share(0.5))
-        found = place_beside(small, others, gpus(2), keep)
+        small = request("a-1", gpus="auto", **share(0.5))
+        found = place_additional(small, others, gpus(2), keep)
         assert found is not None
         assert found.devices == (1,)
-        large = wish("a-1", gpus="auto", **share(0.9))
+        large = request("a-1", gpus="auto", **share(0.9))
         with pytest.raises(PlacementError, match="a-1: no room for it: none of 2 GPUs has"):
-            place_beside(large, others, gpus(2), keep)
+            place_additional(large, others, gpus(2), keep)
 
-    def test_room_that_is_there_only_if_another_moves_is_none(self) -> None:
-        other = wish("a-0", gpus="auto", **share(0.5))
-        listed = wish("a-1", gpus=[0], **share(0.9))
+    def test_no_room_unless_another_engine_moves(self) -> None:
+        other = request("a-0", gpus="auto", **share(0.5))
+        listed = request("a-1", gpus=[0], **share(0.9))
         with pytest.raises(PlacementError, match="a-1: there is room only if a-0 moves"):
-            place_beside(listed, [other], gpus(2), {"a-0": at(0)})
+            place_additional(listed, [other], gpus(2), {"a-0": at(0)})
 
-    def test_one_on_demand_leaves_room_for_the_other_models_on_demand(self) -> None:
-        others = [wish("lazy-0", on_demand=True, gpus=[0], **share(0.6))]
-        one = wish("a-1", on_demand=True, gpus=[0], **share(0.5))
+    def test_on_demand_engine_leaves_room_for_other_on_demand_models(self) -> None:
+        others = [request("lazy-0", on_demand=True, gpus=[0], **share(0.6))]
+        one = request("a-1", on_demand=True, gpus=[0], **share(0.5))
         assert place([*others, one], gpus(1))  # they take turns
         with pytest.raises(PlacementError):
-            place_beside(one, others, gpus(1), {})
+            place_additional(one, others, gpus(1), {})
 
-    def test_one_that_is_left_alone_gets_no_gpus_and_needs_room(self) -> None:
-        other = wish("a-0", **share(0.5))
-        assert place_beside(wish("a-1", **share(0.5)), [other], gpus(1), {}) is None
+    def test_engine_without_gpus_needs_room(self) -> None:
+        other = request("a-0", **share(0.5))
+        assert place_additional(request("a-1", **share(0.5)), [other], gpus(1), {}) is None
         with pytest.raises(PlacementError, match="together, above 1"):
-            place_beside(wish("a-1", **share(0.6)), [other], gpus(1), {})
+            place_additional(request("a-1", **share(0.6)), [other], gpus(1), {})
         with pytest.raises(PlacementError, match="which GPUs it uses is not known, set gpus"):
-            place_beside(wish("a-1", **share(0.5)), [], gpus(1, mig=[0]), {})
+            place_additional(request("a-1", **share(0.5)), [], gpus(1, mig=[0]), {})
 
-    def test_flags_that_make_no_sense_are_told(self) -> None:
+    def test_invalid_flags_are_an_error(self) -> None:
         with pytest.raises(PlacementError, match="a-1: gpu-memory-utilization must be above 0"):
-            place_beside(wish("a-1", **share(2)), [], gpus(1), {})
+            place_additional(request("a-1", **share(2)), [], gpus(1), {})

@@ -1,4 +1,4 @@
-"""Configuration files for tests, and what is said of them."""
+"""Configuration files for tests, and their faults."""
 
 import os
 import re
@@ -19,9 +19,9 @@ GOOD = "models: [{name: demo, engines: [{kind: process, model: m}]}]\n"
 
 
 def isolate(patch: pytest.MonkeyPatch, directory: Path) -> None:
-    """Let nothing of the surroundings in: an empty directory, one key, no other variable.
+    """Isolate a test from the machine: an empty directory, one key, no other GATEWAY_ variable.
 
-    vLLM's argument parser, which takes seconds to import, is a fake.
+    A fake replaces vLLM's argument parser, which takes seconds to import.
     """
     vllm_flags.install(patch)
     for name in list(os.environ):
@@ -38,7 +38,7 @@ def load(text: str) -> Settings:
 
 
 def faults(text: str) -> list[str]:
-    """Return why a text is refused, each line without the file's name and the line in it."""
+    """Return the faults of a text, each without the file's name and line."""
     with pytest.raises(ConfigError) as caught:
         load(text)
     lines = caught.value.faults
@@ -51,12 +51,12 @@ def faults(text: str) -> list[str]:
 
 
 def with_engine(**fields: Any) -> str:
-    """A file whose only engine is a process with these fields."""
+    """Return a file whose only engine is a process with these fields."""
     return dump([{"kind": "process", "model": "m", **fields}])
 
 
 def with_remote(**fields: Any) -> str:
-    """A file whose only engine is a remote one with these fields."""
+    """Return a file whose only engine is a remote one with these fields."""
     return dump([{"kind": "remote", "url": "http://gpu-box:8000", **fields}])
 
 

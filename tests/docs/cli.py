@@ -1,4 +1,4 @@
-"""The command line as it really is: what a page may say of it."""
+"""The command line of vllm-gateway, to check the commands on pages."""
 
 import re
 import shlex
@@ -37,7 +37,7 @@ def every(command: Command, path: str = NAME) -> Iterator[tuple[str, Command]]:
 
 
 def parse(words: list[str]) -> None:
-    """Read the arguments of vllm-gateway as it would itself. Raises Typer's UsageError."""
+    """Parse the arguments of vllm-gateway. Raises Typer's UsageError."""
     command: Command = tree()
     while True:
         if {"-h", "--help"} & set(words):
@@ -54,9 +54,9 @@ def parse(words: list[str]) -> None:
 
 
 def mention(code: str) -> str | None:
-    """Return what is wrong with inline code that begins with vllm-gateway, None if nothing is.
+    """Return the fault of inline code that begins with vllm-gateway, None if it is valid.
 
-    Arguments may be left out and be placeholders; commands and options must be there.
+    Arguments may be missing or placeholders; commands and options must exist.
     """
     command: Command = tree()
     for word in code.split()[1:]:
@@ -73,9 +73,9 @@ def mention(code: str) -> str | None:
 
 
 def arguments(text: str) -> list[str] | None:
-    """Return the arguments where a command is one of vllm-gateway's, else None.
+    """Return the arguments of a vllm-gateway command, None for other commands.
 
-    Raises ValueError for text that a shell would not read to its end.
+    Raises ValueError for an incomplete command.
     """
     words = shlex.split(text.replace("\\\n", " "), comments=True)
     while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.DOTALL):

@@ -1,4 +1,4 @@
-"""One `make serve` for all pages, and a machine whose driver says that it has GPUs."""
+"""One `make serve` for all pages, and a fake driver with GPUs."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ from tests.fakes import nvml
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What `make serve` runs, the first command of the README."""
+    """A running `make serve`, the first command of the README."""
 
     directory: Path
     port: int
@@ -28,7 +28,7 @@ class Demo:
         return (self.directory / "var" / "demo-key").read_text().strip()
 
     def forget_keys(self) -> None:
-        """Delete the keys that a page made, so that the next may use their names."""
+        """Delete the keys of a page, so that the next page can use their names."""
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         url = f"http://127.0.0.1:{self.port}"
         with httpx.Client(base_url=url, headers=headers, timeout=30) as client:
@@ -38,21 +38,21 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    """`make serve` in a directory of its own, ready."""
+    """A ready `make serve` in its own directory."""
     demo_model()
     directory = tmp_path_factory.mktemp("demo")
     (directory / "var").mkdir()
     (directory / "var" / "demo-model").symlink_to(ROOT / "var" / "demo-model")
     with Terminal(directory, {"GATEWAY_ADMIN_KEY": ADMIN_KEY}) as terminal:
         port = terminal.port()
-        # Without the set-up: it has made the environment that these tests run in.
+        # Without the set-up, which has created the environment of these tests.
         said = terminal.serve(f"GATEWAY_SERVER__PORT={port} make -o setup serve")
         yield Demo(directory, port, said)
 
 
 @pytest.fixture(scope="session")
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The variables of a machine with two GPUs of 80 GB."""
+    """Environment variables of a machine with two GPUs of 80 GB."""
     directory = tmp_path_factory.mktemp("driver")
     library = nvml.library(directory)
     driver = nvml.Driver(directory / "driver.txt")
@@ -63,5 +63,5 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def prefix() -> str:
-    """What the keys in Redis begin with, for one test."""
+    """The prefix of one test's keys in Redis."""
     return f"docs-{secrets.token_hex(6)}"

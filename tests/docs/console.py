@@ -1,8 +1,8 @@
-"""What a console block says: commands after `$ `, and the output that follows each.
+"""Console blocks: commands after `$ `, each followed by its output.
 
-A line that ends in a backslash, or within quotes, goes on in the next. In the output `…` stands for
-any text, alone on a line for any number of lines; a command without output below it may print what
-it likes.
+A line that ends in a backslash or within quotes continues on the next line. In the output, `…`
+stands for any text; alone on a line, for any number of lines. A command without output may print
+anything.
 """
 
 import re
@@ -15,17 +15,17 @@ from tests.docs.page import Block
 PROMPT = "$ "
 # Programs that blocks show; tests.clients runs those, except for `claude`.
 CLIENTS = frozenset({"claude", "gradio", "langchain", "llama-index", "node", "open-webui"})
-# What a block may need that the tests do not have; `environment` is a Python environment of its
-# own. Its commands are read, not run.
+# Requirements of a block that the tests do not meet: its commands are parsed, not run.
+# `environment` is a separate Python environment.
 NEEDS = frozenset({"environment", "gpu", "docker", "kubernetes", "systemd"}) | CLIENTS
-# The last command of the block ends with a status that is not 0.
+# The last command of the block exits with a status other than 0.
 FAILS = "fails"
 _SERVE = re.compile(r"(?:\w+=\S+ +)*(?:(?:\S*/)?vllm-gateway +serve|make +serve)(?: |$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, where it stands, and what the page says of its output."""
+    """A command with its line and its documented output."""
 
     text: str
     line: int
@@ -34,14 +34,14 @@ class Command:
 
     @property
     def serves(self) -> bool:
-        """Whether it runs until it is told to stop, as in a terminal of its own."""
+        """Whether it runs until it is stopped, as in a terminal of its own."""
         return not self.fails and _SERVE.match(self.text) is not None
 
 
 def needs(block: Block) -> set[str]:
-    """Return what a block needs that the tests do not have.
+    """Return the requirements of a block that the tests do not meet.
 
-    Raises ValueError for a word that means nothing.
+    Raises ValueError for an unknown mark.
     """
     if unknown := set(block.words) - NEEDS - {FAILS}:
         raise ValueError(f"line {block.line}: {', '.join(sorted(unknown))} is no mark of a block")
@@ -51,7 +51,7 @@ def needs(block: Block) -> set[str]:
 def commands(block: Block) -> list[Command]:
     """Return the commands of a console block.
 
-    Raises ValueError for a block that does not begin with one, or that ends within one.
+    Raises ValueError for a block that does not begin with a command or ends within one.
     """
     found: list[Command] = []
     lines = iter(enumerate(block.lines, block.line))
@@ -87,7 +87,7 @@ def _open(text: str) -> bool:
 
 
 def agrees(wanted: Sequence[str], output: str) -> bool:
-    """Return whether an output is what a page says, whatever the blanks and empty lines."""
+    """Return whether an output matches a page, except for blanks and empty lines."""
     shown = _lines(wanted)
     if not shown:
         return True

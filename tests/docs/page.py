@@ -1,4 +1,4 @@
-"""A Markdown page as the tests read it: its fenced blocks, headings and links."""
+"""A Markdown page: fenced blocks, headings, links and inline code."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block; `line` is where its text begins, counted from 1."""
+    """A fenced block; `line` is the first line of its text, counted from 1."""
 
     language: str
     words: tuple[str, ...]
@@ -28,7 +28,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page; its name is the path from the root of the repository."""
+    """A page; its name is its path in the repository."""
 
     name: str
     text: str
@@ -39,7 +39,7 @@ class Page:
 
     @property
     def blocks(self) -> list[Block]:
-        """The fenced blocks. Raises ValueError for one that is not closed."""
+        """The fenced blocks. Raises ValueError for an unclosed block."""
         return [part for part in _parts(self.text) if isinstance(part, Block)]
 
     @property
@@ -49,7 +49,7 @@ class Page:
 
     @property
     def anchors(self) -> set[str]:
-        """What a link may name after #, as GitHub makes it of the headings."""
+        """Anchors of the headings, as GitHub derives them."""
         found: set[str] = set()
         for _, line in self.prose:
             if match := _HEADING.match(line):
@@ -62,7 +62,7 @@ class Page:
 
     @property
     def links(self) -> list[str]:
-        """Where the page's links go, images included."""
+        """Targets of the links, images included."""
         text = "\n".join(line for _, line in self.prose)
         return [match["target"] for match in _LINK.finditer(_SPAN.sub("``", text))]
 

@@ -1,4 +1,4 @@
-"""The pages that users read."""
+"""All pages for users."""
 
 from tests.docs.page import ROOT, Page
 

@@ -246,19 +246,23 @@ def commands_page() -> str:
         if path == cli.NAME:
             continue
         arguments = [p for p in command.params if isinstance(p, TyperArgument)]
-        usage = " ".join((path, *(f"{(p.name or '').upper()}" for p in arguments)))
+        names = ((p, (p.name or "").upper()) for p in arguments)
+        usage = " ".join((path, *(name if p.required else f"[{name}]" for p, name in names)))
         parts.append(f"\n## {path}\n\n{cell((command.help or '').split(chr(12))[0])}\n")
         if isinstance(command, TyperGroup) and not command.invoke_without_command:
             continue
         parts.append(f"\n    {usage}\n")
-        if options := [p for p in command.params if p not in arguments]:
+        if command.params:
             parts.append("\n| option | meaning | default |\n|---|---|---|\n")
-            parts += [_option(option) for option in options]
+            parts += [_option(parameter) for parameter in command.params]
     return "".join(parts)
 
 
 def _option(option: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    given = (*option.opts, *option.secondary_opts)
+    if isinstance(option, TyperArgument):
+        given = ((option.name or "").upper(),)
+    names = ", ".join(f"`{name}`" for name in given)
     default = option.default
     shown = "required" if option.required else ""
     if default not in (None, "", False, ()) and not callable(default):

@@ -1,8 +1,8 @@
-"""A terminal that follows a page: its commands run here as they stand, in a directory of its own.
+"""Runs the commands of a page unchanged, in a directory of its own.
 
-What cannot be here as a page says it is replaced: addresses of other machines, and ports 800x by
-free ones; in the output they are put back. Nothing else of a command is changed, but that
-`make serve` leaves out the set-up, and other targets of make are only looked up.
+Addresses of other machines and ports 800x are replaced by local addresses and free ports, and
+restored in the output. `make serve` runs without the set-up; other targets of make are only looked
+up.
 """
 
 import os
@@ -20,23 +20,23 @@ from tests.docs.console import Command, agrees, commands, needs
 from tests.docs.page import ROOT, Block, Page
 from tests.gateway import free_port
 
-# Importing what a command needs, from a cold disk, on a machine with much else to do.
+# Enough for imports from a cold disk on a busy machine.
 COMMAND_S = 180.0
-# vLLM's imports, its load, and a busy machine.
+# Enough to import vLLM and load a model on a busy machine.
 SERVE_S = 480.0
 STOP_S = 60.0
-# What a repository has, for commands that name it.
+# Files of the repository that commands name.
 _SHARED = (".venv", ".env.example", "Makefile", "deploy")
 _PORT = re.compile(r"(?:(?<=127\.0\.0\.1:)|(?<=_PORT=)|(?<=\bport: ))800\d\b")
 _PROGRAM = re.compile(r"(?=(?:\S*/)?(?:vllm-gateway|make) )")
 
 
 class PageFault(AssertionError):
-    """A page says what is not so; the text names the page, the line and both."""
+    """A page is wrong; the text names its line, the expected and the actual output."""
 
 
 class Terminal:
-    """Runs commands one after another; ends what still serves when it is closed."""
+    """Runs commands one after another; stops the gateways when it is closed."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Terminal:
             process.wait(STOP_S)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file that a page shows."""
+        """Write a file of a page."""
         (self._directory / name).write_text(self._here(text), encoding="utf-8")
 
     def run(self, text: str, more: Mapping[str, str] | None = None) -> tuple[int, str]:
-        """Return a command's exit status and output; what it exports is there for the next."""
+        """Return a command's exit status and output; the next command gets its variables."""
         exported = self._directory / ".exported"
-        # Variables that are only set are there for the next command too.
+        # set -a: the next command also gets variables that are not exported.
         script = (
             f"set -a -o pipefail\n{self._here(text)}\n"
             f"ended=$?; env -0 >{shlex.quote(str(exported))}; exit $ended"
@@ -101,9 +101,9 @@ class Terminal:
         return ended.returncode, self._there(ended.stdout)
 
     def serve(self, text: str) -> str:
-        """Start a gateway in a terminal of its own; return what it says until it is ready.
+        """Start a gateway as in a second terminal; return its output until it is ready.
 
-        Raises PageFault when it ends before, or takes too long.
+        Raises PageFault if it exits before that or takes too long.
         """
         said = self._directory / f"serve-{len(self._serving)}.txt"
         with said.open("w") as output:
@@ -125,7 +125,7 @@ class Terminal:
         return self._there(text)
 
     def port(self, name: str = "8000") -> int:
-        """Return the port that stands here for one of a page."""
+        """Return the local port that replaces a port of a page."""
         return self._ports.setdefault(name, free_port())
 
     def _here(self, text: str) -> str:
@@ -148,11 +148,10 @@ def follow(
     gpus: Mapping[str, str] | None = None,
     serving: str | None = None,
 ) -> int:
-    """Do what a page says; return how many commands were run.
+    """Run the commands of a page; return their number.
 
-    `gpus` are the variables that make a machine with GPUs of this one, for `check`. `serving` is
-    what `make serve` said, where it runs already. Raises PageFault at the first line that is not
-    so.
+    `gpus` are variables that simulate a machine with GPUs, for `check`. `serving` is the output of
+    a running `make serve`. Raises PageFault at the first wrong line.
     """
     ran = 0
     for block in page.blocks:
@@ -177,7 +176,7 @@ def _outcome(
     gpus: Mapping[str, str] | None,
     serving: str | None,
 ) -> tuple[int, str] | None:
-    """Return the status and output of a command, None where it needs what is not here."""
+    """Return the status and output of a command, None if its requirements are not met."""
     if needs(block):
         arguments = cli.arguments(command.text)
         if gpus is None or arguments is None or arguments[:1] != ["check"]:
@@ -199,7 +198,7 @@ def _check(page: Page, command: Command, status: int, output: str) -> None:
     place = f"{page.name}:{command.line}: {command.text}"
     if (status != 0) is not command.fails:
         wanted = "another status than 0" if command.fails else "status 0"
-        raise PageFault(f"{place}\nended with {status} instead of {wanted}:\n{output}")
+        raise PageFault(f"{place}\nexited with {status} instead of {wanted}:\n{output}")
     if not agrees(command.output, output):
         shown = "\n".join(command.output)
         raise PageFault(f"{place}\nThe page says:\n{shown}\nIt prints:\n{output}")

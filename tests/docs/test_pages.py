@@ -1,4 +1,4 @@
-"""What can be known of the pages without running them: forms, links, YAML, and what they name."""
+"""Checks of the pages that run nothing: blocks, links, YAML, and the names in the text."""
 
 import os
 import re
@@ -18,18 +18,18 @@ from tests.docs.pages import INDEX, PAGES
 
 LANGUAGES = {"", "console", "ini", "javascript", "json", "promql", "python", "sql", "yaml"}
 BY_NAME = {page.name: page for page in PAGES}
-# A fragment is completed with this.
+# Completes a fragment of a configuration.
 MODEL = {"name": "m", "engines": [{"kind": "process", "model": "org/m"}]}
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def fragments(page: Page) -> list[Block]:
-    """The YAML blocks that are configurations of ours; those of others say `yaml other`."""
+    """YAML blocks that configure the gateway; other YAML is marked `yaml other`."""
     return [b for b in page.blocks if b.language == "yaml" and "other" not in b.words]
 
 
 @every_page
-def test_commands_stand_in_console_blocks_and_nowhere_else(page: Page) -> None:
+def test_commands_are_only_in_console_blocks(page: Page) -> None:
     for block in page.blocks:
         assert block.language in LANGUAGES, f"line {block.line}: say console"
         if block.language == "console":
@@ -43,7 +43,7 @@ def test_commands_stand_in_console_blocks_and_nowhere_else(page: Page) -> None:
 
 
 @every_page
-def test_a_command_that_is_not_run_is_one_that_its_program_would_take(page: Page) -> None:
+def test_command_that_is_not_run_has_valid_arguments(page: Page) -> None:
     for block in page.blocks:
         if block.language == "console" and needs(block):
             for command in commands(block):
@@ -52,7 +52,7 @@ def test_a_command_that_is_not_run_is_one_that_its_program_would_take(page: Page
 
 
 @every_page
-def test_what_the_text_says_of_the_command_line_is_there(page: Page) -> None:
+def test_inline_commands_exist(page: Page) -> None:
     wrong = {
         code: fault
         for code in page.spans
@@ -62,7 +62,7 @@ def test_what_the_text_says_of_the_command_line_is_there(page: Page) -> None:
 
 
 @every_page
-def test_variables_that_the_text_names_are_settings(page: Page) -> None:
+def test_variables_in_the_text_are_settings(page: Page) -> None:
     others = {"CONFIG", "URL", "KEY"}
     for name in re.findall(r"\bGATEWAY_([A-Z][A-Z_]*)\b", page.text):
         section = name.partition("__")[0].lower()
@@ -70,7 +70,7 @@ def test_variables_that_the_text_names_are_settings(page: Page) -> None:
 
 
 @every_page
-def test_yaml_is_a_configuration(
+def test_yaml_blocks_are_valid_configurations(
     page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     isolate(monkeypatch, tmp_path)
@@ -86,14 +86,14 @@ def test_yaml_is_a_configuration(
 
 
 @every_page
-def test_python_is_python(page: Page) -> None:
+def test_python_blocks_compile(page: Page) -> None:
     for block in page.blocks:
         if block.language == "python":
             compile(block.text, page.name, "exec")
 
 
 @every_page
-def test_links_lead_somewhere(page: Page) -> None:
+def test_links_have_targets(page: Page) -> None:
     here = (ROOT / page.name).parent
     for link in page.links:
         if re.match(r"[a-z]+:", link):
@@ -114,7 +114,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 class TestStarts:
-    """The table of docs/engine-will-not-start.md beside the messages of
+    """The table of docs/engine-will-not-start.md agrees with the messages of
     engines/output/failure.py."""
 
     ROW = re.compile(r"^\| `(.+)`(, while its weights load)? \| (.+) \| (yes|no) \|$")
@@ -124,7 +124,7 @@ class TestStarts:
         matches = [m for _, line in page.prose if (m := self.ROW.match(line))]
         return [(m[1], m[2] or "", m[3], m[4]) for m in matches]
 
-    def test_each_row_says_what_the_gateway_says(self) -> None:
+    def test_each_row_matches_the_classification(self) -> None:
         rows = self.rows()
         assert len(rows) > 25
         for text, loading, advice, again in rows:
@@ -132,15 +132,15 @@ class TestStarts:
             assert found.advice == advice, text
             assert found.lasting is (again == "no"), text
 
-    def test_every_cause_is_there(self) -> None:
+    def test_every_cause_has_a_row(self) -> None:
         found = {classify(text, loading_weights=bool(w)).cause for text, w, _, _ in self.rows()}
         assert set(Cause) - found == {Cause.OTHER}
 
 
 class TestAdvisories:
-    """The table of docs/security.md beside the tests that it names."""
+    """The table of docs/security.md agrees with the tests that it names."""
 
-    def test_each_test_is_named_and_no_other(self) -> None:
+    def test_page_names_exactly_these_tests(self) -> None:
         text = (ROOT / "tests" / "app" / "test_advisories.py").read_text(encoding="utf-8")
         there = set(re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE))
         named = {code for code in BY_NAME["docs/security.md"].spans if code.startswith("test_")}

@@ -1,4 +1,4 @@
-"""The tests of the pages fail where a page is wrong, and say where."""
+"""The checks of pages: a wrong page fails with its line."""
 
 from pathlib import Path
 
@@ -31,68 +31,68 @@ def block(text: str) -> Block:
 
 
 class TestFollow:
-    def test_a_page_that_is_right_is_followed_to_its_end(self, terminal: Terminal) -> None:
+    def test_correct_page_is_followed_to_its_end(self, terminal: Terminal) -> None:
         right = page("console\n$ echo one two\none  two\n$ true", "console\n$ echo x; echo y\n…\ny")
         assert follow(right, terminal) == 3
 
-    def test_a_command_that_fails_is_a_fault_with_its_line(self, terminal: Terminal) -> None:
+    def test_failing_command_is_a_fault_with_its_line(self, terminal: Terminal) -> None:
         assert fault(page("console\n$ true\n$ ls /not-there"), terminal).startswith(
-            "page.md:3: ls /not-there\nended with 2 instead of status 0"
+            "page.md:3: ls /not-there\nexited with 2 instead of status 0"
         )
 
-    def test_a_failure_within_a_pipe_is_one(self, terminal: Terminal) -> None:
+    def test_failure_within_a_pipe_is_a_fault(self, terminal: Terminal) -> None:
         assert "instead of status 0" in fault(page("console\n$ false | cat"), terminal)
 
-    def test_another_output_is_a_fault_with_both(self, terminal: Terminal) -> None:
+    def test_different_output_is_a_fault_with_both_texts(self, terminal: Terminal) -> None:
         told = fault(page("console\n$ echo two\none"), terminal)
         assert "The page says:\none\nIt prints:\ntwo" in told
 
-    def test_an_output_that_goes_on_is_a_fault(self, terminal: Terminal) -> None:
+    def test_additional_output_is_a_fault(self, terminal: Terminal) -> None:
         assert "It prints" in fault(page("console\n$ echo one; echo two\none"), terminal)
 
-    def test_a_command_said_to_fail_must_fail(self, terminal: Terminal) -> None:
+    def test_command_marked_as_failing_must_fail(self, terminal: Terminal) -> None:
         assert follow(page("console fails\n$ true\n$ false"), terminal) == 2
         told = fault(page("console fails\n$ true"), terminal)
         assert "another status than 0" in told
 
-    def test_a_command_that_is_not_written_out_is_a_fault(self, terminal: Terminal) -> None:
+    def test_abbreviated_command_is_a_fault(self, terminal: Terminal) -> None:
         assert "cannot be run" in fault(page("console\n$ echo …"), terminal)
 
-    def test_a_program_that_is_not_here_is_a_fault(self, terminal: Terminal) -> None:
+    def test_missing_program_is_a_fault(self, terminal: Terminal) -> None:
         assert "not-a-program" in fault(page("console\n$ not-a-program"), terminal)
 
-    def test_a_target_of_make_must_be_there(self, terminal: Terminal) -> None:
+    def test_make_target_must_exist(self, terminal: Terminal) -> None:
         assert follow(page("console\n$ make help"), terminal) == 1
         assert "no-such-target" in fault(page("console\n$ make no-such-target"), terminal)
 
-    def test_python_that_fails_is_a_fault(self, terminal: Terminal) -> None:
+    def test_failing_python_is_a_fault(self, terminal: Terminal) -> None:
         assert "Error" in fault(page("python\nraise ValueError"), terminal)
 
-    def test_what_needs_a_gpu_is_not_run(self, terminal: Terminal) -> None:
+    def test_gpu_block_is_not_run(self, terminal: Terminal) -> None:
         assert follow(page("console gpu\n$ nvidia-smi"), terminal) == 0
 
     @pytest.mark.slow
-    def test_a_gateway_that_does_not_start_is_a_fault(self, terminal: Terminal) -> None:
+    def test_gateway_that_does_not_start_is_a_fault(self, terminal: Terminal) -> None:
         told = fault(page("console\n$ vllm-gateway serve --config none.yaml"), terminal)
         assert "none.yaml: no such file" in told
 
 
 class TestTerminal:
-    def test_a_command_finds_what_those_before_it_set_and_wrote(self, terminal: Terminal) -> None:
+    def test_commands_share_variables_and_files(self, terminal: Terminal) -> None:
         terminal.run("export A=1; B=$(echo 2)\necho 3 >file")
         assert terminal.run("echo $A $B $(cat file)") == (0, "1 2 3\n")
 
-    def test_files_of_a_page_are_there(self, terminal: Terminal) -> None:
+    def test_files_of_a_page_are_written(self, terminal: Terminal) -> None:
         assert follow(page("yaml a.yaml\nb: 1", "console\n$ cat a.yaml\nb: 1"), terminal) == 1
 
-    def test_addresses_are_replaced_and_put_back(self, tmp_path: Path) -> None:
+    def test_addresses_are_replaced_and_restored(self, tmp_path: Path) -> None:
         terminal = Terminal(tmp_path, {}, {"http://gpu-box:8000": "http://127.0.0.1:9"})
         status, shown = terminal.run("echo http://gpu-box:8000 127.0.0.1:8001 >f; cat f")
         assert (status, shown) == (0, "http://gpu-box:8000 127.0.0.1:8001\n")
         written = (tmp_path / "f").read_text()
         assert written == f"http://127.0.0.1:9 127.0.0.1:{terminal.port('8001')}\n"
 
-    def test_nothing_of_the_surroundings_comes_in(
+    def test_gateway_variables_are_not_inherited(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("GATEWAY_ADMIN_KEY", "of the developer")
@@ -109,23 +109,23 @@ class TestBlocks:
             ("console\n$ echo 'a", "not complete"),
         ],
     )
-    def test_a_block_that_hides_its_commands_is_refused(self, text: str, said: str) -> None:
+    def test_invalid_console_block_is_refused(self, text: str, said: str) -> None:
         with pytest.raises(ValueError, match=said):
             commands(block(text))
 
-    def test_an_unknown_mark_is_refused(self, terminal: Terminal) -> None:
+    def test_unknown_mark_is_refused(self, terminal: Terminal) -> None:
         with pytest.raises(ValueError, match="gqu is no mark"):
             follow(page("console gqu\n$ true"), terminal)
 
-    def test_a_block_that_is_not_closed_is_refused(self) -> None:
+    def test_unclosed_block_is_refused(self) -> None:
         with pytest.raises(ValueError, match="line 2: the block is not closed"):
             _ = Page("page.md", "text\n```console\n$ true\n").blocks
 
-    def test_a_command_goes_on_after_a_backslash(self) -> None:
+    def test_command_continues_after_a_backslash(self) -> None:
         (one,) = commands(block("console\n$ echo a \\\n  b\na b"))
         assert (one.text, one.output) == ("echo a \\\n  b", ("a b",))
 
-    def test_a_command_goes_on_within_quotes(self) -> None:
+    def test_command_continues_within_quotes(self) -> None:
         (one,) = commands(block("console\n$ echo 'a\nb'\na\nb"))
         assert (one.text, one.output) == ("echo 'a\nb'", ("a", "b"))
 
@@ -142,7 +142,7 @@ class TestBlocks:
             ([], "whatever", True),
         ],
     )
-    def test_outputs_agree_but_for_blanks_and_what_is_left_open(
+    def test_outputs_agree_except_for_blanks_and_ellipses(
         self, wanted: list[str], output: str, same: bool
     ) -> None:
         assert agrees(wanted, output) is same
@@ -157,13 +157,13 @@ class TestCommandLine:
             (".venv/bin/vllm-gateway keys rotate", "Missing"),
         ],
     )
-    def test_a_command_that_is_not_run_is_read_by_the_program(self, text: str, said: str) -> None:
+    def test_invalid_command_line_is_found(self, text: str, said: str) -> None:
         arguments = cli.arguments(text)
         assert arguments is not None
         with pytest.raises(Exception, match=said):
             cli.parse(arguments)
 
-    def test_other_programs_are_not_ours_to_read(self) -> None:
+    def test_other_programs_are_ignored(self) -> None:
         assert cli.arguments("kubectl get pods  # vllm-gateway") is None
 
     @pytest.mark.parametrize(
@@ -175,5 +175,5 @@ class TestCommandLine:
             ("vllm-gateway serve --foo", True),
         ],
     )
-    def test_a_command_in_the_text_is_looked_up(self, code: str, wrong: bool) -> None:
+    def test_inline_command_is_checked(self, code: str, wrong: bool) -> None:
         assert (cli.mention(code) is not None) is wrong

@@ -1,4 +1,4 @@
-"""`vllm-gateway check`: what is said of a configuration that can be run."""
+"""`vllm-gateway check`: the plan and the notes of a valid configuration."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def check(*engines: dict[str, Any], weight: float = 1.0, **fields: Any) -> list[str]:
-    """Return the lines that are printed of one model."""
+    """Return the lines printed for one model."""
     model = {"name": "demo", "engines": list(engines), **fields}
     data = {
         "models": [model],
@@ -45,7 +45,7 @@ def check(*engines: dict[str, Any], weight: float = 1.0, **fields: Any) -> list[
 
 
 def shown(data: dict[str, Any]) -> list[str]:
-    """Return the lines that are printed of a configuration."""
+    """Return the lines printed for a configuration."""
     Path("gateway.yaml").write_text(yaml.safe_dump(data))
     result = CliRunner().invoke(app, ["check"])
     assert (result.exit_code, result.stderr) == (0, "")
@@ -65,17 +65,17 @@ def test_note_names_every_remote_engine_once() -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"price": {"prompt": 1.0, "cached": 1.0}}])
-def test_no_note_where_cached_tokens_count_as_others(how: dict[str, Any]) -> None:
+def test_no_note_when_cached_tokens_count_like_others(how: dict[str, Any]) -> None:
     assert NOTE not in check(REMOTE, **how)
 
 
-def test_no_note_for_engines_of_the_gateway_which_get_the_flag() -> None:
+def test_managed_engines_get_the_flag_without_a_note() -> None:
     lines = check(PROCESS, price=LESS, media={"domains": ["Images.Example.com"]})
     assert not any(line.startswith("note:") for line in lines)
     assert " --allowed-media-domains images.example.com --enable-prompt-tokens-details" in lines[-2]
 
 
-def test_engines_of_the_gateway_log_none_of_its_own_probes_unless_told_otherwise() -> None:
+def test_managed_engines_do_not_log_probes_by_default() -> None:
     flag = "--disable-access-log-for-endpoints="
     [*_, line, _] = check(PROCESS)
     assert f" {flag}/health,/metrics,/version" in line
@@ -83,7 +83,7 @@ def test_engines_of_the_gateway_log_none_of_its_own_probes_unless_told_otherwise
     assert line.rindex(f"{flag}/ping") > line.index(f"{flag}/health")
 
 
-def test_everything_that_would_run_is_shown_and_that_it_is_valid() -> None:
+def test_check_prints_the_whole_plan() -> None:
     models = [
         {
             "name": "demo",
@@ -144,11 +144,11 @@ def test_no_secret_is_shown() -> None:
     assert "://***@proxy:3128" in text
 
 
-def test_a_url_that_cannot_be_read_is_not_shown() -> None:
+def test_invalid_url_is_not_shown() -> None:
     assert without_password("redis://:canary@[::1/0") == "redis://***"
 
 
-def test_what_could_not_be_checked_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_check_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_lines: object, _ended: object) -> None:
         raise CannotAsk("vLLM gave no answer in 120 s")
 
@@ -161,7 +161,7 @@ def test_what_could_not_be_checked_is_a_note(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["check"], ["--help"]])
-def test_a_reader_that_leaves_early_ends_a_command_quietly(words: list[str]) -> None:
+def test_closed_pipe_ends_a_command_quietly(words: list[str]) -> None:
     data = {"models": [{"name": "demo", "engines": [REMOTE]}]}
     Path("gateway.yaml").write_text(yaml.safe_dump(data))
     ours, its = os.pipe()

@@ -1,4 +1,4 @@
-"""The commands as processes of their own, against a gateway with fakes in vLLM's place."""
+"""Commands as processes, against a gateway whose vLLM is a fake."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 @asynccontextmanager
 async def gateway(tmp_path: Path, **args: Any) -> AsyncIterator[Gateway]:
-    """A gateway whose only engine is the fake, started with these flags."""
+    """A gateway whose only engine is the fake with these flags."""
     engine = {"kind": "process", "model": "m", "args": args, "restart": {"budget": 0}}
     model = {"name": "org/demo", "aliases": ["gpt"], "engines": [engine]}
     async with running(settings_for(model, run_dir=tmp_path), LAUNCHER, settle=False) as one:
@@ -34,7 +34,7 @@ async def gateway(tmp_path: Path, **args: Any) -> AsyncIterator[Gateway]:
 
 
 class Command:
-    """A running command; its output is gathered, from a pseudo-terminal or a pipe."""
+    """A running command; its output is collected from a pseudo-terminal or a pipe."""
 
     def __init__(self, process: asyncio.subprocess.Process, terminal: int | None) -> None:
         self.process = process
@@ -52,7 +52,7 @@ class Command:
             return await self.process.stdout.read(4096)
         try:
             return await asyncio.to_thread(os.read, self.terminal, 4096)
-        except OSError:  # EIO: nobody holds the other end any more (pty(7))
+        except OSError:  # EIO: the other end is closed (pty(7))
             return b""
 
     async def until_shown(self, text: str) -> None:
@@ -62,7 +62,7 @@ class Command:
                 await asyncio.sleep(0.02)
 
     async def ended(self) -> int:
-        """Return the exit code when all that it wrote is here."""
+        """Return the exit code after reading all of the output."""
         async with asyncio.timeout(60):
             await self.reading
             return await self.process.wait()
@@ -70,7 +70,7 @@ class Command:
 
 @asynccontextmanager
 async def command(one: Gateway, *words: str, terminal: bool = False) -> AsyncIterator[Command]:
-    """Run a command; it is gone when the body ends."""
+    """Run a command until the body ends."""
     mine, its = pty.openpty() if terminal else (None, asyncio.subprocess.PIPE)
     env = environment(
         GATEWAY_URL=f"http://127.0.0.1:{one.port}",
@@ -96,7 +96,7 @@ async def command(one: Gateway, *words: str, terminal: bool = False) -> AsyncIte
 
 
 async def run(one: Gateway, *words: str) -> tuple[int, str]:
-    """Run a command to its end; return its exit code and what it wrote."""
+    """Run a command; return its exit code and output."""
     async with command(one, *words) as running:
         code = await running.ended()
         assert ROOT_KEY not in running.shown
@@ -104,7 +104,7 @@ async def run(one: Gateway, *words: str) -> tuple[int, str]:
         return code, running.shown
 
 
-async def test_a_person_sees_an_engine_start_and_what_it_is(tmp_path: Path) -> None:
+async def test_status_on_a_terminal_shows_a_start_and_then_the_facts(tmp_path: Path) -> None:
     async with gateway(tmp_path) as one:
         await one.state.settled.wait()
         facts = EngineFacts(version="0.32.0")
@@ -129,7 +129,7 @@ async def test_a_person_sees_an_engine_start_and_what_it_is(tmp_path: Path) -> N
             replica.engine = real
 
 
-async def test_ctrl_c_while_one_watches_is_quiet(tmp_path: Path) -> None:
+async def test_ctrl_c_during_watch_is_quiet(tmp_path: Path) -> None:
     async with (
         gateway(tmp_path, fake_start="hang") as one,
         command(one, "status", terminal=True) as status,
@@ -140,7 +140,7 @@ async def test_ctrl_c_while_one_watches_is_quiet(tmp_path: Path) -> None:
         assert "Traceback" not in status.shown
 
 
-async def test_a_log_is_followed_until_ctrl_c(tmp_path: Path) -> None:
+async def test_logs_follow_until_ctrl_c(tmp_path: Path) -> None:
     loaded = tmp_path / "loaded"
     async with gateway(tmp_path, fake_load_until=str(loaded)) as one:
         async with command(one, "logs", "org-demo-0", "-f") as logs:
@@ -159,7 +159,7 @@ async def test_a_log_is_followed_until_ctrl_c(tmp_path: Path) -> None:
         assert shown == f"vllm-gateway: http://127.0.0.1:{one.port} {said}"
 
 
-async def test_an_engine_that_does_not_start(tmp_path: Path) -> None:
+async def test_engine_that_fails_to_start_is_reported(tmp_path: Path) -> None:
     async with gateway(tmp_path, fake_start="crash") as one:
         await one.state.settled.wait()
         code, shown = await run(one, "status")
@@ -172,7 +172,7 @@ async def test_an_engine_that_does_not_start(tmp_path: Path) -> None:
         assert shown == "vllm-gateway: gpt did not load: engine org-demo-0: no room for KV cache\n"
 
 
-async def test_a_model_is_unloaded_and_loaded(tmp_path: Path) -> None:
+async def test_model_is_unloaded_and_loaded(tmp_path: Path) -> None:
     async with gateway(tmp_path) as one:
         await one.state.settled.wait()
         first = (await one.client.get("/health")).status_code
@@ -186,7 +186,7 @@ async def test_a_model_is_unloaded_and_loaded(tmp_path: Path) -> None:
         assert (await one.chat("gpt")).status_code == 200
 
 
-async def test_a_secret_flag_is_shown_nowhere(tmp_path: Path) -> None:
+async def test_secret_flag_is_never_shown(tmp_path: Path) -> None:
     async with gateway(tmp_path, hf_token=CANARY) as one:
         await one.state.settled.wait()
         for words in (("status",), ("logs", "org-demo-0")):

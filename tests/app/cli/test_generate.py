@@ -22,7 +22,7 @@ def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_help_names_every_flag_in_full_on_a_narrow_terminal(
+def test_help_on_a_narrow_terminal_names_every_flag_in_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -75,12 +75,12 @@ P = ("--prompt", "a")
         ),
     ],
 )
-def test_a_mistake_is_one_line_at_once(arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
     result = CliRunner().invoke(app, ["generate", *arguments])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"vllm-gateway: {said}\n"
 
 
-def test_prompts_come_from_standard_input_too() -> None:
+def test_prompts_are_read_from_stdin() -> None:
     result = CliRunner().invoke(app, ["generate", *M, "--prompts-file", "-"], input="\n")
     assert result.stderr == "vllm-gateway: standard input contains no prompt\n"

@@ -1,4 +1,4 @@
-"""What `vllm-gateway generate` shows of its answers."""
+"""The output of `vllm-gateway generate`."""
 
 import io
 import json
@@ -27,13 +27,13 @@ def page(*records: dict[str, Any], titles: bool = False) -> str:
     return out.getvalue()
 
 
-def test_a_lone_answer_is_its_text_and_nothing_else() -> None:
+def test_single_answer_is_plain_text() -> None:
     assert page(record(content="Two\nlines, [red]as they are[/red].")) == (
         "Two\nlines, [red]as they are[/red].\n"
     )
 
 
-def test_thought_and_answer_are_apart() -> None:
+def test_reasoning_and_answer_are_separate() -> None:
     shown = page(record(reasoning="hm", content="so"))
     assert shown == "Thought:\nhm\n\nAnswer:\nso\n"
     assert page(record(reasoning="hm", content=None)) == "Thought:\nhm\n\nAnswer:\n\n"
@@ -48,7 +48,7 @@ def test_several_answers_have_titles() -> None:
     assert shown[3].endswith("…")
 
 
-def test_an_error_is_a_line_of_json_and_no_page() -> None:
+def test_error_is_a_json_line_and_no_text() -> None:
     failed = {"index": 0, "prompt": "q", "error": {"message": "m"}}
     assert page(failed) == ""
     out = io.StringIO()
@@ -56,12 +56,12 @@ def test_an_error_is_a_line_of_json_and_no_page() -> None:
     assert json.loads(out.getvalue()) == failed
 
 
-def test_a_terminal_is_not_steered() -> None:
+def test_printable_replaces_control_characters() -> None:
     assert printable("a\x1b[2Jb\rc\x9bd\te\nf…", kept="\n\t") == "a\ufffd[2Jb\ufffdc\ufffdd\te\nf…"
 
 
 @given(st.permutations(range(6)), st.integers(0, 6))
-def test_answers_come_in_the_order_of_their_prompts(places: list[int], done: int) -> None:
+def test_answers_are_in_the_order_of_their_prompts(places: list[int], done: int) -> None:
     order = PromptOrder()
     shown = [
         one["index"] for place in places[:done] for one in order.add(place, [{"choice": place}])
@@ -72,7 +72,7 @@ def test_answers_come_in_the_order_of_their_prompts(places: list[int], done: int
     assert sorted(shown + late) == sorted(places[:done])
 
 
-def test_the_last_line_says_what_was_done() -> None:
+def test_summary_counts_answers_and_tokens() -> None:
     meter = ProgressMeter(Console(file=io.StringIO()), 3, live=True)
     assert meter.summary(0) == "0 of 3 prompts: the model was not loaded"
     with meter:
@@ -85,7 +85,7 @@ def test_the_last_line_says_what_was_done() -> None:
     assert told.endswith("; 1 failed")
 
 
-def test_the_bar_shows_the_phases_of_a_start_and_then_the_prompts() -> None:
+def test_bar_shows_the_start_and_then_the_prompts() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120)
 

@@ -1,4 +1,4 @@
-"""GPUs in `vllm-gateway check` and `serve`: what is shown, and what is refused before it starts."""
+"""GPU placement in `vllm-gateway check` and `serve`."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """A machine with two GPUs and a gateway that may use both."""
+    """A machine with two GPUs, both usable by the gateway."""
     isolate(monkeypatch, tmp_path)
     nvml.load(library)
     driver = Driver(tmp_path / "nvml")
@@ -45,7 +45,7 @@ def check(*models: dict[str, Any], config: Path | None = None) -> Result:
 
 
 def shown(result: Result) -> dict[str, str]:
-    """Return what runs for each engine."""
+    """Return the printed line of each engine, by its name."""
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [
         line.strip()
@@ -83,14 +83,14 @@ def test_check_shows_the_gpus_of_each_engine(driver: Driver) -> None:
     assert "CUDA_DEVICE_ORDER" not in engines["plain-0"]
 
 
-def test_the_example_of_a_gpu_box_fits_on_it(driver: Driver) -> None:
+def test_gpu_example_fits_on_two_gpus(driver: Driver) -> None:
     engines = shown(check(config=EXAMPLE))
     assert engines["deepseek-r1-0"].startswith(variables(0))
     assert engines["gpt-oss-0"].startswith(variables(0))
     assert engines["gemma-0"].startswith(variables(1))
 
 
-def test_what_does_not_fit_is_one_line_each(driver: Driver) -> None:
+def test_engine_that_does_not_fit_is_one_line(driver: Driver) -> None:
     parallel = {"tensor_parallel_size": 3}
     assert refused(check(model("big", gpus=4), model("wide", gpus="auto", args=parallel))) == [
         "vllm-gateway: big-0: asks for 4 GPUs, there are 2",
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_one_line_each(driver: Driver) -> None:
     ]
 
 
-def test_a_driver_that_does_not_work_is_told_beside_what_it_leads_to(
+def test_driver_error_is_part_of_the_fault(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver.faults = [("nvmlInit", -1, NO_PERMISSION)]
@@ -109,9 +109,7 @@ def test_a_driver_that_does_not_work_is_told_beside_what_it_leads_to(
     assert caplog.messages[0].startswith("no GPU can be used: NVML: ")
 
 
-def test_gpus_that_the_gateway_may_not_use_are_told(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inaccessible_gpus_are_reported(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert refused(check(model("demo", gpus=[0]))) == [
         "vllm-gateway: demo-0: asks for GPU 0, there is only 1",
@@ -119,7 +117,7 @@ def test_gpus_that_the_gateway_may_not_use_are_told(
     ]
 
 
-def test_the_driver_is_not_asked_where_nobody_wants_a_gpu(
+def test_driver_is_not_loaded_without_a_gpu_setting(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver.faults = [("nvmlInit", -1, NO_PERMISSION)]
@@ -130,7 +128,7 @@ def test_the_driver_is_not_asked_where_nobody_wants_a_gpu(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [0, 2])
-def test_serve_refuses_more_gpus_than_there_are_before_anything_starts(
+def test_serve_refuses_too_many_gpus_before_anything_starts(
     library: Path, tmp_path: Path, gpus: int
 ) -> None:
     driver = Driver(tmp_path / "nvml")

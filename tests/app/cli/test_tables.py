@@ -28,7 +28,7 @@ def shown(width: int, columns: list[Column], rows: list[list[str]]) -> list[str]
     return file.getvalue().splitlines()
 
 
-def test_a_wide_terminal_has_one_line_a_row() -> None:
+def test_wide_terminal_has_one_line_per_row() -> None:
     lines = shown(100, COLUMNS, ROWS)
     assert len(lines) == 3
     assert lines[0].split() == [column.name for column in COLUMNS]
@@ -37,7 +37,7 @@ def test_a_wide_terminal_has_one_line_a_row() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80])
-def test_no_cell_is_cut_or_broken_that_is_not_long(width: int) -> None:
+def test_only_long_cells_wrap(width: int) -> None:
     lines = shown(width, COLUMNS, ROWS)
     assert all(len(line.rstrip()) <= width for line in lines)
     words = " ".join(lines).split()
@@ -45,7 +45,7 @@ def test_no_cell_is_cut_or_broken_that_is_not_long(width: int) -> None:
         assert {cell for cell in row if " " not in cell} <= set(words)
 
 
-def test_a_table_that_is_too_wide_continues_with_its_first_column() -> None:
+def test_wide_table_continues_with_its_first_column() -> None:
     lines = shown(50, COLUMNS, ROWS)
     heads = [line.split() for line in lines if line.startswith("day")]
     assert len(heads) > 1
@@ -57,7 +57,7 @@ def test_markup_is_text() -> None:
     assert shown(80, [Column("a")], [["[red]x[/red]"]])[1].rstrip() == "[red]x[/red]"
 
 
-def test_a_style_is_that_of_the_cell() -> None:
+def test_cell_has_the_style_of_its_column() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard")
     column = Column("state", style=lambda cell: {"ready": "green"}.get(cell, ""))
@@ -66,7 +66,7 @@ def test_a_style_is_that_of_the_cell() -> None:
     assert "\x1b[32mstopped" not in file.getvalue()
 
 
-def test_a_pipe_gets_whole_lines_whatever_its_width(
+def test_table_on_a_pipe_is_not_truncated(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
@@ -77,7 +77,7 @@ def test_a_pipe_gets_whole_lines_whatever_its_width(
 
 
 @given(st.lists(st.lists(st.text("ab ", max_size=9), min_size=3, max_size=3), max_size=4))
-def test_plain_lines_have_no_end_of_blanks(rows: list[list[str]]) -> None:
+def test_plain_lines_have_no_trailing_spaces(rows: list[list[str]]) -> None:
     lines = plain(("a", "b", "c"), rows).split("\n")
     assert len(lines) == len(rows) + 1
     assert all(line == line.rstrip() for line in lines)

@@ -25,7 +25,7 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
-def test_a_mistake_is_one_line_with_its_place_its_value_and_the_way_out(wrong: Wrong) -> None:
+def test_mistake_is_one_line_with_place_value_and_remedy(wrong: Wrong) -> None:
     Path("gateway.yaml").write_text(wrong.text)
     result = CliRunner().invoke(app, ["check"])
     assert result.stderr.splitlines() == [f"vllm-gateway: gateway.yaml{wrong.line}"]

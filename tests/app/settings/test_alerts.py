@@ -18,7 +18,7 @@ def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     isolate(monkeypatch, tmp_path)
 
 
-def test_the_url_comes_from_the_file_and_the_secret_from_the_environment(
+def test_url_is_in_the_file_and_the_secret_in_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("gateway.yaml").write_text(f"alerts: {{webhook_url: '{URL}'}}\n{GOOD}")
@@ -35,7 +35,7 @@ def test_the_url_comes_from_the_file_and_the_secret_from_the_environment(
         assert secret not in repr(alerts)
 
 
-def test_a_secret_in_the_file_is_refused_and_not_repeated() -> None:
+def test_secret_in_the_file_is_refused_and_not_shown() -> None:
     Path("gateway.yaml").write_text(f"alerts: {{webhook_secret: {SECRET}}}\n{GOOD}")
     with pytest.raises(ConfigError) as caught:
         load_settings()
@@ -49,7 +49,7 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated() -> None:
 @pytest.mark.parametrize(
     "secret", ["", " ", "x", "whsec_", "whsec_!!!", "whsec_AAAA", SECRET[6:], f"{SECRET} x"]
 )
-def test_a_secret_that_signs_nothing_is_refused(secret: str) -> None:
+def test_invalid_secret_is_refused(secret: str) -> None:
     with pytest.raises(ValidationError) as caught:
         AlertsSettings.model_validate({"webhook_secret": secret})
     (error,) = caught.value.errors()
@@ -61,17 +61,17 @@ def test_a_secret_that_signs_nothing_is_refused(secret: str) -> None:
     ["", "hooks.example.com", "ftp://a/b", "http://", "http://u:p@a/", "http://a/#b",
      "http://a:0/", "http://a:99999/", "http://a/b c", "http://[::1/"],
 )  # fmt: skip
-def test_a_url_that_nothing_can_be_sent_to_is_refused(url: str) -> None:
+def test_invalid_webhook_url_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         AlertsSettings.model_validate({"webhook_url": url, "webhook_secret": SECRET})
 
 
 @pytest.mark.parametrize("shares", [[0], [-0.1], [1.1], [0.0001], [0.8, 0.8], [0.1] * 11, ["x"]])
-def test_shares_that_are_none_are_refused(shares: list[float]) -> None:
+def test_invalid_shares_are_refused(shares: list[float]) -> None:
     with pytest.raises(ValidationError):
         AlertsSettings.model_validate({"budget_shares": shares})
 
 
 @pytest.mark.parametrize("shares", [[], [0.001], [0.07, 0.29, 0.57, 1]])
-def test_shares_in_thousandths_are_taken(shares: list[float]) -> None:
+def test_shares_in_thousandths_are_accepted(shares: list[float]) -> None:
     assert AlertsSettings.model_validate({"budget_shares": shares}).budget_shares == tuple(shares)

@@ -46,25 +46,25 @@ def with_env(env: str) -> str:
 
 
 class TestLines:
-    def test_a_fault_names_the_line_of_its_setting(self) -> None:
+    def test_fault_names_the_line_of_its_setting(self) -> None:
         assert refused(FILE) == [
             "gateway.yaml:2: server.port: must be at most 65535, not 80000",
             "gateway.yaml:12: model two: engines[0].args.port: is set by the gateway",
         ]
 
-    def test_what_is_missing_is_told_with_the_line_of_what_lacks_it(self) -> None:
+    def test_missing_setting_has_the_line_of_its_mapping(self) -> None:
         assert refused("server: {}\nmodels:\n  - name: a\n") == [
             "gateway.yaml:3: model a: engines: is required"
         ]
 
-    def test_a_fault_that_is_found_later_has_its_line(self) -> None:
+    def test_fault_found_after_loading_has_its_line(self) -> None:
         settings = load(FILE.replace("80000", "80").replace("--port: 9", "seed: 1"))
         spec = settings.models[1].engines[0]
         assert settings.engine_fault(spec, "is wrong", "args", "max-model-len") == (
             "gateway.yaml:11: model two: engines[0].args.max-model-len: is wrong"
         )
 
-    def test_a_setting_of_the_environment_is_told_by_its_variable(
+    def test_fault_of_the_environment_names_the_variable(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("GATEWAY_SERVER__PORT", "70000")
@@ -75,23 +75,23 @@ class TestLines:
         ]
 
     @pytest.mark.parametrize("form", ["[{}]", "{{<<: [{}]}}"])
-    def test_aliases_of_aliases_are_refused_in_no_time(self, form: str) -> None:
+    def test_exponential_aliases_are_refused_quickly(self, form: str) -> None:
         bomb = f"a0: &a0 {form.format('{x: 1}')}\n" + "".join(
             f"a{n}: &a{n} {form.format(', '.join([f'*a{n - 1}'] * 10))}\n" for n in range(1, 9)
         )
         assert refused(bomb) == ["gateway.yaml: holds more than 100000 values"]
 
-    def test_an_alias_of_what_is_around_it_is_refused(self) -> None:
+    def test_recursive_alias_is_refused(self) -> None:
         assert refused("models: &a [*a]\n") == ["gateway.yaml: holds more than 100000 values"]
 
 
 class TestTwice:
-    def test_a_key_that_is_given_twice_is_refused_with_both_lines(self) -> None:
+    def test_repeated_key_is_refused_with_both_lines(self) -> None:
         assert refused(FILE + "server:\n  host: h\n") == [
             "gateway.yaml:13: server: given twice, first in line 1"
         ]
 
-    def test_a_flag_that_is_spelled_in_two_ways_is_given_twice(self) -> None:
+    def test_flag_in_two_spellings_is_repeated(self) -> None:
         text = FILE.replace("--port: 9", "max-model-len: 2")
         assert refused(text) == [
             "gateway.yaml:12: models[1]: engines[0].args.max-model-len: given twice, first in "
@@ -131,12 +131,12 @@ class TestVariables:
             ('""', ""),
         ],
     )
-    def test_a_value_is_passed_on_as_it_is_written_and_a_boolean_as_1_or_0(
+    def test_env_value_is_passed_on_as_written_and_a_boolean_as_1_or_0(
         self, written: str, text: str
     ) -> None:
         assert variables(with_env(f"{{HF_HUB_OFFLINE: {written}}}")) == {"HF_HUB_OFFLINE": text}
 
-    def test_an_anchor_means_a_number_elsewhere(self) -> None:
+    def test_anchored_number_in_env_is_a_number_elsewhere(self) -> None:
         text = with_env("{A: &n 2}").replace("model: m", "model: m, replicas: *n")
         # An alias must follow its anchor.
         text = text.replace("replicas: *n, env: {A: &n 2}", "replicas: &n 2, env: {A: *n}")
@@ -153,5 +153,5 @@ class TestVariables:
             ("{API_KEY: [sk-1]}", "env.API_KEY: must be text"),
         ],
     )
-    def test_what_is_no_text_is_refused(self, env: str, line: str) -> None:
+    def test_env_value_that_is_no_text_is_refused(self, env: str, line: str) -> None:
         assert refused(with_env(env)) == [f"gateway.yaml:1: model a: engines[0].{line}"]

@@ -21,12 +21,12 @@ def refusal(**rules: Any) -> str:
     return str(error["msg"])
 
 
-def test_without_rules_nothing_is_ruled() -> None:
+def test_default_rules_are_empty() -> None:
     rules = FieldSettings()
     assert (rules.allow, rules.deny, rules.force, rules.max) == ((), (), {}, {})
 
 
-def test_rules_come_back_from_json_as_they_were_given() -> None:
+def test_rules_survive_json() -> None:
     rules = FieldSettings.model_validate(
         {
             "allow": ["priority", "vllm_xargs.x-y"],
@@ -44,19 +44,19 @@ def test_rules_come_back_from_json_as_they_were_given() -> None:
     "path", ["", ".", "a.", ".a", "a..b", "1a", "-a", "a b", "a.b.c.d.e", "a\n", "é", "a" * 257, 7]
 )
 @pytest.mark.parametrize("rule", ["allow", "deny", "force", "max"])
-def test_what_is_no_path_is_refused(rule: str, path: object) -> None:
+def test_invalid_path_is_refused(rule: str, path: object) -> None:
     refusal(**{rule: [path] if rule in ("allow", "deny") else {path: 1}})
 
 
 @pytest.mark.parametrize("path", ["model", "model.x"])
 @pytest.mark.parametrize("rule", ["allow", "deny", "force", "max"])
-def test_the_model_cannot_be_ruled(rule: str, path: str) -> None:
+def test_rule_on_model_is_refused(rule: str, path: str) -> None:
     said = refusal(**{rule: [path] if rule in ("allow", "deny") else {path: 1}})
     assert "model cannot be named" in said
 
 
 @pytest.mark.parametrize(("one", "other"), [("allow", "deny"), ("deny", "force"), ("force", "max")])
-def test_rules_that_contradict_each_other_are_refused(one: str, other: str) -> None:
+def test_contradicting_rules_are_refused(one: str, other: str) -> None:
     rules: dict[str, Any] = {"allow": [CANARY], "deny": [CANARY]}
     rules |= {"force": {CANARY: 1}, "max": {CANARY: 1}}
     said = refusal(**{name: rules[name] for name in (one, other)})
@@ -65,22 +65,22 @@ def test_rules_that_contradict_each_other_are_refused(one: str, other: str) -> N
     assert other in said
 
 
-def test_a_field_may_be_allowed_and_bounded() -> None:
+def test_field_may_be_allowed_and_bounded() -> None:
     FieldSettings.model_validate({"allow": ["priority"], "max": {"priority": 0}})
     FieldSettings.model_validate({"allow": ["priority"], "force": {"priority": 0}})
 
 
 @pytest.mark.parametrize("bound", [True, "1", None, [1], float("nan"), float("inf"), -1e999])
-def test_a_bound_that_is_no_number_is_refused(bound: object) -> None:
+def test_bound_that_is_no_number_is_refused(bound: object) -> None:
     assert "must be a finite number" in refusal(max={"max_tokens": bound})
 
 
 @pytest.mark.parametrize("value", [float("nan"), [float("inf")], {"a": {"b": float("-inf")}}])
-def test_a_forced_value_that_is_not_json_is_refused(value: object) -> None:
+def test_forced_value_that_is_not_json_is_refused(value: object) -> None:
     assert "finite" in refusal(force={"a": value})
 
 
-def test_no_list_of_rules_grows_without_bound() -> None:
+def test_too_many_rules_are_refused() -> None:
     paths = [f"a{number}" for number in range(65)]
     for rule in ("allow", "deny"):
         refusal(**{rule: paths})
@@ -90,7 +90,7 @@ def test_no_list_of_rules_grows_without_bound() -> None:
         FieldSettings.model_validate({rule: dict.fromkeys(paths[:-1], 1)})
 
 
-def test_an_unknown_rule_is_refused() -> None:
+def test_unknown_rule_is_refused() -> None:
     refusal(denied=["a"])
 
 

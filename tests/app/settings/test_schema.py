@@ -9,7 +9,7 @@ import yaml
 
 from app.settings import SECRETS, Settings, load_settings, schema
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def gateway_files() -> list[Path]:

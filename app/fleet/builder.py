@@ -104,7 +104,7 @@ class Builder:
 
     @property
     def runs_vllm(self) -> bool:
-        """Whether engines run this interpreter's vLLM."""
+        """True if engines run this interpreter's vLLM."""
         return self._launcher is None
 
     @property

@@ -45,7 +45,7 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChangeTerms:
-    """How a plan is carried out."""
+    """Options for carrying out a plan."""
 
     drain_s: float
     check_overlap: CheckOverlap

@@ -27,7 +27,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model's engines change. `after` has all of them, in the order of the configuration."""
+    """Changes of a model's engines; `after` has all of them, in the order of the configuration."""
 
     after: tuple[Slot, ...]
     kept: tuple[Slot, ...] = ()  # unchanged
@@ -38,7 +38,7 @@ class Plan:
     added: tuple[Slot, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether any engine is touched."""
+        """Return whether any engine changes."""
         return bool(self.replaced or self.removed or self.added)
 
 

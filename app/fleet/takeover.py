@@ -77,7 +77,7 @@ class MachineResources:
 
 @dataclass(frozen=True, slots=True)
 class OverlapCheck:
-    """Whether two engines can run at once, GPUs not considered."""
+    """Verdict on two engines that are to run at once, GPUs not considered."""
 
     # Why they cannot; None: they can.
     obstacle: str | None

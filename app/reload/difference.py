@@ -53,7 +53,7 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Takeover:
-    """How a READY engine is replaced."""
+    """The way in which a READY engine is replaced."""
 
     old: str
     new: str
@@ -98,17 +98,17 @@ class ModelChange:
 
     @property
     def needs_engines(self) -> bool:
-        """Whether an engine is started or stopped for it."""
+        """True if an engine is started or stopped for it."""
         return not self.needs_restart and (bool(self.plan) or self.becomes_eager)
 
     @property
     def becomes_eager(self) -> bool:
-        """Whether it was loaded on demand, and is always loaded from now on."""
+        """True if it was loaded on demand, and is always loaded from now on."""
         return self.old.load != self.new.load == "eager"
 
     @property
     def overlaps(self) -> bool:
-        """Whether every engine change is a replacement by an engine that starts beside it."""
+        """True if every engine change is a replacement by an engine that starts beside it."""
         takeovers = self.takeovers
         return (
             not self.plan.removed

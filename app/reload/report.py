@@ -29,7 +29,7 @@ class ModelReport:
 
     @property
     def done(self) -> bool:
-        """Whether everything requested was done."""
+        """True if everything requested was done."""
         return self.reason is None
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether everything requested was done."""
+        """True if everything requested was done."""
         return all(model.done for model in self.models)
 
     @property

@@ -41,7 +41,7 @@ def value(path: str, member: object) -> str | None:
 
 
 def _is_secret(path: str) -> bool:
-    """Whether a path leads into an environment, or has a name like that of a secret."""
+    """Return whether a path leads into an environment, or has a name like that of a secret."""
     parts = path.lower().split(".")
     words = {word for part in parts for word in re.split(r"[^a-z0-9]+", part)}
     return parts[0] == "env" or bool(words & SECRET_WORDS)

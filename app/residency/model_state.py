@@ -61,7 +61,7 @@ class ModelState:
 
     @property
     def available(self) -> bool:
-        """Whether a request may have a lease now."""
+        """True if a request may have a lease now."""
         return self.residency is Residency.LOADED and not self.draining and self.up
 
     @property

@@ -32,7 +32,7 @@ SLACK_GIB = 1e-6
 
 
 class Residency(enum.StrEnum):
-    """Whether a model is in memory, or on its way."""
+    """Place of a model between disk and memory."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -95,7 +95,7 @@ class ModelSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now."""
+    """Loads and unloads to begin now."""
 
     load: tuple[str, ...]
     unload: tuple[tuple[str, UnloadReason], ...]

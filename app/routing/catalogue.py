@@ -65,7 +65,7 @@ class Model:
         object.__setattr__(self, "header_line", line.encode())
 
     def serves(self, endpoint: str) -> bool:
-        """Whether any of its engines may serve an endpoint.
+        """Return whether any of its engines may serve an endpoint.
 
         A remote server always may: it can be replaced unnoticed, and refuses by itself.
         """
@@ -171,7 +171,7 @@ class Catalogue:
 
     @property
     def ready(self) -> bool:
-        """Whether any engine is READY, or any model is loaded on demand."""
+        """True if any engine is READY, or any model is loaded on demand."""
         return any(model.on_demand or model.ready for model in self.models)
 
     @property

@@ -231,11 +231,11 @@ class TestRefusal:
         await turns()
         with pytest.raises(EngineOverloaded) as caught:
             next(one.admission.permit("demo", "a").__await__())
-        told = caught.value
-        assert told.retry_after_s is not None
-        assert 1 <= told.retry_after_s <= 60
-        assert told.message.startswith("the model 'demo' has as many requests under way and wait")
-        assert told.message.endswith(f"; try again in {told.retry_after_s} s")
+        error = caught.value
+        assert error.retry_after_s is not None
+        assert 1 <= error.retry_after_s <= 60
+        assert error.message.startswith("the model 'demo' has as many requests under way and wait")
+        assert error.message.endswith(f"; try again in {error.retry_after_s} s")
         await one.finish("runs")
         one.ask("finds a place")
         await turns()
@@ -248,7 +248,7 @@ class TestRefusal:
         monkeypatch.setattr(model_queue, "perf_counter", lambda: now)
         one = start(max_in_flight=1, max_waiting=4)
 
-        async def told() -> int | None:
+        async def retry_after() -> int | None:
             await turns()
             with pytest.raises(EngineOverloaded) as caught:
                 await one.admission.permit("demo", "a")
@@ -256,12 +256,12 @@ class TestRefusal:
 
         for name in "abcde":
             one.ask(name)
-        assert await told() == 1
+        assert await retry_after() == 1
         now += 10
         for ends, comes in ("af", "bg"):
             await one.finish(ends)
             one.ask(comes)
-        assert await told() == 20  # four wait, and two went in ten seconds
+        assert await retry_after() == 20  # four wait, and two went in ten seconds
         for name in "cdefg":
             await one.finish(name)
         now += 1000
@@ -269,7 +269,7 @@ class TestRefusal:
             one.ask(name)
         await turns()
         now += 5
-        assert await told() == 20  # as if the first went now; an idle period does not count
+        assert await retry_after() == 20  # as if the first went now; an idle period does not count
 
     async def test_without_a_queue_the_limit_refuses(self, start: Start) -> None:
         one = start(max_in_flight=1, max_waiting=0)

@@ -1,4 +1,4 @@
-"""Whether an engine can start alongside the one that it replaces."""
+"""The check for an engine that is to start alongside the one that it replaces."""
 
 from typing import Any
 

@@ -303,9 +303,9 @@ class TestRouting:
             [now] = one.state.catalogue.models
             assert isinstance(now.policy, SessionAffinity)
             one.state.access.flush()
-            told_engines = re.findall(r'"engine":"(\S+?)"', capsys.readouterr().err)
-            assert len(told_engines) == 4
-            assert len(set(told_engines)) == 1, "all of a key is one session"
+            engines = re.findall(r'"engine":"(\S+?)"', capsys.readouterr().err)
+            assert len(engines) == 4
+            assert len(set(engines)) == 1, "all of a key is one session"
 
     async def test_policy_is_kept_across_other_changes(self, tmp_path: Path) -> None:
         async with run(tmp_path, model("demo", process(2), policy="prefix")) as one:

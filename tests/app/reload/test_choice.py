@@ -1,4 +1,4 @@
-"""Which engines make way to a successor beside them, as far as all fit together."""
+"""The choice of engines that are replaced by one alongside them."""
 
 from collections.abc import Sequence
 from fractions import Fraction

@@ -37,7 +37,7 @@ from app.residency import OnDemandLoader
 from app.routing.catalogue import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
-from app.telemetry.logs.access import AccessLog
+from app.telemetry.logs import AccessLog
 from app.telemetry.metrics import EventLoopLag, Metrics
 from app.usage.alerts import Alerts
 from app.usage.budgets import Budgets

@@ -71,8 +71,7 @@ from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
-from app.telemetry.logs import DirectOutput, Levels, Output, is_json
-from app.telemetry.logs.access import AccessLog
+from app.telemetry.logs import AccessLog, DirectOutput, Levels, Output, is_json
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import NO_TRACER, tracer_for
 from app.usage import Budgets, Ledger, usage_report

@@ -17,10 +17,9 @@ from app.application import Application
 from app.main import create_app
 from app.server.http_server import gateway_server
 from app.settings import Settings
-from app.telemetry.logs import Output, Writer
-from app.telemetry.logs.access import AccessLog
+from app.telemetry import RequestRecord
+from app.telemetry.logs import AccessLog, Output, Writer
 from app.telemetry.metrics import Metrics
-from app.telemetry.request_record import RequestRecord
 from app.usage import Usage
 from bench.costs import ROUNDS, Cost, cost_table, cpu_us
 from bench.report import Table

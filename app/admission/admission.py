@@ -14,8 +14,8 @@ import msgspec
 from app.admission.model_queue import ModelQueue
 from app.errors import EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
+from app.telemetry import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
-from app.telemetry.request_record import UNKNOWN_MODEL
 from engines.base import ChangeNotifier
 
 

@@ -10,8 +10,8 @@ from app.auth import Authenticator, Principal
 from app.errors import InvalidApiKey
 from app.limits import Limiter, LimitRequest, ReadLimiter
 from app.settings import NO_LIMITS
+from app.telemetry import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
-from app.telemetry.request_record import UNKNOWN_MODEL
 
 Caller = Callable[[Request, Response], Awaitable[Principal]]
 

@@ -24,8 +24,8 @@ from app.relay.request_context import RequestContext
 from app.relay.request_handler import handle_request
 from app.relay.response import Truncated, send_error
 from app.relay.services import RelayServices
-from app.telemetry.logs.access import AccessLog
-from app.telemetry.request_record import RequestRecord
+from app.telemetry import RequestRecord
+from app.telemetry.logs import AccessLog
 from app.telemetry.traces import NO_TRACER, RequestTracer
 from app.usage import Ledger, UsageRecord
 

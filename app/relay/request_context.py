@@ -5,7 +5,7 @@ import msgspec
 from app.asgi import ClientExchange
 from app.auth import Principal
 from app.relay.endpoint import Endpoint
-from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
+from app.telemetry import UNKNOWN_MODEL, RequestRecord
 from app.telemetry.traces import RequestTrace
 from app.usage import Usage
 

@@ -14,9 +14,9 @@ from app.errors import GatewayError
 from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.server.listen import BACKLOG
 from app.settings import ServerSettings
-from app.telemetry.logs.access import new_id
+from app.telemetry import RequestRecord
+from app.telemetry.logs import new_id
 from app.telemetry.metrics import NO_ENDPOINT
-from app.telemetry.request_record import RequestRecord
 
 # Connections of the metrics' own port: one Prometheus, and people who look at the page.
 MAX_SCRAPERS = 64

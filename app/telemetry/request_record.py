@@ -1,10 +1,10 @@
-"""The facts of one request that has ended, for the access log, the spans and whoever counts."""
+"""The facts of a completed request, for the access log, spans, metrics and the ledger."""
 
 from typing import Protocol
 
 import msgspec
 
-# The name of a model that no model has: in metrics and logs, never a name that a client made up.
+# Stands for a missing or unknown model in metrics and logs; a client's text never does.
 UNKNOWN_MODEL = "unknown"
 
 
@@ -24,7 +24,7 @@ class Tokens(Protocol):
 
 
 class RequestRecord(msgspec.Struct, frozen=True, gc=False):
-    """One request that has ended, made once at its end. A struct: every request has one.
+    """A completed request, created once at its end. A struct, since every request has one.
 
     Not keyword-only: CPython builds a dictionary for a call with more than 15 keywords.
     """
@@ -35,16 +35,16 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     status: int
     total_s: float
     key_id: str = "-"
-    # The model of the engine below; the requested one where no engine was reached, or all failed.
+    # The model of the engine below; the requested one if no engine was reached or all failed.
     model: str = UNKNOWN_MODEL
-    engine: str | None = None  # the last that was reached, possibly of a fallback
+    engine: str | None = None  # the last one that was reached, possibly of a fallback
     requested_model: str | None = None  # the name or alias that the client sent, of a known model
-    queued_s: float | None = None  # None: it did not have to wait for an engine
+    queued_s: float | None = None  # None: it did not wait for an engine
     ttft_s: float | None = None
     bytes_in: int = 0
     bytes_out: int = 0
     usage: Tokens | None = None
     fault: str | None = None
     error: str | None = None  # the kind of fault, one of a bounded number of words
-    client_gone: bool = False  # it left, or stopped reading, before its answer was whole
-    trace_id: str | None = None  # of a trace that is sampled, in hexadecimal
+    client_gone: bool = False  # disconnected or stopped reading before the response was complete
+    trace_id: str | None = None  # of a sampled trace, in hexadecimal

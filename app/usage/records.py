@@ -16,7 +16,7 @@ import msgspec
 
 from app.database.schema import USAGE_SUMS
 from app.settings import PriceSettings
-from app.telemetry.request_record import Tokens
+from app.telemetry import Tokens
 from app.usage.token_usage import Usage
 
 # The end of a request in seconds since 1970, and its record.

@@ -16,7 +16,7 @@ from app.asgi import BUFFERED_BYTES, ClientDisconnected, ClientStalled, Exchange
 from app.errors import Dialect, GatewayError, dialect_of
 from app.server.connection.input_buffer import InputBuffer
 from app.server.connection.request_task import RequestTask
-from app.telemetry.logs.access import new_id, request_id
+from app.telemetry.logs import new_id, request_id
 from engines.http import ImmediateFuture
 
 # The lines before chunks of the usual sizes; formatting one takes longer than looking it up.

@@ -1,8 +1,8 @@
-"""OpenTelemetry: which requests are traced, and the way of their spans to a collector.
+"""OpenTelemetry: samples requests and exports their spans to a collector.
 
-This module is imported only where traces are on. The spans of a request are made when it has ended
-(`spans.py`) and leave in the thread of the SDK's BatchSpanProcessor: a whole trace, or nothing of
-it.
+This module is imported only when traces are enabled. The spans of a request are created when it has
+completed (`spans.py`) and are exported by the thread of the SDK's BatchSpanProcessor: the whole
+trace, or nothing of it.
 """
 
 import asyncio
@@ -31,24 +31,24 @@ from app.telemetry.traces.spans import SpanMaker
 log = logging.getLogger(__name__)
 
 SERVICE = "vllm-gateway"
-# About 1 kB each: what a collector that restarts misses of 500 requests a second in three seconds.
-MOST_WAITING = 8192
+# About 1 kB each: three seconds of 500 requests per second, while a collector restarts.
+MAX_QUEUED = 8192
 BATCH = 512  # the SDK's own default
 EXPORT_EVERY_S = 1.0
-LONGEST_REASON = 300
+MAX_REASON_CHARS = 300
 FLUSH_S = 2.0
-# A traceparent of version 00 has 55; the propagator says so aloud above 512.
-LONGEST_HEADER = 512
-# The random flag of W3C's trace context, level 2, is passed on as it came.
+# A traceparent of version 00 has 55 bytes; the propagator logs a warning above 512.
+MAX_HEADER_BYTES = 512
+# The random flag of W3C trace context, level 2, is forwarded unchanged.
 _RANDOM_ID = 2
 _PARENT, _STATE = b"traceparent", b"tracestate"
 
 
 class Tracer:
-    """Makes the spans of requests. `start` and `close` belong to the lifespan."""
+    """Creates and exports the spans of requests. The lifespan calls `start` and `close`."""
 
     def __init__(self, exporter: SpanExporter, sample_ratio: float, where: str) -> None:
-        """`where` is how the collector is called in the log."""
+        """`where` names the collector in the log."""
         self._exporter = _Exporter(exporter, where)
         self._sampler = TraceIdRatioBased(sample_ratio)
         self._propagator = TraceContextTextMapPropagator()
@@ -59,17 +59,17 @@ class Tracer:
         self._refused = 0
 
     def start(self) -> None:
-        """Begin to send spans, in a thread of their own."""
+        """Start exporting spans in a thread."""
         self._exporter.listen()
         self._processor = BatchSpanProcessor(
             self._exporter,
-            max_queue_size=MOST_WAITING,
+            max_queue_size=MAX_QUEUED,
             schedule_delay_millis=EXPORT_EVERY_S * 1000,
             max_export_batch_size=BATCH,
         )
 
     async def close(self) -> None:
-        """Send what waits, for up to FLUSH_S."""
+        """Export the queued spans, for at most FLUSH_S."""
         processor, self._processor = self._processor, None
         if processor is None:
             return
@@ -77,7 +77,7 @@ class Tracer:
 
         def flush() -> None:
             processor.shutdown()  # type: ignore[no-untyped-call]
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is already closed
                 loop.call_soon_threadsafe(sent.set)
 
         threading.Thread(target=flush, name="flush spans", daemon=True).start()
@@ -87,14 +87,14 @@ class Tracer:
         except TimeoutError:
             self._exporter.shutdown()
             lost = self._accepted - self._exporter.exported - self._exporter.failed
-            log.warning("traces: %d spans were not sent before the end", lost)
+            log.warning("traces: %d spans were not exported before shutdown", lost)
 
     def counts(self) -> tuple[int, int]:
         """Return how many spans were exported and how many were dropped."""
         return self._exporter.exported, self._exporter.failed + self._refused
 
     def flush(self) -> None:
-        """Send what waits; returns when that is done."""
+        """Export the queued spans and wait for it."""
         if self._processor is not None:
             self._processor.force_flush()
 
@@ -113,7 +113,7 @@ class Tracer:
             elif name == _STATE:
                 states.append(value)
         parent = None
-        if len(parents) == 1 and len(parents[0]) <= LONGEST_HEADER:
+        if len(parents) == 1 and len(parents[0]) <= MAX_HEADER_BYTES:
             parent = self._extract(parents[0], states)
         if parent is None:
             trace_id, parent_id, state = self._id(128), None, ""
@@ -132,7 +132,7 @@ class Tracer:
         spans = list(self._maker.spans(record, trace))
         # The SDK's queue would drop the oldest spans of any trace when it is full, and say so each
         # time; it never is.
-        if self._waiting + len(spans) > MOST_WAITING:
+        if self._queued + len(spans) > MAX_QUEUED:
             self._refused += len(spans)
             return
         self._accepted += len(spans)
@@ -140,8 +140,8 @@ class Tracer:
             processor.on_end(span)
 
     @property
-    def _waiting(self) -> int:
-        """How many spans have not gone to the exporter."""
+    def _queued(self) -> int:
+        """The number of spans that have not reached the exporter."""
         return self._accepted - self._exporter.taken
 
     def _sample(self, trace_id: int) -> bool:
@@ -150,7 +150,7 @@ class Tracer:
 
     def _extract(self, parent: bytes, states: list[bytes]) -> SpanContext | None:
         carrier: dict[str, str | list[str]] = {"traceparent": parent.decode("latin-1")}
-        if sum(map(len, states)) + len(states) <= LONGEST_HEADER:
+        if sum(map(len, states)) + len(states) <= MAX_HEADER_BYTES:
             carrier["tracestate"] = [state.decode("latin-1") for state in states]
         context = get_current_span(self._propagator.extract(carrier, Context())).get_span_context()
         return context if context.is_valid else None
@@ -163,7 +163,7 @@ class Tracer:
 
 
 class _Exporter(SpanExporter):
-    """Counts what is exported, and says once when the collector fails and once when it is back.
+    """Counts exported spans; logs once when the collector fails and once when it is back.
 
     `export` runs in the processor's thread, which alone writes the counts.
     """
@@ -173,17 +173,17 @@ class _Exporter(SpanExporter):
         self._where = where
         self._failing = False
         self._over = False
-        self._complaints = _Complaints(self._fault)
+        self._warnings = _WarningHandler(self._fault)
         self.taken = 0
         self.exported = 0
         self.failed = 0
 
     def listen(self) -> None:
-        """Take what the SDK says of its exporter, with a line for each batch, for ourselves."""
-        said = logging.getLogger(trace_exporter.__name__)
-        said.propagate = False
-        said.setLevel(logging.WARNING)
-        said.addHandler(self._complaints)
+        """Intercept the SDK's log of its exporter, which has a line for each failed batch."""
+        logger = logging.getLogger(trace_exporter.__name__)
+        logger.propagate = False
+        logger.setLevel(logging.WARNING)
+        logger.addHandler(self._warnings)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.taken += len(spans)
@@ -196,44 +196,44 @@ class _Exporter(SpanExporter):
             self.exported += len(spans)
             if self._failing:
                 self._failing = False
-                log.info("traces: %s takes spans again", self._where)
+                log.info("traces: %s accepts spans again", self._where)
         else:
             self.failed += len(spans)
-            self._fault("it refused them")
+            self._fault("the collector refused them")
         return result
 
     def shutdown(self) -> None:
         if not self._over:
             self._over = True
             self._inner.shutdown()
-            said = logging.getLogger(trace_exporter.__name__)
-            said.removeHandler(self._complaints)
-            said.setLevel(logging.CRITICAL)  # the thread may be in its last try
+            logger = logging.getLogger(trace_exporter.__name__)
+            logger.removeHandler(self._warnings)
+            logger.setLevel(logging.CRITICAL)  # the thread may still be in its last attempt
 
     def _fault(self, reason: str) -> None:
         if not self._failing and not self._over:
             self._failing = True
             log.warning(
-                "traces: %s takes no spans; they are dropped and counted until it does: %s",
+                "traces: %s accepts no spans; they are dropped and counted until it does: %s",
                 self._where,
-                reason[:LONGEST_REASON],
+                reason[:MAX_REASON_CHARS],
             )
 
 
-class _Complaints(logging.Handler):
-    """Hands on what is said at the level of a warning or above."""
+class _WarningHandler(logging.Handler):
+    """Forwards records of level warning or above."""
 
-    def __init__(self, hear: Callable[[str], None]) -> None:
+    def __init__(self, callback: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._hear = hear
+        self._callback = callback
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._hear(record.getMessage())
+        self._callback(record.getMessage())
 
 
 def otlp_tracer(endpoint: str, sample_ratio: float) -> Tracer:
     """Return a tracer that sends OTLP over HTTP."""
-    # It would show a client's tracestate and, where they are malformed, the headers with our key.
+    # It would log a client's tracestate and, if they are malformed, the headers with our key.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     url = urlsplit(endpoint)
     exporter = trace_exporter.OTLPSpanExporter(endpoint)
@@ -241,7 +241,7 @@ def otlp_tracer(endpoint: str, sample_ratio: float) -> Tracer:
 
 
 def _resource() -> Resource:
-    """Return who we are: what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, else our name."""
+    """Return the resource of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, else our name."""
     configured = Resource.create()
     ours: dict[str, str] = {}
     if str(configured.attributes[SERVICE_NAME]).startswith("unknown_service"):

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.telemetry import RequestRecord
 from app.telemetry.logs import access
 from app.telemetry.logs.access import (
-    LONGEST_FAULT,
+    MAX_FAULT_CHARS,
     AccessLog,
     json_line,
     request_id,
     text_line,
 )
-from app.telemetry.request_record import RequestRecord
 from app.usage import Usage
 
 # What ends a line, steers a terminal or turns the direction of writing.
@@ -215,7 +215,7 @@ class TestJson:
     def test_a_fault_that_quotes_a_client_is_short_and_tells_no_secret(self) -> None:
         key = "sk-canary-0123456789abcdef"
         assert key not in as_json(record(fault=f"the model {key!r} does not exist"))["fault"]
-        assert len(as_json(record(fault="x" * 100_000))["fault"]) == LONGEST_FAULT + 1
+        assert len(as_json(record(fault="x" * 100_000))["fault"]) == MAX_FAULT_CHARS + 1
 
 
 class TestAccessLog:

@@ -67,7 +67,7 @@ def by_id(spans: Sequence[Received]) -> list[Received]:
     return sorted(spans, key=lambda span: span.span_id)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the lines that the gateway had for its log on traces."""
     ours = [record for record in caplog.records if record.name == tracing.__name__]
     return [f"{record.levelname} {record.getMessage()}" for record in ours]
@@ -171,16 +171,16 @@ async def test_a_collector_that_comes_up_after_the_gateway_gets_what_waited(
     settings = settings_for(model, run_dir=tmp_path, traces={"endpoint": collector.url})
     async with running(settings) as gateway:
         assert (await gateway.chat()).status_code == 200
-        await until(lambda: said(caplog))
+        await until(lambda: log_lines(caplog))
         assert (await gateway.chat()).status_code == 200
         assert await counts(gateway) == (0, 0)
         await asyncio.to_thread(collector.start)
         await asyncio.to_thread(backend.until, lambda spans: len(spans) >= 2 * SPANS)
-        await until(lambda: len(said(caplog)) > 1)
+        await until(lambda: len(log_lines(caplog)) > 1)
         assert await counts(gateway) == (2 * SPANS, 0)
-    lost, back = said(caplog)
-    assert lost.startswith(f"WARNING traces: {collector.url} takes no spans; ")
-    assert back == f"INFO traces: {collector.url} takes spans again"
+    lost, back = log_lines(caplog)
+    assert lost.startswith(f"WARNING traces: {collector.url} accepts no spans; ")
+    assert back == f"INFO traces: {collector.url} accepts spans again"
     assert len({span.span_id for span in backend.spans}) == len(backend.spans) == 2 * SPANS
 
 
@@ -198,7 +198,7 @@ async def test_a_collector_that_is_killed_under_load_costs_spans_that_are_counte
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", patience_s)
     monkeypatch.setattr(tracing, "EXPORT_EVERY_S", 0.01)
     monkeypatch.setattr(tracing, "BATCH", 64)
-    monkeypatch.setattr(tracing, "MOST_WAITING", 256)
+    monkeypatch.setattr(tracing, "MAX_QUEUED", 256)
     caplog.set_level(logging.INFO)
     collector.start()
     enough = asyncio.Event()
@@ -224,7 +224,7 @@ async def test_a_collector_that_is_killed_under_load_costs_spans_that_are_counte
         collector.stop()  # with SIGKILL
         await until(lambda: tracer.counts()[1] > 2 * tracing.BATCH)
         await asyncio.to_thread(collector.start)
-        await until(lambda: len(said(caplog)) > 1)
+        await until(lambda: len(log_lines(caplog)) > 1)
         arrived = len(backend.spans)
         await until(lambda: len(backend.spans) > arrived)
         enough.set()
@@ -234,8 +234,10 @@ async def test_a_collector_that_is_killed_under_load_costs_spans_that_are_counte
     assert exported + dropped == SPANS * len(answers)
     assert exported > 0
     # One line when it is lost and one when it is back; a machine that is busy may lose it twice.
-    lines = said(caplog)
-    lost = [line.startswith(f"WARNING traces: {collector.url} takes no spans; ") for line in lines]
-    back = [line == f"INFO traces: {collector.url} takes spans again" for line in lines]
+    lines = log_lines(caplog)
+    lost = [
+        line.startswith(f"WARNING traces: {collector.url} accepts no spans; ") for line in lines
+    ]
+    back = [line == f"INFO traces: {collector.url} accepts spans again" for line in lines]
     assert lost == [True, False] * (len(lines) // 2), lines
     assert back == [False, True] * (len(lines) // 2), lines

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from typer.testing import CliRunner
 
 from app.cli import app
-from app.telemetry.request_record import RequestRecord
+from app.telemetry import RequestRecord
 from app.telemetry.traces import tracer as tracing
 from app.telemetry.traces.request_trace import RequestTrace
 from app.telemetry.traces.tracer import Tracer, otlp_tracer
@@ -51,7 +51,7 @@ def served(one: Tracer, count: int = 1) -> None:
         one.end(RequestRecord("abc", "/v1/chat/completions", "POST", 401, 0.001), trace)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the lines that came to the log."""
     ours = [record for record in caplog.records if record.name == "app.telemetry.traces.tracer"]
     passed_on = [record for record in caplog.records if record not in ours]
@@ -114,7 +114,7 @@ class TestContext:
         one = otlp_tracer("http://127.0.0.1:1/v1/traces", 1.0)
         trace = begun(one, (b"traceparent", PARENT), *((b"tracestate", s) for s in states))
         assert (trace.trace_id, trace.state) == (TRACE_ID, "")
-        assert said(caplog) == []
+        assert log_lines(caplog) == []
 
     def test_each_engine_that_is_asked_is_told_of_its_own_span(self) -> None:
         one = begun(tracer(), (b"traceparent", PARENT))
@@ -213,7 +213,7 @@ class TestExport:
     ) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "canary")
         otlp_tracer("http://127.0.0.1:1/v1/traces", 1.0)
-        assert said(caplog) == []
+        assert log_lines(caplog) == []
 
     async def test_the_name_of_the_service_can_be_given(
         self, monkeypatch: pytest.MonkeyPatch
@@ -238,11 +238,11 @@ class TestExport:
                 served(one)
                 await asyncio.to_thread(one.flush)
             await one.close()
-        lost, back, again = said(caplog)
-        start = f"WARNING traces: {collector.url} takes no spans; "
+        lost, back, again = log_lines(caplog)
+        start = f"WARNING traces: {collector.url} accepts no spans; "
         assert lost.startswith(start)
         assert "404" in lost
-        assert back == f"INFO traces: {collector.url} takes spans again"
+        assert back == f"INFO traces: {collector.url} accepts spans again"
         assert again.startswith(start)
         assert one.counts() == (2 * SPANS, 3 * SPANS)
 
@@ -255,13 +255,13 @@ class TestExport:
         one.start()
         served(one)
         async with asyncio.timeout(20):
-            while not said(caplog):
+            while not log_lines(caplog):
                 await asyncio.sleep(0.002)
         await one.close()
-        lost, over = said(caplog)
-        assert "takes no spans; they are dropped and counted until it does: " in lost
+        lost, over = log_lines(caplog)
+        assert "accepts no spans; they are dropped and counted until it does: " in lost
         assert "refused" in lost
-        assert over == "WARNING traces: 2 spans were not sent before the end"
+        assert over == "WARNING traces: 2 spans were not exported before shutdown"
 
     async def test_a_collector_that_never_answers_does_not_hold_up_the_end(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -273,13 +273,13 @@ class TestExport:
             served(one)
             async with asyncio.timeout(5):  # the request itself may take ten
                 await one.close()
-        assert said(caplog) == ["WARNING traces: 2 spans were not sent before the end"]
+        assert log_lines(caplog) == ["WARNING traces: 2 spans were not exported before shutdown"]
         assert one.counts()[0] == 0
 
     async def test_what_waits_is_bounded_and_what_is_dropped_is_whole_traces(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(tracing, "MOST_WAITING", 1023)
+        monkeypatch.setattr(tracing, "MAX_QUEUED", 1023)
         gate = Gate()
         one = Tracer(gate, 1.0, "memory")
         one.start()
@@ -293,7 +293,7 @@ class TestExport:
         assert 1022 <= exported <= 1022 + tracing.BATCH
         traces = [s.context.trace_id for s in gate.get_finished_spans() if s.context]
         assert len(traces) == exported == SPANS * len(set(traces))
-        assert said(caplog) == []
+        assert log_lines(caplog) == []
 
     async def test_a_gateway_sends_what_it_has_before_it_ends_and_counts_it(
         self, tmp_path: Path

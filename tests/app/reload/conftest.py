@@ -11,5 +11,5 @@ def free_gib(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     free = [100.0]
     monkeypatch.setattr("app.fleet.builder.find_accelerator", HostMemory)
     monkeypatch.setattr("app.reload.planner.vllm_runs_on_cpu", lambda: True)
-    monkeypatch.setattr("app.reload.planner.available_gib", lambda: free[0])
+    monkeypatch.setattr("app.reload.planner.available_host_gib", lambda: free[0])
     return free

@@ -1,4 +1,4 @@
-"""Every answer of ours that is not an engine's, and the two dialects it is told in.
+"""The gateway's error responses, in the error formats of OpenAI and Anthropic.
 
     GatewayError                  500 internal_error
     ├── InvalidApiKey             401 invalid_api_key
@@ -17,7 +17,7 @@
     ├── Conflict                  409 conflict (admin routes only)
     ├── RequestTooLarge           413 request_too_large
     ├── RateLimited               429 rate_limit_exceeded, Retry-After
-    ├── QuotaUsedUp               429 insufficient_quota, Retry-After
+    │   └── QuotaUsedUp               insufficient_quota, Retry-After
     ├── HeadTooLarge              431 request_head_too_large
     ├── ServiceUnavailable        503 service_unavailable, Retry-After
     ├── TooManyConnections        503 too_many_connections, Retry-After
@@ -39,19 +39,19 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Dialect(enum.Enum):
-    """Whose error format the caller reads."""
+    """The error format that the client expects."""
 
     OPENAI = enum.auto()
     ANTHROPIC = enum.auto()
 
 
 def dialect_of(path: str) -> Dialect:
-    """Return the dialect that clients of a path speak."""
+    """Return the dialect of a path."""
     return Dialect.ANTHROPIC if path.startswith("/v1/messages") else Dialect.OPENAI
 
 
 class GatewayError(Exception):
-    """A fault that the client is told. The message is for people and holds no secret."""
+    """An error that is reported to the client. The message is for people, without secrets."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -81,7 +81,7 @@ class GatewayError(Exception):
         )
 
     def headers(self) -> Headers:
-        """Return the headers that belong to this error beside content type and length."""
+        """Return the headers of this error in addition to content type and length."""
         if self.retry_after_s is None:
             return []
         return [(b"retry-after", b"%d" % self.retry_after_s)]
@@ -154,7 +154,7 @@ class MissingModel(BadRequest):
 
 
 class FieldNotAllowed(BadRequest):
-    """A field of the body that this model or key does not take; `param` names it."""
+    """The model or key does not allow a field of the body; `param` names it."""
 
     code = "field_not_allowed"
 
@@ -164,20 +164,20 @@ class FieldNotAllowed(BadRequest):
 
 
 class MediaNotAllowed(BadRequest):
-    """The body has the address of a medium that engines may not fetch."""
+    """The body has a media URL that engines are not allowed to fetch."""
 
     code = "media_not_allowed"
 
 
 class EndpointNotServed(BadRequest):
-    """The model is for something else: a chat model was asked for embeddings."""
+    """The model does not serve the endpoint, such as embeddings on a chat model."""
 
     code = "endpoint_not_served"
     param = "model"
 
 
 class InvalidConfiguration(BadRequest):
-    """`message` has a line for each fault."""
+    """`message` has one line per fault."""
 
     code = "invalid_configuration"
 
@@ -213,8 +213,8 @@ class HeadTooLarge(GatewayError):
 class RateLimited(GatewayError):
     """`limit` is a label of gateway_rate_limited_total.
 
-    `retry_after_s`: whole seconds after which this request would pass if no other came; None: it
-    never would.
+    `retry_after_s`: whole seconds after which this request would be admitted without competing
+    requests; None: never.
     """
 
     status = 429
@@ -254,14 +254,14 @@ class EngineUnavailable(GatewayError):
     retry_after_s = 5
 
 
-# No client can know when somebody mends a configuration; sooner than this nobody does.
+# Retry-After while an operator has to fix the configuration.
 OPERATOR_S = 300
 
 
 def out_of_service(model: str, cause: str) -> EngineUnavailable:
-    """Return the refusal of requests for a model that no waiting will bring up.
+    """Return the refusal of requests for a model that cannot start without an operator.
 
-    `cause` is a kind of fault, in words that clients may read.
+    `cause` is the kind of fault, in words for clients.
     """
     error = EngineUnavailable(
         f"the model {model!r} cannot be started ({cause}); an operator must act, retrying does not "

@@ -1,10 +1,10 @@
-"""Reading the usage of a stream as it passes, without parsing what cannot hold it. Pure.
+"""Reads the usage of a stream in passing, without parsing chunks that cannot contain it. Pure.
 
-vLLM tells a stream's usage only where `stream_options.include_usage` asks for it, in one more
-chunk before `[DONE]`. The gateway always asks. From a client that did not, that chunk is withheld;
-and since vLLM (0.32) then moves `system_fingerprint` from the chunks that finish a choice into the
-usage chunk, it is put back where a direct call would have it. So the client's bytes are those of a
-direct call, and every chunk but these passes with one or two substring searches.
+vLLM reports a stream's usage only if `stream_options.include_usage` is set, in an extra chunk
+before `[DONE]`. The gateway always sets it, and withholds that chunk from a client that did not.
+Since vLLM (0.32) then moves `system_fingerprint` from the chunks that finish a choice into the
+usage chunk, it is moved back. So the client receives the bytes of a direct call, and every other
+chunk passes with one or two substring searches.
 """
 
 import re
@@ -15,13 +15,13 @@ from app.usage.token_usage import HOLDS_USAGE, UNREADABLE, Usage, read_usage
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _USAGE = b'"usage"'
-# Names with their colons, which tells them from texts: vLLM writes no blank between. With a string
-# the choice is finished: it is null before.
+# Names with their colons, which distinguishes them from texts: vLLM writes no blank between. A
+# string value means that the choice is finished; before it is null.
 _FINISHED = b'"finish_reason":"'
 _FINGERPRINT = b'"system_fingerprint":'
-# Of English text, as prompts are estimated.
+# Bytes per token of English text, as in estimates of prompts.
 TOKEN_BYTES = 4
-# Chunks that finish a choice wait for the fingerprint up to this many bytes, then go as they are.
+# Maximum bytes of finishing chunks that wait for the fingerprint; beyond it they pass unchanged.
 MAX_HELD = 256 * 1024
 
 
@@ -35,11 +35,11 @@ _usage_chunk = msgspec.json.Decoder(_UsageChunk)
 
 
 class StreamMeter:
-    """Watches one stream go by. Give it whole events; what it returns goes to the client.
+    """Meters one stream: takes whole events and returns the bytes for the client.
 
-    `withhold`: the usage chunk was asked for by the gateway alone. A chunk that finishes the only
-    choice then waits for the usage chunk, which comes right behind it. One of several choices goes
-    on at once with the fingerprint that the engine gave last time, and waits only if none is known.
+    `withhold`: only the gateway requested the usage chunk. A chunk that finishes the only choice
+    then waits for the usage chunk, which follows at once. With several choices it passes at once
+    with the engine's last known fingerprint, and waits only if none is known.
     """
 
     def __init__(
@@ -50,25 +50,25 @@ class StreamMeter:
         wide: bool = False,
         opened: bool = True,
     ) -> None:
-        """`wide`: events hold much beside their text, such as the logprobs of each token.
+        """`wide`: events contain more than text, such as the logprobs of each token.
 
-        `opened`: the first event brings no token, as everywhere but in completions.
+        `opened`: the first event has no token, as everywhere except in completions.
         """
         self.usage: Usage | None = None
         self.events = 0
-        # What the engine called itself, the last time or this time; "" if it said no name.
+        # The engine's fingerprint, of the last stream or this one; "" if it has none.
         self.fingerprint: str | None = None
         self._withhold = withhold
         self._one_choice = one_choice
         self._wide = wide
         self._opened = opened
-        # The bytes of an event without its text: the first event of a stream has hardly any.
+        # Bytes of an event without its text: the first event of a stream has hardly any text.
         self._envelope = 0
         self._held: list[bytes] = []  # from a finishing chunk on, in order
         self._held_bytes = 0
 
     def pass_on(self, events: bytes) -> bytes:
-        """Return what of these whole events the client gets now."""
+        """Return the bytes of these whole events that pass to the client now."""
         if not self.events:
             self._envelope = events.find(b"\n\n") + 2
         self.events += events.count(b"\n\n") or events.count(b"\n\r\n") or 1
@@ -83,25 +83,25 @@ class StreamMeter:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """Return what still waits, at the end of the stream or when it broke."""
+        """Return the held bytes, at the end of the stream or when it breaks."""
         held = b"".join(self._held)
         self._held.clear()
         self._held_bytes = 0
         return held
 
     def so_far(self, prompt: int, bytes_out: int) -> Usage:
-        """Return what can be said of an answer that did not get to its end: an estimate.
+        """Return an estimate of the usage of an incomplete response.
 
-        vLLM sends an event a token, behind one that opens the answer if any does. For a client that
+        vLLM sends one event per token, after an opening event if there is one. For a client that
         reads slowly it puts many tokens into one event: those are counted by their bytes, of which
-        `bytes_out` have passed. `prompt` is the estimate of the prompt where none was told.
+        `bytes_out` have passed. `prompt` is the estimated prompt, if the engine reported none.
         """
-        told = self.usage or Usage(prompt, 0)
+        known = self.usage or Usage(prompt, 0)
         by_bytes = 0
         if self._one_choice and not self._wide:
             by_bytes = (bytes_out - self.events * self._envelope) // TOKEN_BYTES
-        completion = max(told.completion, self.events - self._opened, by_bytes, 0)
-        return msgspec.structs.replace(told, completion=completion, estimated=True)
+        completion = max(known.completion, self.events - self._opened, by_bytes, 0)
+        return msgspec.structs.replace(known, completion=completion, estimated=True)
 
     def _pass_event(self, event: bytes, out: list[bytes]) -> None:
         if _USAGE in event and HOLDS_USAGE.search(event) is not None:
@@ -152,11 +152,11 @@ def _as_usage_chunk(data: bytes) -> _UsageChunk | None:
 
 
 def _with_fingerprint(event: bytes, fingerprint: str) -> bytes:
-    """Return a chunk as vLLM would have written it: a finishing one ends in the fingerprint."""
+    """Return a chunk as vLLM writes it without usage: a finishing one ends in the fingerprint."""
     if not fingerprint or _FINISHED not in event or _FINGERPRINT in event:
         return event
     if not event.endswith(b"\n"):
-        return event  # its end is still to come, or never will
+        return event  # incomplete
     end = event.rfind(b"}")
     member = b',"system_fingerprint":' + msgspec.json.encode(fingerprint)
     return event[:end] + member + event[end:]

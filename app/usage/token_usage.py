@@ -1,4 +1,4 @@
-"""How many tokens an answer says it took: one reading for every dialect that vLLM answers in.
+"""Parses the token usage of a response, for every API dialect that vLLM serves.
 
 OpenAI chat, completions, embeddings  usage.{prompt,completion,total}_tokens, *_tokens_details
 OpenAI responses                      [response.]usage.{input,output}_tokens, *_tokens_details
@@ -12,11 +12,11 @@ from typing import Annotated
 
 import msgspec
 
-# What holds usage, and does not only say `"usage": null`. Inside of a JSON string the quotes would
-# have a backslash before them, so no text that a model writes looks like this.
+# Matches a usage object, not `"usage": null`. Inside a JSON string the quotes would be escaped, so
+# text from a model never matches.
 HOLDS_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-# The bound for looking into a whole answer. A longer one (a batch of embeddings, the logprobs of a
-# long prompt) is searched as it passes, in windows that overlap by more than a usage object has.
+# Maximum size of a response that is parsed whole. A longer one (a batch of embeddings, the logprobs
+# of a long prompt) is searched in passing, in windows that overlap by more than a usage object.
 WHOLE_BYTES = 1024 * 1024
 WINDOW_BYTES = 4096
 # As OpenAI's transcription counts.
@@ -30,10 +30,10 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     completion: int
     cached: int = 0
     reasoning: int = 0
-    estimated: bool = False  # counted by us, since the engine did not get to tell
+    estimated: bool = False  # estimated by the gateway, since the engine reported none
 
     def merged(self, later: "Usage") -> "Usage":
-        """Return what both say together; in a stream the numbers only grow."""
+        """Return the maximum of both; in a stream the numbers only grow."""
         return Usage(
             max(self.prompt, later.prompt),
             max(self.completion, later.completion),
@@ -43,17 +43,17 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 def estimate_prompt(size: int, longest: int | None) -> int:
-    """Return the tokens of a request of `size` bytes: four bytes each, as English prose has.
+    """Return the estimated tokens of a request of `size` bytes: four bytes each, as in English.
 
-    Never more than the model can take, where that is known.
+    At most the model's maximum, if it is known.
     """
     tokens = size // 4
     return tokens if longest is None or tokens <= longest else longest
 
 
-# What a metric, a float, counts without a loss; the bound keeps Python's endless integers out.
+# The integers that a float, as in metrics, represents exactly.
 _Count = Annotated[int, msgspec.Meta(ge=-(2**53) + 1, le=2**53 - 1)]
-# Bytes that say nothing that can be counted. A client's own JSON comes back in some answers.
+# Errors of parsing a response. Some responses echo a client's own JSON.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -93,11 +93,11 @@ _OBJECT = re.compile(rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 
 def read_usage(body: bytes) -> Usage | None:
-    """Return what one JSON document, an answer or an event, says of its usage; None if nothing."""
+    """Return the usage in a JSON document, a response or an event; None if it has none."""
     try:
         answer = _answer.decode(body)
     except UNREADABLE:
-        return None  # another shape, or none: the engine told nothing that can be counted
+        return None  # of another shape, or no JSON
     if answer.usage is not None:
         return _read(answer.usage)
     inner = answer.response or answer.message
@@ -105,7 +105,7 @@ def read_usage(body: bytes) -> Usage | None:
 
 
 def read_usage_in(tail: bytes) -> Usage | None:
-    """Return the last usage object in a part of a document that is too long to look into."""
+    """Return the last usage in the tail of a document that is too long to parse."""
     found = None
     for found in HOLDS_USAGE.finditer(tail):  # noqa: B007 - the last one is wanted
         pass
@@ -133,7 +133,7 @@ def _read(said: _Usage) -> Usage | None:
 def _read_inputs(said: _Usage) -> Usage:
     prompt, completion = said.input_tokens or 0, said.output_tokens or 0
     if said.cache_read_input_tokens is not None or said.cache_creation_input_tokens is not None:
-        # Anthropic's input_tokens are those beside the cached ones.
+        # Anthropic's input_tokens exclude the cached ones.
         cached = said.cache_read_input_tokens or 0
         prompt += cached + (said.cache_creation_input_tokens or 0)
         return _bounded(prompt, completion, _Details(cached), None)

@@ -2,18 +2,18 @@
 
 Three parts, with the database between the first and the last:
 
-    Budgets ─▶ Alerts: which accounts spent something       (a dictionary in memory, no I/O)
-    every second: what did they spend, which shares are reached ─▶ rows of `budget_alerts`
-    Sender: claims rows that are due ─▶ POST, signed ─▶ delivered, or due again later
+    Budgets ─▶ Alerts: accounts with new spending           (a dictionary in memory, no I/O)
+    every second: check their spending for reached shares ─▶ rows of `budget_alerts`
+    sender: claim due rows ─▶ signed POST ─▶ delivered, or due again later
 
-The row's primary key (account, period, budget, share) decides who sends: of all gateways that see a
-share reached, one inserts it, and the others' inserts do nothing. An account is looked at after its
-records are committed, so of several gateways whose spending reaches a share together, the one that
-commits last sees all of it.
+The row's primary key (account, period, budget, share) makes alerts unique: of all gateways that
+detect a reached share, one inserts it, and the inserts of the others do nothing. An account is
+checked after its records are committed, so of several gateways that reach a share together, the one
+that commits last sees all spending.
 
-A row that is due is claimed by moving `due_ms` ahead by a lease, on the condition that it is still
-what was read. A gateway that dies while it sends leaves a row that becomes due again when the lease
-ends: delivery is at least once, and every attempt has the same `webhook-id`.
+A due row is claimed by moving `due_ms` ahead by a lease, if it is unchanged since it was read. If a
+gateway dies while sending, the row becomes due again at the end of the lease: delivery is at least
+once, and every attempt has the same `webhook-id`.
 """
 
 from app.usage.alerts.alerts import Alerts

@@ -1,7 +1,7 @@
-"""Notices shares of budgets that are reached, and sends what the database says is to be sent.
+"""Detects reached shares of budgets and sends the alerts that are due in the database.
 
-Nothing here is waited for by a request: budgets note accounts in a dictionary, and one task does
-the rest. Where the database does not answer, the accounts wait in memory.
+Requests never wait for alerts: budgets record accounts in a dictionary, and background tasks do the
+rest. While the database is down, accounts wait in memory.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ MAX_RECORDED = 10_000
 
 
 class _Waiting:
-    """What is to be looked at of an account."""
+    """The days and the batch for which an account must be checked."""
 
     __slots__ = ("batch", "days")
 
@@ -62,9 +62,9 @@ class _Waiting:
 
 
 class Alerts:
-    """Watches budgets, and sends alerts; `run` and `close` belong to the lifespan.
+    """Detects and sends alerts; the lifespan calls `run` and `close`.
 
-    `written` is the number of the ledger's last batch that is known to be in the database.
+    `written` returns the number of the ledger's last batch that is in the database.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Alerts:
         # Reading the certificates of authorities takes 20 ms.
         self._transport = await asyncio.to_thread(_transport)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_for_ever(), name="look at budgets")
-            tasks.create_task(self._send_for_ever(), name="send alerts")
+            tasks.create_task(self._check_forever(), name="check budgets")
+            tasks.create_task(self._send_forever(), name="send alerts")
 
     async def close(self) -> None:
         """Note what was spent to the end; alerts not delivered are sent after the next start."""
@@ -143,7 +143,7 @@ class Alerts:
             await asyncio.wait((self._running,), timeout=CLOSE_S)
         with contextlib.suppress(DatabaseError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await self._look()
+                await self._check()
                 if self._claimed:
                     await self._outbox.release(list(self._claimed), self._now_ms())
         if self._transport is not None:
@@ -151,20 +151,20 @@ class Alerts:
 
     # Looking
 
-    async def _look_for_ever(self) -> None:
+    async def _check_forever(self) -> None:
         while True:
             await asyncio.sleep(self._look_s)
-            with self._noting_outages():
-                await self._look()
+            with self._logging_outages():
+                await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         """Make alerts of what was reached. Raises DatabaseUnavailable."""
         written = self._written()
         ready = [one for one, waiting in self._waiting.items() if waiting.batch <= written]
         for at in range(0, len(ready), CHECK_BATCH):
-            await self._look_at(ready[at : at + CHECK_BATCH])
+            await self._check_accounts(ready[at : at + CHECK_BATCH])
 
-    async def _look_at(self, accounts: Sequence[BudgetAccount]) -> None:
+    async def _check_accounts(self, accounts: Sequence[BudgetAccount]) -> None:
         waiting = {account: self._waiting.pop(account) for account in accounts}
         try:
             found: list[Reached] = []
@@ -202,11 +202,11 @@ class Alerts:
 
     # Sending
 
-    async def _send_for_ever(self) -> None:
+    async def _send_forever(self) -> None:
         delete_at = 0.0
         while True:
             self._made.clear()
-            with self._noting_outages():
+            with self._logging_outages():
                 if self._clock() >= delete_at:
                     delete_at = self._clock() + RETENTION_EVERY_S
                     await self._outbox.delete_old(self._now_ms())
@@ -229,14 +229,14 @@ class Alerts:
             log.info("alert %s delivered: %s", alert.id, alert)
         elif (after_s := pause_s(alert.attempts, self._chance())) is None:
             self._metrics.alerts.add(("given_up",))
-            told = "alert %s given up after %d attempts: %s; %s"
-            log.error(told, alert.id, alert.attempts, fault, alert)
+            message = "alert %s abandoned after %d attempts: %s; %s"
+            log.error(message, alert.id, alert.attempts, fault, alert)
         else:
             due_ms = self._now_ms() + int(after_s * 1000)
             self._metrics.alerts.add(("failed",))
-            told = "alert %s not delivered: %s; trying again in %.0f s"
-            log.warning(told, alert.id, fault, after_s)
-        with self._noting_outages():  # it is sent again when its lease ends
+            message = "alert %s not delivered: %s; retrying in %.0f s"
+            log.warning(message, alert.id, fault, after_s)
+        with self._logging_outages():  # it is sent again when its lease ends
             await self._outbox.settle(alert.id, due_ms)
         self._claimed.pop(alert.id, None)
 
@@ -266,8 +266,8 @@ class Alerts:
         return int(self._clock() * 1000)
 
     @contextlib.contextmanager
-    def _noting_outages(self) -> Iterator[None]:
-        """Go on where the database does not answer, or whatever else it is; say so once."""
+    def _logging_outages(self) -> Iterator[None]:
+        """Continue after any error; log the first of a row."""
         try:
             yield
         except Exception as error:

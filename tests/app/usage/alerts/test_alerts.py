@@ -298,7 +298,9 @@ async def test_after_the_last_attempt_it_is_given_up(
         clock.now += 7200
         await quiet()
         assert len(receiver.seen) == 2
-    assert "given up after 20 attempts: the receiver answered 500; key key-1 reached" in caplog.text
+    assert (
+        "abandoned after 20 attempts: the receiver answered 500; key key-1 reached" in caplog.text
+    )
 
 
 async def test_what_a_gateway_has_not_delivered_at_its_end_the_next_one_sends(

@@ -240,7 +240,7 @@ async def test_open_means_no_limits_and_no_headers(
         for _ in range(3):
             decision = await gateway.limiter.decide(ask(limits(requests=1, concurrent=1)))
             assert (decision.refusal, decision.headers) == (None, [])
-    assert gateway.log[0].endswith("; nothing is limited until it does")
+    assert gateway.log[0].endswith("; until then nothing is limited")
 
 
 async def test_closed_means_503_except_where_nothing_is_limited(
@@ -250,7 +250,7 @@ async def test_closed_means_503_except_where_nothing_is_limited(
     async with gateway_on(server.url, caplog, policy="closed") as gateway:
         assert await outcome(gateway.limiter, ANY) == "service_unavailable"
         assert await outcome(gateway.limiter, ask()) == "passed"
-    assert gateway.log[0].endswith("; requests are refused until it does")
+    assert gateway.log[0].endswith("; until then requests are refused")
 
 
 # What a hang costs
@@ -426,7 +426,7 @@ async def test_a_password_that_is_wrong_is_told_and_not_shown(
         ("redis://:canary@127.0.0.1:{port}/0", "Redis at 127.0.0.1:{port} unavailable: "),
         ("redis://:canary@gateway.invalid:6379/0", "Redis at gateway.invalid:6379 unavailable: "),
         ("redis://me:can/ary@127.0.0.1:6379/0", "state.redis_url cannot be read"),
-        ("redis://:canary@127.0.0.1:6379/0?nothing=1", "an option that is not known"),
+        ("redis://:canary@127.0.0.1:6379/0?nothing=1", "has an unknown option"),
         ("unix:///nowhere/redis.sock", "Redis at /nowhere/redis.sock unavailable: "),
     ],
 )

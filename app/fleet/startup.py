@@ -134,7 +134,9 @@ class EngineStartup:
         try:
             await ensure_ready(engine)
         except EngineNotReady as error:
-            log.debug("engine %s did not start: %s", engine.name, error)
+            log.debug(
+                "engine %s did not start: %s", engine.name, error, extra={"engine": engine.name}
+            )
         else:
             log.info("engine %s is ready", engine.name, extra={"engine": engine.name})
             if engine.load_s is not None:

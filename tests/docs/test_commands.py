@@ -1,4 +1,4 @@
-"""Every command of the pages, run as it stands, and what it prints beside what the page says."""
+"""Runs every command of the pages, and compares its output with the page."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ LIVE = [
 
 
 def serves(page: Page) -> bool:
-    """Whether the page starts gateways of its own, beside `make serve`."""
+    """Return whether the page starts gateways in addition to `make serve`."""
     return any(
         SERVE.match(line) and "make serve" not in line
         for block in page.blocks

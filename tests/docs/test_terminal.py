@@ -44,16 +44,16 @@ class TestFollow:
         assert "instead of status 0" in fault(page("console\n$ false | cat"), terminal)
 
     def test_different_output_is_a_fault_with_both_texts(self, terminal: Terminal) -> None:
-        told = fault(page("console\n$ echo two\none"), terminal)
-        assert "The page says:\none\nIt prints:\ntwo" in told
+        message = fault(page("console\n$ echo two\none"), terminal)
+        assert "The page says:\none\nIt prints:\ntwo" in message
 
     def test_additional_output_is_a_fault(self, terminal: Terminal) -> None:
         assert "It prints" in fault(page("console\n$ echo one; echo two\none"), terminal)
 
     def test_command_marked_as_failing_must_fail(self, terminal: Terminal) -> None:
         assert follow(page("console fails\n$ true\n$ false"), terminal) == 2
-        told = fault(page("console fails\n$ true"), terminal)
-        assert "another status than 0" in told
+        message = fault(page("console fails\n$ true"), terminal)
+        assert "another status than 0" in message
 
     def test_abbreviated_command_is_a_fault(self, terminal: Terminal) -> None:
         assert "cannot be run" in fault(page("console\n$ echo …"), terminal)
@@ -73,8 +73,8 @@ class TestFollow:
 
     @pytest.mark.slow
     def test_gateway_that_does_not_start_is_a_fault(self, terminal: Terminal) -> None:
-        told = fault(page("console\n$ vllm-gateway serve --config none.yaml"), terminal)
-        assert "none.yaml: no such file" in told
+        message = fault(page("console\n$ vllm-gateway serve --config none.yaml"), terminal)
+        assert "none.yaml: no such file" in message
 
 
 class TestTerminal:

@@ -78,11 +78,11 @@ def test_summary_counts_answers_and_tokens() -> None:
     with meter:
         meter.loaded()
         meter.advance(Advance(3, 1200, 34))
-    told = meter.summary(1)
-    assert told.startswith("3 of 3 prompts in ")
-    assert "1,200 prompt tokens (" in told
-    assert "34 generated (" in told
-    assert told.endswith("; 1 failed")
+    summary = meter.summary(1)
+    assert summary.startswith("3 of 3 prompts in ")
+    assert "1,200 prompt tokens (" in summary
+    assert "34 generated (" in summary
+    assert summary.endswith("; 1 failed")
 
 
 def test_bar_shows_the_start_and_then_the_prompts() -> None:

@@ -111,9 +111,9 @@ def test_grouping_by_owner_adds_a_column(gateway: FakeGateway) -> None:
 
 
 def test_json_is_the_response_of_the_gateway(gateway: FakeGateway) -> None:
-    told = json.loads(output("usage", "--json"))
-    assert told["from"] == "2026-11-01"
-    assert told["data"] == [group()]
+    report = json.loads(output("usage", "--json"))
+    assert report["from"] == "2026-11-01"
+    assert report["data"] == [group()]
 
 
 def test_csv_has_a_line_per_group(gateway: FakeGateway) -> None:

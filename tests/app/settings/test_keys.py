@@ -107,10 +107,10 @@ class TestKeys:
 
     def test_settings_never_show_a_key(self) -> None:
         found = load(GOOD)
-        told = [repr(found), str(found), repr(found.model_dump()), repr(vars(found))]
-        told.append(repr(found.model_dump(mode="json", exclude={"api_keys"})))
-        assert all(CANARY not in text for text in told)
-        assert digest(CANARY.encode()).hex() not in "".join(told)
+        shown = [repr(found), str(found), repr(found.model_dump()), repr(vars(found))]
+        shown.append(repr(found.model_dump(mode="json", exclude={"api_keys"})))
+        assert all(CANARY not in text for text in shown)
+        assert digest(CANARY.encode()).hex() not in "".join(shown)
         assert repr(digest(CANARY.encode())) not in repr(found) + str(found)
 
     @pytest.mark.parametrize(

@@ -9,10 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.asgi import REFUSED, Headers
 from app.relay import CLIENT_CLOSED_REQUEST
-from app.telemetry import UNKNOWN_MODEL
-from app.telemetry import RequestRecord
-from app.telemetry.logs import AccessLog
-from app.telemetry.logs import request_id
+from app.telemetry import UNKNOWN_MODEL, RequestRecord
+from app.telemetry.logs import AccessLog, request_id
 from app.telemetry.metrics import NO_ENDPOINT, Metrics
 
 log = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from app.relay.stream import KeepAlive
 from app.relay.token_cost import reserved_tokens
 from app.routing import Model
 from app.settings import NO_LIMITS
-from app.usage import BudgetReservation
 from app.telemetry import UNKNOWN_MODEL
+from app.usage import BudgetReservation
 
 # The budget of a key that has none.
 _NO_BUDGET = nullcontext()

@@ -1,4 +1,4 @@
-"""Reading the model out of a request's body, and writing it back without touching the rest."""
+"""Parsing the model from a body, and renaming it without touching the rest."""
 
 import json
 import math
@@ -53,7 +53,7 @@ class TestFinding:
             '{"model":"d\\u0065mo"}',
         ],
     )
-    def test_the_model_is_found_wherever_it_stands(self, raw: str) -> None:
+    def test_model_is_found_at_any_position(self, raw: str) -> None:
         assert read(raw).model == "demo"
 
     @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ class TestFinding:
             '{"model":"demo","model ":"inner"}',
         ],
     )
-    def test_a_model_further_inside_is_not_meant(self, raw: str) -> None:
+    def test_nested_model_member_is_ignored(self, raw: str) -> None:
         assert read(raw).model == "demo"
 
-    def test_only_a_model_further_inside_is_no_model(self) -> None:
+    def test_nested_model_member_alone_is_a_missing_model(self) -> None:
         with pytest.raises(MissingModel):
             read('{"metadata":{"model":"inner"}}')
 
@@ -84,7 +84,7 @@ class TestFinding:
             '{"model":"demo","x":1, "x":2}',
         ],
     )
-    def test_a_member_that_is_repeated_is_refused(self, raw: str) -> None:
+    def test_repeated_member_is_refused(self, raw: str) -> None:
         with pytest.raises(InvalidJson, match="repeated"):
             read(raw)
 
@@ -99,26 +99,26 @@ class TestFinding:
             ("\u017ftream",),  # a long s
         ],
     )
-    def test_a_name_that_differs_in_case_only_is_refused(self, names: tuple[str, ...]) -> None:
+    def test_name_differing_only_in_case_is_refused(self, names: tuple[str, ...]) -> None:
         for ascii_only in (True, False):
             with pytest.raises(InvalidJson, match="repeated"):
                 read(json.dumps({"model": "m", **dict.fromkeys(names, 1)}, ensure_ascii=ascii_only))
 
-    def test_a_name_in_another_case_that_nobody_knows_passes(self) -> None:
+    def test_unknown_name_in_any_case_passes(self) -> None:
         assert read('{"model":"demo","dataSources":[1]}').for_engine("demo")
 
     @pytest.mark.parametrize("name", ["模型", "a/b:c@d", 'say "hi"', "\\", "\t", "😀", "x" * 5000])
-    def test_any_text_can_be_a_models_name(self, name: str) -> None:
+    def test_any_text_is_a_valid_model_name(self, name: str) -> None:
         assert read(json.dumps({"model": name})).model == name
         assert read(json.dumps({"model": name}, ensure_ascii=False)).model == name
 
     @pytest.mark.parametrize("content_type", [b"", b"text/plain", b"application/json; charset=x"])
-    def test_what_is_no_form_is_read_as_json(self, content_type: bytes) -> None:
+    def test_body_that_is_no_form_is_parsed_as_json(self, content_type: bytes) -> None:
         assert parse(content_type, b'{"model":"demo"}').model == "demo"
 
 
 class TestRenaming:
-    def test_a_body_with_the_right_name_stays_the_same_bytes(self) -> None:
+    def test_body_with_the_served_name_is_unchanged(self) -> None:
         raw = b' {"model" : "demo" , "x":1e400}\n'
         assert read(raw).for_engine("demo") is raw
 
@@ -149,11 +149,11 @@ class TestRenaming:
         wanted = f'{{"before":{value},"model":"served","after":{value}}}'
         assert body.for_engine("served") == wanted.encode()
 
-    def test_the_members_keep_their_order(self) -> None:
+    def test_renaming_keeps_the_order_of_members(self) -> None:
         body = read('{"z":1,"model":"demo","a":2,"m":3}')
         assert list(json.loads(body.for_engine("served"))) == ["z", "model", "a", "m"]
 
-    def test_a_model_further_inside_is_left_alone(self) -> None:
+    def test_nested_model_member_is_not_renamed(self) -> None:
         body = read('{"metadata":{"model":"demo"},"model":"demo"}')
         assert json.loads(body.for_engine("served")) == {
             "metadata": {"model": "demo"},
@@ -161,11 +161,11 @@ class TestRenaming:
         }
 
     @pytest.mark.parametrize("name", ['"},"n":99,"x":{"', "\\", "\n", "é", "var/my model"])
-    def test_a_served_name_is_always_one_json_string(self, name: str) -> None:
+    def test_served_name_is_encoded_as_one_json_string(self, name: str) -> None:
         body = read('{"model":"demo","n":1}')
         assert json.loads(body.for_engine(name)) == {"model": name, "n": 1}
 
-    def test_one_body_can_be_renamed_for_several_engines(self) -> None:
+    def test_body_can_be_renamed_for_several_engines(self) -> None:
         body = read('{"model":"demo","n":1}')
         assert body.for_engine("a") == b'{"model":"a","n":1}'
         assert body.for_engine("b") == b'{"model":"b","n":1}'
@@ -204,7 +204,7 @@ class TestRefusedJson:
             '{"model":"demo"}'.encode("utf-16"),
         ],
     )
-    def test_what_is_not_json_is_invalid_json(self, raw: bytes) -> None:
+    def test_invalid_syntax_is_invalid_json(self, raw: bytes) -> None:
         with pytest.raises(InvalidJson) as caught:
             read(raw)
         assert "\n" not in caught.value.message
@@ -213,7 +213,7 @@ class TestRefusedJson:
     @pytest.mark.parametrize(
         "raw", [b"[]", b'["model"]', b"1", b'"model"', b"null", b"true", b'[{"model":"demo"}]']
     )
-    def test_what_is_not_an_object_is_told_so(self, raw: bytes) -> None:
+    def test_value_that_is_no_object_is_invalid_json(self, raw: bytes) -> None:
         with pytest.raises(InvalidJson, match="must be a JSON object"):
             read(raw)
 
@@ -228,7 +228,7 @@ class TestRefusedJson:
         ],
         ids=["open", "array", "member", "objects", "model"],
     )
-    def test_deep_nesting_is_refused_and_not_a_crash(self, raw: bytes) -> None:
+    def test_deep_nesting_is_refused_without_a_crash(self, raw: bytes) -> None:
         with pytest.raises(BadRequest):
             read(raw)
 
@@ -268,12 +268,12 @@ class TestRefusedJson:
         "value",
         ["null", '""', "1", "1.5", "true", "false", "[]", '["demo"]', "{}", '{"id":"demo"}'],
     )
-    def test_a_model_that_is_no_name_is_missing(self, value: str) -> None:
+    def test_model_that_is_no_string_is_missing(self, value: str) -> None:
         with pytest.raises(MissingModel) as caught:
             read(f'{{"model":{value}}}')
         assert caught.value.param == "model"
 
-    def test_no_model_at_all_is_missing(self) -> None:
+    def test_absent_model_is_missing(self) -> None:
         with pytest.raises(MissingModel, match="you must provide a model parameter"):
             read("{}")
 
@@ -306,12 +306,12 @@ class TestForm:
         renamed = parse(FORM, form(AUDIO, member("model", b"demo"))).for_engine("模型")
         assert parse(FORM, renamed).model == "模型"
 
-    def test_a_file_that_is_called_model_is_not_the_model(self) -> None:
+    def test_file_named_model_is_not_the_model(self) -> None:
         upload = member("model", b"file content", '; filename="model"')
         with pytest.raises(MissingModel):
             parse(FORM, form(upload))
 
-    def test_two_parts_called_model_are_refused_be_one_a_file(self) -> None:
+    def test_two_parts_named_model_are_refused_even_if_one_is_a_file(self) -> None:
         upload = member("model", b"file content", '; filename="m"')
         for parts in ((member("model", b"a"), upload), (upload, member("model", b"a"))):
             with pytest.raises(BadRequest, match="two parts named model"):
@@ -326,7 +326,7 @@ class TestForm:
         with pytest.raises(BadRequest):
             parse(FORM, form(head, member("model", b"forbidden")))
 
-    def test_a_field_like_model_inside_a_file_is_only_content(self) -> None:
+    def test_model_field_inside_a_file_is_content(self) -> None:
         nested = b'--YY\r\nContent-Disposition: form-data; name="model"\r\n\r\ninner\r\n--YY--'
         raw = form(member("file", nested, '; filename="a"'), member("model", b"demo"))
         assert parse(FORM, raw).model == "demo"
@@ -340,7 +340,7 @@ class TestForm:
             'Content-Disposition: form-data; name="model"\r\nContent-Type: text/plain',
         ],
     )
-    def test_a_part_may_be_headed_as_other_clients_do(self, head: str) -> None:
+    def test_part_headers_of_other_clients_are_accepted(self, head: str) -> None:
         raw = form(f"--XX\r\n{head}\r\n\r\ndemo\r\n".encode())
         assert parse(FORM, raw).for_engine("new") == raw.replace(b"demo", b"new")
 
@@ -349,7 +349,7 @@ class TestForm:
         with pytest.raises(BadRequest, match="two parts named model"):
             parse(FORM, form(member("model", b"first"), AUDIO, member("model", b"second")))
 
-    def test_an_empty_model_after_another_is_what_the_engine_would_read(self) -> None:
+    def test_second_model_part_is_refused_even_if_empty(self) -> None:
         raw = form(member("model", b"first"), member("model", b""))
         with pytest.raises(BadRequest):
             parse(FORM, raw)
@@ -389,11 +389,11 @@ class TestForm:
             parse(FORM, raw)
 
     @pytest.mark.parametrize("end", [b"", b"--XX", b"--XX\r\n", b"--XX-", b"--X"])
-    def test_a_form_that_does_not_end_is_a_bad_request(self, end: bytes) -> None:
+    def test_unterminated_form_is_a_bad_request(self, end: bytes) -> None:
         with pytest.raises(BadRequest):
             parse(FORM, form(member("model", b"demo"), end=end))
 
-    def test_every_cut_of_a_form_is_read_as_a_whole_or_refused(self) -> None:
+    def test_truncated_form_is_parsed_or_refused(self) -> None:
         raw = form(AUDIO, member("model", b"demo"))
         whole = 0
         for length in range(len(raw) + 1):
@@ -405,7 +405,7 @@ class TestForm:
         assert 1 <= whole <= 3  # with and without the line's end after the last boundary
 
     @pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"x" * (MAX_MODEL_FIELD + 1)])
-    def test_a_field_that_is_no_name_is_a_missing_model(self, value: bytes) -> None:
+    def test_model_field_that_is_no_name_is_missing(self, value: bytes) -> None:
         with pytest.raises(MissingModel) as caught:
             parse(FORM, form(member("model", value)))
         assert caught.value.param == "model"
@@ -419,7 +419,7 @@ class TestForm:
             parse(FORM, form(AUDIO))
 
     @pytest.mark.parametrize("charset", ["; charset=utf-16", "; charset=nonsense"])
-    def test_a_charset_that_an_engine_may_believe_is_refused(self, charset: str) -> None:
+    def test_charset_other_than_utf8_is_refused(self, charset: str) -> None:
         with pytest.raises(BadRequest, match="utf-8"):
             parse(FORM + charset.encode(), form(member("model", b"demo")))
 
@@ -464,7 +464,7 @@ def test_renaming_changes_the_model_and_nothing_else(
 
 @given(raw=st.binary(max_size=60) | st.text(max_size=40).map(lambda t: t.encode()))
 @settings(max_examples=150, deadline=None)
-def test_any_bytes_are_read_or_refused_with_an_answer(raw: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     for content_type in (JSON, FORM):
         try:
             assert parse(content_type, raw).model
@@ -486,7 +486,7 @@ NAMES = st.sampled_from(["a", "n", "%b", "ä", "a b", "", '"', "\\", "model", "N
     around=st.sampled_from([("{", "}"), (" {", "}"), ("{", "} "), ("{ ", "}"), ("{", "}\n")]),
 )
 @settings(max_examples=500, deadline=None)
-def test_a_body_is_read_in_one_go_as_it_is_in_slices(
+def test_parse_and_scan_agree(
     members: list[tuple[str, str]],
     ascii_only: bool,
     colon: str,
@@ -515,9 +515,7 @@ def test_a_body_is_read_in_one_go_as_it_is_in_slices(
 
 @given(at=st.integers(0, 400), piece=st.binary(min_size=1, max_size=4), drop=st.integers(0, 5))
 @settings(max_examples=200, deadline=None)
-def test_a_damaged_form_is_read_or_refused_and_stays_itself(
-    at: int, piece: bytes, drop: int
-) -> None:
+def test_damaged_form_is_parsed_unchanged_or_refused(at: int, piece: bytes, drop: int) -> None:
     raw = form(AUDIO, member("model", b"demo"), member("language", b"en"))
     damaged = raw[:at] + piece + raw[at + drop :]
     try:
@@ -555,7 +553,7 @@ def test_renaming_in_a_form_changes_that_field_and_nothing_else(
     assert body.for_engine(new) == form(*before, member("model", new.encode()), *after)
 
 
-def test_numbers_outside_of_a_float_survive_for_engines_that_can_read_them() -> None:
+def test_numbers_beyond_a_float_are_forwarded_unchanged() -> None:
     renamed = read('{"model":"demo","x":1e400}').for_engine("served")
     assert math.isinf(json.loads(renamed)["x"])
     assert b"1e400" in renamed
@@ -563,7 +561,7 @@ def test_numbers_outside_of_a_float_survive_for_engines_that_can_read_them() -> 
 
 @pytest.mark.parametrize("name", sorted(SHORT_NAMES))
 @pytest.mark.parametrize("quick", [True, False])
-def test_what_is_read_in_one_go_is_short(name: str, quick: bool) -> None:
+def test_members_that_are_parsed_at_once_are_bounded(name: str, quick: bool) -> None:
     """A number of 30 MiB would keep the event loop for longer than a request may."""
     members = {"model": '"m"', "prompt": f'"{"x" * MAX_SHORT}"'}
     for length, fits in ((MAX_SHORT, True), (MAX_SHORT + 1, False)):

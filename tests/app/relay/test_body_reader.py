@@ -1,4 +1,4 @@
-"""Bodies on their way in: what is asked before they are read, and what they may take."""
+"""Reading request bodies: the limits before them, and the memory they take."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def head(length: int, key_line: bytes = KEY_LINE) -> bytes:
 
 
 class TestBeforeTheBody:
-    async def test_a_key_without_requests_is_refused_before_its_body_is_read(
+    async def test_rate_limit_refuses_before_the_body_is_read(
         self, tmp_path: Path, fake: Fake
     ) -> None:
         limits = {"default": {"requests_per_minute": 0}}
@@ -56,7 +56,7 @@ class TestBeforeTheBody:
                 answer = await client.answer()
             assert answer.status == 429
 
-    async def test_a_body_takes_a_slot_before_it_is_there(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_slot_is_taken_before_the_body_arrives(self, tmp_path: Path, fake: Fake) -> None:
         limits = {"default": {"concurrent_requests": 1}}
         async with (
             serving(tmp_path, fake, limits=limits) as gateway,
@@ -69,7 +69,7 @@ class TestBeforeTheBody:
             second.send(head(20 * MIB) + b"{")
             assert (await second.answer()).code == "rate_limit_exceeded"
 
-    async def test_a_slot_is_free_again_when_the_body_never_comes(
+    async def test_disconnect_before_the_body_frees_the_slot(
         self, tmp_path: Path, fake: Fake
     ) -> None:
         limits = {"default": {"concurrent_requests": 1}}
@@ -83,7 +83,7 @@ class TestBeforeTheBody:
                     await asyncio.sleep(0.002)
             assert (await gateway.chat()).status_code == 200
 
-    async def test_every_answer_tells_of_all_limits(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_every_response_has_all_rate_headers(self, tmp_path: Path, fake: Fake) -> None:
         async with serving(tmp_path, fake) as gateway:
             bodies = [b'{"model":"demo"}', b"{", b'{"model":"demo","x":"%b"}' % (b"y" * MIB)]
             for body in bodies:
@@ -117,7 +117,7 @@ class TestLargeBodies:
             assert answer.status_code == 200
             assert fake.seen[-1].body == raw
 
-    async def test_a_dense_body_is_refused_at_a_bound(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_dense_body_is_refused_at_its_bound(self, tmp_path: Path, fake: Fake) -> None:
         members = b",".join(b'"a%d":1' % number for number in range(100_000))
         async with serving(tmp_path, fake) as gateway:
             raw = b'{"model":"demo",%b}' % members
@@ -125,7 +125,9 @@ class TestLargeBodies:
             assert answer.status_code == 400
             assert "256 members" in answer.text
 
-    async def test_a_fault_ends_a_body_before_it_is_whole(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_fault_is_refused_before_the_body_is_complete(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
         async with serving(tmp_path, fake) as gateway, connected(gateway) as client:
             client.send(head(30 * MIB) + b'{"model":"demo","x":[1,,' + b" " * 200_000)
             assert (await client.answer()).code == "invalid_json"
@@ -147,7 +149,7 @@ class TestLargeBodies:
 
 
 class TestMemory:
-    async def test_one_key_holds_no_more_than_its_share(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_body_memory_per_key_is_bounded(self, tmp_path: Path, fake: Fake) -> None:
         server = {"max_body_bytes": 2 * MIB, "body_memory_per_key_bytes": 2 * MIB}
         async with (
             serving(tmp_path, fake, server=server) as gateway,
@@ -165,7 +167,7 @@ class TestMemory:
             found = await gateway.client.post("/v1/completions", json=body, headers=other)
             assert found.status_code == 200
 
-    def test_bytes_are_bounded_in_all_by_key_and_by_peer(self) -> None:
+    def test_body_memory_is_bounded_in_total_per_key_and_per_peer(self) -> None:
         memory = BodyMemory(BodyMemoryBounds(100, 60, 80))
         with memory.open("a", "p") as one, memory.open("b", "p") as two:
             one.take(60)
@@ -182,7 +184,7 @@ class TestMemory:
         assert memory.held == 0
         assert len(memory) == 0
 
-    async def test_ten_unfinished_bodies_of_one_slot_hold_one_body(
+    async def test_unfinished_bodies_without_a_slot_hold_no_memory(
         self, tmp_path: Path, fake: Fake
     ) -> None:
         limits = {"default": {"concurrent_requests": 1}}
@@ -201,7 +203,7 @@ class TestMemory:
                     assert gateway.state.body_memory.held <= 1.1 * MIB
 
 
-async def test_small_requests_need_no_second_look_at_the_limits(tmp_path: Path, fake: Fake) -> None:
+async def test_small_request_asks_the_limiter_once(tmp_path: Path, fake: Fake) -> None:
     """With limits in Redis that would be a second round trip."""
     async with serving(tmp_path, fake) as gateway:
         asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""What passes between client and engine beside the body: ids, headers, refusals, cuts."""
+"""The boundary between client and engine: IDs, headers, errors, media, disabled keys."""
 
 import asyncio
 import re
@@ -41,7 +41,7 @@ async def gateway(tmp_path: Path, fake: Fake) -> AsyncIterator[Gateway]:
 
 
 class TestIds:
-    async def test_an_engines_id_cannot_be_chosen_or_guessed(
+    async def test_engine_request_id_cannot_be_chosen_or_guessed(
         self, gateway: Gateway, fake: Fake
     ) -> None:
         headers = {"x-request-id": "mine"}
@@ -53,13 +53,13 @@ class TestIds:
         assert seen[0] != seen[1]
         assert all(re.fullmatch(r"mine-[0-9a-f]{16}", one) for one in seen)
 
-    def test_ids_differ_over_many_refills(self) -> None:
+    def test_engine_request_ids_are_unique(self) -> None:
         ids = EngineIds()
         assert len({ids.next("x") for _ in range(5000)}) == 5000
 
 
 class TestHeaders:
-    async def test_an_engine_reads_the_body_as_what_the_gateway_read(
+    async def test_engine_gets_the_content_type_that_the_gateway_parsed(
         self, gateway: Gateway, fake: Fake
     ) -> None:
         types = b"content-type: multipart/form-data; boundary=X", b"content-type: application/json"
@@ -70,7 +70,7 @@ class TestHeaders:
         told = [value for name, value in posted.headers if name == "content-type"]
         assert told == ["application/json"]
 
-    async def test_an_engine_says_only_what_is_its_to_say(self, gateway: Gateway) -> None:
+    async def test_response_headers_of_an_engine_are_allow_listed(self, gateway: Gateway) -> None:
         answer = await gateway.chat(fake="headers")
         assert answer.headers["retry-after"] == "7"
         told = set(answer.headers)
@@ -81,20 +81,18 @@ class TestHeaders:
         assert answer.headers.get_list("x-gateway-model") == ["demo"]
 
     @pytest.mark.parametrize("status", [401, 403])
-    async def test_a_servers_refusal_of_our_key_is_not_the_clients_fault(
-        self, gateway: Gateway, status: int
-    ) -> None:
+    async def test_rejected_engine_key_is_a_502(self, gateway: Gateway, status: int) -> None:
         answer = await gateway.chat(fake=f"status:{status}")
         assert answer.status_code == 502
         assert answer.json()["error"]["code"] == "engine_failed"
 
-    async def test_a_status_that_is_none_becomes_an_error(self, gateway: Gateway) -> None:
+    async def test_invalid_status_becomes_an_error(self, gateway: Gateway) -> None:
         answer = await gateway.chat(fake="status:799")
         assert answer.status_code == 502
 
 
 class TestDialects:
-    async def test_an_engines_refusal_of_messages_is_in_anthropics_form(
+    async def test_engine_error_on_messages_is_translated_for_anthropic(
         self, gateway: Gateway
     ) -> None:
         answer = await gateway.client.post("/v1/messages", json={**CHAT, "max_tokens": -1})
@@ -103,13 +101,15 @@ class TestDialects:
         assert answer.json() == {"type": "error", "error": error}
         assert int(answer.headers["content-length"]) == len(answer.content)
 
-    async def test_an_openai_refusal_stays_as_it_is_for_openai(self, gateway: Gateway) -> None:
+    async def test_engine_error_in_openais_dialect_is_unchanged_for_openai(
+        self, gateway: Gateway
+    ) -> None:
         answer = await gateway.chat(max_tokens=-1)
         assert answer.json()["error"]["message"] == "max_tokens must be at least 1"
 
 
 class TestMedia:
-    async def test_an_address_is_refused_before_an_engine_is_asked(
+    async def test_media_url_is_refused_before_an_engine_is_called(
         self, gateway: Gateway, fake: Fake
     ) -> None:
         part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
@@ -120,7 +120,7 @@ class TestMedia:
         assert not any(seen.method == "POST" for seen in fake.seen)
 
     @pytest.mark.parametrize(("isolation", "status"), [("key", 400), ("owner", 400), ("none", 200)])
-    async def test_tenants_do_not_name_each_others_media(
+    async def test_media_uuid_is_refused_where_tenants_are_isolated(
         self, tmp_path: Path, fake: Fake, isolation: str, status: int
     ) -> None:
         part = {"type": "image_url", "image_url": None, "uuid": "the victim's"}
@@ -129,15 +129,13 @@ class TestMedia:
             assert answer.status_code == status
 
     @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-    async def test_arguments_of_a_tool_may_be_called_uuid(
-        self, gateway: Gateway, path: str
-    ) -> None:
+    async def test_tool_argument_named_uuid_passes(self, gateway: Gateway, path: str) -> None:
         part = {"type": "tool_use", "id": "1", "name": "look", "input": {"uuid": "a"}}
         body = {**CHAT, "max_tokens": 1, "messages": [{"role": "assistant", "content": [part]}]}
         answer = await gateway.client.post(path, json=body)
         assert answer.status_code == 200
 
-    async def test_a_large_body_is_looked_through_as_well(self, gateway: Gateway) -> None:
+    async def test_media_url_in_a_large_body_is_refused(self, gateway: Gateway) -> None:
         data = "data:image/png;base64," + "A" * 2_000_000
         urls = [data, "http://169.254.169.254/"]
         for url, status in zip(urls, (200, 400), strict=True):
@@ -145,7 +143,7 @@ class TestMedia:
             answer = await gateway.chat(messages=[{"role": "user", "content": parts}])
             assert answer.status_code == status
 
-    async def test_hosts_that_are_named_pass(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_media_url_of_an_allowed_host_passes(self, tmp_path: Path, fake: Fake) -> None:
         media = {"domains": ["images.example"]}
         async with serving(tmp_path, fake, media=media) as gateway:
             part = {"image_url": {"url": "https://images.example/a.png"}}
@@ -181,7 +179,7 @@ class TestCutOff:
         await fake.until_idle()
         await asyncio.wait_for(gateway.state.admission.idle(), 5)
 
-    async def test_a_plain_request_of_a_key_that_is_cut_off_is_told(
+    async def test_plain_request_of_a_disabled_key_gets_401(
         self, gateway: Gateway, fake: Fake
     ) -> None:
         made = await gateway.client.post("/admin/keys", json={"name": "cut"}, headers=ROOT)
@@ -196,7 +194,9 @@ class TestCutOff:
         assert (await asked).status_code == 401
         await fake.until_idle()
 
-    async def test_without_now_a_stream_goes_on(self, gateway: Gateway) -> None:
+    async def test_disabling_a_key_without_now_lets_its_stream_finish(
+        self, gateway: Gateway
+    ) -> None:
         made = await gateway.client.post("/admin/keys", json={"name": "kept"}, headers=ROOT)
         key_id, headers = made.json()["id"], {"authorization": f"Bearer {made.json()['key']}"}
         body = {**CHAT, "stream": True, "fake": "tokens:20:5"}
@@ -209,7 +209,7 @@ class TestCutOff:
         assert answer.status_code == 401 or answer.text.endswith("data: [DONE]\n\n")
 
 
-async def test_engines_that_schedule_by_priority_are_told_the_keys(
+async def test_priority_of_the_key_reaches_engines_that_schedule_by_it(
     gateway: Gateway, fake: Fake
 ) -> None:
     headers = await make_key(gateway, "late", priority=7)

@@ -1,4 +1,4 @@
-"""Who shares a prefix cache: the salts that engines see."""
+"""Cache salts as engines see them."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,21 +22,21 @@ def principal(key_id: str, owner: str = "") -> Principal:
 
 
 class TestSalts:
-    def test_each_key_has_its_own_that_only_the_secret_gives(self) -> None:
+    def test_salt_depends_on_key_and_secret(self) -> None:
         one, other = CacheSalts(lambda: b"s" * 32), CacheSalts(lambda: b"t" * 32)
         a, b = principal("a"), principal("b")
         assert one.salt("key", a) == one.salt("key", a) != one.salt("key", b)
         assert one.salt("key", a) != other.salt("key", a)
         assert one.salt("key", a) == CacheSalts(lambda: b"s" * 32).salt("key", a)
 
-    def test_a_salt_is_one_that_vllm_takes(self) -> None:
+    def test_salt_is_valid_for_vllm(self) -> None:
         salt = CacheSalts(lambda: b"s" * 32).salt("key", principal("a"))
         assert salt is not None
         text = json.loads(salt)
         assert 0 < len(text) <= 128
         assert text.isalnum()
 
-    def test_keys_of_an_owner_share_one(self) -> None:
+    def test_keys_of_an_owner_share_a_salt(self) -> None:
         salts = CacheSalts(lambda: b"s" * 32)
         team = salts.salt("owner", principal("a", "team"))
         assert team == salts.salt("owner", principal("b", "team"))
@@ -45,10 +45,10 @@ class TestSalts:
         # An owner who is called like a key is somebody else.
         assert salts.salt("owner", principal("x", "a")) != salts.salt("key", principal("a"))
 
-    def test_none_sets_none(self) -> None:
+    def test_no_isolation_sets_no_salt(self) -> None:
         assert CacheSalts(lambda: b"s").salt("none", principal("a")) is None
 
-    def test_what_is_remembered_is_bounded_and_goes_with_its_secret(self) -> None:
+    def test_cached_salts_are_bounded_and_dropped_with_their_secret(self) -> None:
         secrets = [b"1" * 32]
         salts = CacheSalts(lambda: secrets[0], most=10)
         before = salts.salt("key", principal("0"))
@@ -77,9 +77,7 @@ async def salt_of(
 
 
 @pytest.mark.parametrize("path", sorted(SALTED))
-async def test_tenants_have_salts_of_their_own_whatever_they_send(
-    tmp_path: Path, path: str
-) -> None:
+async def test_client_cannot_choose_its_salt(tmp_path: Path, path: str) -> None:
     async with Fake() as fake, serving(tmp_path, fake) as gateway:
         a, b = await make_key(gateway, "a"), await make_key(gateway, "b")
         salts = [await salt_of(gateway, fake, headers, path) for headers in (a, b, a)]
@@ -87,7 +85,7 @@ async def test_tenants_have_salts_of_their_own_whatever_they_send(
         assert "the victim's" not in salts
 
 
-async def test_keys_of_one_owner_share_where_the_model_says_so(tmp_path: Path) -> None:
+async def test_owner_isolation_shares_a_salt_within_an_owner(tmp_path: Path) -> None:
     async with Fake() as fake, serving(tmp_path, fake, isolation="owner") as gateway:
         a = await make_key(gateway, "a", owner="team")
         b = await make_key(gateway, "b", owner="team")
@@ -96,12 +94,12 @@ async def test_keys_of_one_owner_share_where_the_model_says_so(tmp_path: Path) -
         assert salts[0] == salts[1] != salts[2]
 
 
-async def test_without_isolation_a_clients_own_salt_stays(tmp_path: Path) -> None:
+async def test_without_isolation_the_clients_salt_is_kept(tmp_path: Path) -> None:
     async with Fake() as fake, serving(tmp_path, fake, isolation="none") as gateway:
         assert await salt_of(gateway, fake, {}) == "the victim's"
 
 
-async def test_salts_outlast_a_restart(tmp_path: Path) -> None:
+async def test_salts_survive_a_restart(tmp_path: Path) -> None:
     async with Fake() as fake:
         found = []
         for _ in range(2):

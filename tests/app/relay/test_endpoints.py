@@ -1,4 +1,4 @@
-"""Endpoints that a model does not serve, through the real server and with fakes behind."""
+"""Endpoints that a model does not serve, through the real server with fake engines."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,9 @@ async def post(gateway: Gateway, path: str, model: str = "demo", **body: Any) ->
 class TestRemote:
     """A server whose own 404 is translated."""
 
-    async def test_refusal_is_in_the_dialect_of_the_caller(self, tmp_path: Path) -> None:
+    async def test_unserved_endpoint_is_refused_in_the_callers_dialect(
+        self, tmp_path: Path
+    ) -> None:
         async with Fake(serves=("generate",)) as chat, Fake("embed", serves=("embed",)) as embed:
             settings = settings_for(
                 {"name": "demo", "aliases": ["gpt"], "engines": [remote(chat.url)]},
@@ -55,7 +57,7 @@ class TestRemote:
                     },
                 }
 
-    async def test_another_404_of_an_engine_passes_as_it_is(self, tmp_path: Path) -> None:
+    async def test_other_404_of_an_engine_is_forwarded(self, tmp_path: Path) -> None:
         async with Fake() as fake:
             settings = settings_for(
                 {"name": "demo", "engines": [remote(fake.url)]}, run_dir=tmp_path
@@ -65,9 +67,7 @@ class TestRemote:
                 assert (answer.status_code, answer.json()) == (404, {"detail": "as asked"})
                 assert answer.headers["x-gateway-model"] == "demo"
 
-    async def test_fallback_that_does_not_serve_the_endpoint_is_passed_by(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_fallback_without_the_endpoint_is_skipped(self, tmp_path: Path) -> None:
         async with Fake() as broken, Fake("chat", serves=("generate",)) as chat:
             broken.fault = "close"
             settings = settings_for(
@@ -86,7 +86,9 @@ class TestRemote:
 
 
 @pytest.mark.slow
-async def test_engine_that_the_gateway_runs_is_not_asked(tmp_path: Path) -> None:
+async def test_unserved_endpoint_of_a_managed_engine_is_refused_without_a_call(
+    tmp_path: Path,
+) -> None:
     engine = {"kind": "process", "model": "m", "args": {"fake-tasks": ["generate"]}}
     default = {"tokens_per_minute": 1000, "requests_per_minute": 5}
     settings = settings_for(
@@ -117,7 +119,7 @@ class TestPathsThatMissTheVersion:
             ("POST", "/v1/tokenize", "/tokenize"),
         ],
     )
-    async def test_are_told_which_path_is_meant(
+    async def test_path_without_version_names_the_right_path(
         self, tmp_path: Path, method: str, path: str, meant: str
     ) -> None:
         async with Fake() as fake:
@@ -131,7 +133,7 @@ class TestPathsThatMissTheVersion:
                 assert error["code"] == "not_found"
                 assert error["message"] == f"there is no {path} here; did you mean {meant}?"
 
-    async def test_nothing_is_guessed_of_any_other_path(self, tmp_path: Path) -> None:
+    async def test_unknown_path_gets_no_suggestion(self, tmp_path: Path) -> None:
         async with Fake() as fake:
             settings = settings_for(
                 {"name": "demo", "engines": [remote(fake.url)]}, run_dir=tmp_path

@@ -1,4 +1,4 @@
-"""Which connections to an engine serve a second request."""
+"""Reuse of connections to engines."""
 
 import asyncio
 import json
@@ -62,7 +62,7 @@ async def listening(peer: Peer) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
-async def test_a_whole_answer_leaves_its_connection_to_the_next_request(
+async def test_complete_response_keeps_its_connection_alive(
     tmp_path: Path, pieces: list[bytes]
 ) -> None:
     peer = Peer(pieces)

@@ -1,4 +1,4 @@
-"""Models that serve in another's place, through the real server and with faithful fakes behind."""
+"""Fallbacks, through the real server with fake engines."""
 
 import asyncio
 import json
@@ -98,7 +98,7 @@ def error_of(response: httpx.Response) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_model_whose_engine_fails_is_stood_in_for(
+async def test_failed_engine_falls_back(
     setup: Setup, fault: str, stream: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway = await setup.start()
@@ -126,7 +126,7 @@ async def test_a_model_whose_engine_fails_is_stood_in_for(
     assert (told["model"], told["engine"]) == ("small", "small-0")
 
 
-async def test_a_model_whose_engine_is_gone_is_stood_in_for(setup: Setup) -> None:
+async def test_unreachable_engine_falls_back(setup: Setup) -> None:
     gone = remote(f"http://127.0.0.1:{free_port()}")
     gateway = await setup.start(demo={"engines": [gone]})
     assert (await gateway.chat()).status_code == 200
@@ -135,7 +135,7 @@ async def test_a_model_whose_engine_is_gone_is_stood_in_for(setup: Setup) -> Non
 
 
 @pytest.mark.slow
-async def test_a_model_that_is_silent_is_stood_in_for(setup: Setup) -> None:
+async def test_engine_timeout_falls_back(setup: Setup) -> None:
     gateway = await setup.start(timeouts={"first_byte_s": 0.2})
     setup.demo.fault = "hang"
     assert (await gateway.chat()).status_code == 200
@@ -145,7 +145,7 @@ async def test_a_model_that_is_silent_is_stood_in_for(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("queue", [{"max_waiting": 0}, {"timeout_s": 0.05}])
-async def test_a_model_whose_queue_is_full_or_slow_is_stood_in_for(
+async def test_full_or_slow_queue_falls_back(
     setup: Setup, queue: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway = await setup.start(demo={"queue": {"max_in_flight": 1, **queue}})
@@ -161,14 +161,14 @@ async def test_a_model_whose_queue_is_full_or_slow_is_stood_in_for(
     await at_rest(gateway)
 
 
-async def test_other_replicas_have_their_chance_before_another_model_has(setup: Setup) -> None:
+async def test_other_replicas_are_tried_before_a_fallback(setup: Setup) -> None:
     gateway = await setup.start(replicas=3)
     setup.demo.fault = "dead"
     assert (await gateway.chat()).json()["model"] == "small"
     assert setup.asked() == ["demo", "demo", "small"]
 
 
-async def test_fallbacks_are_tried_in_their_order_once_each_and_theirs_are_not(
+async def test_fallbacks_are_tried_in_order_once_and_not_transitively(
     setup: Setup,
 ) -> None:
     gateway = await setup.start()
@@ -195,7 +195,7 @@ async def test_the_second_fallback_serves_when_the_first_cannot(setup: Setup) ->
 
 
 @pytest.mark.parametrize("fault", ["status:400", "status:404", "status:429", "status:500"])
-async def test_what_an_engine_answers_is_the_answer(setup: Setup, fault: str) -> None:
+async def test_error_response_of_an_engine_does_not_fall_back(setup: Setup, fault: str) -> None:
     gateway = await setup.start()
     setup.demo.fault = fault
     assert (await gateway.chat()).status_code == int(fault.removeprefix("status:"))
@@ -204,7 +204,7 @@ async def test_what_an_engine_answers_is_the_answer(setup: Setup, fault: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["die:0", "die:2", "dead_stream:0", "stall:1"])
-async def test_nobody_stands_in_once_something_has_left(setup: Setup, fault: str) -> None:
+async def test_no_fallback_after_the_first_byte(setup: Setup, fault: str) -> None:
     gateway = await setup.start(timeouts={"stall_s": 0.2})
     setup.demo.fault = fault
     async with connected(gateway) as client:
@@ -217,7 +217,7 @@ async def test_nobody_stands_in_once_something_has_left(setup: Setup, fault: str
     await at_rest(gateway)
 
 
-async def test_a_comment_that_keeps_a_stream_alive_is_no_answer(setup: Setup) -> None:
+async def test_keep_alive_comment_does_not_prevent_a_fallback(setup: Setup) -> None:
     gateway = await setup.start(
         demo={"queue": {"max_in_flight": 1, "timeout_s": 0.2}}, server={"sse_keepalive_s": 0.02}
     )
@@ -234,7 +234,7 @@ async def test_a_comment_that_keeps_a_stream_alive_is_no_answer(setup: Setup) ->
     await at_rest(gateway)
 
 
-async def test_only_models_that_the_key_may_use_stand_in(
+async def test_fallback_that_the_key_may_not_use_is_skipped(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = await setup.start()
@@ -252,7 +252,7 @@ async def test_only_models_that_the_key_may_use_stand_in(
     assert setup.asked() == ["demo", "tiny"]
 
 
-async def test_a_gateway_that_drains_hands_nothing_on(setup: Setup) -> None:
+async def test_draining_gateway_does_not_fall_back(setup: Setup) -> None:
     gateway = await setup.start()
     gateway.state.admission.drain()
     answer = await gateway.chat()
@@ -263,7 +263,7 @@ async def test_a_gateway_that_drains_hands_nothing_on(setup: Setup) -> None:
     await at_rest(gateway)
 
 
-async def test_the_fallbacks_bounds_count_not_those_of_the_model_asked_for(setup: Setup) -> None:
+async def test_bounds_of_the_fallback_apply(setup: Setup) -> None:
     gateway = await setup.start(demo={"max_output_tokens": 50}, small={"max_output_tokens": 7})
     setup.demo.fault = "dead"
     await gateway.chat(max_tokens=1000)
@@ -271,7 +271,7 @@ async def test_the_fallbacks_bounds_count_not_those_of_the_model_asked_for(setup
     assert [seen.json["max_tokens"] for seen in setup.small.seen if seen.method == "POST"] == [7]
 
 
-async def test_a_prompt_that_is_too_long_for_a_fallback_gets_its_refusal(setup: Setup) -> None:
+async def test_prompt_too_long_for_the_fallback_gets_its_error(setup: Setup) -> None:
     gateway = await setup.start()
     setup.demo.fault, setup.small.fault = "dead", "status:400"
     assert (await gateway.chat()).status_code == 400
@@ -279,15 +279,13 @@ async def test_a_prompt_that_is_too_long_for_a_fallback_gets_its_refusal(setup: 
 
 
 class TestLimits:
-    async def test_a_fallback_reserves_no_more_than_its_own_length(self, setup: Setup) -> None:
+    async def test_fallback_reserves_at_most_its_own_length(self, setup: Setup) -> None:
         limits = {"limits": {"tokens_per_minute": 100}}
         gateway = await setup.start(small=limits, small_length=50)
         setup.demo.fault = "dead"
         assert (await gateway.chat(max_tokens=1000)).json()["model"] == "small"
 
-    async def test_a_request_counts_once_for_its_key_and_pays_what_it_took(
-        self, setup: Setup
-    ) -> None:
+    async def test_fallback_counts_one_request_and_settles_real_usage(self, setup: Setup) -> None:
         default = {**dict.fromkeys(LimitSettings.model_fields), "tokens_per_minute": 10_000}
         # Of so few requests a minute none comes back within ten seconds.
         default |= {"requests_per_minute": 5, "concurrent_requests": 1}
@@ -303,13 +301,13 @@ class TestLimits:
         assert int(answer.headers["x-ratelimit-remaining-tokens"]) > 10_000 - 60
 
     @pytest.mark.parametrize("limit", LimitSettings.model_fields)
-    async def test_a_fallback_gives_no_more_than_it_may(self, setup: Setup, limit: str) -> None:
+    async def test_limits_of_the_fallback_apply(self, setup: Setup, limit: str) -> None:
         gateway = await setup.start(small={"limits": {limit: 0}})
         setup.demo.fault = "dead"
         assert (await gateway.chat()).json()["model"] == "tiny"
         assert setup.asked() == ["demo", "tiny"]
 
-    async def test_what_a_fallback_gave_counts_for_its_own_limits(self, setup: Setup) -> None:
+    async def test_usage_of_a_fallback_counts_against_its_limits(self, setup: Setup) -> None:
         gateway = await setup.start(small={"limits": {"requests_per_minute": 2}})
         setup.demo.fault = "dead"
         served = [(await gateway.chat()).json()["model"] for _ in range(3)]
@@ -319,14 +317,14 @@ class TestLimits:
         setup.demo.fault = None
         assert (await gateway.chat()).json()["model"] == "demo"
 
-    async def test_a_limit_of_the_model_asked_for_is_no_reason(self, setup: Setup) -> None:
+    async def test_rate_limit_of_the_requested_model_does_not_fall_back(self, setup: Setup) -> None:
         gateway = await setup.start(demo={"limits": {"requests_per_minute": 0}})
         assert (await gateway.chat()).status_code == 429
         assert setup.asked() == []
 
 
 class TestDisconnect:
-    async def test_while_the_fallback_computes_ends_it(self, setup: Setup) -> None:
+    async def test_disconnect_while_the_fallback_generates_aborts_it(self, setup: Setup) -> None:
         gateway = await setup.start()
         setup.demo.fault, setup.small.fault = "dead", "hang"
         async with connected(gateway) as client:
@@ -339,7 +337,9 @@ class TestDisconnect:
         counted = {"model": "small", "endpoint": "/v1/completions", "status": "499"}
         assert await gateway.metric("gateway_requests_total", **counted) == 1
 
-    async def test_while_it_waits_for_the_fallback_frees_its_place(self, setup: Setup) -> None:
+    async def test_disconnect_while_queued_for_the_fallback_frees_the_slot(
+        self, setup: Setup
+    ) -> None:
         gateway = await setup.start(small={"queue": {"max_in_flight": 1}})
         setup.demo.fault, setup.small.fault = "dead", "hang"
         async with connected(gateway) as first, connected(gateway) as second:
@@ -354,7 +354,7 @@ class TestDisconnect:
         assert setup.asked().count("small") == 1
 
 
-async def test_the_ledger_names_who_answered(setup: Setup) -> None:
+async def test_ledger_names_the_fallback(setup: Setup) -> None:
     gateway = await setup.start()
     told: list[tuple[str, str | None, int]] = []
     gateway.state.ledger.watch(lambda _batch, _at, r: told.append((r.model, r.engine, r.status)))
@@ -369,7 +369,7 @@ async def test_the_ledger_names_who_answered(setup: Setup) -> None:
 
 
 @pytest.mark.slow
-async def test_a_fallback_on_demand_is_loaded(tmp_path: Path) -> None:
+async def test_on_demand_fallback_is_loaded(tmp_path: Path) -> None:
     gone = remote(f"http://127.0.0.1:{free_port()}")
     process = {"kind": "process", "model": "m", "memory_gib": 1.0}
     settings = settings_for(
@@ -385,7 +385,7 @@ async def test_a_fallback_on_demand_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_model_on_demand_that_does_not_load_is_stood_in_for(tmp_path: Path) -> None:
+async def test_failed_load_falls_back(tmp_path: Path) -> None:
     crash = {"kind": "process", "model": "m", "args": {"fake-start": "crash"}}
     async with Fake("small") as small:
         settings = settings_for(

@@ -1,4 +1,4 @@
-"""Rules on the fields of a request: what is dropped, denied, forced and bounded."""
+"""Field rules: dropped, denied, forced and bounded fields."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def rules(**settings: Any) -> FieldRules:
 
 
 @pytest.mark.parametrize("name", sorted(DROPPED))
-def test_what_steers_the_engine_is_dropped_unless_it_is_allowed(name: str) -> None:
+def test_engine_field_is_dropped_unless_allowed(name: str) -> None:
     assert applied(FieldRules(), {name: 1, "top_k": 2}) == {"top_k": 2}
     assert applied(rules(allow=[name]), {name: 1}) == {name: 1}
 
@@ -47,7 +47,7 @@ class TestDeny:
             ("a.b.c", {"a": {"b": {"c": [], "d": 1}}}),
         ],
     )
-    def test_a_field_is_refused_and_named(self, path: str, fields: dict[str, Any]) -> None:
+    def test_denied_field_is_refused_and_named(self, path: str, fields: dict[str, Any]) -> None:
         with pytest.raises(FieldNotAllowed) as refused:
             applied(rules(deny=[path]), fields)
         assert refused.value.param == path
@@ -56,14 +56,14 @@ class TestDeny:
     @pytest.mark.parametrize(
         "fields", [{}, {"logprobs": None}, {"x": {"logprobs": 1}}, {"structured_outputs": "regex"}]
     )
-    def test_what_is_not_there_is_not_refused(self, fields: dict[str, Any]) -> None:
+    def test_absent_denied_field_passes(self, fields: dict[str, Any]) -> None:
         assert applied(rules(deny=["logprobs", "structured_outputs.regex"]), fields) == fields
 
-    def test_a_name_in_another_case_is_refused_as_well(self) -> None:
+    def test_denied_field_in_another_case_is_refused(self) -> None:
         with pytest.raises(FieldNotAllowed):
             applied(rules(deny=["chat_template"]), {"Chat_Template": "x"})
 
-    def test_a_form_with_the_field_is_refused(self) -> None:
+    def test_denied_field_in_a_form_is_refused(self) -> None:
         form = b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n1\r\n'
         raw = form % b"model" + form % b"prompt" + b"--X--\r\n"
         body = parse(b"multipart/form-data; boundary=X", raw)
@@ -74,7 +74,7 @@ class TestDeny:
 
 
 class TestForce:
-    def test_a_field_is_set_whatever_the_client_sent(self) -> None:
+    def test_forced_field_overrides_the_client(self) -> None:
         forced = rules(force={"top_k": 5, "chat_template_kwargs.enable_thinking": False})
         kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
         assert applied(forced, {}) == {"top_k": 5, **kwargs}
@@ -89,17 +89,17 @@ class TestMax:
         ("sent", "wanted"),
         [(5, 5), (6, 5), (6.5, 5), ("7", 5), (-1, 5), (0, 0), (None, None), ("x", "x"), ([], [])],
     )
-    def test_a_number_is_lowered_to_its_bound(self, sent: object, wanted: object) -> None:
+    def test_number_is_lowered_to_its_bound(self, sent: object, wanted: object) -> None:
         assert applied(rules(max={"logprobs": 5}), {"logprobs": sent}) == {"logprobs": wanted}
         inner = {"a": {"logprobs": sent, "z": 1}}
         found = applied(rules(max={"a.logprobs": 5}), inner)
         assert found == {"a": {"logprobs": wanted, "z": 1}}
 
-    def test_a_number_that_is_not_there_stays_away(self) -> None:
+    def test_absent_number_is_not_set(self) -> None:
         assert applied(rules(max={"logprobs": 5}), {"n": 1}) == {"n": 1}
 
 
-def test_rules_of_a_key_stand_beside_those_of_its_model() -> None:
+def test_rules_of_key_and_model_are_merged() -> None:
     model = FieldSettings(allow=("priority",), deny=("a",), force={"f": 1}, max={"m": 5})
     key = FieldSettings(allow=("vllm_xargs",), deny=("b",), force={"f": 2}, max={"m": 9})
     both = FieldRules(model, key)
@@ -128,7 +128,7 @@ def test_no_field_that_is_dropped_reaches_the_engine(fields: dict[str, Any], spa
     assert found == {"model": "served", **kept}
 
 
-async def test_rules_of_a_model_and_of_a_key_hold_on_the_way(tmp_path: Path) -> None:
+async def test_rules_of_model_and_key_apply_to_requests(tmp_path: Path) -> None:
     async with Fake() as fake:
         rules_of_model = {"deny": ["prompt_logprobs"], "max": {"logprobs": 3}}
         model = {"name": "demo", "fields": rules_of_model, "engines": [remote(fake.url)]}
@@ -156,7 +156,7 @@ async def test_rules_of_a_model_and_of_a_key_hold_on_the_way(tmp_path: Path) -> 
         FieldSettings(force={"top_k.a": 1}),
     ],
 )
-def test_what_a_rule_reads_is_bounded(settings: FieldSettings) -> None:
+def test_member_too_long_for_its_rule_is_refused(settings: FieldSettings) -> None:
     """A string of 30 MiB, read as a number, would keep the event loop for half a second."""
     of_model = FieldRules(settings)
     for size, fits in ((MAX_RULED - 2, True), (MAX_RULED, False)):

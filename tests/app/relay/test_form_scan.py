@@ -1,4 +1,4 @@
-"""The form scanner beside Starlette's parser, with which vLLM reads: the same parts and values."""
+"""The form scanner compared with Starlette's parser, which vLLM uses."""
 
 import itertools
 from collections.abc import AsyncGenerator
@@ -189,7 +189,7 @@ class TestBesideStarlette:
     @given(cases())
     @example((b"XX", b"--XX--", []))
     @example((b"XX", part(b"a;b", b"", b'; filename="c;d"') + b"--XX--", []))
-    def test_an_accepted_form_is_read_alike_whatever_the_pieces(
+    def test_accepted_form_is_read_alike_in_any_pieces(
         self, case: tuple[bytes, bytes, list[int]]
     ) -> None:
         boundary, body, cuts = case
@@ -209,7 +209,7 @@ class TestBesideStarlette:
 
     @pytest.mark.slow
     @given(st.lists(st.tuples(NAMES, st.booleans(), st.binary(max_size=9)), max_size=5), st.data())
-    def test_what_a_client_wrote_is_found(
+    def test_parts_of_a_client_are_found(
         self, fields: list[tuple[bytes, bool, bytes]], data: st.DataObject
     ) -> None:
         body = b"".join(
@@ -347,7 +347,7 @@ class TestRefusedStructure:
         assert isinstance(fault(body + epilogue), NotMultipart)
         assert len(scan(body + b"\r\n" + b" " * (MAX_EPILOGUE - 2))) == 1
 
-    def test_a_form_that_is_cut_off_is_refused_at_its_end(self) -> None:
+    def test_truncated_form_is_refused_at_its_end(self) -> None:
         body = part(b"a", b"1") + b"--XX--"
         for end in range(len(body)):
             scanner = FormScanner(b"XX", FormBounds())
@@ -376,7 +376,7 @@ class TestBounds:
                 else:
                     assert len(scan(body, [cut % len(body) for cut in cuts], bounds=bounds)) == 1
 
-    def test_headers_that_do_not_end_are_refused_before_the_body_does(self) -> None:
+    def test_unterminated_headers_are_refused_before_the_body_ends(self) -> None:
         scanner = FormScanner(b"XX", FormBounds())
         with pytest.raises(BadPartHeader):
             scanner.feed(b"--XX\r\n" + b"X" * 9000)

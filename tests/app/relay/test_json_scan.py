@@ -1,4 +1,4 @@
-"""The JSON scanner beside msgspec: same verdicts, same members, whatever the pieces."""
+"""The JSON scanner compared with msgspec: same verdicts and members, in any pieces."""
 
 import itertools
 import json
@@ -273,7 +273,7 @@ class TestVerdicts:
             *("[[1,2],[3}]", '{"a":{"b":[}}}', '["\\x"]', '{"\\q":1}', "[1e5.5]", "[--1]", "[00]"),
         ],
     )
-    def test_what_is_not_json_is_refused_whatever_the_pieces(self, value: str) -> None:
+    def test_invalid_json_is_refused_in_any_pieces(self, value: str) -> None:
         body = f'{{"a":{value},"b":1}}'.encode()
         with pytest.raises(msgspec.DecodeError):
             _members.decode(body)
@@ -304,7 +304,7 @@ class TestVerdicts:
         "body",
         [b"", b" ", b"{", b'{"a"', b'{"a":', b'{"a":1', b'{"a":1,', b'{"a":[1,2]', b'{"a":"\\u00'],
     )
-    def test_a_body_that_is_cut_off_is_refused_at_its_end(self, body: bytes) -> None:
+    def test_truncated_body_is_refused_at_its_end(self, body: bytes) -> None:
         for cuts in every_cut(body):
             scanner = JsonScanner(WIDE)
             for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
@@ -315,7 +315,7 @@ class TestVerdicts:
     @pytest.mark.parametrize(
         "body", [b"[]", b'"a"', b"1", b" -1", b"true", b"[1", b"\xef\xbb\xbf{}", b"x"]
     )
-    def test_what_is_no_object_is_refused(self, body: bytes) -> None:
+    def test_value_that_is_no_object_is_refused(self, body: bytes) -> None:
         assert isinstance(fault(body), NotAnObject)
 
     @pytest.mark.parametrize("body", [b"{}{}", b'{"a":1}}', b"{}\x00", b"{} 1"])
@@ -329,9 +329,7 @@ class TestRepeatedMembers:
         ("first", "second"),
         [("a", "a"), ("a", "\\u0061"), ("model", "Model"), ("stra\u00dfe", "STRASSE"), ("", "")],
     )
-    def test_names_that_an_engine_might_take_for_one_are_refused(
-        self, first: str, second: str
-    ) -> None:
+    def test_names_that_differ_only_in_case_are_refused(self, first: str, second: str) -> None:
         body = f'{{"{first}":1,"n":2,"{second}":3}}'.encode()
         for cuts in every_cut(body):
             assert isinstance(fault(body, cuts), RepeatedMember)
@@ -381,7 +379,7 @@ class TestBounds:
             assert isinstance(fault(deep % nest(64), cuts, JsonBounds()), NestedTooDeep)
             assert isinstance(fault(deep % nest(400), cuts, JsonBounds()), NestedTooDeep)
 
-    def test_a_bound_is_seen_before_the_body_has_ended(self) -> None:
+    def test_bound_is_enforced_before_the_body_ends(self) -> None:
         for body, kind in (
             (b'{"a":' + b"[" * 64, NestedTooDeep),
             (b"{" + b",".join(b'"%d":1' % n for n in range(257)), TooManyMembers),

@@ -1,4 +1,4 @@
-"""Thousands of clients that leave at random moments, on every route: nothing stays behind."""
+"""Thousands of disconnects at random moments, on every route: nothing leaks."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ class Tenant:
     responses: list[str]
 
 
-async def test_requests_that_leave_at_random_moments_leave_nothing_behind(
+async def test_disconnects_at_random_moments_leak_nothing(
     tmp_path: Path,
     show: Callable[[str], None],
     caplog: pytest.LogCaptureFixture,

@@ -1,4 +1,4 @@
-"""Addresses of media that engines would fetch: only those of hosts that are named pass."""
+"""Media URLs: only those of allowed hosts pass."""
 
 import json
 from itertools import product
@@ -33,7 +33,7 @@ def image(address: object, name: str = "image_url") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["image_url", "audio_url", "video_url"])
-def test_an_address_of_a_host_that_is_not_named_is_refused(name: str) -> None:
+def test_url_of_a_host_that_is_not_allowed_is_refused(name: str) -> None:
     with pytest.raises(MediaNotAllowed, match=r"169\.254\.169\.254"):
         check_media(body_of(image(INNER, name)), ())
 
@@ -48,7 +48,7 @@ def test_an_address_of_a_host_that_is_not_named_is_refused(name: str) -> None:
         {"data_1": {"content": [{"type": "image_url", "image_url": {"url": INNER}}]}},
     ],
 )
-def test_every_place_of_an_address_is_looked_at(fields: dict[str, Any]) -> None:
+def test_url_is_found_at_every_position(fields: dict[str, Any]) -> None:
     with pytest.raises(MediaNotAllowed):
         check_media(body_of(fields), ())
 
@@ -69,7 +69,7 @@ def test_every_place_of_an_address_is_looked_at(fields: dict[str, Any]) -> None:
         "",
     ],
 )
-def test_what_two_parsers_may_read_in_two_ways_is_refused(address: str) -> None:
+def test_ambiguous_url_is_refused(address: str) -> None:
     with pytest.raises(MediaNotAllowed):
         check_media(body_of(image(address)), {"good.example"})
 
@@ -84,21 +84,21 @@ def test_what_two_parsers_may_read_in_two_ways_is_refused(address: str) -> None:
         "DATA:,x",
     ],
 )
-def test_hosts_that_are_named_and_data_pass(address: str) -> None:
+def test_allowed_hosts_and_data_urls_pass(address: str) -> None:
     check_media(body_of(image(address)), {"good.example"})
 
 
 @pytest.mark.parametrize(
     "spelling", [r"image_\u0075rl", r"image_ur\u006C", r"image_\u0055\u0052\u004c", "image_URL"]
 )
-def test_a_name_in_another_spelling_is_the_same_name(spelling: str) -> None:
+def test_url_is_found_under_a_name_in_another_spelling(spelling: str) -> None:
     raw = b'{"model":"m","input":[{"%s"  :\n"%s"}]}' % (spelling.encode(), INNER.encode())
     with pytest.raises(MediaNotAllowed):
         check_media(parse(JSON, raw), ())
 
 
 @pytest.mark.parametrize("letters", list(product(*((c, c.upper(), *ESCAPES[c]) for c in "url"))))
-def test_an_address_is_found_however_the_letters_of_its_name_are_written(
+def test_url_is_found_under_an_escaped_name(
     letters: tuple[str, ...],
 ) -> None:
     raw = b'{"model":"m","input":[{"%s":"%s"}]}' % ("".join(letters).encode(), INNER.encode())
@@ -106,20 +106,20 @@ def test_an_address_is_found_however_the_letters_of_its_name_are_written(
         check_media(parse(JSON, raw), ())
 
 
-def test_an_escaped_address_is_read_as_the_engine_reads_it() -> None:
+def test_escaped_url_is_decoded_before_the_check() -> None:
     raw = b'{"model":"m","input":[{"image_url":"http:\\/\\/good.example\\/x"}]}'
     check_media(parse(JSON, raw), {"good.example"})
     raw = b'{"model":"m","input":[{"image_url":"\\u0064ata:,x"}]}'
     check_media(parse(JSON, raw), ())
 
 
-def test_text_that_speaks_of_addresses_passes() -> None:
+def test_url_in_text_passes() -> None:
     text = f'look at "image_url": "{INNER}" and "url": url"'
     check_media(body_of({"messages": [{"role": "user", "content": text}]}), ())
     check_media(body_of({"messages": [{"role": "user", "content": [{"text": "my url"}]}]}), ())
 
 
-def test_schemas_of_tools_may_speak_of_addresses() -> None:
+def test_url_in_tool_schemas_passes() -> None:
     check_media(body_of({"tools": [{"default": {"url": INNER}}], "messages": []}), ())
     with pytest.raises(MediaNotAllowed):
         check_media(body_of({"tools": [{"url": INNER}], **image(INNER)}), ())
@@ -131,7 +131,7 @@ def test_schemas_of_tools_may_speak_of_addresses() -> None:
     st.sampled_from(["url", "image_url", r"ur\u006c", "URL", "text", "curls"]),
     st.booleans(),
 )
-def test_a_scan_in_pieces_finds_what_a_look_at_the_whole_finds(
+def test_scan_in_pieces_agrees_with_the_whole(
     size: int, blanks: str, name: str, nested: bool
 ) -> None:
     value = f'"{INNER}"' if not nested else f'{{"detail":"high","url"{blanks}:{blanks}"{INNER}"}}'
@@ -151,7 +151,7 @@ def test_a_scan_in_pieces_finds_what_a_look_at_the_whole_finds(
     assert refused(scan.finish(raw)) is refused(parse(JSON, raw)) is is_address
 
 
-def test_addresses_in_schemas_are_not_read() -> None:
+def test_urls_in_schemas_are_not_checked() -> None:
     """Thousands of them, of thousands of bytes each, would keep the loop for seconds."""
     urls = ",".join(f'{{"url":"http://{"a" * 9000}"}}' for _ in range(100))
     raw = f'{{"model":"m","tools":[{urls}],"messages":[]}}'.encode()
@@ -163,7 +163,7 @@ def test_addresses_in_schemas_are_not_read() -> None:
 
 
 @pytest.mark.parametrize("blanks", ['{} "', '{}: "', ':{} "', ':{}"'])
-def test_an_address_far_behind_its_name_is_refused(blanks: str) -> None:
+def test_url_after_too_many_blanks_is_refused(blanks: str) -> None:
     gap = blanks.format(" " * LONGEST_GAP)
     if ":" not in gap:
         gap = gap.replace('"', ': "')
@@ -187,7 +187,7 @@ PART = {"type": "image_url", "image_url": None}
 @pytest.mark.parametrize(
     "letters", list(product(("u", r"\u0075"), ("u", r"\u0075"), ("i", r"\u0069"), ("d", r"\u0064")))
 )
-def test_a_medium_has_no_name_that_tenants_share(letters: tuple[str, ...]) -> None:
+def test_media_uuid_is_refused_in_any_spelling(letters: tuple[str, ...]) -> None:
     """vLLM caches it under that name, and gives it to whoever sends the name alone."""
     name = "".join(letters).encode()
     raw = b'{"model":"m","messages":[{"content":[{"%s" : "a","type":"text"}]}]}' % name
@@ -203,12 +203,12 @@ def test_a_medium_has_no_name_that_tenants_share(letters: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("value", [7, ["a"], {"a": 1}, "https://good.example"])
-def test_a_name_of_a_medium_is_refused_whatever_it_is(value: object) -> None:
+def test_media_uuid_of_any_value_is_refused(value: object) -> None:
     with pytest.raises(MediaNotAllowed, match="uuid"):
         check_media(body_of({"messages": [{"content": [{**PART, "uuid": value}]}]}), ())
 
 
-def test_what_is_no_name_of_a_medium_passes() -> None:
+def test_other_uuids_pass() -> None:
     for content in ([{**PART, "uuid": None}], 'a "uuid": "x"', [{"guid": "x", "my_uuid": "x"}]):
         check_media(body_of({"messages": [{"content": content}]}), ())
     check_media(body_of({"tools": [{"properties": {"uuid": {"type": "string"}}}]}), ())
@@ -219,7 +219,7 @@ class TestAnthropicsMessages:
         body = body_of({"messages": [{"role": "user", "content": [part]}]})
         check_media(body, {"good.example"}, anthropic=True)
 
-    def test_the_source_of_an_image_is_looked_at(self) -> None:
+    def test_source_of_an_image_is_checked(self) -> None:
         image = {"type": "image", "source": {"type": "url", "url": INNER}}
         for part in (image, {"type": "tool_result", "content": [image]}):
             with pytest.raises(MediaNotAllowed):
@@ -227,18 +227,18 @@ class TestAnthropicsMessages:
         self.check({"type": "image", "source": {"type": "url", "url": "https://good.example/x"}})
         self.check({"type": "image", "source": {"type": "base64", "data": "AAAA"}})
 
-    def test_arguments_of_a_tool_are_nothing_that_is_fetched(self) -> None:
+    def test_tool_arguments_are_not_checked(self) -> None:
         fetch = {"url": INNER, "source": {"url": INNER}, "uuid": "x"}
         self.check({"type": "tool_use", "id": "1", "name": "fetch", "input": fetch})
 
     @pytest.mark.parametrize("messages", [None, "x", [1], [{"content": "url"}], [{"content": [1]}]])
-    def test_what_is_no_message_is_the_engines_to_refuse(self, messages: object) -> None:
+    def test_invalid_messages_are_left_to_the_engine(self, messages: object) -> None:
         body = body_of({"messages": messages, "x": {"url": INNER}})
         check_media(body, (), anthropic=True)
 
 
 @pytest.mark.parametrize("name", ["url", "base_url", "api_url", "uuid"])
-def test_a_member_of_the_body_itself_is_no_medium(name: str) -> None:
+def test_member_of_the_body_itself_is_no_medium(name: str) -> None:
     check_media(body_of({"messages": [], name: INNER}), ())
     with pytest.raises(MediaNotAllowed):
         check_media(body_of({name: INNER, **image(INNER)}), ())

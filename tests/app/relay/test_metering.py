@@ -1,4 +1,4 @@
-"""Whatever a 2xx of an engine takes is charged: told, else counted, else what was reserved."""
+"""Billing of every 2xx response: reported usage, else counted, else reserved."""
 
 import asyncio
 import json
@@ -30,9 +30,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
         yield one
 
 
-async def test_a_stream_that_is_left_is_charged_for_what_was_read(
-    gateway: Gateway, fake: Fake
-) -> None:
+async def test_canceled_stream_is_billed_for_its_chunks(gateway: Gateway, fake: Fake) -> None:
     """With stream_interval, an event would hold 500 tokens and count as one."""
     body = {**CHAT, "stream": True, "stream_interval": 500, "fake": "tokens:100000:0.01"}
     words = 0
@@ -48,7 +46,7 @@ async def test_a_stream_that_is_left_is_charged_for_what_was_read(
     assert words <= await tokens(gateway, "completion") <= LONGEST
 
 
-async def test_tokens_that_come_many_to_an_event_are_counted_by_their_bytes(
+async def test_events_with_many_tokens_are_billed_by_their_bytes(
     fake: Fake, tmp_path: Path
 ) -> None:
     """As vLLM bundles them for a client that reads slowly."""
@@ -69,7 +67,7 @@ async def test_tokens_that_come_many_to_an_event_are_counted_by_their_bytes(
 
 @pytest.mark.parametrize("form", ["bytes", "bytes_only"])
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
-async def test_embeddings_in_bytes_are_charged(
+async def test_embeddings_in_bytes_are_billed(
     gateway: Gateway, fake: Fake, path: str, form: str
 ) -> None:
     body = {"model": "demo", "input": "x", "encoding_format": form, "fake": "bytes:200000"}
@@ -80,7 +78,7 @@ async def test_embeddings_in_bytes_are_charged(
     assert fake.seen[-1].json["encoding_format"] == "bytes"
 
 
-async def test_embeddings_in_bytes_are_charged_however_the_form_is_written(
+async def test_embeddings_in_bytes_are_billed_for_any_encoding_format(
     gateway: Gateway, fake: Fake
 ) -> None:
     raw = rb'{"model":"demo","input":"x","encoding_format":"bytes\u005fonly","fake":"bytes:200000"}'
@@ -92,9 +90,7 @@ async def test_embeddings_in_bytes_are_charged_however_the_form_is_written(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
-async def test_an_answer_that_tells_no_usage_is_charged_by_its_size(
-    gateway: Gateway, path: str
-) -> None:
+async def test_response_without_usage_is_billed_by_its_bytes(gateway: Gateway, path: str) -> None:
     body = {**CHAT, "prompt": "hi " * 100, "max_tokens": 1000, "fake": "silent:300"}
     answer = await gateway.client.post(path, json=body)
     assert answer.status_code == 200
@@ -102,9 +98,7 @@ async def test_an_answer_that_tells_no_usage_is_charged_by_its_size(
     assert await tokens(gateway, "prompt") >= 75
 
 
-async def test_an_answer_longer_than_what_was_reserved_is_charged_whole(
-    fake: Fake, tmp_path: Path
-) -> None:
+async def test_response_longer_than_reserved_is_billed_in_full(fake: Fake, tmp_path: Path) -> None:
     """A request that states no length reserves less than the model may write."""
     limits = {"unstated_output_tokens": 8}
     model = {"name": "demo", "engines": [remote(fake.url)]}
@@ -123,14 +117,14 @@ async def test_more_prompts_than_the_bound_are_refused_as_embeddings_too(
     assert not any(seen.method == "POST" for seen in fake.seen)
 
 
-async def test_audio_is_charged(gateway: Gateway) -> None:
+async def test_audio_is_billed(gateway: Gateway) -> None:
     files = {"file": ("a.wav", b"\0" * 40_000), "model": (None, b"demo")}
     answer = await gateway.client.post("/v1/audio/transcriptions", files=files)
     assert answer.status_code == 200
     assert await tokens(gateway, "prompt") >= 100
 
 
-async def test_a_plain_request_that_is_left_is_charged_what_it_reserved(
+async def test_canceled_plain_request_is_billed_its_reservation(
     gateway: Gateway, fake: Fake
 ) -> None:
     body = json.dumps({**CHAT, "max_tokens": 700, "fake": "tokens:700:5"}).encode()
@@ -142,7 +136,7 @@ async def test_a_plain_request_that_is_left_is_charged_what_it_reserved(
     assert await tokens(gateway, "completion") == 700
 
 
-async def test_an_answer_that_waits_behind_an_unread_one_is_charged_as_the_engine_told(
+async def test_pipelined_response_behind_an_unread_one_is_billed_as_reported(
     gateway: Gateway, fake: Fake
 ) -> None:
     body = json.dumps({**CHAT, "max_tokens": 100, "fake": "long:900"}).encode()
@@ -160,7 +154,7 @@ async def test_an_answer_that_waits_behind_an_unread_one_is_charged_as_the_engin
     assert await tokens(gateway, "completion") == 2 * answers
 
 
-async def test_a_refusal_of_the_engine_costs_no_tokens(gateway: Gateway) -> None:
+async def test_error_of_the_engine_costs_no_tokens(gateway: Gateway) -> None:
     assert (await gateway.chat(max_tokens=-1)).status_code == 400
     assert (await gateway.chat(fake="status:500")).status_code == 500
     assert (await gateway.chat(fake="close")).status_code == 502
@@ -168,7 +162,7 @@ async def test_a_refusal_of_the_engine_costs_no_tokens(gateway: Gateway) -> None
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
-async def test_counting_tokens_takes_a_part_of_their_limit(
+async def test_count_tokens_takes_a_fraction_of_the_limit(
     fake: Fake, tmp_path: Path, path: str
 ) -> None:
     limits = {"default": {"tokens_per_minute": 10_000}, "tokenize_weight": 0.1}
@@ -186,14 +180,14 @@ async def test_counting_tokens_takes_a_part_of_their_limit(
         assert await tokens(gateway, "prompt") == 0  # the model computed nothing
 
 
-async def test_an_absurd_usage_is_not_believed(gateway: Gateway) -> None:
+async def test_implausible_usage_is_capped(gateway: Gateway) -> None:
     answer = await gateway.chat(max_tokens=10, fake=f"usage:{10**15}")
     assert answer.status_code == 200
     assert await tokens(gateway, "prompt") == LONGEST
     assert await tokens(gateway, "completion") == 10
 
 
-async def test_a_stream_with_a_length_ends_whole_without_its_usage_chunk(
+async def test_stream_with_content_length_is_complete_without_its_usage_chunk(
     gateway: Gateway,
 ) -> None:
     answer = await gateway.chat(stream=True, fake="framed")
@@ -203,7 +197,9 @@ async def test_a_stream_with_a_length_ends_whole_without_its_usage_chunk(
 
 
 class TestPromptsTimesChoices:
-    async def test_more_than_the_bound_is_refused(self, gateway: Gateway, fake: Fake) -> None:
+    async def test_more_prompts_times_choices_than_the_bound_are_refused(
+        self, gateway: Gateway, fake: Fake
+    ) -> None:
         body = {"model": "demo", "prompt": ["x"] * 2000, "n": 128, "max_tokens": 4000}
         answer = await gateway.client.post("/v1/completions", json=body)
         assert answer.status_code == 400
@@ -216,7 +212,7 @@ class TestPromptsTimesChoices:
         assert answer.status_code == 400
         assert "2048" in answer.text
 
-    async def test_one_request_keeps_others_out_for_a_minute_at_most(
+    async def test_one_request_blocks_its_limit_for_a_minute_at_most(
         self, fake: Fake, tmp_path: Path
     ) -> None:
         model = {
@@ -239,7 +235,7 @@ class TestPromptsTimesChoices:
 
 
 class TestBudgets:
-    async def test_an_answer_without_a_bound_gets_what_is_left(
+    async def test_request_without_output_limit_gets_the_remaining_budget(
         self, gateway: Gateway, fake: Fake
     ) -> None:
         headers = await make_key(gateway, "small", daily_tokens=5000)
@@ -249,7 +245,7 @@ class TestBudgets:
         assert 0 < fake.seen[-1].json["max_tokens"] < 5000
 
     @pytest.mark.parametrize("at_once", [1, 8])
-    async def test_a_daily_budget_is_hard_though_no_request_states_a_length(
+    async def test_daily_budget_is_hard_without_output_limits(
         self, gateway: Gateway, fake: Fake, at_once: int
     ) -> None:
         budget = 50_000
@@ -269,14 +265,14 @@ class TestBudgets:
         used = await tokens(gateway, "prompt") + await tokens(gateway, "completion")
         assert used >= 0.9 * budget  # and what is there can be used
 
-    async def test_a_stated_length_is_left_alone(self, gateway: Gateway, fake: Fake) -> None:
+    async def test_output_limit_of_the_client_is_kept(self, gateway: Gateway, fake: Fake) -> None:
         headers = await make_key(gateway, "stated", daily_tokens=5000)
         body = {**CHAT, "max_tokens": 7}
         await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
         assert fake.seen[-1].json["max_tokens"] == 7
 
 
-async def test_what_is_refused_counts_as_a_request(fake: Fake, tmp_path: Path) -> None:
+async def test_refused_request_is_counted(fake: Fake, tmp_path: Path) -> None:
     limits = {"default": {"requests_per_minute": 3}}
     model = {"name": "demo", "engines": [remote(fake.url)]}
     async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:

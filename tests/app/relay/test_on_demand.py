@@ -1,4 +1,4 @@
-"""Models that are loaded on demand, through the real server, with a fake in vLLM's place."""
+"""On-demand models, through the real server with a fake vLLM."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def starts(tmp_path: Path, engine: str = "demo-0") -> int:
     return sum(log.read_text().count("vLLM API server version") for log in logs)
 
 
-async def test_nothing_is_started_before_a_request_yet_the_gateway_is_ready(tmp_path: Path) -> None:
+async def test_on_demand_gateway_is_ready_without_any_engine(tmp_path: Path) -> None:
     async with serving(model(), tmp_path=tmp_path) as gateway:
         assert (await gateway.client.get("/ready")).status_code == 200
         listed = (await gateway.client.get("/v1/models")).json()["data"]
@@ -79,7 +79,7 @@ async def test_nothing_is_started_before_a_request_yet_the_gateway_is_ready(tmp_
         assert starts(tmp_path) == 0
 
 
-async def test_cold_requests_start_one_engine_and_are_answered(
+async def test_cold_requests_share_one_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serving(model(), tmp_path=tmp_path) as gateway:
@@ -97,7 +97,7 @@ async def test_cold_requests_start_one_engine_and_are_answered(
         )
 
 
-async def test_a_stream_is_kept_alive_while_the_model_loads(tmp_path: Path) -> None:
+async def test_stream_is_kept_alive_during_a_load(tmp_path: Path) -> None:
     loaded = tmp_path / "loaded"
     slow = model(args={"fake-load-until": str(loaded)})
     async with serving(slow, tmp_path=tmp_path, sse_keepalive_s=0.02) as gateway:
@@ -117,9 +117,7 @@ async def test_a_stream_is_kept_alive_while_the_model_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_while_the_model_loads_frees_its_place(
-    tmp_path: Path, stream: bool
-) -> None:
+async def test_disconnect_during_a_load_frees_its_slot(tmp_path: Path, stream: bool) -> None:
     loaded = tmp_path / "loaded"
     slow = model(args={"fake-load-until": str(loaded)}, queue={"max_waiting": 1})
     async with serving(slow, tmp_path=tmp_path) as gateway:
@@ -137,7 +135,7 @@ async def test_a_client_that_leaves_while_the_model_loads_frees_its_place(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_load_that_fails_is_503_and_its_reason_is_for_the_log(
+async def test_failed_load_is_503_and_logs_its_reason(
     tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = model(args={"fake-start": "crash"})
@@ -164,7 +162,7 @@ async def rows(gateway: Gateway, what: str) -> list[Any]:
 
 @pytest.mark.parametrize("load", ["on_demand", "eager"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_model_that_cannot_start_says_so_to_clients_and_why_to_operators(
+async def test_unstartable_model_is_503_and_admin_shows_the_cause(
     tmp_path: Path, path: str, load: str
 ) -> None:
     broken = {**model(args={"fake-start": "refuse"}), "load": load}
@@ -189,7 +187,7 @@ async def test_a_model_that_cannot_start_says_so_to_clients_and_why_to_operators
         await at_rest(gateway)
 
 
-async def test_the_gateway_is_ready_again_when_a_failed_load_may_be_tried_again(
+async def test_gateway_is_ready_again_after_the_backoff_of_a_failed_load(
     tmp_path: Path,
 ) -> None:
     broken = model(args={"fake-start": "crash"})
@@ -206,9 +204,7 @@ async def test_the_gateway_is_ready_again_when_a_failed_load_may_be_tried_again(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_load_that_takes_too_long_is_503_with_retry_after(
-    tmp_path: Path, path: str
-) -> None:
+async def test_slow_load_is_503_with_retry_after(tmp_path: Path, path: str) -> None:
     stuck = model(args={"fake-start": "hang"}, load_wait_s=0.05)
     async with serving(stuck, tmp_path=tmp_path) as gateway:
         answer = await gateway.client.post(path, json={"model": "demo"})
@@ -223,7 +219,7 @@ async def test_a_load_that_takes_too_long_is_503_with_retry_after(
         await at_rest(gateway)
 
 
-async def test_a_stream_that_was_kept_alive_for_a_load_in_vain_ends_in_an_error_event(
+async def test_kept_alive_stream_of_a_failed_load_ends_in_an_error_event(
     tmp_path: Path,
 ) -> None:
     stuck = model(args={"fake-start": "hang"}, load_wait_s=0.1)
@@ -237,7 +233,7 @@ async def test_a_stream_that_was_kept_alive_for_a_load_in_vain_ends_in_an_error_
         await at_rest(gateway)
 
 
-async def test_models_take_turns_in_the_memory_that_the_eager_ones_leave(tmp_path: Path) -> None:
+async def test_on_demand_models_share_the_memory_that_eager_models_leave(tmp_path: Path) -> None:
     eager = {**model("eager"), "load": "eager"}
     models = (eager, model("one"), model("two"))
     async with serving(*models, tmp_path=tmp_path, memory_budget_gib=2.5) as gateway:
@@ -256,7 +252,7 @@ async def test_models_take_turns_in_the_memory_that_the_eager_ones_leave(tmp_pat
         assert starts(tmp_path, "eager-0") == 1
 
 
-async def test_a_stream_is_served_to_its_end_before_its_model_makes_room(tmp_path: Path) -> None:
+async def test_stream_ends_before_its_model_is_evicted(tmp_path: Path) -> None:
     models = (model(), model("two"))
     async with serving(*models, tmp_path=tmp_path, memory_budget_gib=1.5) as gateway:
         async with connected(gateway) as client:
@@ -275,7 +271,7 @@ async def test_a_stream_is_served_to_its_end_before_its_model_makes_room(tmp_pat
         await at_rest(gateway)
 
 
-async def test_an_idle_model_is_unloaded_and_comes_back(tmp_path: Path) -> None:
+async def test_idle_model_is_unloaded_and_loaded_again(tmp_path: Path) -> None:
     async with serving(model(idle_unload_s=0.05), tmp_path=tmp_path) as gateway:
         assert (await gateway.chat()).status_code == 200
         await until_is(gateway, Residency.UNLOADED)
@@ -285,7 +281,7 @@ async def test_an_idle_model_is_unloaded_and_comes_back(tmp_path: Path) -> None:
         assert (await gateway.chat()).status_code == 200
 
 
-async def test_a_model_that_an_earlier_gateway_left_loaded_is_taken_over(tmp_path: Path) -> None:
+async def test_model_loaded_by_the_previous_gateway_is_adopted(tmp_path: Path) -> None:
     async with serving(model(), model("cold"), tmp_path=tmp_path, keep_engines=True) as gateway:
         assert (await gateway.chat()).status_code == 200
         pid = gateway.state.catalogue.engines[0].pid
@@ -301,7 +297,7 @@ async def test_a_model_that_an_earlier_gateway_left_loaded_is_taken_over(tmp_pat
     assert starts(tmp_path) == 1
 
 
-async def test_drain_refuses_who_waits_for_a_load(tmp_path: Path) -> None:
+async def test_drain_refuses_requests_that_wait_for_a_load(tmp_path: Path) -> None:
     stuck = model(args={"fake-start": "hang"})
     async with serving(stuck, tmp_path=tmp_path) as gateway:
         task = asyncio.create_task(gateway.chat())

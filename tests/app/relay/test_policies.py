@@ -1,4 +1,4 @@
-"""Routing policies through the real server, with faithful fakes behind it."""
+"""Routing policies, through the real server with fake engines."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,14 +33,14 @@ async def ask(gateway: Gateway, *headers: tuple[str, str], **fields: Any) -> Non
     assert answer.status_code == 200
 
 
-async def test_turns(tmp_path: Path) -> None:
+async def test_round_robin_takes_turns(tmp_path: Path) -> None:
     async with serving("round_robin", tmp_path) as (gateway, fakes):
         for _ in range(6):
             await ask(gateway)
         assert posts(fakes) == [2, 2, 2]
 
 
-async def test_a_session_by_its_header_stays_on_one_engine(tmp_path: Path) -> None:
+async def test_session_header_keeps_one_engine(tmp_path: Path) -> None:
     async with serving("session", tmp_path) as (gateway, fakes):
         for _ in range(3):
             await ask(gateway, ("x-session-id", "one"), messages=[TURN, {"role": "user"}])
@@ -52,7 +52,7 @@ async def test_a_session_by_its_header_stays_on_one_engine(tmp_path: Path) -> No
             assert not any(seen.header("x-session-id") for seen in fake.seen)
 
 
-async def test_a_conversation_stays_on_one_engine(tmp_path: Path) -> None:
+async def test_conversation_keeps_one_engine(tmp_path: Path) -> None:
     async with serving("prefix", tmp_path) as (gateway, fakes):
         for turns in range(1, 6):
             await ask(gateway, messages=[TURN] * turns)
@@ -60,7 +60,7 @@ async def test_a_conversation_stays_on_one_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "session", "prefix"])
-async def test_an_engine_that_dies_is_passed_over(policy: str, tmp_path: Path) -> None:
+async def test_dead_engine_is_skipped(policy: str, tmp_path: Path) -> None:
     async with serving(policy, tmp_path) as (gateway, fakes):
         await ask(gateway)
         [first] = [fake for fake in fakes if any(s.method == "POST" for s in fake.seen)]

@@ -1,4 +1,4 @@
-"""Requests that wait in the gateway, through the real server and with a faithful fake behind it."""
+"""Queued requests, through the real server with a fake engine."""
 
 import asyncio
 import json
@@ -78,7 +78,7 @@ def prompts(fake: Fake) -> list[str]:
     return [body["user"] for body in posts if "user" in body]
 
 
-async def test_request_waits_until_an_engine_has_room(
+async def test_request_waits_until_an_engine_has_a_free_slot(
     gateway: Gateway, fake: Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (await gateway.chat()).status_code == 200
@@ -95,7 +95,7 @@ async def test_request_waits_until_an_engine_has_room(
     assert ['"queue_ms":null' in line for line in lines] == [True, False]
 
 
-async def test_without_a_bound_all_go_to_the_engine(fake: Fake, tmp_path: Path) -> None:
+async def test_without_a_bound_all_requests_reach_the_engine(fake: Fake, tmp_path: Path) -> None:
     async with serving(fake.url, tmp_path=tmp_path, max_in_flight=None) as gateway:
         tasks = [asyncio.create_task(gateway.chat(fake="hang")) for _ in range(20)]
         await fake.until_running(20, PATIENCE_S)
@@ -106,7 +106,7 @@ async def test_without_a_bound_all_go_to_the_engine(fake: Fake, tmp_path: Path) 
         await at_rest(gateway)
 
 
-async def test_each_engine_takes_as_many_as_it_may(tmp_path: Path) -> None:
+async def test_each_engine_takes_its_maximum(tmp_path: Path) -> None:
     async with (
         Fake() as one,
         Fake() as two,
@@ -140,7 +140,7 @@ async def test_keys_take_turns(gateway: Gateway, fake: Fake) -> None:
     assert prompts(fake) == ["a1", "b1", "a2", "b2", "a3"]
 
 
-async def test_small_requests_do_not_wait_for_all_of_another_keys_huge_ones(
+async def test_small_requests_overtake_huge_ones_of_another_key(
     gateway: Gateway, fake: Fake
 ) -> None:
     other = {"authorization": f"Bearer {OTHER_KEY}"}
@@ -161,7 +161,7 @@ async def test_small_requests_do_not_wait_for_all_of_another_keys_huge_ones(
     assert prompts(fake) == ["H1", "s1", "s2", "s3", "H2"]
 
 
-async def test_what_names_no_model_or_another_one_does_not_wait(tmp_path: Path) -> None:
+async def test_requests_for_other_models_or_none_do_not_wait(tmp_path: Path) -> None:
     async with Fake() as fake, Fake(model="free") as free:
         fake.stored = {"resp_1"}
         busy = {"name": "demo", "engines": [remote(fake.url)], "queue": {"max_in_flight": 1}}
@@ -223,7 +223,7 @@ async def test_waiting_too_long_is_503_with_retry_after(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
-async def test_client_that_leaves_the_queue_is_never_served(
+async def test_disconnect_while_queued_is_never_served(
     gateway: Gateway, fake: Fake, path: str, stream: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with engine_busy(gateway, fake):
@@ -247,7 +247,7 @@ async def test_client_that_leaves_the_queue_is_never_served(
     assert '"client_gone":true' in line
 
 
-async def test_clients_that_leave_in_masses_leave_the_slot_to_who_stays(
+async def test_mass_disconnect_frees_the_queue_for_the_remaining_request(
     gateway: Gateway, fake: Fake
 ) -> None:
     async with connected(gateway) as holder:
@@ -268,7 +268,7 @@ async def test_clients_that_leave_in_masses_leave_the_slot_to_who_stays(
     assert prompts(fake)[-1] == "stays"
 
 
-async def test_engine_that_dies_leaves_nobody_waiting(tmp_path: Path) -> None:
+async def test_dead_engine_ends_the_wait_of_queued_requests(tmp_path: Path) -> None:
     async with Fake() as fake, serving(fake.url, tmp_path=tmp_path) as gateway:
         tasks = [asyncio.create_task(gateway.chat(fake="hang")) for _ in range(6)]
         await fake.until_running(timeout=PATIENCE_S)
@@ -280,7 +280,7 @@ async def test_engine_that_dies_leaves_nobody_waiting(tmp_path: Path) -> None:
         await at_rest(gateway)
 
 
-async def test_drain_serves_those_who_wait_and_refuses_who_comes(
+async def test_drain_serves_queued_requests_and_refuses_new_ones(
     gateway: Gateway, fake: Fake
 ) -> None:
     async with engine_busy(gateway, fake):
@@ -302,7 +302,7 @@ async def test_drain_serves_those_who_wait_and_refuses_who_comes(
 QUIET = {"sse_keepalive_s": 0.02}
 
 
-async def test_stream_that_waits_is_kept_alive_and_then_served(fake: Fake, tmp_path: Path) -> None:
+async def test_queued_stream_is_kept_alive_and_served(fake: Fake, tmp_path: Path) -> None:
     async with serving(fake.url, tmp_path=tmp_path, server=QUIET) as gateway:
         async with connected(gateway) as client:
             async with engine_busy(gateway, fake):
@@ -320,7 +320,7 @@ async def test_stream_that_waits_is_kept_alive_and_then_served(fake: Fake, tmp_p
 
 
 @pytest.mark.parametrize("fault", ["status:400", "status:500", "close"])
-async def test_a_stream_that_was_kept_alive_and_is_refused_costs_no_tokens(
+async def test_refused_kept_alive_stream_costs_no_tokens(
     fake: Fake, tmp_path: Path, fault: str
 ) -> None:
     """The status 200 that has left is not the engine's."""
@@ -336,7 +336,7 @@ async def test_a_stream_that_was_kept_alive_and_is_refused_costs_no_tokens(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_stream_that_was_kept_alive_and_waits_too_long_ends_in_an_error_event(
+async def test_kept_alive_stream_that_times_out_ends_in_an_error_event(
     fake: Fake, tmp_path: Path, path: str
 ) -> None:
     async with serving(fake.url, tmp_path=tmp_path, server=QUIET, timeout_s=0.2) as gateway:
@@ -354,7 +354,7 @@ async def test_stream_that_was_kept_alive_and_waits_too_long_ends_in_an_error_ev
         await at_rest(gateway)
 
 
-async def test_client_that_leaves_while_it_is_kept_alive_in_the_queue_is_gone(
+async def test_disconnect_of_a_kept_alive_queued_stream_frees_its_slot(
     fake: Fake, tmp_path: Path
 ) -> None:
     async with serving(fake.url, tmp_path=tmp_path, server=QUIET) as gateway:

@@ -1,4 +1,4 @@
-"""Every way out of the relay: who is told of a request that ends there, and how often.
+"""Every end of a request in the relay: its records, and their number.
 
 A request that reached an engine has one usage record, any other none; each has one access line and
 is counted once.
@@ -371,7 +371,7 @@ def _lines(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", WAYS)
-async def test_a_request_is_told_of_once(
+async def test_every_end_of_a_request_is_recorded_once(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     way = WAYS[name]
@@ -380,7 +380,7 @@ async def test_a_request_is_told_of_once(
 
 
 @pytest.mark.slow
-async def test_a_client_that_leaves_while_the_fallback_loads_is_told_of_once(
+async def test_disconnect_while_the_fallback_loads_is_recorded_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = tmp_path / "loaded"

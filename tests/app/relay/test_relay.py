@@ -1,4 +1,4 @@
-"""The relay through the real application and server, with a faithful fake behind it."""
+"""The relay, through the real application and server with a fake engine."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ def error_of(response: httpx.Response) -> Any:
     return response.json()["error"]
 
 
-async def test_plain_answer_is_the_engines_bytes(gateway: Gateway, fake: Fake) -> None:
+async def test_plain_response_is_byte_for_byte_the_engines(gateway: Gateway, fake: Fake) -> None:
     through = await gateway.chat()
     async with httpx.AsyncClient() as direct:
         straight = await direct.post(f"{fake.url}/v1/chat/completions", content=fake.seen[-1].body)
@@ -75,7 +75,7 @@ async def test_plain_answer_is_the_engines_bytes(gateway: Gateway, fake: Fake) -
         {"stream_options": {"include_usage": True}},
     ],
 )
-async def test_stream_is_what_a_direct_call_gets(
+async def test_stream_equals_a_direct_call(
     gateway: Gateway, fake: Fake, fields: dict[str, Any]
 ) -> None:
     through = await gateway.chat(stream=True, **fields)
@@ -102,7 +102,9 @@ async def test_alias_reaches_the_engine_as_the_served_name(gateway: Gateway, fak
     assert fake.seen[-1].json["temperature"] == 0.5
 
 
-async def test_clients_secrets_and_identity_stay_with_us(gateway: Gateway, fake: Fake) -> None:
+async def test_client_secrets_and_identity_do_not_reach_the_engine(
+    gateway: Gateway, fake: Fake
+) -> None:
     headers = {"cookie": "c=1", "x-forwarded-for": "1.2.3.4", "x-data-parallel-rank": "3"}
     body = {"model": "demo", "messages": []}
     await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
@@ -134,13 +136,13 @@ async def test_engines_json_500_passes_unchanged(gateway: Gateway) -> None:
     assert response.json() == {"detail": "as asked"}
 
 
-async def test_engines_text_500_becomes_ours(gateway: Gateway) -> None:
+async def test_text_500_of_an_engine_is_replaced(gateway: Gateway) -> None:
     response = await gateway.chat(fake="text:500")
     assert response.status_code == 502
     assert error_of(response)["code"] == "engine_failed"
 
 
-async def test_engines_redirect_is_never_passed_on(gateway: Gateway) -> None:
+async def test_redirect_of_an_engine_is_never_forwarded(gateway: Gateway) -> None:
     response = await gateway.chat(fake="redirect")
     assert response.status_code == 502
     assert "location" not in response.headers
@@ -148,14 +150,14 @@ async def test_engines_redirect_is_never_passed_on(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("fault", ["close", "reset", "garbage", "huge_head", "truncate", "dead"])
-async def test_broken_answer_before_the_first_byte_is_502(gateway: Gateway, fault: str) -> None:
+async def test_broken_response_before_the_first_byte_is_502(gateway: Gateway, fault: str) -> None:
     response = await gateway.chat(fake=fault)
     assert response.status_code == 502
     assert error_of(response)["code"] == "engine_failed"
 
 
 @pytest.mark.slow
-async def test_no_answer_in_time_is_504(fake: Fake, tmp_path: Path) -> None:
+async def test_engine_timeout_is_504(fake: Fake, tmp_path: Path) -> None:
     async with serving(fake, tmp_path, first_byte_s=0.3) as gateway:
         response = await gateway.chat(fake="hang")
     assert response.status_code == 504
@@ -192,9 +194,7 @@ async def test_fault_in_mid_stream_is_one_error_event_and_no_done(
     assert b"[DONE]" not in text
 
 
-async def test_request_of_an_engine_that_died_is_asked_of_another_once(
-    fake: Fake, tmp_path: Path
-) -> None:
+async def test_request_of_a_dead_engine_is_retried_once(fake: Fake, tmp_path: Path) -> None:
     model = {"name": "demo", "engines": [remote(fake.url) for _ in range(3)]}
     async with running(settings_for(model, run_dir=tmp_path)) as gateway:
         assert (await gateway.chat(fake="dead")).status_code == 502
@@ -203,7 +203,7 @@ async def test_request_of_an_engine_that_died_is_asked_of_another_once(
 
 
 @pytest.mark.slow
-async def test_fault_in_an_anthropic_stream_is_told_in_its_dialect(gateway: Gateway) -> None:
+async def test_fault_in_an_anthropic_stream_is_an_anthropic_event(gateway: Gateway) -> None:
     body = {"model": "demo", "stream": True, "fake": "die:1"}
     async with gateway.client.stream("POST", "/v1/messages", json=body) as response:
         lines = response.aiter_lines()
@@ -215,13 +215,13 @@ async def test_fault_in_an_anthropic_stream_is_told_in_its_dialect(gateway: Gate
 
 
 @pytest.mark.parametrize("size", [1, 5, 64, 4096])
-async def test_events_split_anywhere_arrive_as_the_same_bytes(gateway: Gateway, size: int) -> None:
+async def test_split_events_arrive_as_the_same_bytes(gateway: Gateway, size: int) -> None:
     whole = await gateway.chat(stream=True, fake="split:1000000")
     assert (await gateway.chat(stream=True, fake=f"split:{size}")).content == whole.content
 
 
 @pytest.mark.parametrize("size", [100, 1100, 5000])
-async def test_usage_of_a_long_answer_is_found_wherever_it_stands(
+async def test_usage_of_a_large_response_is_found_at_any_position(
     gateway: Gateway, size: int
 ) -> None:
     assert len((await gateway.chat(fake=f"long:{size}")).content) > size * 1024
@@ -230,7 +230,7 @@ async def test_usage_of_a_long_answer_is_found_wherever_it_stands(
     assert await gateway.metric(count, model="demo", kind="completion") == 2
 
 
-async def test_chunks_are_sent_on_as_they_come(gateway: Gateway) -> None:
+async def test_chunks_are_forwarded_as_they_arrive(gateway: Gateway) -> None:
     body = {"model": "demo", "stream": True, "fake": "pace:20"}
     async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as response:
         pieces = response.aiter_raw()
@@ -242,7 +242,7 @@ async def test_chunks_are_sent_on_as_they_come(gateway: Gateway) -> None:
 @pytest.mark.parametrize("fault", ["hang", "pace:5", "stall:1"])
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_disconnect_ends_the_engines_work(
+async def test_disconnect_aborts_the_engines_work(
     shared: tuple[Gateway, Fake], fault: str, path: str
 ) -> None:
     gateway, fake = shared
@@ -269,7 +269,9 @@ async def test_disconnect_ends_the_engines_work(
     assert await gateway.metric("gateway_requests_in_flight", model="demo") == 0
 
 
-async def test_disconnect_while_the_engine_is_connected_to_ends_that(tmp_path: Path) -> None:
+async def test_disconnect_while_connecting_to_the_engine_aborts_the_connection(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
@@ -304,7 +306,7 @@ async def test_disconnect_while_the_engine_is_connected_to_ends_that(tmp_path: P
                 assert await gateway.metric("gateway_client_disconnects_total") == 1
 
 
-async def test_disconnect_before_the_body_is_whole_is_recorded(
+async def test_disconnect_before_the_body_is_complete_is_recorded(
     gateway: Gateway, fake: Fake
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -343,7 +345,7 @@ async def test_pipelined_requests_are_answered_in_order(gateway: Gateway) -> Non
 # Replicas
 
 
-async def test_replica_that_cannot_be_connected_to_is_passed_over(tmp_path: Path) -> None:
+async def test_unreachable_replica_is_skipped(tmp_path: Path) -> None:
     async with Fake() as alive:
         dead = remote(f"http://127.0.0.1:{free_port()}")
         model = {"name": "demo", "engines": [dead, remote(alive.url)]}
@@ -353,7 +355,7 @@ async def test_replica_that_cannot_be_connected_to_is_passed_over(tmp_path: Path
             assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_request_moves_on_when_an_engine_dies_before_the_first_byte(tmp_path: Path) -> None:
+async def test_request_is_retried_when_an_engine_dies_before_the_first_byte(tmp_path: Path) -> None:
     async with Fake() as alive:
         dying = await asyncio.start_server(_close_posts, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{dying.sockets[0].getsockname()[1]}"
@@ -375,7 +377,7 @@ async def _close_posts(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     writer.close()
 
 
-async def test_request_that_kills_engines_is_not_tried_on_all_of_them(tmp_path: Path) -> None:
+async def test_request_that_kills_engines_is_tried_twice_at_most(tmp_path: Path) -> None:
     async with Fake() as one, Fake() as two, Fake() as three:
         engines = [remote(fake.url) for fake in (one, two, three)]
         settings = settings_for({"name": "demo", "engines": engines}, run_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""What requests are charged, through the real server: reserved, settled, given back."""
+"""Reserved, settled and refunded tokens, through the real server."""
 
 import asyncio
 import contextlib
@@ -70,7 +70,7 @@ def roughly(tokens: int) -> Any:
     return pytest.approx(tokens, abs=3000)
 
 
-async def test_an_answer_tells_what_is_left_with_the_request_reserved(gateway: Gateway) -> None:
+async def test_rate_headers_include_the_reservation_of_the_request(gateway: Gateway) -> None:
     answer = await ask(gateway, max_tokens=6000)
     assert answer.headers["x-ratelimit-limit-tokens"] == str(CAPACITY)
     assert remaining(answer) <= CAPACITY - 6000
@@ -78,7 +78,7 @@ async def test_an_answer_tells_what_is_left_with_the_request_reserved(gateway: G
     assert "x-ratelimit-limit-requests" not in answer.headers  # it has no such limit
 
 
-async def test_a_request_that_does_not_say_reserves_what_the_operator_says(
+async def test_request_without_output_limit_reserves_the_configured_default(
     gateway: Gateway,
 ) -> None:
     assert CAPACITY - 700 < remaining(await ask(gateway)) <= CAPACITY - 500
@@ -99,7 +99,7 @@ async def test_a_request_that_does_not_say_reserves_what_the_operator_says(
     ],
     ids=lambda fields: fields["fake"],
 )
-async def test_what_was_not_used_comes_back_however_a_request_ends(
+async def test_unused_tokens_are_refunded_however_a_request_ends(
     fake: Fake, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     """Each asks for nearly all there is, so the second would not pass if the first were kept."""
@@ -113,12 +113,12 @@ async def test_what_was_not_used_comes_back_however_a_request_ends(
         assert await left(gateway) > CAPACITY - 200
 
 
-async def test_what_was_used_is_paid(gateway: Gateway) -> None:
+async def test_used_tokens_are_settled(gateway: Gateway) -> None:
     await ask(gateway, max_tokens=6000, fake="tokens:6000")
     assert await left(gateway) == roughly(CAPACITY - 6003)
 
 
-async def test_an_answer_longer_than_its_reservation_puts_the_bucket_into_debt(
+async def test_response_longer_than_reserved_puts_the_bucket_into_debt(
     gateway: Gateway,
 ) -> None:
     await ask(gateway, fake="tokens:19000")  # unstated: 500 were reserved
@@ -129,7 +129,7 @@ async def test_an_answer_longer_than_its_reservation_puts_the_bucket_into_debt(
     assert remaining(refused) == 0
 
 
-async def test_a_client_that_leaves_pays_for_what_it_saw(gateway: Gateway, fake: Fake) -> None:
+async def test_canceled_stream_settles_what_the_client_saw(gateway: Gateway, fake: Fake) -> None:
     body = {**CHAT, "max_tokens": 9000, "stream": True, "fake": "pace:1"}
     async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.status_code == 200
@@ -140,9 +140,7 @@ async def test_a_client_that_leaves_pays_for_what_it_saw(gateway: Gateway, fake:
     assert await left(gateway) > 9000
 
 
-async def test_slots_are_given_back_by_clients_that_leave_before_the_answer(
-    gateway: Gateway, fake: Fake
-) -> None:
+async def test_disconnect_before_the_response_frees_the_slot(gateway: Gateway, fake: Fake) -> None:
     for _ in range(3):
         async with connected(gateway) as one, connected(gateway) as other:
             for client in (one, other):
@@ -165,7 +163,7 @@ def request(body: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.slow
-async def test_a_client_that_obeys_retry_after_succeeds(fake: Fake, tmp_path: Path) -> None:
+async def test_retry_after_is_sufficient(fake: Fake, tmp_path: Path) -> None:
     """By the bucket's own clock: the wait that is told, and not a moment less."""
     model = {"engines": [remote(fake.url)]}
     async with serving(tmp_path, model=model, default={"requests_per_minute": 60}) as gateway:
@@ -179,7 +177,7 @@ async def test_a_client_that_obeys_retry_after_succeeds(fake: Fake, tmp_path: Pa
         assert (await ask(gateway)).status_code == 200
 
 
-async def test_a_limit_of_nothing_refuses_without_a_time(fake: Fake, tmp_path: Path) -> None:
+async def test_limit_of_zero_refuses_without_retry_after(fake: Fake, tmp_path: Path) -> None:
     model = {"engines": [remote(fake.url)]}
     async with serving(tmp_path, model=model, default={"requests_per_minute": 0}) as gateway:
         refused = await ask(gateway)
@@ -189,7 +187,7 @@ async def test_a_limit_of_nothing_refuses_without_a_time(fake: Fake, tmp_path: P
     assert not [seen for seen in fake.seen if seen.method == "POST"]
 
 
-async def test_a_models_limit_is_for_all_keys(fake: Fake, tmp_path: Path) -> None:
+async def test_limit_of_a_model_is_shared_by_all_keys(fake: Fake, tmp_path: Path) -> None:
     model = {"engines": [remote(fake.url)], "limits": {"requests_per_minute": 2}}
     async with serving(tmp_path, model=model) as gateway:
         statuses = [(await ask(gateway)).status_code for _ in range(3)]
@@ -218,7 +216,7 @@ async def test_limits_weigh_cached_tokens_and_budgets_do_not(fake: Fake, tmp_pat
     assert await after(4000) == roughly(8000)
 
 
-async def test_what_stands_in_for_a_model_is_charged_as_well() -> None:
+async def test_attached_fallback_is_settled_as_well() -> None:
     limiter = Limiter(LimitsSettings(), StateSettings(), Metrics())
     limits = LimitSettings(tokens_per_minute=CAPACITY)
 
@@ -235,9 +233,7 @@ async def test_what_stands_in_for_a_model_is_charged_as_well() -> None:
             assert left == roughly(CAPACITY - 500)
 
 
-async def test_every_data_plane_answer_tells_how_the_caller_stands(
-    fake: Fake, tmp_path: Path
-) -> None:
+async def test_every_data_plane_response_has_rate_headers(fake: Fake, tmp_path: Path) -> None:
     names = [
         f"x-ratelimit-{what}-{unit}"
         for what in ("limit", "remaining", "reset")
@@ -267,9 +263,7 @@ async def test_every_data_plane_answer_tells_how_the_caller_stands(
         assert not any(name in nobody.headers for name in names)
 
 
-async def test_reads_take_nothing_of_the_limit_and_have_a_bound_of_their_own(
-    fake: Fake, tmp_path: Path
-) -> None:
+async def test_reads_have_a_limit_of_their_own(fake: Fake, tmp_path: Path) -> None:
     default = {"requests_per_minute": 3, "tokens_per_minute": CAPACITY}
     async with serving(tmp_path, model={"engines": [remote(fake.url)]}, default=default) as gateway:
         for path in ("/v1/models", "/v1/models/demo", "/v1/usage"):
@@ -284,9 +278,7 @@ async def test_reads_take_nothing_of_the_limit_and_have_a_bound_of_their_own(
         assert [(await ask(gateway)).status_code for _ in range(4)] == [200, 200, 200, 429]
 
 
-async def test_a_key_at_its_limit_may_read_and_one_of_limit_0_may_not(
-    fake: Fake, tmp_path: Path
-) -> None:
+async def test_reads_pass_at_the_limit_and_not_at_limit_0(fake: Fake, tmp_path: Path) -> None:
     default = {"requests_per_minute": 1, "tokens_per_minute": CAPACITY}
     async with serving(tmp_path, model={"engines": [remote(fake.url)]}, default=default) as gateway:
         assert [(await ask(gateway)).status_code for _ in range(2)] == [200, 429]
@@ -296,7 +288,7 @@ async def test_a_key_at_its_limit_may_read_and_one_of_limit_0_may_not(
 
 
 @pytest.mark.slow
-async def test_usage_is_the_callers_own(gateway: Gateway) -> None:
+async def test_usage_returns_only_the_callers_own(gateway: Gateway) -> None:
     await ask(gateway, fake="tokens:40")
     async with asyncio.timeout(20):
         while True:

@@ -1,4 +1,4 @@
-"""What a client is told of an engine that failed while it answered."""
+"""Client errors for engines that fail during a response."""
 
 import pytest
 
@@ -23,9 +23,7 @@ from engines.base import (
         (EngineError("secret detail"), EngineFailed),
     ],
 )
-def test_a_client_is_told_what_failed_without_the_operators_detail(
-    error: EngineError, kind: type[Exception]
-) -> None:
+def test_client_error_has_no_operator_detail(error: EngineError, kind: type[Exception]) -> None:
     told = as_gateway_error(error)
     assert type(told) is kind
     assert "secret" not in told.message

@@ -1,4 +1,4 @@
-"""What of a request is changed on its way to the engine: what must be, and not a byte more."""
+"""Rewriting bodies: only the necessary bytes change."""
 
 import json
 from typing import Any
@@ -115,7 +115,7 @@ class TestAskingForUsage:
             ),
         ],
     )
-    def test_a_stream_is_made_to_tell_its_usage_which_is_then_withheld(
+    def test_stream_is_made_to_report_usage_which_is_withheld(
         self, endpoint: str, options: str | None, wanted: dict[str, Any]
     ) -> None:
         members = {"stream": "true"} | ({} if options is None else {"stream_options": options})
@@ -135,9 +135,7 @@ class TestAskingForUsage:
             '{"include_\\u0075sage":true}',
         ],
     )
-    def test_a_client_that_asked_itself_gets_what_it_asked_for(
-        self, endpoint: str, options: str
-    ) -> None:
+    def test_clients_own_include_usage_is_kept(self, endpoint: str, options: str) -> None:
         raw = body_of(stream="true", stream_options=options)
         plan, engine_gets = send(endpoint, raw)
         assert engine_gets is raw
@@ -161,7 +159,7 @@ class TestAskingForUsage:
             '{"include_usage":"maybe"}',
         ],
     )
-    def test_options_that_the_engine_will_refuse_are_left_to_it(
+    def test_invalid_stream_options_are_left_to_the_engine(
         self, endpoint: str, options: str
     ) -> None:
         raw = body_of(stream="true", stream_options=options)
@@ -172,7 +170,7 @@ class TestAskingForUsage:
     @pytest.mark.parametrize("endpoint", GENERATING)
     @pytest.mark.parametrize("stream", [None, "null", "false", "0", '"false"', "[]", '"stream"'])
     @pytest.mark.parametrize("options", [None, "null", "{}", '{"include_usage":false}'])
-    def test_what_is_no_stream_tells_its_usage_anyway(
+    def test_plain_request_needs_no_include_usage(
         self, endpoint: str, stream: str | None, options: str | None
     ) -> None:
         """vLLM refuses stream options without a stream: adding them would break the request."""
@@ -183,7 +181,7 @@ class TestAskingForUsage:
         assert plan == NOTHING
 
     @pytest.mark.parametrize("endpoint", [RESPONSES, MESSAGES, *OTHER_ENDPOINTS])
-    def test_other_dialects_tell_their_usage_without_being_asked(self, endpoint: str) -> None:
+    def test_other_dialects_need_no_include_usage(self, endpoint: str) -> None:
         raw = body_of(stream="true", stream_options='{"include_usage":false}', n="2")
         assert send(endpoint, raw) == (NOTHING, raw)
 
@@ -200,7 +198,7 @@ class TestAskingForUsage:
             (b'{"model":"demo"}', False),
         ],
     )
-    def test_a_stream_is_what_the_engine_takes_for_one(self, raw: bytes, stream: bool) -> None:
+    def test_stream_is_detected_as_the_engine_reads_it(self, raw: bytes, stream: bool) -> None:
         assert (as_bool(NOTHING.value(parse(b"", raw), "stream")) is True) is stream
 
 
@@ -218,7 +216,7 @@ WORDS = st.sampled_from(["0", "1", "on", "off", "t", "f", "true", "false", "y", 
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_truth_is_what_the_engine_takes_for_it(value: str) -> None:
+def test_bool_is_read_as_the_engine_reads_it(value: str) -> None:
     """Else a stream would go unmetered because of how its client writes `true`."""
     try:
         read = _truth.validate_python(json.loads(value))
@@ -251,7 +249,7 @@ class TestChoices:
         ],
     )
     @pytest.mark.parametrize("stream", ["true", "false"])
-    def test_an_answer_of_several_choices_is_known_beforehand(
+    def test_response_with_several_choices_is_detected(
         self, endpoint: str, members: dict[str, str], one: bool, stream: str
     ) -> None:
         plan, _ = send(endpoint, body_of(stream=stream, **members), WIDE)
@@ -259,16 +257,16 @@ class TestChoices:
 
     @pytest.mark.parametrize("endpoint", GENERATING)
     @pytest.mark.parametrize("n", ["5", "5.0", '"5"', '" 5 "', "5e0", "1e400", LONG])
-    def test_more_than_the_bound_are_lowered_to_it(self, endpoint: str, n: str) -> None:
+    def test_number_of_choices_is_lowered_to_the_bound(self, endpoint: str, n: str) -> None:
         assert sent(endpoint, Bounds(choices=4), n=n)["n"] == 4
 
     @pytest.mark.parametrize("endpoint", GENERATING)
     @pytest.mark.parametrize("n", ["null", "1", "4", "4.0", '"4"', "0", "-5", "true", "[9]", '"x"'])
-    def test_any_other_number_stays(self, endpoint: str, n: str) -> None:
+    def test_other_numbers_are_kept(self, endpoint: str, n: str) -> None:
         raw = body_of(n=n)
         assert send(endpoint, raw, Bounds(choices=4))[1] is raw
 
-    def test_where_none_is_given_none_is_set(self) -> None:
+    def test_absent_number_of_choices_is_not_set(self) -> None:
         raw = body_of()
         assert send(CHAT, raw, Bounds(choices=4)) == (NOTHING, raw)
 
@@ -299,7 +297,7 @@ class TestOutputTokens:
             LONG_TEXT,
         ],
     )
-    def test_more_than_the_bound_is_lowered_to_it(
+    def test_output_limit_is_lowered_to_the_bound(
         self, endpoint: str, name: str, value: str
     ) -> None:
         bounds = Bounds(output_tokens=100)
@@ -329,7 +327,7 @@ class TestOutputTokens:
             '{"max_tokens":101}',
         ],
     )
-    def test_any_other_value_stays_for_the_engine_to_take_or_refuse(
+    def test_invalid_output_limit_is_left_to_the_engine(
         self, endpoint: str, name: str, value: str
     ) -> None:
         """But vLLM before 0.10 takes a max_completion_tokens of 0 for none."""
@@ -342,7 +340,7 @@ class TestOutputTokens:
 
     @pytest.mark.parametrize(("endpoint", "name"), SET_WHERE_ABSENT)
     @pytest.mark.parametrize("null", [True, False])
-    def test_where_none_is_given_the_bound_is_set(
+    def test_absent_output_limit_is_set_to_the_bound(
         self, endpoint: str, name: str, null: bool
     ) -> None:
         members = {name: "null"} if null else {}
@@ -358,7 +356,7 @@ class TestOutputTokens:
             raw = body_of(**members)
             assert send(CHAT, raw, Bounds(output_tokens=100))[1] is raw
 
-    def test_two_names_of_null_are_none_given(self) -> None:
+    def test_null_output_limits_count_as_absent(self) -> None:
         read = sent(
             CHAT, Bounds(output_tokens=100), max_tokens="null", max_completion_tokens="null"
         )
@@ -382,7 +380,7 @@ class TestOutputTokens:
         read = sent(COMPLETIONS, Bounds(output_tokens=100), max_tokens="null")
         assert read == {"model": "demo", "max_tokens": 100}
 
-    def test_messages_that_give_no_number_are_the_engines_to_refuse(self) -> None:
+    def test_messages_without_max_tokens_are_left_to_the_engine(self) -> None:
         for members in ({}, {"max_tokens": "null"}):
             raw = body_of(**members)
             assert send(MESSAGES, raw, Bounds(output_tokens=100)) == (NOTHING, raw)
@@ -393,7 +391,7 @@ class TestOutputTokens:
         assert send(endpoint, raw, Bounds(output_tokens=100)) == (NOTHING, raw)
 
     @pytest.mark.parametrize(("endpoint", "name"), OUTPUT_FIELDS)
-    def test_without_a_bound_everything_stays(self, endpoint: str, name: str) -> None:
+    def test_without_a_bound_nothing_changes(self, endpoint: str, name: str) -> None:
         raw = body_of(n="9999", **{name: "9999999"})
         assert send(endpoint, raw)[1] is raw
 
@@ -418,7 +416,7 @@ VALUES = NUMBERS | st.sampled_from(["null", "true", "false", "[101]", "{}", '"10
 @example(value='"1_01"')
 @example(value='"0101.000"')
 @settings(max_examples=60, deadline=None)
-def test_no_number_that_the_engine_takes_is_over_the_bound(
+def test_no_number_that_the_engine_accepts_exceeds_the_bound(
     endpoint: str, name: str, value: str
 ) -> None:
     raw = body_of(**{name: value})
@@ -456,7 +454,7 @@ TOUCHED = {
     served=st.sampled_from(["demo", "other"]),
 )
 @settings(max_examples=40, deadline=None)
-def test_every_member_but_what_must_change_keeps_its_bytes_and_its_place(
+def test_other_members_keep_their_bytes_and_order(
     endpoint: str,
     others: dict[str, Any],
     exact: str,

@@ -1,4 +1,4 @@
-"""What of a request tells a routing policy where it belongs."""
+"""Routing hints: session and prompt of a request."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ HEADER = (b"x-session-id", b"h")
 
 
 class TestSession:
-    def test_the_header_comes_first_then_the_newer_member(self) -> None:
+    def test_session_header_precedes_members(self) -> None:
         both = {"prompt_cache_key": "p", "user": "u"}
         header = clues(both, HEADER).session()
         assert header == clues({}, HEADER).session()
@@ -53,16 +53,16 @@ class TestSession:
     def test_a_long_name_is_read_to_a_bound(self) -> None:
         assert len(clues({"user": "x" * 100_000}).session()) < 2 * LONGEST_SESSION
 
-    def test_without_a_name_all_of_a_key_is_one_session(self) -> None:
+    def test_requests_without_session_share_one_per_key(self) -> None:
         assert clues({"messages": [1]}).session() == clues({"messages": [2]}).session()
         assert clues({}).session() != clues({}, key="key-2").session()
 
     @pytest.mark.parametrize("headers", [(), (HEADER,)])
-    def test_two_keys_share_no_session(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    def test_keys_do_not_share_sessions(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         one, two = (clues({"user": "default"}, *headers, key=key) for key in ("key-1", "key-2"))
         assert one.session() != two.session()
 
-    def test_anthropics_clients_name_it_in_metadata(self) -> None:
+    def test_anthropic_session_is_in_metadata(self) -> None:
         def at(path: str, user: str) -> bytes:
             return clues({"metadata": {"user_id": user}}, path=path).session()
 
@@ -94,15 +94,13 @@ class TestPrompt:
             {"messages": [], "cache_salt": "mine"},
         ],
     )
-    def test_what_comes_before_the_rest_in_the_prompt_comes_first(
-        self, body: dict[str, Any]
-    ) -> None:
+    def test_prompt_members_follow_the_chat_template(self, body: dict[str, Any]) -> None:
         *last, first = body
         wanted = "".join(json.dumps(body[name]) for name in (first, *last)).encode()
         assert clues(body).prompt(MOST) == wanted
         assert clues(dict(reversed(body.items()))).prompt(MOST) == wanted
 
-    def test_what_is_no_prompt_does_not_count(self) -> None:
+    def test_other_members_are_no_prompt(self) -> None:
         body = {"messages": ["x"]}
         more = {"temperature": 0.5, "stream": True, "user": "u", "max_tokens": 3}
         assert clues(body).prompt(MOST) == clues({**more, **body}).prompt(MOST)
@@ -112,7 +110,7 @@ class TestPrompt:
         st.lists(st.text(max_size=30), min_size=1, max_size=4),
     )
     @settings(max_examples=100, deadline=None)
-    def test_a_conversation_that_goes_on_begins_with_the_same_bytes(
+    def test_continued_conversation_keeps_its_prefix(
         self, said: list[str], then: list[str]
     ) -> None:
         system = {"system": "be kind", "tools": [{"type": "function"}]}
@@ -122,7 +120,7 @@ class TestPrompt:
         )
         assert after.prompt(MOST).startswith(before.prompt(MOST)[:-1])
 
-    def test_no_more_is_read_than_is_wanted(self) -> None:
+    def test_prompt_is_cut_to_the_requested_length(self) -> None:
         body = {"tools": "t" * 100, "messages": ["m" * 100], "prompt": "p"}
         whole = clues(body).prompt(MOST)
         for most in (0, 1, 50, 102, 103, 150, 1000):

@@ -1,4 +1,4 @@
-"""Splitting a stream at the end of its events, and telling an error as one of them."""
+"""Splitting a stream into events, and errors as events."""
 
 import json
 from itertools import pairwise
@@ -47,20 +47,20 @@ class TestWholeEvents:
     ) -> None:
         assert whole_events(data) == (sent, held)
 
-    def test_an_event_over_the_limit_goes_on_unfinished(self) -> None:
+    def test_event_over_the_limit_is_forwarded_incomplete(self) -> None:
         data = b"data: " + b"x" * EVENT_BYTES
         assert whole_events(data) == (data, b"")
 
-    def test_an_event_up_to_the_limit_waits_for_its_end(self) -> None:
+    def test_event_up_to_the_limit_is_held_back(self) -> None:
         data = b"x" * EVENT_BYTES
         assert whole_events(data) == (b"", data)
 
-    def test_what_waits_is_never_over_the_limit_for_long(self) -> None:
+    def test_held_back_bytes_are_bounded(self) -> None:
         sent, held = feed([b"x" * 60_000] * 40)
         assert len(held) <= EVENT_BYTES
         assert len(b"".join(sent) + held) == 60_000 * 40
 
-    def test_a_stream_with_crlf_lines_is_not_held_to_its_end(self) -> None:
+    def test_stream_with_crlf_lines_is_forwarded(self) -> None:
         """The standard allows CRLF; such a server's events must come one by one as well."""
         event = b"data: x\r\n\r\n"
         sent, _ = feed([event, event, event])
@@ -92,9 +92,7 @@ class TestWholeEvents:
         cuts=st.lists(st.integers(0, 400), max_size=8),
     )
     @settings(max_examples=100, deadline=None)
-    def test_only_an_event_over_the_limit_goes_on_in_parts(
-        self, sizes: list[int], cuts: list[int]
-    ) -> None:
+    def test_only_an_event_over_the_limit_is_split(self, sizes: list[int], cuts: list[int]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sse, "EVENT_BYTES", 16)
             stream = b"".join(b"x" * size + b"\n\n" for size in sizes)

@@ -1,4 +1,4 @@
-"""Stored responses belong to the key that made them; by default nothing is stored."""
+"""Stored responses belong to the key that created them; by default none is stored."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ class TestOff:
     @pytest.mark.parametrize(
         "fields", [{"background": True}, {"background": "yes"}, {"previous_response_id": "resp_1"}]
     )
-    async def test_what_needs_a_store_is_refused(
+    async def test_fields_that_need_storage_are_refused(
         self, tmp_path: Path, fake: Fake, fields: dict[str, Any]
     ) -> None:
         async with serving(tmp_path, fake, stores=False) as gateway:
@@ -56,7 +56,7 @@ class TestOff:
             assert answer.json()["error"]["param"] == next(iter(fields))
             assert not any(seen.method == "POST" for seen in fake.seen)
 
-    async def test_no_engine_is_asked_for_an_id(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_unknown_id_reaches_no_engine(self, tmp_path: Path, fake: Fake) -> None:
         fake.stored.add("resp_1")
         async with serving(tmp_path, fake, stores=False) as gateway:
             assert (await gateway.client.get(f"{PATH}/resp_1")).status_code == 404
@@ -87,13 +87,13 @@ class TestOwners:
             assert one.startswith("resp_")
             assert len(one) >= 32
 
-    async def test_an_id_of_the_engines_own_is_nobodys(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_id_of_the_engine_has_no_owner(self, tmp_path: Path, fake: Fake) -> None:
         fake.stored.add("resp_by_another_way")
         async with serving(tmp_path, fake) as gateway:
             answer = await gateway.client.get(f"{PATH}/resp_by_another_way")
             assert answer.status_code == 404
 
-    async def test_a_response_is_found_on_its_engine_and_goes_on_there(
+    async def test_response_is_found_and_continued_on_its_engine(
         self, tmp_path: Path, fake: Fake
     ) -> None:
         async with Fake() as second, serving(tmp_path, fake, second) as gateway:
@@ -104,28 +104,30 @@ class TestOwners:
             assert fake.stored
             assert second.stored
 
-    async def test_an_owner_is_known_to_the_next_gateway(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_owner_survives_a_restart(self, tmp_path: Path, fake: Fake) -> None:
         async with serving(tmp_path, fake) as gateway:
             one = (await create(gateway, {})).json()["id"]
         async with serving(tmp_path, fake) as gateway:
             assert (await gateway.client.get(f"{PATH}/{one}")).status_code == 200
 
-    async def test_what_was_not_stored_is_not_there(self, tmp_path: Path, fake: Fake) -> None:
+    async def test_response_that_was_not_stored_is_not_found(
+        self, tmp_path: Path, fake: Fake
+    ) -> None:
         async with serving(tmp_path, fake) as gateway:
             one = (await create(gateway, {}, store=False)).json()["id"]
             assert (await gateway.client.get(f"{PATH}/{one}")).status_code == 404
 
 
-async def test_what_runs_on_after_its_answer_is_charged_what_it_reserved(
-    tmp_path: Path, fake: Fake
-) -> None:
+async def test_background_response_is_billed_its_reservation(tmp_path: Path, fake: Fake) -> None:
     async with serving(tmp_path, fake) as gateway:
         answer = await create(gateway, {}, background=True, max_output_tokens=900)
         assert answer.json()["status"] == "queued"
         assert await tokens(gateway, "completion") == 900
 
 
-async def test_a_body_beside_an_id_goes_to_no_engine(tmp_path: Path, fake: Fake) -> None:
+async def test_body_of_a_request_for_a_stored_response_is_not_forwarded(
+    tmp_path: Path, fake: Fake
+) -> None:
     async with serving(tmp_path, fake) as gateway:
         one = (await create(gateway, {})).json()["id"]
         answer = await gateway.client.post(f"{PATH}/{one}/cancel", content=b"x" * 1_000_000)
@@ -133,7 +135,7 @@ async def test_a_body_beside_an_id_goes_to_no_engine(tmp_path: Path, fake: Fake)
         assert fake.seen[-1].body == b""
 
 
-async def test_leaving_while_the_engine_is_asked_leaves_no_lease(
+async def test_disconnect_during_a_stored_request_frees_its_slot(
     tmp_path: Path, fake: Fake
 ) -> None:
     async with Fake() as second, serving(tmp_path, fake, second) as gateway:

@@ -1,4 +1,4 @@
-"""Streams that stay silent: comments that keep them alive, and what becomes of refusals then."""
+"""Keep-alive comments of silent streams, and errors after them."""
 
 import asyncio
 import json
@@ -163,7 +163,7 @@ def without_comments(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_stream_with_comments_is_the_engines_bytes_beside_them(
+async def test_stream_without_its_comments_is_byte_for_byte_the_engines(
     before_puppet: Gateway, puppet: Puppet, version: bytes
 ) -> None:
     async with connected(before_puppet) as client:
@@ -280,7 +280,7 @@ async def test_no_comment_by_default(fake: Fake, tmp_path: Path) -> None:
         assert await client.rest() == b""
 
 
-async def test_request_that_is_no_stream_gets_no_comment(gateway: Gateway, fake: Fake) -> None:
+async def test_plain_request_gets_no_comment(gateway: Gateway, fake: Fake) -> None:
     async with connected(gateway) as client:
         client.send(request(asking(fake="hang")))
         await fake.until_running(timeout=PATIENCE_S)
@@ -297,14 +297,14 @@ async def test_refusal_before_the_first_comment_keeps_its_status(
         assert (await one.chat(stream=True, fake="close")).status_code == 502
 
 
-async def test_lively_stream_gets_no_comment(fake: Fake, tmp_path: Path) -> None:
+async def test_active_stream_gets_no_comment(fake: Fake, tmp_path: Path) -> None:
     async with serving(fake, tmp_path, sse_keepalive_s=PATIENCE_S) as one:
         with_setting = await one.chat(stream=True)
     async with serving(fake, tmp_path, sse_keepalive_s=None) as one:
         assert (await one.chat(stream=True)).content == with_setting.content
 
 
-async def test_client_that_leaves_between_comments_ends_the_engines_work(
+async def test_disconnect_between_comments_aborts_the_engines_work(
     gateway: Gateway, fake: Fake
 ) -> None:
     async with connected(gateway) as client:
@@ -317,7 +317,7 @@ async def test_client_that_leaves_between_comments_ends_the_engines_work(
     assert await gateway.metric("gateway_client_disconnects_total") == 1
 
 
-async def test_engine_that_is_too_slow_is_told_after_comments(fake: Fake, tmp_path: Path) -> None:
+async def test_engine_timeout_after_comments_is_an_error_event(fake: Fake, tmp_path: Path) -> None:
     async with (
         serving(fake, tmp_path, {"first_byte_s": 0.2, "stall_s": 0.2}) as one,
         connected(one) as client,

@@ -1,4 +1,4 @@
-"""What is reserved for a request before anybody knows what it takes."""
+"""Estimated cost of requests."""
 
 from typing import Any
 
@@ -63,19 +63,19 @@ def reserved(
         ("/v1/rerank", {"query": "a"}, 0),
     ],
 )
-def test_the_answers_are_bounded_as_the_request_says(
+def test_output_is_bounded_by_the_request(
     endpoint: str, body: dict[str, Any], answers: int
 ) -> None:
     assert reserved(endpoint, body) == 100 + answers
 
 
-def test_the_operators_clamps_count_not_what_was_asked_for() -> None:
+def test_operators_bounds_replace_the_requests() -> None:
     bounds = Bounds(choices=2, output_tokens=10)
     assert reserved(CHAT, {"max_tokens": 500, "n": 9}, bounds=bounds) == 100 + 20
     assert reserved(CHAT, {}, bounds=bounds) == 100 + 10
 
 
-def test_an_answer_is_no_longer_than_the_model_leaves_room_for() -> None:
+def test_output_is_bounded_by_the_models_length() -> None:
     assert reserved(CHAT, {"max_tokens": 5000}, longest=1000) == 1000
     assert reserved(CHAT, {}, longest=1000) == 1000
     # The prompt's size is only an estimate, so a long one still has room for a token.
@@ -100,7 +100,7 @@ JSON = st.recursive(
     ),
     longest=st.none() | st.integers(1, 10**7),
 )
-def test_whatever_a_request_says_the_reservation_is_a_bounded_count(
+def test_any_request_reserves_a_bounded_number(
     endpoint: str, body: dict[str, Any], longest: int | None
 ) -> None:
     found = reserved(endpoint, body, longest=longest)
@@ -112,9 +112,7 @@ def test_whatever_a_request_says_the_reservation_is_a_bounded_count(
     number=st.integers(-(2**70), 2**70) | st.integers(-3, 10) | st.just(MAX_COUNT),
     longest=st.none() | st.integers(1, 10**7),
 )
-def test_a_number_counts_the_same_however_it_is_written(
-    name: str, number: int, longest: int | None
-) -> None:
+def test_number_counts_alike_in_any_notation(name: str, number: int, longest: int | None) -> None:
     found = {
         reserved(CHAT, {"messages": [], name: value}, longest=longest)
         for value in (number, str(number), float(number))
@@ -134,7 +132,7 @@ def test_long_audio_costs_more_than_the_model_takes_at_once() -> None:
     assert cost.plausible(Usage(36_000, 0)).prompt == 36_000  # an hour of it
 
 
-def test_bytes_that_are_no_prompt_take_nothing_off_several_answers() -> None:
+def test_body_size_does_not_reduce_several_outputs() -> None:
     """Else a field that no model reads would lower what each of many answers reserves."""
     plain = reserved(CHAT, {"max_tokens": 900, "n": 16}, size=400, longest=1000)
     padded = reserved(CHAT, {"max_tokens": 900, "n": 16}, size=4000, longest=1000)
@@ -142,7 +140,7 @@ def test_bytes_that_are_no_prompt_take_nothing_off_several_answers() -> None:
     assert padded == 1000 + 16 * 900
 
 
-def test_a_response_that_goes_on_may_have_a_prompt_as_long_as_the_model() -> None:
+def test_continued_response_reserves_a_full_prompt() -> None:
     body = {"previous_response_id": "resp_1", "max_output_tokens": 9}
     assert reserved("/v1/responses", body, longest=1000) == 1000 + 9
     assert reserved("/v1/responses", {**body, "previous_response_id": None}, longest=1000) == 109

@@ -1,4 +1,4 @@
-"""The trace of a request, through the real server and with a faithful fake behind it."""
+"""Traces of requests, through the real server with a fake engine."""
 
 import asyncio
 import sys
@@ -184,9 +184,7 @@ async def test_the_span_has_the_name_of_its_operation(
     assert told(spans[name]).get("gen_ai.operation.name") == operation
 
 
-async def test_a_stored_thing_has_a_trace_and_its_id_is_not_in_it(
-    fake: Fake, tmp_path: Path
-) -> None:
+async def test_stored_response_has_a_trace_without_its_id(fake: Fake, tmp_path: Path) -> None:
     fake.stored.add("resp_canary")
     async with traced(tmp_path, fake.url) as one:
         stored = one.gateway.state.stored_responses
@@ -201,7 +199,7 @@ async def test_a_stored_thing_has_a_trace_and_its_id_is_not_in_it(
 
 
 class TestParents:
-    async def test_the_clients_trace_goes_on_to_the_engine(
+    async def test_trace_of_the_client_continues_at_the_engine(
         self, fake: Fake, tmp_path: Path
     ) -> None:
         async with traced(tmp_path, fake.url) as one:
@@ -216,9 +214,7 @@ class TestParents:
         assert fake.seen[-1].header("tracestate") == "a=1,b=2"
         assert [name for name, _ in fake.seen[-1].headers].count("traceparent") == 1
 
-    async def test_one_that_is_not_valid_stays_here_and_so_does_its_tracestate(
-        self, fake: Fake, tmp_path: Path
-    ) -> None:
+    async def test_invalid_trace_context_is_not_forwarded(self, fake: Fake, tmp_path: Path) -> None:
         async with traced(tmp_path, fake.url) as one:
             await one.chat(("traceparent", PARENT + "-more"), ("tracestate", "a=1"))
             spans = await one.spans()
@@ -228,7 +224,7 @@ class TestParents:
         assert sent == f"00-{root.trace_id:032x}-{engine.span_id:016x}-01"
         assert fake.seen[-1].header("tracestate") is None
 
-    async def test_one_that_is_not_sampled_has_no_spans_and_the_engine_is_told_so(
+    async def test_unsampled_trace_has_no_spans_and_the_engine_gets_its_flag(
         self, fake: Fake, tmp_path: Path
     ) -> None:
         async with traced(tmp_path, fake.url, ratio=0.0) as one:
@@ -259,7 +255,7 @@ class TestFaults:
             ),
         ],
     )  # fmt: skip
-    async def test_a_refusal_ends_where_it_was_refused_and_is_no_failure(
+    async def test_refusal_ends_its_phase_and_is_no_failure(
         self,
         limits: dict[str, Any],
         key: str,
@@ -286,9 +282,7 @@ class TestFaults:
         assert stopped == ([] if status == 404 else names[-1:])
         assert not any("canary" in s.to_json() or "nobody" in s.to_json() for s in spans.values())
 
-    async def test_each_engine_that_was_asked_has_a_span_with_its_fault(
-        self, fake: Fake, tmp_path: Path
-    ) -> None:
+    async def test_each_attempt_has_a_span_with_its_fault(self, fake: Fake, tmp_path: Path) -> None:
         async with Fake() as gone, traced(tmp_path, gone.url, fake.url) as one:
             await gone.stop()
             # The replicas take turns, so one of the two requests is sent to the one that is gone.
@@ -305,7 +299,7 @@ class TestFaults:
         sent = [seen.header("traceparent") or "" for seen in fake.seen]
         assert any(f"{place(found).span_id:016x}" in parent for parent in sent)
 
-    async def test_where_all_engines_fail_the_request_and_the_last_have_failed(
+    async def test_failed_request_and_last_attempt_have_error_status(
         self, fake: Fake, tmp_path: Path
     ) -> None:
         async with traced(tmp_path, fake.url, fake.url) as one:
@@ -322,7 +316,7 @@ class TestFaults:
         assert told(spans["chat demo"])["error.type"] == "engine_failed"
         assert spans["chat demo"].status.status_code is StatusCode.ERROR
 
-    async def test_a_model_that_serves_in_the_place_of_another(self, tmp_path: Path) -> None:
+    async def test_fallback_in_a_trace(self, tmp_path: Path) -> None:
         dead = remote(f"http://127.0.0.1:{free_port()}")
         demo = {"name": "demo", "engines": [dead], "fallbacks": ["other"]}
         exporter = InMemorySpanExporter()
@@ -348,9 +342,7 @@ class TestFaults:
         assert spans["engine demo-0"].status.status_code is StatusCode.ERROR
         assert "error.type" not in told(spans["engine other-0"])
 
-    async def test_a_stream_that_breaks_off_has_failed_though_its_status_was_200(
-        self, fake: Fake, tmp_path: Path
-    ) -> None:
+    async def test_truncated_stream_has_error_status(self, fake: Fake, tmp_path: Path) -> None:
         async with traced(tmp_path, fake.url) as one:
             with pytest.raises(httpx.RemoteProtocolError):
                 await one.chat(stream=True, fake="die_in_event")
@@ -363,7 +355,9 @@ class TestFaults:
         assert told(spans["chat demo"])["http.response.status_code"] == 200
         assert told(spans["chat demo"])["gateway.usage_estimated"] is True
 
-    async def test_an_engines_own_refusal_is_its_answer(self, fake: Fake, tmp_path: Path) -> None:
+    async def test_error_response_of_an_engine_is_no_failure(
+        self, fake: Fake, tmp_path: Path
+    ) -> None:
         async with traced(tmp_path, fake.url) as one:
             await one.chat(max_tokens=-1)
             spans = await one.spans()
@@ -371,7 +365,7 @@ class TestFaults:
         assert spans["engine demo-0"].status.status_code is StatusCode.ERROR
         assert spans["chat demo"].status.status_code is StatusCode.UNSET
 
-    async def test_a_client_that_leaves_during_prefill(self, fake: Fake, tmp_path: Path) -> None:
+    async def test_disconnect_during_prefill_in_a_trace(self, fake: Fake, tmp_path: Path) -> None:
         async with traced(tmp_path, fake.url) as one:
             async with connected(one.gateway) as client:
                 client.writer.write(request(asking(fake="hang")))
@@ -383,7 +377,7 @@ class TestFaults:
             assert told(span)["error.type"] == "client_disconnected"
             assert span.status.status_code is StatusCode.UNSET
 
-    async def test_no_span_tells_of_prompts_answers_or_keys(
+    async def test_spans_contain_no_prompt_response_or_key(
         self, fake: Fake, tmp_path: Path
     ) -> None:
         async with traced(tmp_path, fake.url) as one:
@@ -396,9 +390,7 @@ class TestFaults:
 
 
 class TestWaits:
-    async def test_a_request_that_waits_for_its_turn_has_a_span_for_that(
-        self, fake: Fake, tmp_path: Path
-    ) -> None:
+    async def test_queued_request_has_a_queue_span(self, fake: Fake, tmp_path: Path) -> None:
         async with traced(tmp_path, fake.url, queue={"max_in_flight": 1}) as one:
             async with connected(one.gateway) as first:
                 first.writer.write(request(asking(fake="hang")))
@@ -412,9 +404,7 @@ class TestWaits:
         assert in_order(spans) == ["chat demo", "auth", "limits", "queue", "engine demo-0"]
         assert_tree(spans, "chat demo")
 
-    async def test_a_request_for_which_there_is_no_room_ends_in_the_queue(
-        self, fake: Fake, tmp_path: Path
-    ) -> None:
+    async def test_refused_request_ends_in_the_queue_span(self, fake: Fake, tmp_path: Path) -> None:
         queue = {"max_in_flight": 1, "max_waiting": 0}
         async with (
             traced(tmp_path, fake.url, queue=queue) as one,
@@ -431,7 +421,7 @@ class TestWaits:
             assert spans[name].status.status_code is StatusCode.ERROR
 
     @pytest.mark.slow
-    async def test_a_request_that_waits_for_its_model_to_load(self, tmp_path: Path) -> None:
+    async def test_load_wait_in_a_trace(self, tmp_path: Path) -> None:
         launcher = (sys.executable, "-m", "tests.fakes.vllm")
         engine = {"kind": "process", "model": "m", "memory_gib": 1.0}
         async with traced(tmp_path, launcher=launcher, engines=[engine], load="on_demand") as one:

@@ -1,4 +1,4 @@
-"""Requests for a model that is starting and has fallbacks, with a fake in vLLM's place."""
+"""Requests for a starting model with fallbacks, with a fake vLLM."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ async def at_rest(gateway: Gateway) -> None:
         assert await gateway.metric("gateway_requests_in_flight", model=name) == 0
 
 
-async def test_model_that_starts_is_waited_for_and_its_fallback_not_loaded(
+async def test_starting_model_is_waited_for_instead_of_loading_its_fallback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     up = tmp_path / "up"
@@ -102,7 +102,7 @@ async def test_model_that_starts_is_waited_for_and_its_fallback_not_loaded(
         assert not any('"queue_ms":null' in line for line in served)
 
 
-async def test_model_that_died_is_waited_for_while_it_is_started_again(tmp_path: Path) -> None:
+async def test_restarting_model_is_waited_for(tmp_path: Path) -> None:
     dies = tmp_path / "dies"
     model = demo(process(**{"fake-die-when": str(dies)}))
     async with serving(model, spare(), tmp_path=tmp_path) as gateway:
@@ -118,7 +118,7 @@ async def test_model_that_died_is_waited_for_while_it_is_started_again(tmp_path:
         await at_rest(gateway)
 
 
-async def test_fallback_that_is_up_serves_while_the_model_starts(tmp_path: Path) -> None:
+async def test_ready_fallback_serves_while_the_model_starts(tmp_path: Path) -> None:
     async with Fake("spare") as fake:
         model = demo(process(**{"fake-start": "hang"}))
         second = {"name": "spare", "engines": [remote(fake.url)]}
@@ -129,7 +129,7 @@ async def test_fallback_that_is_up_serves_while_the_model_starts(tmp_path: Path)
             await at_rest(gateway)
 
 
-async def test_fallback_that_is_up_first_serves_who_waits(tmp_path: Path) -> None:
+async def test_first_ready_fallback_serves_waiting_requests(tmp_path: Path) -> None:
     up = tmp_path / "up"
     model = demo(process(**{"fake-start": "hang"}))
     second = {"name": "spare", "engines": [process(**{"fake-load-until": str(up)})]}
@@ -161,7 +161,7 @@ async def test_model_whose_start_failed_is_not_waited_for(tmp_path: Path) -> Non
         await at_rest(gateway)
 
 
-async def test_no_more_requests_wait_than_the_queue_takes(tmp_path: Path) -> None:
+async def test_waiting_requests_are_bounded_by_the_queue(tmp_path: Path) -> None:
     model = demo(process(**{"fake-start": "hang"}), queue={"max_waiting": 1})
     async with serving(model, spare(), tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.STARTING)
@@ -173,7 +173,7 @@ async def test_no_more_requests_wait_than_the_queue_takes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_while_it_waits_leaves_nothing(
+async def test_disconnect_while_waiting_for_a_start_leaks_nothing(
     tmp_path: Path, stream: bool
 ) -> None:
     default = {"concurrent_requests": 1}
@@ -195,7 +195,7 @@ async def test_client_that_leaves_while_it_waits_leaves_nothing(
         assert (await gateway.chat("spare")).status_code == 200, "its slot is free again"
 
 
-async def test_drain_refuses_who_waits_for_a_start(tmp_path: Path) -> None:
+async def test_drain_refuses_requests_that_wait_for_a_start(tmp_path: Path) -> None:
     model = demo(process(**{"fake-start": "hang"}))
     async with serving(model, spare(), tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.STARTING)
@@ -228,7 +228,7 @@ async def test_stream_is_kept_alive_while_it_waits_and_names_no_model_in_its_hea
         await at_rest(gateway)
 
 
-async def test_without_fallbacks_the_refusal_comes_at_once_and_tells_when_to_come_back(
+async def test_without_fallbacks_a_starting_model_is_503_with_retry_after(
     tmp_path: Path,
 ) -> None:
     alone = {"name": "demo", "engines": [process(**{"fake-start": "hang"})]}
@@ -240,7 +240,7 @@ async def test_without_fallbacks_the_refusal_comes_at_once_and_tells_when_to_com
         assert "x-gateway-model" not in answer.headers
 
 
-async def test_start_is_expected_to_take_what_an_earlier_gateway_measured(tmp_path: Path) -> None:
+async def test_start_forecast_uses_the_previous_gateways_measurement(tmp_path: Path) -> None:
     alone = {"name": "demo", "engines": [process(**{"fake-start": "hang"})]}
     async with serving(alone, tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.STARTING)
@@ -258,9 +258,7 @@ async def test_start_is_expected_to_take_what_an_earlier_gateway_measured(tmp_pa
 
 
 class TestOnDemand:
-    async def test_fallback_that_is_up_serves_and_the_model_is_loaded_meanwhile(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_ready_fallback_serves_while_the_model_loads(self, tmp_path: Path) -> None:
         async with Fake("spare") as fake:
             up = tmp_path / "up"
             model = demo(process(**{"fake-load-until": str(up)}), load="on_demand")
@@ -276,9 +274,7 @@ class TestOnDemand:
                 assert (await gateway.chat()).headers["x-gateway-model"] == "demo"
                 await at_rest(gateway)
 
-    async def test_who_waits_for_a_load_goes_to_the_fallback_that_is_up_first(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_request_leaves_a_load_for_the_first_ready_fallback(self, tmp_path: Path) -> None:
         up = tmp_path / "up"
         model = demo(process(**{"fake-start": "hang"}), load="on_demand")
         second = {"name": "spare", "engines": [process(**{"fake-load-until": str(up)})]}
@@ -291,9 +287,7 @@ class TestOnDemand:
             assert (await row(gateway))["loading"] is not None, "it stays wanted"
             await at_rest(gateway)
 
-    async def test_model_is_waited_for_when_the_fallback_that_is_up_cannot_serve(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_model_is_waited_for_when_its_ready_fallback_fails(self, tmp_path: Path) -> None:
         async with Fake("spare") as fake:
             up = tmp_path / "up"
             model = demo(process(**{"fake-load-until": str(up)}), load="on_demand")
@@ -308,7 +302,9 @@ class TestOnDemand:
                 assert (answer.status_code, answer.headers["x-gateway-model"]) == (200, "demo")
                 await at_rest(gateway)
 
-    async def test_drain_refuses_who_waits_after_its_fallbacks(self, tmp_path: Path) -> None:
+    async def test_drain_refuses_a_request_that_waits_after_its_fallbacks(
+        self, tmp_path: Path
+    ) -> None:
         async with Fake("spare") as fake:
             model = demo(process(**{"fake-start": "hang"}), load="on_demand")
             limits = {"requests_per_minute": 0}

@@ -1,4 +1,4 @@
-"""A key that is cut off by the admin API ends its requests, in whatever phase they are."""
+"""Disabling a key ends its requests, in every phase."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ async def recorded(gateway: Gateway, path: bytes, status: int, model: str = "dem
 
 @pytest.mark.parametrize("length", [1000, LARGE])
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_while_its_body_is_read(
+async def test_disabled_key_while_its_body_is_read(
     gateway: Gateway, victim: Victim, length: int, chunked: bool
 ) -> None:
     path = PATHS[0]
@@ -115,7 +115,7 @@ async def test_while_its_body_is_read(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_while_it_is_queued(
+async def test_disabled_key_while_queued(
     gateway: Gateway, fake: Fake, victim: Victim, path: bytes, stream: bool
 ) -> None:
     async with connected(gateway) as other, connected(gateway) as client:
@@ -133,7 +133,7 @@ async def test_while_it_is_queued(
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_while_the_engine_prefills(
+async def test_disabled_key_during_prefill(
     gateway: Gateway, fake: Fake, victim: Victim, path: bytes, stream: bool
 ) -> None:
     async with connected(gateway) as client:
@@ -148,7 +148,9 @@ async def test_while_the_engine_prefills(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_while_it_streams(gateway: Gateway, fake: Fake, victim: Victim, path: bytes) -> None:
+async def test_disabled_key_during_a_stream(
+    gateway: Gateway, fake: Fake, victim: Victim, path: bytes
+) -> None:
     async with connected(gateway) as client:
         client.send(victim.request(path, stream=True, fake="pace:2"))
         await client.until(b"data: ")
@@ -160,7 +162,9 @@ async def test_while_it_streams(gateway: Gateway, fake: Fake, victim: Victim, pa
     assert await recorded(gateway, path, 200) == 1
 
 
-async def test_while_its_client_reads_nothing(gateway: Gateway, fake: Fake, victim: Victim) -> None:
+async def test_disabled_key_of_a_stalled_client(
+    gateway: Gateway, fake: Fake, victim: Victim
+) -> None:
     async with connected(gateway) as client:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.send(victim.request(PATHS[0], stream=True, fake="flood:32"))
@@ -171,7 +175,7 @@ async def test_while_its_client_reads_nothing(gateway: Gateway, fake: Fake, vict
         assert not (await client.rest()).endswith(b"0\r\n\r\n")
 
 
-async def test_client_that_leaves_while_it_is_told_of_the_cut_ends_the_request_quietly(
+async def test_disconnect_while_the_error_is_sent_is_not_logged_as_a_failure(
     gateway: Gateway, fake: Fake, victim: Victim, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connected(gateway) as client:
@@ -187,7 +191,7 @@ async def test_client_that_leaves_while_it_is_told_of_the_cut_ends_the_request_q
     assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == []
 
 
-async def test_pipelined_request_is_refused_when_its_turn_comes(
+async def test_pipelined_request_of_a_disabled_key_is_refused_in_turn(
     gateway: Gateway, fake: Fake, victim: Victim
 ) -> None:
     async with connected(gateway) as client:
@@ -200,7 +204,9 @@ async def test_pipelined_request_is_refused_when_its_turn_comes(
     assert sum(seen.method == "POST" for seen in fake.seen) == 2
 
 
-async def test_requests_of_other_keys_go_on(gateway: Gateway, fake: Fake, victim: Victim) -> None:
+async def test_requests_of_other_keys_continue(
+    gateway: Gateway, fake: Fake, victim: Victim
+) -> None:
     async with AsyncExitStack() as stack:
         other, *cut = [await stack.enter_async_context(connected(gateway)) for _ in range(4)]
         other.send(request(asking(stream=True, fake="pace:2")))
@@ -216,7 +222,7 @@ async def test_requests_of_other_keys_go_on(gateway: Gateway, fake: Fake, victim
 
 
 @pytest.mark.parametrize("first", ["client", "key"])
-async def test_cut_off_at_the_moment_its_client_leaves(
+async def test_disabled_key_at_the_moment_of_a_disconnect(
     gateway: Gateway, fake: Fake, victim: Victim, first: str
 ) -> None:
     async with connected(gateway) as client:

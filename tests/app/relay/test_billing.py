@@ -1,4 +1,4 @@
-"""Whatever fields a request has, what the engine writes for it is charged and the rules hold."""
+"""Billing and field rules for requests with any fields."""
 
 import ast
 import asyncio
@@ -162,7 +162,7 @@ async def shared(
 @example(("/v1/completions", {"model": "free", **EMBEDDED}), True, None)
 @example(("/v1/completions", {"model": "free", "prompt": "hi", "stream": True}), True, 3)
 @settings(max_examples=700)
-async def test_what_is_written_is_charged_and_the_rules_hold(
+async def test_generated_tokens_are_billed_and_rules_hold_for_any_fields(
     shared: tuple[Gateway, dict[str, Fake]],
     asked: tuple[str, dict[str, Any]],
     tells: bool,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from app.fleet.builder import Builder
 from app.fleet.slots import Slot
 from app.settings import Settings
-from engines.flags import check
-from engines.flags.table import FlagTable
+from engines.flags import FlagTable, ParserUnavailable, check_flags
 from engines.gpu import (
     VISIBLE_DEVICES,
     AcceleratorError,
@@ -65,7 +64,7 @@ def run_preflight(
     if specs and builder.runs_vllm:
         try:
             faults += _flags(settings, specs, builder, ended)
-        except check.CannotAsk as error:
+        except ParserUnavailable as error:
             notes.append(f"flags of engines were not checked: {error}")
     return PreflightResult(tuple(faults), tuple(notes))
 
@@ -90,8 +89,8 @@ def _flags(
     builder: Builder,
     ended: threading.Event | None,
 ) -> list[str]:
-    """Return the faults in the flags of engines. Raises CannotAsk."""
-    verdict = check.check(specs, settings.server.run_dir, ended)
+    """Return the faults in the flags of engines. Raises ParserUnavailable."""
+    verdict = check_flags(specs, settings.server.run_dir, ended)
     found: list[str] = []
     for spec, faults in zip(specs, verdict.faults, strict=True):
         for fault in faults:

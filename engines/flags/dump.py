@@ -1,9 +1,9 @@
-"""Asks vLLM's own argument parser, in a process of its own. Never imported.
+"""Runs vLLM's own argument parser. A script, never imported.
 
-A script: a list of command lines comes in as JSON, a list of words each. Out comes one JSON object:
-`table`, what the parser knows (engines.flags.table.FlagTable), and `refused`, for each command line
-what the parser and vLLM's own checks after it say against it, or null. Importing vLLM takes seconds
-and hundreds of MiB, so this must not happen in the gateway. No model is read, no device is opened.
+Its input is a JSON list of command lines, each a list of words. Its output is one JSON object:
+`table`, the flags (engines.flags.table.FlagTable), and `refused`, for each command line the error
+of the parser or of vLLM's checks after it, or null. Importing vLLM takes seconds and hundreds of
+MiB, so this must not happen in the gateway. No model is read and no device is opened.
 """
 
 import argparse
@@ -20,13 +20,13 @@ NICENESS = 10
 PR_SET_PDEATHSIG = 1
 
 
-class Refused(Exception):
-    """The parser refuses a command line; the text is its own."""
+class Rejected(Exception):
+    """The parser rejects a command line; the text is its own."""
 
 
 def main() -> None:
-    """Answer on what was standard output; what vLLM prints goes to standard error."""
-    # A gateway that is killed leaves nothing that imports vLLM, or hangs in it (prctl(2)).
+    """Write the result to standard output; what vLLM prints goes to standard error."""
+    # Killed with the gateway, even while vLLM hangs in its import (prctl(2)).
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     answer = os.fdopen(os.dup(1), "w")
@@ -45,16 +45,16 @@ def main() -> None:
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM's types are not read
         def error(self, message: str) -> Any:
-            raise Refused(message)
+            raise Rejected(message)
 
     parser = cli_args.make_arg_parser(Parser())
 
-    def refusal(line: list[str]) -> str | None:
+    def find_rejection(line: list[str]) -> str | None:
         try:
             cli_args.validate_parsed_serve_args(parser.parse_args(line))
-        except Refused as refused:
-            return str(refused)
-        # What a type or a check of vLLM's raises is a refusal, too, whatever it is.
+        except Rejected as rejection:
+            return str(rejection)
+        # Any error of vLLM's types and checks is a rejection, too.
         except (Exception, SystemExit) as error:  # noqa: BLE001
             return str(error) or type(error).__name__
         return None
@@ -72,12 +72,12 @@ def main() -> None:
         },
         **parsers(),
     }
-    json.dump({"table": table, "refused": [refusal(line) for line in lines]}, answer)
+    json.dump({"table": table, "refused": [find_rejection(line) for line in lines]}, answer)
     answer.flush()
 
 
 def describe(action: argparse.Action) -> dict[str, object] | None:
-    """Return what a flag takes, None for those that end the parser."""
+    """Return the kind and choices of a flag, None for those that exit the parser."""
     if isinstance(action, argparse._HelpAction | argparse._VersionAction):
         return None
     kind = "other"
@@ -95,7 +95,7 @@ def describe(action: argparse.Action) -> dict[str, object] | None:
 
 
 def parsers() -> dict[str, list[str]]:
-    """Return the names of the parsers of tool calls and of reasoning."""
+    """Return the names of the parsers for tool calls and for reasoning."""
     try:  # since 0.12
         from vllm.tool_parsers import ToolParserManager
     except ImportError:

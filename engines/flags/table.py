@@ -1,8 +1,8 @@
-"""The flags of `vllm serve` as its own parser knows them, and what is wrong with those given. Pure.
+"""The table of flags of `vllm serve`, and the faults that it finds in an engine's flags. Pure.
 
 A table of names, kinds and choices finds nearly every mistake at once, and names the nearest flag.
-It never refuses what the parser accepts: where it cannot know (JSON, lists, types of vLLM's own) it
-says nothing, and vLLM's parser is asked (engines.flags.check).
+It never rejects what the parser accepts: values that it cannot check (JSON, lists, types of vLLM)
+are left to vLLM's parser (engines.flags.check).
 """
 
 import difflib
@@ -16,15 +16,15 @@ from typing import Any
 from engines.output import is_secret, redact_line
 from engines.spec import FlagValue, flag_name
 
-LONGEST = 60
-LONGEST_REFUSAL = 200
-# Flags whose values are names of a list that the parser does not know, and what adds to that list.
+MAX_SHOWN = 60
+MAX_REJECTION = 200
+# Flags whose values are registered names, unknown to argparse, and the flags that add names.
 PARSERS = {
     "tool-call-parser": ("tool_parsers", "tool-parser-plugin"),
     "reasoning-parser": ("reasoning_parsers", "reasoning-parser-plugin"),
 }
 _ARGUMENT = re.compile(r"^argument (?:-\w+[ ,/]+)*--(?P<flag>[\w.-]{1,60})[^:]{0,60}: (?P<text>.*)")
-# What else of a refusal names a flag: "--x requires …", "… (parameter=x)".
+# Other ways in which a rejection names a flag: "--x requires …", "… (parameter=x)".
 _NAMED = re.compile(r"(?:--|parameter=)([a-z][a-z0-9_-]{1,60})")
 # pydantic's report of a configuration class; argparse may have put the flag before it.
 _VALIDATION = re.compile(
@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"[+-]?\d{1,18}(?:\.\d{1,18})?")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag: a switch, or what its value is; `other` is known to vLLM alone."""
+    """One flag and the kind of its value; only vLLM can check the kind `other`."""
 
     kind: str
     choices: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class FlagTable:
-    """What vLLM's parser knows. `sleep`: whether its platform has a sleep mode."""
+    """The flags of vLLM's parser. `sleep`: its platform has a sleep mode."""
 
     version: str
     device: str
@@ -56,8 +56,8 @@ class FlagTable:
     parsers: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "FlagTable":
-        """Return the table of what dump.py printed. Raises LookupError, TypeError."""
+    def parse(cls, data: Mapping[str, Any]) -> "FlagTable":
+        """Return the table that dump.py printed. Raises LookupError, TypeError."""
         flags = {
             str(name): Flag(str(one["kind"]), tuple(map(str, one["choices"])))
             for name, one in data["flags"].items()
@@ -68,14 +68,14 @@ class FlagTable:
 
 @dataclass(frozen=True, slots=True)
 class FlagFault:
-    """What is wrong with one flag; `flag` is as it is given, None where none is to blame."""
+    """A fault in one flag, named as given; `flag` is None if the fault is in none."""
 
     flag: str | None
     message: str
 
 
-def faults(table: FlagTable, args: Mapping[str, FlagValue]) -> list[FlagFault]:
-    """Return what is certainly wrong with an engine's flags."""
+def find_faults(table: FlagTable, args: Mapping[str, FlagValue]) -> list[FlagFault]:
+    """Return the certain faults in an engine's flags."""
     return [
         FlagFault(name, message)
         for name, value in args.items()
@@ -83,8 +83,8 @@ def faults(table: FlagTable, args: Mapping[str, FlagValue]) -> list[FlagFault]:
     ]
 
 
-def fault_of_refusal(text: str, args: Mapping[str, FlagValue]) -> FlagFault:
-    """Return the fault that a refusal in vLLM's own words tells."""
+def parse_rejection(text: str, args: Mapping[str, FlagValue]) -> FlagFault:
+    """Return the fault in a rejection by vLLM's parser."""
     words = _plain(text)
     if match := _ARGUMENT.match(words):
         named, words = match["flag"], match["text"]
@@ -95,11 +95,11 @@ def fault_of_refusal(text: str, args: Mapping[str, FlagValue]) -> FlagFault:
     flag = next((name for name in args if name.partition(".")[0] == stem), None)
     if flag is not None and is_secret(flag):
         return FlagFault(flag, "vLLM refuses its value")
-    return FlagFault(flag, f"vLLM refuses it: {_cut(redact_line(words), LONGEST_REFUSAL)}")
+    return FlagFault(flag, f"vLLM refuses it: {_cut(redact_line(words), MAX_REJECTION)}")
 
 
 def _plain(text: str) -> str:
-    """Return a refusal in one line, without what pydantic and argparse say of their own insides."""
+    """Return a rejection in one line, without the internals of pydantic and argparse."""
     if match := _VALIDATION.match(text):
         place, words = match["place"].replace("\n", ": "), " ".join(match["words"].split())
         return f"argument --{match['flag']}: {place}{words}" if match["flag"] else place + words
@@ -107,10 +107,10 @@ def _plain(text: str) -> str:
     return _INVALID.sub("it does not take ", words)
 
 
-def digest(table: FlagTable, words: Sequence[str]) -> str:
-    """Return the same text for command lines that the parser takes for the same.
+def digest_command(table: FlagTable, words: Sequence[str]) -> str:
+    """Return a digest, the same for command lines that the parser accepts or rejects alike.
 
-    Whole numbers of flags that take any are left out: vLLM's parser makes no difference.
+    It ignores whole numbers of flags that accept any whole number.
     """
     plain: list[str] = []
     for word in words:
@@ -133,7 +133,7 @@ def _fault(
     if dot:
         return None
     if value is True:
-        # vLLM has values that may be left out; it says so itself.
+        # vLLM checks itself which values may be left out.
         certain = flag.kind not in ("switch", "other")
         return f"takes {_taken(flag)}, not true" if certain else None
     if flag.kind == "switch":
@@ -146,7 +146,7 @@ def _fault(
 
 
 def _no(table: FlagTable, stem: str) -> str | None:
-    """Return what is wrong with `false`, which is given as --no-x."""
+    """Return the fault in a flag set to `false`, which becomes --no-x."""
     if f"no-{stem}" in table.flags:
         return None
     flag = table.flags.get(stem)
@@ -158,7 +158,7 @@ def _no(table: FlagTable, stem: str) -> str | None:
 
 
 def _unknown(table: FlagTable, name: str) -> str | None:
-    """Return that a flag is unknown; argparse takes an abbreviation of one flag for that flag."""
+    """Return the fault in an unknown flag; argparse accepts an unambiguous abbreviation."""
     meant = [flag for flag in table.flags if flag.startswith(name)]
     if len(meant) == 1:
         return None
@@ -237,7 +237,7 @@ def _shown(name: str, value: object) -> str:
         return "that"
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "a mapping"
-    return _cut(redact_line(repr(value)), LONGEST)
+    return _cut(redact_line(repr(value)), MAX_SHOWN)
 
 
 def _cut(text: str, longest: int) -> str:

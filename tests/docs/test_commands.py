@@ -114,4 +114,4 @@ def accept_flags(page: Page, patch: pytest.MonkeyPatch, directory: Path) -> None
             file.write_text(block.text, encoding="utf-8")
             specs = [one for model in load_settings(file).models for one in model.engines]
             local = [one for one in specs if isinstance(one, LocalSpec)]
-            check.check(local, directory / "var" / "run")
+            check.check_flags(local, directory / "var" / "run")

@@ -20,7 +20,7 @@ TABLE: Mapping[str, Any] = json.loads(FILE.read_text())
 
 def table(**changes: Any) -> FlagTable:
     """The table, as of another platform perhaps."""
-    return FlagTable.of({**TABLE, **changes})
+    return FlagTable.parse({**TABLE, **changes})
 
 
 class FakeParser:
@@ -45,5 +45,5 @@ class FakeParser:
 def install(patch: pytest.MonkeyPatch, **changes: Any) -> FakeParser:
     """Have a fake answer in vLLM's place."""
     parser = FakeParser(**changes)
-    patch.setattr(check, "ask", parser)
+    patch.setattr(check, "run_parser", parser)
     return parser

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from app.cli import app
 from app.cli.check import without_password
 from engines.flags import check as flag_check
-from engines.flags.check import CannotAsk
+from engines.flags.check import ParserUnavailable
 from tests.app.configuration import isolate
 from tests.e2e.deployment import COMMAND, environment
 
@@ -150,9 +150,9 @@ def test_invalid_url_is_not_shown() -> None:
 
 def test_skipped_check_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_lines: object, _ended: object) -> None:
-        raise CannotAsk("vLLM gave no answer in 120 s")
+        raise ParserUnavailable("vLLM gave no answer in 120 s")
 
-    monkeypatch.setattr(flag_check, "ask", silent)
+    monkeypatch.setattr(flag_check, "run_parser", silent)
     assert check(PROCESS)[-2:] == [
         "note: flags of engines were not checked: vLLM gave no answer in 120 s",
         "gateway.yaml is valid: 1 model, 1 engine",

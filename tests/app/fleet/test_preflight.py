@@ -13,7 +13,7 @@ from app.fleet.preflight import PreflightResult, run_preflight
 from app.fleet.slots import initial_slots
 from app.settings import load_settings
 from engines.flags import check as flag_check
-from engines.flags.check import CannotAsk
+from engines.flags.check import ParserUnavailable
 from engines.gpu import Device
 from tests.app.configuration import isolate
 from tests.fakes import vllm_flags
@@ -95,9 +95,9 @@ def test_unanswered_flag_check_is_a_note_not_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def silent(_lines: object, _ended: object) -> None:
-        raise CannotAsk("vLLM gave no answer in 120 s")
+        raise ParserUnavailable("vLLM gave no answer in 120 s")
 
-    monkeypatch.setattr(flag_check, "ask", silent)
+    monkeypatch.setattr(flag_check, "run_parser", silent)
     assert check({"args": {"max-modellen": 1}}) == PreflightResult(
         (), ("flags of engines were not checked: vLLM gave no answer in 120 s",)
     )

@@ -1,4 +1,4 @@
-"""Asking vLLM's argument parser: what is asked, what is kept, and what the real one says."""
+"""Checks by vLLM's argument parser: what is parsed, what is cached, and the real parser."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engines.flags import check as flag_check
-from engines.flags.check import NAME, CannotAsk, check
+from engines.flags.check import NAME, ParserUnavailable, check_flags
 from engines.spec import ProcessSpec
 from tests.app.configuration import process
 from tests.fakes import vllm_flags
@@ -25,30 +25,30 @@ def parser(monkeypatch: pytest.MonkeyPatch) -> FakeParser:
 
 
 def faults(directory: Path, *args: dict[str, Any]) -> list[str]:
-    """Return what is said of engines with these flags."""
-    verdict = check([process(one) for one in args], directory)
+    """Return the faults of engines with these flags."""
+    verdict = check_flags([process(one) for one in args], directory)
     return [f"{one.flag}: {one.message}" for found in verdict.faults for one in found]
 
 
-class TestKept:
-    def test_what_was_accepted_is_not_asked_again(self, parser: FakeParser, tmp_path: Path) -> None:
+class TestCache:
+    def test_accepted_command_line_is_not_parsed_again(
+        self, parser: FakeParser, tmp_path: Path
+    ) -> None:
         for length in (1024, 2048):
             assert faults(tmp_path, {"max-model-len": length}, {"dtype": "half"}) == []
         assert len(parser.asked) == 2
 
-    def test_a_typo_is_found_without_asking_once_the_table_is_kept(
-        self, parser: FakeParser, tmp_path: Path
-    ) -> None:
+    def test_typo_is_found_by_the_cached_table(self, parser: FakeParser, tmp_path: Path) -> None:
         faults(tmp_path, {})
         parser.asked.clear()
         [line] = faults(tmp_path, {"max-modellen": 1}, {})
         assert "did you mean max-model-len?" in line
         assert parser.asked == []
 
-    def test_what_is_new_is_asked(self, parser: FakeParser, tmp_path: Path) -> None:
+    def test_new_command_line_is_parsed(self, parser: FakeParser, tmp_path: Path) -> None:
         faults(tmp_path, {})
         parser.refuses["--chat-template=x"] = "argument --chat-template: is not there"
-        for _ in range(2):  # a refusal may be over the next time, so it is not kept
+        for _ in range(2):  # a rejection is not cached: it may be obsolete the next time
             parser.asked.clear()
             [line] = faults(tmp_path, {"chat-template": "x"})
             assert line == "chat-template: vLLM refuses it: is not there"
@@ -56,7 +56,7 @@ class TestKept:
         del parser.refuses["--chat-template=x"]
         assert faults(tmp_path, {"chat-template": "x"}) == []
 
-    def test_another_vllm_is_asked_anew(
+    def test_another_vllm_invalidates_the_cache(
         self, parser: FakeParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         faults(tmp_path, {})
@@ -64,10 +64,10 @@ class TestKept:
         faults(tmp_path, {})
         assert len(parser.asked) == 2
 
-    def test_the_file_is_bounded(
+    def test_cache_is_bounded(
         self, parser: FakeParser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(flag_check, "KEPT", 3)
+        monkeypatch.setattr(flag_check, "MAX_CACHED", 3)
         for number in range(5):
             faults(tmp_path, {"chat-template": str(number)})
         assert len(json.loads((tmp_path / NAME).read_text())["accepted"]) == 3
@@ -75,33 +75,27 @@ class TestKept:
         faults(tmp_path, {"chat-template": "4"})
         assert parser.asked == []
 
-    def test_a_secret_of_a_flag_is_not_in_the_file(
-        self, parser: FakeParser, tmp_path: Path
-    ) -> None:
+    def test_secret_value_is_not_cached(self, parser: FakeParser, tmp_path: Path) -> None:
         faults(tmp_path, {"hf-token": "hf_canary"})
         assert "canary" not in (tmp_path / NAME).read_text()
 
 
 class TestFile:
-    def test_it_is_for_this_user_alone_and_nothing_lies_beside_it(
-        self, parser: FakeParser, tmp_path: Path
-    ) -> None:
+    def test_file_is_private_and_the_only_one(self, parser: FakeParser, tmp_path: Path) -> None:
         faults(tmp_path / "var" / "run", {})
         made = tmp_path / "var" / "run" / NAME
         assert stat.S_IMODE(made.stat().st_mode) == 0o600
         assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
         assert list(made.parent.iterdir()) == [made]
 
-    def test_one_that_others_may_write_is_not_believed(
-        self, parser: FakeParser, tmp_path: Path
-    ) -> None:
+    def test_file_writable_by_others_is_ignored(self, parser: FakeParser, tmp_path: Path) -> None:
         faults(tmp_path, {})
         (tmp_path / NAME).chmod(0o622)
         faults(tmp_path, {})
         assert len(parser.asked) == 2
         assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
 
-    def test_a_link_is_not_followed(self, parser: FakeParser, tmp_path: Path) -> None:
+    def test_link_is_not_followed(self, parser: FakeParser, tmp_path: Path) -> None:
         target = tmp_path / "target"
         target.write_text("{}")
         (tmp_path / NAME).symlink_to(target)
@@ -109,20 +103,20 @@ class TestFile:
         assert target.read_text() == "{}"
         assert not (tmp_path / NAME).is_symlink()
 
-    def test_a_fifo_is_not_waited_for(self, parser: FakeParser, tmp_path: Path) -> None:
+    def test_fifo_does_not_block(self, parser: FakeParser, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / NAME, 0o600)
         assert faults(tmp_path, {}) == []
         assert (tmp_path / NAME).is_file()
 
     @pytest.mark.parametrize("text", ["", "[]", "{", '{"vllm": 1}', "\xff"])
-    def test_garbage_is_asked_over(self, parser: FakeParser, tmp_path: Path, text: str) -> None:
+    def test_invalid_file_is_replaced(self, parser: FakeParser, tmp_path: Path, text: str) -> None:
         (tmp_path / NAME).write_text(text)
         (tmp_path / NAME).chmod(0o600)
         assert faults(tmp_path, {}) == []
         assert json.loads((tmp_path / NAME).read_text())["accepted"]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory away")
-    def test_no_directory_is_made_in_that_of_another_user(
+    def test_no_directory_is_created_in_that_of_another_user(
         self, parser: FakeParser, tmp_path: Path
     ) -> None:
         os.chown(tmp_path, 65534, 65534)
@@ -131,25 +125,27 @@ class TestFile:
 
 
 class TestProcess:
-    def test_what_the_script_dies_of_is_told(
+    def test_error_of_the_script_is_reported_without_secrets(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         script = tmp_path / "script.py"
         script.write_text("raise SystemExit('no vLLM, token=hf_canary0123456789abc')")
         monkeypatch.setattr(flag_check, "SCRIPT", script)
-        with pytest.raises(CannotAsk) as caught:
-            check([ProcessSpec(kind="process", model="m")], tmp_path)
+        with pytest.raises(ParserUnavailable) as caught:
+            check_flags([ProcessSpec(kind="process", model="m")], tmp_path)
         assert str(caught.value) == "vLLM's parser did not answer: no vLLM, token=***"
 
-    def test_one_that_hangs_is_ended(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_hanging_parser_is_killed(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         script = tmp_path / "script.py"
         script.write_text("import time; time.sleep(60)")
         monkeypatch.setattr(flag_check, "SCRIPT", script)
         monkeypatch.setattr(flag_check, "TIMEOUT_S", 0.1)
-        with pytest.raises(CannotAsk, match=r"no answer in 0\.1 s"):
-            check([ProcessSpec(kind="process", model="m")], tmp_path)
+        with pytest.raises(ParserUnavailable, match=r"not respond in 0\.1 s"):
+            check_flags([ProcessSpec(kind="process", model="m")], tmp_path)
 
-    def test_one_that_nobody_waits_for_any_longer_is_ended(
+    def test_parser_is_killed_when_the_check_is_called_off(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         script = tmp_path / "script.py"
@@ -159,12 +155,12 @@ class TestProcess:
         timer = threading.Timer(0.1, ended.set)
         timer.start()
         began = time.monotonic()
-        with pytest.raises(CannotAsk, match="shutting down"):
-            check([ProcessSpec(kind="process", model="m")], tmp_path, ended)
+        with pytest.raises(ParserUnavailable, match="shutting down"):
+            check_flags([ProcessSpec(kind="process", model="m")], tmp_path, ended)
         assert time.monotonic() - began < 10
         timer.join()
 
-    def test_a_long_question_reaches_one_that_is_slow_to_read_it(
+    def test_long_input_reaches_a_slow_parser(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         script = tmp_path / "script.py"
@@ -173,15 +169,15 @@ class TestProcess:
             "import sys, time; time.sleep(0.3); assert len(sys.stdin.read()) > 900_000; "
             f"print({json.dumps(answer)!r})"
         )
-        monkeypatch.setattr(flag_check, "LOOK_S", 0.05)
+        monkeypatch.setattr(flag_check, "POLL_S", 0.05)
         monkeypatch.setattr(flag_check, "SCRIPT", script)
-        _, refused = flag_check.ask([["--model=m", "x" * 300_000]] * 3)
+        _, refused = flag_check.run_parser([["--model=m", "x" * 300_000]] * 3)
         assert refused == [None, None, None]
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllms_own_parser_is_what_the_tests_take_it_for(tmp_path: Path) -> None:
+def test_real_parser_agrees_with_the_fake_one(tmp_path: Path) -> None:
     refused: list[dict[str, Any]] = [
         {"compilation-config": "{oops"},
         {"enable-auto-tool-choice": True},
@@ -195,7 +191,7 @@ def test_vllms_own_parser_is_what_the_tests_take_it_for(tmp_path: Path) -> None:
         {"compilation-config": {"mode": 0}},
         {"gpu-memory-u": 0.5},
     ]
-    verdict = check([process(one) for one in (*refused, *accepted)], tmp_path)
+    verdict = check_flags([process(one) for one in (*refused, *accepted)], tmp_path)
     lines = [f"{one.flag}: {one.message}" for found in verdict.faults for one in found]
     assert lines == [
         "compilation-config: vLLM refuses it: Invalid JSON: key must be a string at line 1 "

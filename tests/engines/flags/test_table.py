@@ -1,10 +1,10 @@
-"""vLLM's flags: what is certainly wrong with those of an engine, and in which words."""
+"""Faults in flags found by the table, and rejections by vLLM's parser."""
 
 from typing import Any
 
 import pytest
 
-from engines.flags.table import FlagFault, digest, fault_of_refusal, faults
+from engines.flags.table import FlagFault, digest_command, find_faults, parse_rejection
 from tests.app.configuration import process
 from tests.fakes.vllm_flags import table
 
@@ -12,8 +12,8 @@ VERSION = table().version
 
 
 def found(**args: Any) -> list[str]:
-    """Return what is said of flags."""
-    return [f"{one.flag}: {one.message}" for one in faults(table(), process(args).args)]
+    """Return the faults in flags."""
+    return [f"{one.flag}: {one.message}" for one in find_faults(table(), process(args).args)]
 
 
 class TestFaults:
@@ -62,10 +62,10 @@ class TestFaults:
             ),
         ],
     )
-    def test_one_mistake_is_one_line(self, args: dict[str, Any], line: str) -> None:
+    def test_mistake_is_one_fault(self, args: dict[str, Any], line: str) -> None:
         assert found(**args) == [line]
 
-    def test_an_abbreviation_of_several_flags_is_refused_with_some_of_them(self) -> None:
+    def test_ambiguous_abbreviation_names_some_of_its_flags(self) -> None:
         [line] = found(**{"max-l": 1})
         assert line.startswith("max-l: stands for 5 flags of vLLM, max-log-len, max-logprobs, ")
 
@@ -88,16 +88,16 @@ class TestFaults:
             {"reasoning-parser": ""},
         ],
     )
-    def test_what_the_parser_may_accept_is_not_refused(self, args: dict[str, Any]) -> None:
+    def test_possibly_valid_flags_have_no_fault(self, args: dict[str, Any]) -> None:
         assert found(**args) == []
 
-    def test_a_secret_value_is_not_repeated(self) -> None:
+    def test_secret_value_is_not_shown(self) -> None:
         secret = table(flags={"hf-token": {"kind": "integer", "choices": []}})
-        [fault] = faults(secret, {"hf-token": "canary"})
+        [fault] = find_faults(secret, {"hf-token": "canary"})
         assert fault.message == "takes a whole number, not that"
 
 
-class TestRefusals:
+class TestRejections:
     @pytest.mark.parametrize(
         ("text", "flag", "message"),
         [
@@ -126,24 +126,22 @@ class TestRefusals:
             ("something else", None, "something else"),
         ],
     )
-    def test_the_flag_and_the_reason_are_found(
-        self, text: str, flag: str | None, message: str
-    ) -> None:
+    def test_flag_and_reason_are_found(self, text: str, flag: str | None, message: str) -> None:
         names = ("max-model-len", "enable-auto-tool-choice", "compilation-config", "chat-template")
         args = dict.fromkeys(names, "x")
-        assert fault_of_refusal(text, args) == FlagFault(flag, f"vLLM refuses it: {message}")
+        assert parse_rejection(text, args) == FlagFault(flag, f"vLLM refuses it: {message}")
 
-    def test_the_value_of_a_secret_is_not_repeated(self) -> None:
-        fault = fault_of_refusal("argument --hf-token: not canary", {"hf-token": "canary"})
+    def test_secret_value_in_a_rejection_is_not_shown(self) -> None:
+        fault = parse_rejection("argument --hf-token: not canary", {"hf-token": "canary"})
         assert fault == FlagFault("hf-token", "vLLM refuses its value")
 
-    def test_a_long_refusal_is_cut(self) -> None:
-        assert len(fault_of_refusal("word " * 1000, {}).message) < 250
+    def test_long_rejection_is_cut(self) -> None:
+        assert len(parse_rejection("word " * 1000, {}).message) < 250
 
 
 class TestDigest:
-    def test_whole_numbers_make_no_difference_where_any_is_taken(self) -> None:
-        one, other = (digest(table(), [f"--max-model-len={n}"]) for n in (1, 4096))
+    def test_digest_ignores_whole_numbers(self) -> None:
+        one, other = (digest_command(table(), [f"--max-model-len={n}"]) for n in (1, 4096))
         assert one == other
 
     @pytest.mark.parametrize(
@@ -156,6 +154,6 @@ class TestDigest:
             ("--max-model-len=1", "--seed=1"),
         ],
     )
-    def test_everything_else_does(self, pair: tuple[str, str]) -> None:
-        one, other = (digest(table(), [word]) for word in pair)
+    def test_digest_depends_on_everything_else(self, pair: tuple[str, str]) -> None:
+        one, other = (digest_command(table(), [word]) for word in pair)
         assert one != other

@@ -236,7 +236,7 @@ def test_advice_is_valid_configuration(
         )
         spec = load(text).models[0].engines[0]
         assert spec.kind == "process"
-        assert table.faults(vllm_flags.table(), spec.args) == []
+        assert table.find_faults(vllm_flags.table(), spec.args) == []
     for name in re.findall(r"(?<![\w/-])[a-z]+(?:-[a-z]+)+(?![\w/])", advice):
         if name in vllm_flags.table().flags:
             process({name: 1})

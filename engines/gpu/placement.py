@@ -137,14 +137,7 @@ def place(
 def _place(
     requests: Sequence[PlacementRequest], devices: Sequence[Device], keep: Mapping[str, Placement]
 ) -> dict[str, Placement]:
-    faults: list[str] = []
-    needs: list[_Need] = []
-    for request in requests:
-        try:
-            needs.append(_need(request))
-        except ValueError as error:
-            if request.spec.gpus is not None:
-                faults.append(f"{request.engine}: {error}")
+    needs, faults = _read_needs(requests)
     plan = _Plan(devices)
     placed: dict[str, tuple[int, ...]] = {}
     free: list[_Need] = []
@@ -268,6 +261,19 @@ def _whole(args: Mapping[str, FlagValue], name: str) -> int:
 def _need(request: PlacementRequest) -> _Need:
     gpus, text = count_gpus(request.spec.args)
     return _Need(request, gpus, text, memory_share(request.spec.args))
+
+
+def _read_needs(requests: Sequence[PlacementRequest]) -> tuple[list[_Need], list[str]]:
+    """Return the needs, and the faults of those requests that have `gpus` and invalid flags."""
+    needs: list[_Need] = []
+    faults: list[str] = []
+    for request in requests:
+        try:
+            needs.append(_need(request))
+        except ValueError as error:
+            if request.spec.gpus is not None:
+                faults.append(f"{request.engine}: {error}")
+    return needs, faults
 
 
 def _implicit_gpus(need: _Need, devices: Sequence[Device]) -> list[int]:

@@ -412,20 +412,19 @@ class StartupLog:
             text = f"argument --{self._field}: {match['text']}, not {match['value']}"
             self._failure = self._classify(text, refused=True)
             self._validation = False
-        elif match := _EXCEPTION.match(line):
-            name = match["name"]
-            if name in _REQUESTED_EXITS:
-                return
-            text = match["text"] or name
-            if name == "KeyError" and len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-                text = text[1:-1]  # a KeyError prints its argument as a literal
-            text = _REWORDED.get(name, text)
-            self._validation, self._field = name == "ValidationError", ""
-            if any(mark in text for mark in _ECHOES):
-                self._echo = self._classify(text)
-            else:
-                self._failure = self._classify(text)
-            self._function = ""
+        elif (match := _EXCEPTION.match(line)) and match["name"] not in _REQUESTED_EXITS:
+            self._read_exception(match["name"], match["text"] or match["name"])
+
+    def _read_exception(self, name: str, text: str) -> None:
+        if name == "KeyError" and len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]  # a KeyError prints its argument as a literal
+        text = _REWORDED.get(name, text)
+        self._validation, self._field = name == "ValidationError", ""
+        if any(mark in text for mark in _ECHOES):
+            self._echo = self._classify(text)
+        else:
+            self._failure = self._classify(text)
+        self._function = ""
 
     def _classify(self, text: str, *, refused: bool = False) -> StartFailure:
         loading = self._progress is not None and self._progress.phase == _WEIGHTS

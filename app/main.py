@@ -13,12 +13,14 @@ its ledger row, and calls every other package on the way:
 
 Every other request is FastAPI's, below middleware:
 
-    client ─▶ server ─▶ [CORS] ─▶ HeadAsGet ─▶ Recorded ─▶ Counted ─▶ AdminAuth ─▶ routes
+    client ─▶ server ─▶ [CORS] ─▶ HeadMiddleware ─▶ AccessLogMiddleware
+                                                                   ▼
+                               routes ◀─ AdminAuth ◀─ RequestMetricsMiddleware
 
 `create_app` starts nothing; `Application.run` starts and releases what it built.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,18 +29,23 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app.admission import Admission
-from app.api.admin_auth import AdminAuth, Right, guard
+from app.api.admin_auth import AdminAuth, RequireRight, Right
 from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
-from app.api.admin_models import admin_models_router
+from app.api.admin_models import ModelAction, admin_models_router
 from app.api.admin_owners import owners_router
-from app.api.caller import caller
+from app.api.client_key import require_client_key
 from app.api.cors import CorsHeaders
 from app.api.data_plane import DataPlaneDispatcher
-from app.api.exception_handlers import ANSWERS
+from app.api.exception_handlers import EXCEPTION_HANDLERS
 from app.api.health import metrics_router, ops_router
 from app.api.logs import logs_router
-from app.api.middleware import Counted, HeadAsGet, Preflights, Recorded
+from app.api.middleware import (
+    AccessLogMiddleware,
+    HeadMiddleware,
+    PreflightMiddleware,
+    RequestMetricsMiddleware,
+)
 from app.api.models import models_router
 from app.api.reload import reload_router
 from app.api.schema import schema_router
@@ -95,9 +102,6 @@ EXPOSED_HEADERS = (
 )
 # The name of the secret that salts of the prefix cache are made from.
 SALT_SECRET = "cache_salt"  # noqa: S105 - a name
-
-# An operator's action on a model, by the model's name.
-ModelAction = Callable[[str], Awaitable[None]]
 
 
 def create_app(
@@ -208,8 +212,8 @@ def create_app(
         alerts=alerts,
     )
     _watch(application, output)
-    client = caller(authenticator, limiter, metrics)
-    auditor = guard(authenticator, Right.USAGE_READ)
+    client = require_client_key(authenticator, limiter, metrics)
+    auditor = RequireRight(authenticator, Right.USAGE_READ)
     metrics_pages = metrics_router(metrics, application.engines_page, settings.metrics_key)
     routers = [
         models_router(catalogue, client),
@@ -234,7 +238,7 @@ def create_app(
     _add_asgi(application, relay, routers)
     if settings.metrics.port is not None:
         metrics_app = _fastapi(metrics_pages)
-        application.metrics_asgi = HeadAsGet(Recorded(metrics_app, access))
+        application.metrics_asgi = HeadMiddleware(AccessLogMiddleware(metrics_app, access))
     return application
 
 
@@ -250,10 +254,10 @@ def _add_asgi(application: Application, relay: Relay, routers: Sequence[APIRoute
     app.add_middleware(
         AdminAuth, authenticator=application.authenticator, metrics=application.metrics
     )
-    app.add_middleware(Counted, metrics=application.metrics)
+    app.add_middleware(RequestMetricsMiddleware, metrics=application.metrics)
     application.routes = app.routes
     # Outside of FastAPI's own layers, the outermost of which answers unhandled exceptions.
-    application.asgi = HeadAsGet(Recorded(app, application.access))
+    application.asgi = HeadMiddleware(AccessLogMiddleware(app, application.access))
     application.dispatcher = DataPlaneDispatcher(relay)
     if origins := application.settings.server.cors_origins:
         cors = CORSMiddleware(
@@ -263,7 +267,7 @@ def _add_asgi(application: Application, relay: Relay, routers: Sequence[APIRoute
             allow_headers=("*",),  # OpenAI's SDK sends a dozen of its own
             expose_headers=EXPOSED_HEADERS,
         )
-        application.asgi = Preflights(cors, application.access)
+        application.asgi = PreflightMiddleware(cors, application.access)
         application.dispatcher = DataPlaneDispatcher(relay, CorsHeaders(cors))
 
 
@@ -280,7 +284,7 @@ def _fastapi(
         openapi_url=None,  # app/api/schema.py serves it, to those who have a key for it
         # A redirect to the path with a slash would be built from the client's Host header.
         redirect_slashes=False,
-        exception_handlers=dict(ANSWERS),
+        exception_handlers=dict(EXCEPTION_HANDLERS),
     )
     for router in routers:
         app.router.routes.extend(router.routes)

@@ -1,4 +1,4 @@
-"""What a key may do under /admin: one table, and what is not in it is denied."""
+"""Authorization under /admin: one table of rights by role; what is not in it is denied."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -20,7 +20,7 @@ CALLER_LIMITS = "gateway.caller_limits"
 
 
 class Right(StrEnum):
-    """Something that can be done under /admin."""
+    """A right that a route under /admin requires."""
 
     SCHEMA_READ = "schema:read"
     KEYS_READ = "keys:read"
@@ -51,8 +51,8 @@ RIGHTS: Mapping[Role, frozenset[Right]] = {
     Role.MANAGER: _READS | {Right.KEYS_WRITE},
     Role.ADMIN: frozenset(Right),
 }
-# Whose keys a role may make and change: never one that could do more than its maker.
-HANDLES: Mapping[Role, frozenset[Role]] = {
+# The roles whose keys a role may create and change: no key can make one that may do more.
+MANAGED_ROLES: Mapping[Role, frozenset[Role]] = {
     Role.CLIENT: frozenset(),
     Role.AUDITOR: frozenset(),
     Role.MANAGER: frozenset({Role.CLIENT}),
@@ -60,14 +60,14 @@ HANDLES: Mapping[Role, frozenset[Role]] = {
 }
 
 
-def check_handles(principal: Principal, role: Role) -> None:
-    """Raise PermissionDenied unless the caller may make and change keys of a role."""
-    if role not in HANDLES[principal.role]:
-        raise PermissionDenied(f"the role {principal.role} may not handle keys of the role {role}")
+def check_may_manage(principal: Principal, role: Role) -> None:
+    """Raise PermissionDenied unless the caller may create and change keys of a role."""
+    if role not in MANAGED_ROLES[principal.role]:
+        raise PermissionDenied(f"the role {principal.role} may not manage keys of the role {role}")
 
 
-class Guard:
-    """A dependency that lets in whoever has a right, and returns who that is."""
+class RequireRight:
+    """A dependency that requires a right, and returns the caller."""
 
     def __init__(self, authenticator: Authenticator, right: Right) -> None:
         self._authenticator = authenticator
@@ -83,13 +83,8 @@ class Guard:
         return principal
 
 
-def guard(authenticator: Authenticator, right: Right) -> Guard:
-    """Return the dependency of the routes that need a right."""
-    return Guard(authenticator, right)
-
-
 def error_response(error: GatewayError, scope: Scope) -> Response:
-    """Return an error as the callers of a path read one, and note it for the request's line."""
+    """Return an error in the dialect of a path, and note it for the access log."""
     notes_of(scope).fault = error.message
     pairs = [*error.headers(), *scope.get(CALLER_LIMITS, ())]
     headers = {name.decode(): value.decode() for name, value in pairs}
@@ -98,9 +93,9 @@ def error_response(error: GatewayError, scope: Scope) -> Response:
 
 
 class AdminAuth:
-    """Asks for a key before anything under /admin reads a body, says what is there, or is not.
+    """Requires a key before anything under /admin reads a body or reveals which paths exist.
 
-    FastAPI reads and checks a body before it asks the dependencies of a route. Pure ASGI;
+    FastAPI reads and checks a body before it calls the dependencies of a route. Pure ASGI;
     `scope["path"]` never holds anything of the Host header.
     """
 

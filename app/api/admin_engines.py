@@ -1,4 +1,4 @@
-"""/admin/engines: what runs, what it said of itself, and its log."""
+"""/admin/engines: the engines, their state, their logs, and restarts."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
-from app.api.admin_auth import Right, guard
+from app.api.admin_auth import RequireRight, Right
 from app.api.error_responses import ADMIN, error_responses
-from app.api.log_stream import Follow, Followers, readable, text_of
+from app.api.log_stream import Followers, FollowLog, readable, text_of
 from app.api.middleware import notes_of
 from app.auth import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
@@ -22,7 +22,7 @@ from engines.output import redact_line
 LINES = 200
 MAX_LINES = 10_000
 
-Wait = Annotated[bool, Query(description="Answer when it is done, instead of 202 at once.")]
+Wait = Annotated[bool, Query(description="Respond when it is done, not with 202 at once.")]
 
 
 class Engines(BaseModel):
@@ -32,15 +32,15 @@ class Engines(BaseModel):
 
 def engines_router(
     catalogue: Catalogue,
-    orders: ModelOperations,
+    operations: ModelOperations,
     authenticator: Authenticator,
-    ending: Callable[[], bool],
+    draining: Callable[[], bool],
 ) -> APIRouter:
-    """Return the routes of /admin/engines; `ending` tells when nobody may follow a log any more."""
+    """Return the routes of /admin/engines; responses that follow a log end when `draining`."""
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
     router = APIRouter(prefix="/admin/engines", tags=["engines"], dependencies=[scheme])
-    reading = Depends(guard(authenticator, Right.ENGINES_READ))
-    writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
+    reading = Depends(RequireRight(authenticator, Right.ENGINES_READ))
+    writing = Depends(RequireRight(authenticator, Right.ENGINES_WRITE))
     followers = Followers()
 
     @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
@@ -61,13 +61,13 @@ def engines_router(
     )
     async def engine_log(
         name: str,
-        lines: Annotated[int, Query(ge=0, le=MAX_LINES, description="How many at most.")] = LINES,
-        follow: Annotated[bool, Query(description="Go on with new lines as they come.")] = False,
+        lines: Annotated[int, Query(ge=0, le=MAX_LINES, description="Maximum number.")] = LINES,
+        follow: Annotated[bool, Query(description="Go on with new lines.")] = False,
     ) -> Response:
-        """The last lines of an engine's output, without control characters and secrets."""
-        reader = orders.open_log(name)
+        """The newest lines of an engine's output, without control characters and secrets."""
+        reader = operations.open_log(name)
         if follow:
-            return Follow(reader, lines, redact_line, followers, ending)
+            return FollowLog(reader, lines, redact_line, followers, draining)
 
         def read() -> bytes:
             # A progress bar has no end of its line while it moves.
@@ -90,11 +90,11 @@ def engines_router(
     async def restart_engine(
         name: str, request: Request, response: Response, wait: Wait = False
     ) -> EngineRow:
-        """End an engine and start it; requests that it works on are broken off."""
+        """Stop an engine and start it again; its requests in flight are aborted."""
         model, replica = catalogue.find_replica(name)
         notes = notes_of(request.scope)
         notes.model, notes.engine = model.name, replica.engine.name
-        done = orders.start(name, "restart", lambda: orders.restart(name))
+        done = operations.start(name, "restart", lambda: operations.restart(name))
         if wait:
             await asyncio.shield(done)
         else:

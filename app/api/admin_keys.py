@@ -1,14 +1,17 @@
-"""/admin/keys: the life of a key over HTTP. Its secret is shown once, by what makes it."""
+"""/admin/keys: create, list, show, change, rotate, disable, enable and delete keys.
+
+A secret is shown once, in the response that creates it.
+"""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 from fastapi.security import HTTPBearer
 
-from app.api.admin_auth import Right, check_handles, guard
+from app.api.admin_auth import RequireRight, Right, check_may_manage
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import (
     ApiKey,
@@ -32,52 +35,55 @@ log = logging.getLogger(__name__)
 PAGE = 100
 MAX_PAGE = 1000
 DEFAULT_ROTATION = Rotation()
-Now = Annotated[bool, Query(description="End the key's requests in flight too, at every gateway.")]
-Named = Annotated[
-    str,
-    Path(alias="key_id", description="The ID of a key, or its name where that holds no slash."),
+Now = Annotated[
+    bool, Query(description="Abort the key's requests in flight too, at every gateway.")
 ]
-_CUT = " and ends its requests in flight"
+KeyName = Annotated[
+    str,
+    Path(alias="key_id", description="The ID of a key, or its name if that has no slash."),
+]
+_ABORTED = ", requests in flight aborted"
+_ONE_KEY = error_responses(*ADMIN, RouteNotFound)
+_ONE_KEY_AND_BODY = error_responses(*ADMIN, *BODY, RouteNotFound)
 
 
 @dataclass(frozen=True, slots=True)
-class HandledKey:
-    """A key that is acted on, and the caller that does."""
+class ManagedKey:
+    """A key to change, and the caller, who may change it."""
 
     key: ApiKey
     principal: Principal
 
 
-def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalogue) -> APIRouter:
-    """Return the routes of /admin/keys."""
-    # The scheme is there for the schema; the guards below do the work.
-    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
-    router = APIRouter(prefix="/admin/keys", tags=["keys"], dependencies=[scheme])
-    reading = Depends(guard(authenticator, Right.KEYS_READ))
-    writing = Depends(guard(authenticator, Right.KEYS_WRITE))
-    one_key = error_responses(*ADMIN, RouteNotFound)
-    one_key_and_body = error_responses(*ADMIN, *BODY, RouteNotFound)
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What the routes share."""
 
-    async def handled(named: Named, principal: Principal = writing) -> HandledKey:
-        """Return a key and a caller that may change it: its role, which decides, is for life."""
-        key = await store.find_named(named)
-        check_handles(principal, key.role)
-        return HandledKey(key, principal)
+    store: KeyStore
+    authenticator: Authenticator
+    catalogue: Catalogue
 
-    handling = Depends(handled)
+    @property
+    def reading(self) -> RequireRight:
+        return RequireRight(self.authenticator, Right.KEYS_READ)
 
-    def shown(key: ApiKey) -> ShownKey:
-        return ShownKey.of(key, authenticator.default_limits)
+    @property
+    def writing(self) -> RequireRight:
+        return RequireRight(self.authenticator, Right.KEYS_WRITE)
 
-    def shown_new(key: ApiKey, made: NewKey) -> ShownNewKey:
-        return ShownNewKey.with_secret(key, made, authenticator.default_limits)
+    def shown(self, key: ApiKey) -> ShownKey:
+        return ShownKey.of(key, self.authenticator.default_limits)
 
-    def checked(models: Sequence[str], present: Sequence[str] = ()) -> list[str]:
-        """Return the models of a key by their own names. Raises BadRequest for one that is not.
+    def shown_new(self, key: ApiKey, made: NewKey) -> ShownNewKey:
+        return ShownNewKey.with_secret(key, made, self.authenticator.default_limits)
 
-        One that the key has already may have been taken out of the configuration since.
+    def canonical_models(self, models: Sequence[str], present: Sequence[str] = ()) -> list[str]:
+        """Return models with aliases replaced. Raises BadRequest for an unknown one.
+
+        One of `present`, which the key has already, may have left the configuration since.
         """
-        found = check_models(models, {name: model.name for name, model in catalogue.names()})
+        names = {name: model.name for name, model in self.catalogue.names()}
+        found = check_models(models, names)
         for name, near in found.unknown.items():
             if name not in present:
                 hint = "" if near is None else f"; did you mean {near!r}?"
@@ -87,82 +93,116 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
                 )
         return found.models
 
-    @router.get("", responses=one_key)  # 404: unknown `after`
+
+def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalogue) -> APIRouter:
+    """Return the routes of /admin/keys."""
+    # For the OpenAPI document; `RequireRight` checks the key.
+    scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
+    router = APIRouter(prefix="/admin/keys", tags=["keys"], dependencies=[scheme])
+    keys = _Keys(store, authenticator, catalogue)
+    writing = Depends(keys.writing)
+
+    async def managed(name: KeyName, principal: Principal = writing) -> ManagedKey:
+        """Return a key that the caller may change, by the key's role, which never changes."""
+        key = await store.find_named(name)
+        check_may_manage(principal, key.role)
+        return ManagedKey(key, principal)
+
+    _add_reads(router, keys)
+    _add_secrets(router, keys, managed)
+    _add_changes(router, keys, managed)
+    return router
+
+
+def _add_reads(router: APIRouter, keys: _Keys) -> None:
+    reading = Depends(keys.reading)
+
+    @router.get("", responses=_ONE_KEY)  # 404: unknown `after`
     async def list_keys(
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
         after: str | None = None,
         _: Principal = reading,
     ) -> ShownPage:
         """Every key, the newest first."""
-        return ShownPage.of(await store.page(limit, after), authenticator.default_limits)
+        page = await keys.store.page(limit, after)
+        return ShownPage.of(page, keys.authenticator.default_limits)
+
+    @router.get("/{key_id}", responses=_ONE_KEY)
+    async def show_key(name: KeyName, _: Principal = reading) -> ShownKey:
+        """One key."""
+        return keys.shown(await keys.store.find_named(name))
+
+
+def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) -> None:
+    """Add the routes that make a secret."""
+    writing, managing = Depends(keys.writing), Depends(managed)
 
     @router.post("", status_code=201, responses=error_responses(*ADMIN, *BODY))
     async def create_key(
         fields: KeyFields, response: Response, principal: Principal = writing
     ) -> ShownNewKey:
-        """Make a key; the answer is the only one that holds its secret.
+        """Create a key; only this response has its secret.
 
-        An alias among its models is replaced by the model; a name that no model has is refused.
+        An alias among its models is replaced by the model's name; an unknown model is an error.
         """
-        check_handles(principal, fields.role)
-        models = checked(fields.models)
-        key, made = await store.create(fields.model_copy(update={"models": models}))
-        log.info("%s created the %s key %s", principal.id, key.role, key.id)
-        _keep_nowhere(response)
-        return shown_new(key, made)
+        check_may_manage(principal, fields.role)
+        models = keys.canonical_models(fields.models)
+        key, made = await keys.store.create(fields.model_copy(update={"models": models}))
+        log.info("%s key %s created by %s", key.role, key.id, principal.id)
+        _forbid_caching(response)
+        return keys.shown_new(key, made)
 
-    @router.post("/{key_id}/rotate", responses=one_key_and_body)
+    @router.post("/{key_id}/rotate", responses=_ONE_KEY_AND_BODY)
     async def rotate_key(
-        response: Response, rotation: Rotation = DEFAULT_ROTATION, handled: HandledKey = handling
+        response: Response, rotation: Rotation = DEFAULT_ROTATION, managed: ManagedKey = managing
     ) -> ShownNewKey:
-        """Make a new secret; the one before goes on working for `grace_s` seconds."""
-        key, made = await store.rotate(handled.key.id, rotation.grace_s)
-        log.info("%s rotated the key %s", handled.principal.id, key.id)
-        _keep_nowhere(response)
-        return shown_new(key, made)
+        """Create a new secret; the old one works for `grace_s` more seconds."""
+        key, made = await keys.store.rotate(managed.key.id, rotation.grace_s)
+        log.info("key %s rotated by %s", key.id, managed.principal.id)
+        _forbid_caching(response)
+        return keys.shown_new(key, made)
 
-    @router.post("/{key_id}/disable", responses=one_key)
-    async def disable_key(now: Now = False, handled: HandledKey = handling) -> ShownKey:
-        """Let a key in no longer, until it is enabled."""
-        key = await store.disable(handled.key.id, now=now)
-        log.info("%s disabled the key %s%s", handled.principal.id, key.id, _CUT if now else "")
+
+def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) -> None:
+    store, managing = keys.store, Depends(managed)
+
+    @router.post("/{key_id}/disable", responses=_ONE_KEY)
+    async def disable_key(now: Now = False, managed: ManagedKey = managing) -> ShownKey:
+        """Refuse a key until it is enabled again."""
+        key = await store.disable(managed.key.id, now=now)
+        aborted = _ABORTED if now else ""
+        log.info("key %s disabled by %s%s", key.id, managed.principal.id, aborted)
         if now:
-            await authenticator.poll()
-        return shown(key)
+            await keys.authenticator.poll()
+        return keys.shown(key)
 
-    @router.post("/{key_id}/enable", responses=one_key)
-    async def enable_key(handled: HandledKey = handling) -> ShownKey:
-        """Let a disabled key in again."""
-        key = await store.enable(handled.key.id)
-        log.info("%s enabled the key %s", handled.principal.id, key.id)
-        return shown(key)
+    @router.post("/{key_id}/enable", responses=_ONE_KEY)
+    async def enable_key(managed: ManagedKey = managing) -> ShownKey:
+        """Accept a disabled key again."""
+        key = await store.enable(managed.key.id)
+        log.info("key %s enabled by %s", key.id, managed.principal.id)
+        return keys.shown(key)
 
-    @router.get("/{key_id}", responses=one_key)
-    async def show_key(named: Named, _: Principal = reading) -> ShownKey:
-        """One key."""
-        return shown(await store.find_named(named))
-
-    @router.patch("/{key_id}", responses=one_key_and_body)
-    async def change_key(changes: KeyChanges, handled: HandledKey = handling) -> ShownKey:
-        """Change what is given; the rest stays."""
+    @router.patch("/{key_id}", responses=_ONE_KEY_AND_BODY)
+    async def change_key(changes: KeyChanges, managed: ManagedKey = managing) -> ShownKey:
+        """Change the given fields; the others keep their values."""
         if "models" in changes.model_fields_set:
-            models = checked(changes.models, handled.key.models)
+            models = keys.canonical_models(changes.models, managed.key.models)
             changes = changes.model_copy(update={"models": models})
-        key = await store.change(handled.key.id, changes)
-        log.info("%s changed the key %s", handled.principal.id, key.id)
-        return shown(key)
+        key = await store.change(managed.key.id, changes)
+        log.info("key %s changed by %s", key.id, managed.principal.id)
+        return keys.shown(key)
 
-    @router.delete("/{key_id}", status_code=204, responses=one_key)
-    async def delete_key(now: Now = False, handled: HandledKey = handling) -> None:
-        """Delete a key, for good; reports of its usage stay."""
-        key_id = handled.key.id
+    @router.delete("/{key_id}", status_code=204, responses=_ONE_KEY)
+    async def delete_key(now: Now = False, managed: ManagedKey = managing) -> None:
+        """Delete a key, for good; reports keep its usage."""
+        key_id = managed.key.id
         await store.delete(key_id, now=now)
-        log.info("%s deleted the key %s%s", handled.principal.id, key_id, _CUT if now else "")
+        aborted = _ABORTED if now else ""
+        log.info("key %s deleted by %s%s", key_id, managed.principal.id, aborted)
         if now:
-            await authenticator.poll()
-
-    return router
+            await keys.authenticator.poll()
 
 
-def _keep_nowhere(response: Response) -> None:
+def _forbid_caching(response: Response) -> None:
     response.headers["cache-control"] = "no-store"  # RFC 9111, section 5.2.2.5

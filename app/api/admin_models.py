@@ -1,4 +1,4 @@
-"""/admin/models: which models are loaded, and loading, unloading, sleeping and waking them."""
+"""/admin/models: the models and their state; load, unload, put to sleep, wake."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
-from app.api.admin_auth import Right, guard
+from app.api.admin_auth import RequireRight, Right
 from app.api.admin_engines import Wait
 from app.api.error_responses import ADMIN, Responses, error_responses
 from app.api.middleware import notes_of
@@ -20,7 +20,7 @@ from app.relay import RelayServices
 from app.residency import Residency
 from app.routing import Model
 
-Act = Callable[[str], Awaitable[None]]
+ModelAction = Callable[[str], Awaitable[None]]
 
 
 class Models(BaseModel):
@@ -28,19 +28,19 @@ class Models(BaseModel):
     data: list[ModelRow]
 
 
-# What the loader does to a model by itself, as it is called where an operator does it.
-_BY_ITSELF = {Residency.LOADING: "load", Residency.UNLOADING: "unload"}
+# What the loader does to a model, by the name of the same operation of an operator.
+_LOADER_OPERATIONS = {Residency.LOADING: "load", Residency.UNLOADING: "unload"}
 
 
-def activity(model: Model, services: RelayServices, orders: ModelOperations) -> Activity:
-    """Return what goes on at a model: its requests, its load, and what is being done to it."""
+def activity(model: Model, services: RelayServices, operations: ModelOperations) -> Activity:
+    """Return a model's requests, the operation under way, and how far its load is."""
     name, loader = model.name, services.loader
     in_flight, waiting = services.admission.counts(name)
     waiting += services.starts.waiting(name)
-    under_way = orders.under_way(name)
+    under_way = operations.under_way(name)
     if (snapshot := loader.snapshot(name)) is not None:
         waiting += snapshot.waiting
-        under_way = under_way or _BY_ITSELF.get(snapshot.residency)
+        under_way = under_way or _LOADER_OPERATIONS.get(snapshot.residency)
         loading_s = loader.loading_s(name)
     else:
         starts = (replica.engine.starting for replica in model.replicas)
@@ -54,17 +54,17 @@ def activity(model: Model, services: RelayServices, orders: ModelOperations) -> 
 
 def admin_models_router(
     services: RelayServices,
-    orders: ModelOperations,
+    operations: ModelOperations,
     authenticator: Authenticator,
-    load: Act,
-    unload: Act,
+    load: ModelAction,
+    unload: ModelAction,
 ) -> APIRouter:
     """Return the routes of /admin/models; `load` and `unload` act on a model by its own name."""
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
     router = APIRouter(prefix="/admin/models", tags=["models"], dependencies=[scheme])
-    reading = Depends(guard(authenticator, Right.ENGINES_READ))
-    writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
-    ordering: Responses = {
+    reading = Depends(RequireRight(authenticator, Right.ENGINES_READ))
+    writing = Depends(RequireRight(authenticator, Right.ENGINES_WRITE))
+    responses: Responses = {
         **error_responses(*ADMIN, ModelNotFound, RouteNotFound, Conflict, EngineUnavailable),
         202: {"model": ModelRow, "description": "Started."},
     }
@@ -72,20 +72,20 @@ def admin_models_router(
     catalogue = services.catalogue
 
     def row(model: Model) -> ModelRow:
-        return ModelRow.of(model, activity(model, services, orders))
+        return ModelRow.of(model, activity(model, services, operations))
 
     async def named(request: Request, name: str) -> Model:
-        """Return the model that a path names, which the request's line of the log names as well."""
+        """Return the model that a path names, and note it for the access log."""
         model = catalogue.resolve(name)
         notes_of(request.scope).model = model.name
         return model
 
     naming = Depends(named)
 
-    async def ordered(
-        model: Model, verb: str, act: Act, response: Response, wait: bool
+    async def run_operation(
+        model: Model, verb: str, act: ModelAction, response: Response, wait: bool
     ) -> ModelRow:
-        done = orders.start(model.name, verb, partial(act, model.name))
+        done = operations.start(model.name, verb, partial(act, model.name))
         if wait:
             await asyncio.shield(done)
         else:
@@ -98,19 +98,19 @@ def admin_models_router(
         return Models(data=[row(model) for model in catalogue.models])
 
     # A name may hold slashes, as Hugging Face's do.
-    @router.post("/{name:path}/load", dependencies=[writing], responses=ordering)
+    @router.post("/{name:path}/load", dependencies=[writing], responses=responses)
     async def load_model(response: Response, wait: Wait = False, model: Model = naming) -> ModelRow:
         """Start the engines of a model that are not ready; those that failed are tried again."""
-        return await ordered(model, "load", load, response, wait)
+        return await run_operation(model, "load", load, response, wait)
 
-    @router.post("/{name:path}/unload", dependencies=[writing], responses=ordering)
+    @router.post("/{name:path}/unload", dependencies=[writing], responses=responses)
     async def unload_model(
         response: Response, wait: Wait = False, model: Model = naming
     ) -> ModelRow:
-        """End the engines of a model when their requests have ended, and free their memory."""
-        return await ordered(model, "unload", unload, response, wait)
+        """Stop the engines of a model when their requests have ended, and free their memory."""
+        return await run_operation(model, "unload", unload, response, wait)
 
-    @router.post("/{name:path}/sleep", dependencies=[writing], responses=ordering)
+    @router.post("/{name:path}/sleep", dependencies=[writing], responses=responses)
     async def sleep_model(
         response: Response,
         level: Annotated[
@@ -119,12 +119,14 @@ def admin_models_router(
         wait: Wait = False,
         model: Model = naming,
     ) -> ModelRow:
-        """Put the engines of a model to sleep: vLLM's sleep mode, where the platform has it."""
-        return await ordered(model, "sleep", partial(orders.sleep, level=level), response, wait)
+        """Put the engines of a model into vLLM's sleep mode, where the platform has it."""
+        return await run_operation(
+            model, "sleep", partial(operations.sleep, level=level), response, wait
+        )
 
-    @router.post("/{name:path}/wake", dependencies=[writing], responses=ordering)
+    @router.post("/{name:path}/wake", dependencies=[writing], responses=responses)
     async def wake_model(response: Response, wait: Wait = False, model: Model = naming) -> ModelRow:
-        """Wake the engines of a model, or start them where they do not sleep."""
-        return await ordered(model, "load", load, response, wait)
+        """Wake the engines of a model; start those that are not asleep."""
+        return await run_operation(model, "load", load, response, wait)
 
     return router

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 from fastapi.security import HTTPBearer
 
-from app.api.admin_auth import Right, guard
+from app.api.admin_auth import RequireRight, Right
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import (
     Authenticator,
@@ -28,11 +28,11 @@ OwnerName = Annotated[Name, Path(description="What keys say in `owner`; it may h
 
 def owners_router(store: OwnerStore, authenticator: Authenticator) -> APIRouter:
     """Return the routes of /admin/owners."""
-    # The scheme is there for the schema; the guards below do the work.
+    # For the OpenAPI document; `RequireRight` checks the key.
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
     router = APIRouter(prefix="/admin/owners", tags=["owners"], dependencies=[scheme])
-    reading = Depends(guard(authenticator, Right.OWNERS_READ))
-    writing = Depends(guard(authenticator, Right.OWNERS_WRITE))
+    reading = Depends(RequireRight(authenticator, Right.OWNERS_READ))
+    writing = Depends(RequireRight(authenticator, Right.OWNERS_WRITE))
     one_owner = error_responses(*ADMIN, RouteNotFound)
 
     @router.get("", responses=error_responses(*ADMIN))
@@ -56,9 +56,9 @@ def owners_router(store: OwnerStore, authenticator: Authenticator) -> APIRouter:
     async def put_owner(
         name: OwnerName, fields: OwnerFields, response: Response, principal: Principal = writing
     ) -> ShownOwner:
-        """Give an owner these limits and budgets; what is not given, it does not have."""
+        """Create or replace an owner; limits and budgets that are not given are removed."""
         owner, new = await store.replace(name, fields)
-        log.info("%s %s the owner %s", principal.id, "created" if new else "changed", name)
+        log.info("owner %s %s by %s", name, "created" if new else "changed", principal.id)
         if new:
             response.status_code = 201
         return owner
@@ -67,15 +67,15 @@ def owners_router(store: OwnerStore, authenticator: Authenticator) -> APIRouter:
     async def change_owner(
         name: OwnerName, fields: OwnerFields, principal: Principal = writing
     ) -> ShownOwner:
-        """Change what is given; the rest stays."""
+        """Change the given fields; the others keep their values."""
         owner = await store.change(name, fields)
-        log.info("%s changed the owner %s", principal.id, name)
+        log.info("owner %s changed by %s", name, principal.id)
         return owner
 
     @router.delete("/{name:path}", status_code=204, responses=one_owner)
     async def delete_owner(name: OwnerName, principal: Principal = writing) -> None:
         """Delete an owner's limits and budgets; its keys and their usage stay."""
         await store.delete(name)
-        log.info("%s deleted the owner %s", principal.id, name)
+        log.info("owner %s deleted by %s", name, principal.id)
 
     return router

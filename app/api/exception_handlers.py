@@ -1,4 +1,4 @@
-"""Answers to what goes wrong in FastAPI's routes; the relay answers its own."""
+"""Error responses for exceptions in FastAPI's routes; the relay sends its own."""
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
@@ -17,7 +17,7 @@ from app.database import DatabaseUnavailable, ValuesRejected
 
 log = logging.getLogger(__name__)
 
-# Paths for client keys beside the data plane's.
+# Paths for client keys that are not the data plane's.
 CLIENT_PATHS = frozenset({"/v1/models", "/v1/usage"})
 
 
@@ -36,7 +36,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers={"allow": f"{allowed}, OPTIONS"})
         known = errors.MethodNotAllowed(f"{path} takes {allowed}", allowed)
     elif error.status_code == 404:
-        meant = meant_path(path)
+        meant = suggested_path(path)
         hint = "" if meant is None else f"; did you mean {meant}?"
         known = errors.RouteNotFound(f"there is no {path} here{hint}")
     elif error.status_code == 413:
@@ -48,8 +48,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     return error_response(known, request.scope)
 
 
-def meant_path(path: str) -> str | None:
-    """Return the path that a client means whose `base_url` has a /v1 too few or too many."""
+def suggested_path(path: str) -> str | None:
+    """Return the path that a client with one /v1 too few or too many in its `base_url` meant."""
     for meant in (f"/v1{path}", path.removeprefix("/v1")):
         listed = meant in CLIENT_PATHS or meant.startswith("/v1/models/")
         if meant != path and (listed or endpoint_of(meant) is not None):
@@ -58,14 +58,14 @@ def meant_path(path: str) -> str | None:
 
 
 def _methods(request: Request) -> str:
-    """Return every method of a path; Starlette's Allow lists only those of the first route."""
+    """Return all methods of a path; Starlette's Allow lists only those of the first route."""
     routes = (route for route in request.app.routes if isinstance(route, Route))
     matching = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
     return ", ".join(sorted({method for route in matching for method in route.methods or ()}))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """Tell of the first fault: which field, and what it must be; never what was sent."""
+    """Name the first invalid field and what it must be; never what was sent."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = first["loc"][1:]  # without `body` or `query`
@@ -103,8 +103,8 @@ async def _unexpected(request: Request, _: Exception) -> Response:
     return error_response(errors.GatewayError("internal error"), request.scope)
 
 
-Answer = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
-ANSWERS: Mapping[int | type[Exception], Answer] = {
+ExceptionHandler = Callable[[Request, Exception], Coroutine[Any, Any, Response]]
+EXCEPTION_HANDLERS: Mapping[int | type[Exception], ExceptionHandler] = {
     errors.GatewayError: _gateway_error,
     HTTPException: _http_exception,
     RequestValidationError: _invalid,

@@ -1,4 +1,4 @@
-"""What operators and load balancers ask: is the process alive, does it serve, how much."""
+"""Liveness, readiness and metrics, for load balancers and Prometheus."""
 
 import hmac
 
@@ -28,12 +28,12 @@ _NOT_READY: JsonObject = {
 
 
 def ops_router(forecasts: Forecasts, admission: Admission) -> APIRouter:
-    """Return /health and /ready, which ask for no key."""
+    """Return /health and /ready, which need no key."""
     router = APIRouter(tags=["operations"])
 
     @router.get("/health", responses=error_responses())
     async def health() -> dict[str, str]:
-        """The process lives. Says nothing of engines: a restart would not mend them."""
+        """Whether the process lives; not whether engines do, which a restart would not mend."""
         return {"status": "ok"}
 
     @router.get(
@@ -56,9 +56,9 @@ def ops_router(forecasts: Forecasts, admission: Admission) -> APIRouter:
 
 
 def metrics_router(metrics: Metrics, engines: EnginesPage, key: bytes | None) -> APIRouter:
-    """Return what Prometheus scrapes; with `key`, a digest, it asks for that key."""
+    """Return the metrics routes; they require the key of the digest `key`, unless it is None."""
 
-    async def let_in(request: Request) -> None:
+    async def require_key(request: Request) -> None:
         if key is None:
             return
         try:
@@ -70,7 +70,7 @@ def metrics_router(metrics: Metrics, engines: EnginesPage, key: bytes | None) ->
 
     router = APIRouter(
         tags=["operations"],
-        dependencies=[Depends(let_in)],
+        dependencies=[Depends(require_key)],
         default_response_class=PlainTextResponse,
         responses=error_responses(InvalidApiKey),
     )

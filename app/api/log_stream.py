@@ -1,4 +1,4 @@
-"""A log as an answer that goes on for as long as somebody reads it.
+"""A log as a response that lasts for as long as the client reads it.
 
 A generator's `finally` is not reliable under StreamingResponse, which may never start it: this
 response owns its place among the followers itself.
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.admin_auth import error_response
 from app.errors import ServiceUnavailable
 
-# As often as a person sees a difference.
+# Short enough for a person who watches.
 POLL_S = 0.25
 MAX_FOLLOWERS = 8
 _HEADERS = [
@@ -33,14 +33,14 @@ class Reader(Protocol):
 
 
 class Followers:
-    """How many follow a log; each costs a thread's time four times a second."""
+    """Limits the clients that follow a log: each uses a thread four times a second."""
 
     def __init__(self) -> None:
         self.count = 0
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """Hold a place. Raises ServiceUnavailable when all are taken."""
+    def slot(self) -> Iterator[None]:
+        """Hold a slot. Raises ServiceUnavailable when all are taken."""
         if self.count >= MAX_FOLLOWERS:
             raise ServiceUnavailable(f"{self.count} clients follow logs already; try again later")
         self.count += 1
@@ -50,8 +50,8 @@ class Followers:
             self.count -= 1
 
 
-class Follow(Response):
-    """The last lines of a log, then each new one, until the client leaves or the gateway ends."""
+class FollowLog(Response):
+    """Sends the last lines of a log, then each new one, until the client or the gateway leaves."""
 
     def __init__(
         self,
@@ -59,38 +59,38 @@ class Follow(Response):
         lines: int,
         show: Callable[[str], str],
         followers: Followers,
-        ending: Callable[[], bool],
+        draining: Callable[[], bool],
     ) -> None:
         super().__init__()
         self._reader = reader
         self._count = lines
         self._show = show
         self._followers = followers
-        self._ending = ending
+        self._draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(self._followers.one())
+                stack.enter_context(self._followers.slot())
                 first = await asyncio.to_thread(self._first)
             except ServiceUnavailable as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
-            # uvicorn's send is silent about a client that left; receive tells.
-            left = asyncio.create_task(_left(receive))
-            stack.callback(left.cancel)
+            # uvicorn's send does not report a disconnect; receive does.
+            disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+            stack.callback(disconnected.cancel)
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await self._follow(first, left, send)
-            if not left.done():
+            await self._follow(first, disconnected, send)
+            if not disconnected.done():
                 await send({"type": "http.response.body", "body": b""})
 
-    async def _follow(self, lines: bytes, left: asyncio.Task[None], send: Send) -> None:
-        while not left.done():
+    async def _follow(self, lines: bytes, disconnected: asyncio.Task[None], send: Send) -> None:
+        while not disconnected.done():
             if lines:
                 await send({"type": "http.response.body", "body": lines, "more_body": True})
             else:
-                await asyncio.wait({left}, timeout=POLL_S)
-            if self._ending():
+                await asyncio.wait({disconnected}, timeout=POLL_S)
+            if self._draining():
                 return
             lines = await asyncio.to_thread(self._more)
 
@@ -102,12 +102,12 @@ class Follow(Response):
         try:
             return text_of(map(self._show, self._reader.read_new()))
         except OSError:
-            return b""  # it may come back, as a log that is not there yet may come
+            return b""  # it may be created again
 
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """Raise ServiceUnavailable where a log cannot be read."""
+    """Raise ServiceUnavailable if a log cannot be read."""
     try:
         yield
     except OSError as error:
@@ -119,6 +119,6 @@ def text_of(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

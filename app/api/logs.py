@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.admin_auth import Right, guard
+from app.api.admin_auth import RequireRight, Right
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import Authenticator, Principal
 from app.errors import BadRequest
@@ -45,11 +45,11 @@ class ShownLevels(BaseModel):
 
 def logs_router(levels: Levels, authenticator: Authenticator) -> APIRouter:
     """Return the routes of /admin/logs."""
-    # The scheme is there for the schema; the guard below does the work.
+    # For the OpenAPI document; `RequireRight` checks the key.
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
     router = APIRouter(prefix="/admin/logs", tags=["operations"], dependencies=[scheme])
-    reading = Depends(guard(authenticator, Right.LOGS_READ))
-    writing = Depends(guard(authenticator, Right.LOGS_WRITE))
+    reading = Depends(RequireRight(authenticator, Right.LOGS_READ))
+    writing = Depends(RequireRight(authenticator, Right.LOGS_WRITE))
 
     @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
     async def show_levels() -> ShownLevels:

@@ -1,4 +1,4 @@
-"""What is true of every request beside the data plane's, which does the same itself. Pure ASGI."""
+"""Bookkeeping for every request except the data plane's, which do their own. Pure ASGI."""
 
 import logging
 from collections.abc import Awaitable
@@ -16,9 +16,9 @@ from app.telemetry.metrics import NO_ENDPOINT, Metrics
 log = logging.getLogger(__name__)
 
 NOTES = "gateway.notes"
-# Asked every few seconds by machines that are not clients: logged at debug, counted by nobody.
+# Polled every few seconds by machines: logged at debug level, and not counted.
 QUIET = frozenset({"/health", "/ready", "/metrics", "/metrics/engines"})
-# What browsers ask before a page's request leaves: told at debug and counted by nobody as well.
+# What a browser asks before it sends a page's request: logged at debug level, and not counted.
 PREFLIGHT = "preflight"
 
 
@@ -32,14 +32,14 @@ class RequestNotes:
     fault: str | None = None
 
 
-class Recorded:
-    """Gives a request its id, returns that to the client, and writes the request's line.
+class AccessLogMiddleware:
+    """Gives a request its id, returns that to the client, and writes the access line.
 
-    The id is the client's x-request-id where that is harmless. Answers what nobody caught.
+    The id is the client's x-request-id where that is harmless.
     """
 
     def __init__(self, app: ASGIApp, access: AccessLog, endpoint: str = NO_ENDPOINT) -> None:
-        """`endpoint` is what a request is called that comes to no route."""
+        """`endpoint` is logged for a request that matches no route."""
         self._app = app
         self._access = access
         self._endpoint = endpoint
@@ -56,7 +56,7 @@ class Recorded:
         bytes_in = bytes_out = 0
         complete = client_gone = False
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             nonlocal bytes_in, client_gone
             message = await receive()
             bytes_in += len(message.get("body", b""))
@@ -74,7 +74,7 @@ class Recorded:
             return send(message)
 
         try:
-            await self._app(scope, counted, send_with_id)
+            await self._app(scope, receive_counted, send_with_id)
         except Exception:
             # FastAPI has sent what response it could, and raises the exception for logging.
             notes.fault = "internal error"
@@ -99,13 +99,13 @@ class Recorded:
             quiet = (
                 endpoint in QUIET
                 or endpoint == PREFLIGHT
-                or _is_look(record.method, scope["path"], status)
+                or _is_poll(record.method, scope["path"], status)
             )
             self._access.write(record, quiet=quiet)
 
 
-def _is_look(method: str, path: str, status: int) -> bool:
-    """Return whether a request is a successful read under /admin, as `status` sends in a row."""
+def _is_poll(method: str, path: str, status: int) -> bool:
+    """Return whether a request is a successful read under /admin, as `status` polls."""
     return method == "GET" and status < 400 and path.startswith("/admin/")
 
 
@@ -115,8 +115,8 @@ def notes_of(scope: Scope) -> RequestNotes:
     return notes
 
 
-class HeadAsGet:
-    """Lets HEAD ask what GET answers; the server leaves the body out (RFC 9110, section 9.3.2)."""
+class HeadMiddleware:
+    """Handles HEAD as GET; the server leaves the body out (RFC 9110, section 9.3.2)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -127,12 +127,12 @@ class HeadAsGet:
         await self._app(scope, receive, send)
 
 
-class Preflights:
-    """Has what CORSMiddleware answers itself recorded; all else passes through it unchanged."""
+class PreflightMiddleware:
+    """Logs the preflight requests that CORSMiddleware answers itself; passes on all others."""
 
     def __init__(self, cors: ASGIApp, access: AccessLog) -> None:
         self._cors = cors
-        self._recorded = Recorded(cors, access, PREFLIGHT)
+        self._recorded = AccessLogMiddleware(cors, access, PREFLIGHT)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if (
@@ -145,13 +145,13 @@ class Preflights:
 
 
 def is_preflight(headers: Headers) -> bool:
-    """Return whether OPTIONS with these headers asks what a page may send."""
+    """Return whether OPTIONS with these headers is a preflight request."""
     names = {name for name, _ in headers}
     return names >= {b"origin", b"access-control-request-method"}
 
 
-class Counted:
-    """Counts requests by the route that they came to: one of ours, or none."""
+class RequestMetricsMiddleware:
+    """Counts and times requests by the route that they matched."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -183,7 +183,7 @@ class Counted:
 
 
 def _endpoint(scope: Scope) -> str:
-    """Return the route's path with its parameters' names, never what a client put there."""
+    """Return the route's path with the names of its parameters, never their values."""
     path: str = scope["path"]
     if path == "/admin" or path.startswith("/admin/"):
         return "/admin"

@@ -1,10 +1,10 @@
-"""GET /v1/models and /v1/models/{id}, from memory: no engine is asked, so none can break it."""
+"""GET /v1/models and /v1/models/{id}, from memory: no engine is asked."""
 
 from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from app.api.caller import Caller
+from app.api.client_key import ClientKey
 from app.api.error_responses import CLIENT, error_responses, rate_headers
 from app.auth import Principal
 from app.errors import ModelNotFound, RouteNotFound
@@ -27,10 +27,10 @@ def card(name: str, model: Model) -> dict[str, Any]:
     return shown
 
 
-def models_router(catalogue: Catalogue, caller: Caller) -> APIRouter:
-    """Return the model list for callers with a key."""
+def models_router(catalogue: Catalogue, client: ClientKey) -> APIRouter:
+    """Return the routes of the model list; `client` authenticates."""
     router = APIRouter(tags=["models"])
-    calling = Depends(caller)
+    calling = Depends(client)
 
     @router.get(
         "/v1/models", responses={**error_responses(*CLIENT), 200: {"headers": rate_headers()}}

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict
 
-from app.api.admin_auth import Right, guard
+from app.api.admin_auth import RequireRight, Right
 from app.api.error_responses import ADMIN, BODY, error_responses
 from app.auth import Authenticator, Principal
 from app.errors import Conflict, InvalidConfiguration
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ReloadFields(BaseModel):
-    """What is asked for."""
+    """The body of POST /admin/reload."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -24,7 +24,7 @@ class ReloadFields(BaseModel):
 
 
 class ShownModel(BaseModel):
-    """What became of one model."""
+    """The outcome of a reload for one model."""
 
     model: str
     outcome: Outcome
@@ -36,7 +36,7 @@ class ShownModel(BaseModel):
 
 
 class ShownReport(BaseModel):
-    """What a reload did; `lines` is all of it for people."""
+    """The outcome of a reload; `lines` has all of it for people."""
 
     ok: bool
     dry_run: bool
@@ -55,24 +55,26 @@ class ShownReport(BaseModel):
         )
 
 
-DO_IT = ReloadFields()
+DEFAULT_FIELDS = ReloadFields()
 
 
 def reload_router(reloader: Reloader, authenticator: Authenticator) -> APIRouter:
     """Return the route of /admin/reload."""
-    # The scheme is there for the schema; the guard below does the work.
+    # For the OpenAPI document; `RequireRight` checks the key.
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
     router = APIRouter(prefix="/admin/reload", tags=["engines"], dependencies=[scheme])
-    writing = Depends(guard(authenticator, Right.ENGINES_WRITE))
+    writing = Depends(RequireRight(authenticator, Right.ENGINES_WRITE))
 
     @router.post("", responses=error_responses(*ADMIN, *BODY, InvalidConfiguration, Conflict))
-    async def reload(fields: ReloadFields = DO_IT, principal: Principal = writing) -> ShownReport:
-        """Apply what differs in the configuration; answer when the engines that change are up.
+    async def reload(
+        fields: ReloadFields = DEFAULT_FIELDS, principal: Principal = writing
+    ) -> ShownReport:
+        """Apply the changes of the configuration; respond when the engines that change are up.
 
-        400: a fault in it, 409: a reload is under way. Nothing was changed then.
+        400: the configuration is invalid; 409: a reload is under way. Both change nothing.
         """
         if not fields.dry_run:
-            log.info("%s reloads the configuration", principal.id)
+            log.info("configuration reload requested by %s", principal.id)
         return ShownReport.of(await reloader.reload(dry_run=fields.dry_run))
 
     return router

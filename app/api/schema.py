@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from app.api.admin_auth import Guard, Right, guard
+from app.api.admin_auth import RequireRight, Right
 from app.api.data_plane_schema import dataplane_paths
 from app.api.error_responses import (
     ADMIN,
@@ -44,7 +44,7 @@ _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 def schema_router(authenticator: Authenticator) -> APIRouter:
     """Return /admin/openapi.json."""
     router = APIRouter(prefix="/admin", tags=["operations"])
-    reading = Depends(guard(authenticator, Right.SCHEMA_READ))
+    reading = Depends(RequireRight(authenticator, Right.SCHEMA_READ))
 
     @cache
     def encoded(app: FastAPI) -> bytes:
@@ -122,7 +122,7 @@ def _rights(routes: Sequence[BaseRoute]) -> Iterator[tuple[tuple[str, str], Righ
 
 
 def _guards(dependant: Dependant) -> Iterator[Right]:
-    if isinstance(dependant.call, Guard):
+    if isinstance(dependant.call, RequireRight):
         yield dependant.call.right
     for inner in dependant.dependencies:
         yield from _guards(inner)

@@ -1,4 +1,4 @@
-"""What was used: GET /v1/usage for the caller's own, GET /admin/usage for those who may see all."""
+"""Usage reports: GET /v1/usage for the caller's own key, GET /admin/usage for all keys."""
 
 import re
 import time
@@ -25,7 +25,7 @@ _A_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_DAYS
 
 
 class Owner(Protocol):
-    """What is asked of a principal's owner."""
+    """The part of a principal's owner that a report needs."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class Owner(Protocol):
 
 
 class Caller(Protocol):
-    """What is asked of a principal."""
+    """The part of a principal that a report needs."""
 
     @property
     def id(self) -> str: ...
@@ -86,7 +86,7 @@ class Budget(BaseModel):
     tokens: int
     used: int
     left: int
-    resets_at: str = Field(description="When it begins anew.")
+    resets_at: str = Field(description="Time of the next reset.")
 
 
 class OwnerBudgets(BaseModel):
@@ -177,9 +177,7 @@ def usage_router(
         responses=error_responses(*ADMIN, RouteNotFound),  # 404: unknown key
     )
     async def all_usage(
-        by: Annotated[
-            str, Query(description="Some of owner, key, model, day; a comma between.")
-        ] = "key",
+        by: Annotated[str, Query(description="Comma-separated: owner, key, model, day.")] = "key",
         since: Annotated[
             str | None,
             Query(

@@ -7,7 +7,7 @@ import pytest
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from app.api.admin_auth import HANDLES, RIGHTS, Right, guard
+from app.api.admin_auth import MANAGED_ROLES, RIGHTS, RequireRight, Right
 from app.application import Application
 from app.auth import KeyFields, OwnerFields, OwnerStore, Role
 from app.errors import PermissionDenied
@@ -238,24 +238,24 @@ async def test_a_body_over_the_limit_is_413(gateway: Gateway, chunked: bool) -> 
 
 
 @pytest.mark.parametrize("role", Role)
-async def test_a_guard_goes_by_the_table(gateway: Gateway, role: Role) -> None:
+async def test_required_right_goes_by_the_table(gateway: Gateway, role: Role) -> None:
     headers = headers_of(await key_of(gateway.state, role))
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     asked = Request({"type": "http", "headers": raw})
     for right in Right:
-        guarded = guard(gateway.state.authenticator, right)
+        require = RequireRight(gateway.state.authenticator, right)
         if right in RIGHTS[role]:
-            assert (await guarded(asked)).role is role
+            assert (await require(asked)).role is role
         else:
             with pytest.raises(PermissionDenied):
-                await guarded(asked)
+                await require(asked)
 
 
 def test_the_table_denies_by_default() -> None:
-    assert set(RIGHTS) == set(HANDLES) == set(Role)
+    assert set(RIGHTS) == set(MANAGED_ROLES) == set(Role)
     assert not RIGHTS[Role.CLIENT]
-    assert not HANDLES[Role.CLIENT] | HANDLES[Role.AUDITOR]
+    assert not MANAGED_ROLES[Role.CLIENT] | MANAGED_ROLES[Role.AUDITOR]
     assert all(right.endswith(":read") for right in RIGHTS[Role.AUDITOR])
     assert RIGHTS[Role.MANAGER] - RIGHTS[Role.AUDITOR] == {Right.KEYS_WRITE}
     for role in Role:
-        assert all(RIGHTS[other] <= RIGHTS[role] for other in HANDLES[role])
+        assert all(RIGHTS[other] <= RIGHTS[role] for other in MANAGED_ROLES[role])

@@ -1,4 +1,4 @@
-"""Authentication and limits of the data plane's reads, which FastAPI serves."""
+"""Authentication and limits of GET /v1/models and /v1/usage, which FastAPI serves."""
 
 from collections.abc import Awaitable, Callable
 
@@ -13,26 +13,28 @@ from app.settings import NO_LIMITS
 from app.telemetry import UNKNOWN_MODEL
 from app.telemetry.metrics import Metrics
 
-Caller = Callable[[Request, Response], Awaitable[Principal]]
+ClientKey = Callable[[Request, Response], Awaitable[Principal]]
 
 
-def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> Caller:
+def require_client_key(
+    authenticator: Authenticator, limiter: Limiter, metrics: Metrics
+) -> ClientKey:
     """Return a dependency that authenticates a client's key for a read.
 
-    The response has the rate headers, as every one of the data plane, but the read takes nothing of
-    these limits: reads have a bound of their own. The dependency raises InvalidApiKey, RateLimited
-    and ServiceUnavailable.
+    The response has the rate headers, as all of the data plane's, but a read does not count against
+    those limits: reads have a rate limit of their own. The dependency raises InvalidApiKey,
+    RateLimited and ServiceUnavailable.
     """
     reads = ReadLimiter()
 
-    async def limited(request: Request, response: Response) -> Principal:
+    async def authenticate(request: Request, response: Response) -> Principal:
         try:
             principal = await authenticator.authenticate(request.scope["headers"])
         except InvalidApiKey as error:
             metrics.auth_failures.add((error.reason,))
             raise
         notes_of(request.scope).key_id = principal.id
-        ask = LimitRequest(
+        request_limits = LimitRequest(
             principal.id,
             principal.limits,
             UNKNOWN_MODEL,
@@ -42,7 +44,7 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
             entered=True,  # no request is counted
             owner=principal.team,
         )
-        with await limiter.decide(ask) as decision:
+        with await limiter.decide(request_limits) as decision:
             request.scope[CALLER_LIMITS] = decision.headers
             for name, value in decision.headers:
                 response.headers[name.decode()] = value.decode()
@@ -51,4 +53,4 @@ def caller(authenticator: Authenticator, limiter: Limiter, metrics: Metrics) -> 
             raise refusal
         return principal
 
-    return limited
+    return authenticate

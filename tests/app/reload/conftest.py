@@ -2,7 +2,7 @@
 
 import pytest
 
-from engines.gpu.accelerator import HostMemory
+from engines.gpu import HostMemory
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,12 @@
 """The HTTP client of the data path, and control requests to engines.
 
 `client` is the connection pool of one engine, `connection` one HTTP/1.1 connection, `response` a
-response in flight (of an engine in this process, too), and `immediate_future` resumes their readers
-without an iteration of the event loop. `probe` and `scrape` send the gateway's own requests.
+response in flight, also of an engine in this process. `probe` and `scrape` send the gateway's own
+requests.
 """
 
 from engines.http.address import Address
 from engines.http.client import Http1Client
-from engines.http.immediate_future import ImmediateFuture
 from engines.http.probe import EngineProbe
 from engines.http.response import ResponseBody
 from engines.http.scrape import scrape_metrics
@@ -16,7 +15,6 @@ __all__ = [
     "Address",
     "EngineProbe",
     "Http1Client",
-    "ImmediateFuture",
     "ResponseBody",
     "scrape_metrics",
 ]

@@ -14,7 +14,6 @@ from engines.base import (
     StallTimeout,
 )
 from engines.http.address import Address
-from engines.http.immediate_future import ImmediateFuture
 from engines.http.response import ResponseBody
 from engines.spec import Timeouts
 from engines.timing import ONE_TURN_S
@@ -64,9 +63,9 @@ class Http1Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._response: ResponseBody | None = None
         # Set while the response headers are awaited; each exchange sets its own.
-        self._awaiting: ImmediateFuture[ResponseBody] | None = None
+        self._awaiting: asyncio.Future[ResponseBody] | None = None
         # Set between the end of the headers and the end of the read that brought them.
-        self._headers_received: ImmediateFuture[ResponseBody] | None = None
+        self._headers_received: asyncio.Future[ResponseBody] | None = None
         self._any_byte = False  # of the current response
         # Of the response that is awaited; None after them: later fields are trailers.
         self._headers: list[tuple[bytes, bytes]] | None = None
@@ -96,7 +95,7 @@ class Http1Connection(asyncio.Protocol):
         response = ResponseBody(self, loop)
         self._response = response
         pool.in_flight += 1
-        headers_received: ImmediateFuture[ResponseBody] = ImmediateFuture(loop)
+        headers_received: asyncio.Future[ResponseBody] = loop.create_future()
         self._awaiting = headers_received
         self._headers = response.headers
         self._framing_bytes = self._trailer_bytes = 0
@@ -119,6 +118,8 @@ class Http1Connection(asyncio.Protocol):
             if self._response is response:
                 self.abort()
             raise
+        finally:
+            del headers_received  # an error in it refers to this frame
 
     def abort(self) -> None:
         """Close the connection at once; safe to call at any time."""
@@ -214,8 +215,7 @@ class Http1Connection(asyncio.Protocol):
             self._fail(broken)
         elif self._message_complete:
             self._finish(reusable=self._keep_alive)
-        if headers_received is not None:
-            # Last: it resumes the waiter, which then finds all that came with the headers.
+        if headers_received is not None and not headers_received.done():
             headers_received.set_result(response)
 
     def eof_received(self) -> bool:
@@ -299,7 +299,7 @@ class Http1Connection(asyncio.Protocol):
         elif self._transport is not None:
             self._transport.abort()
         if response is not None:
-            response.finish()  # last: it resumes the reader
+            response.finish()
 
     def _fail(self, error: EngineError) -> None:
         awaiting = self._awaiting
@@ -307,7 +307,8 @@ class Http1Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         if awaiting is not None:
-            awaiting.set_exception(error)
+            if not awaiting.done():
+                awaiting.set_exception(error)
         elif response is not None:
             response.fail(error)
 

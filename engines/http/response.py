@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engines.base import EngineError, EngineProtocolError, EngineResponse
-from engines.http.immediate_future import ImmediateFuture
 
 # Above this many buffered bytes of a response, its source is paused.
 HIGH_WATER = 256 * 1024
@@ -49,7 +48,7 @@ class ResponseBody:
         self._complete = False
         self._error: Exception | None = None
         # Set while `read` or `pump` waits.
-        self._waiter: ImmediateFuture[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         # Set while `pump` waits; `_chunks` is empty then.
         self._sink: Callable[[bytes], bool] | None = None
 
@@ -59,7 +58,7 @@ class ResponseBody:
 
     async def read(self) -> bytes:
         if not self._chunks and not self._complete and self._error is None:
-            self._waiter = ImmediateFuture(self._loop)
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -78,7 +77,7 @@ class ResponseBody:
         if self._error is not None:
             raise self._error
         self._sink = sink
-        self._waiter = ImmediateFuture(self._loop)
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:
@@ -131,7 +130,7 @@ class ResponseBody:
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None:
+        if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _take_buffered(self) -> bytes:

@@ -7,17 +7,17 @@ without waiting, straight from the engine's socket to the client's. How a respon
 """
 
 import asyncio
+import inspect
+from collections.abc import Coroutine
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.asgi import BUFFERED_BYTES, ClientDisconnected, ClientStalled, ExchangeHandler, Headers
 from app.errors import Dialect, GatewayError, dialect_of
 from app.server.connection.input_buffer import InputBuffer
-from app.server.connection.request_task import RequestTask
 from app.telemetry.logs import new_id, request_id
-from engines.http import ImmediateFuture
 
 # The lines before chunks of the usual sizes; formatting one takes longer than looking it up.
 _SIZES = tuple(b"%x\r\n" % size for size in range(4096))
@@ -46,7 +46,7 @@ class Carrier(Protocol):
         """Take note that the last byte of the response has been written."""
         ...
 
-    def exchange_ended(self, exchange: "HttpExchange", task: RequestTask) -> None:
+    def exchange_ended(self, exchange: "HttpExchange", task: asyncio.Task[None]) -> None:
         """Take note that the task of an exchange has ended, whatever became of the response."""
         ...
 
@@ -75,10 +75,10 @@ class HttpExchange:
     fault: ClientDisconnected | GatewayError | None = None
     # The status that the connection itself has sent, to a request whose body is faulty.
     refused_status: int | None = None
-    task: RequestTask | None = None  # while it runs
+    task: asyncio.Task[None] | None = None  # while it runs
     _expects_continue = False
     _body_bytes = 0  # in `_body`
-    _reader: ImmediateFuture[None] | None = None  # while the task waits for the body
+    _reader: asyncio.Future[None] | None = None  # while the task waits for the body
     _chunked = False
     # A head that waits, within a turn of the loop, for the first piece of its body.
     _head = b""
@@ -147,7 +147,7 @@ class HttpExchange:
                 self._carrier.transport.write(_CONTINUE)
         if not self._body and self.more_body:
             self._carrier.flow.resume_reading()
-            self._reader = ImmediateFuture(self._carrier.loop)
+            self._reader = self._carrier.loop.create_future()
             try:
                 await self._reader
             finally:
@@ -305,8 +305,9 @@ class HttpExchange:
 
     def wake_reader(self) -> None:
         """Resume the task if it waits for what of the body has arrived."""
-        if self._reader is not None and (self._body or not self.more_body):
-            self._reader.set_result(None)
+        reader = self._reader
+        if reader is not None and not reader.done() and (self._body or not self.more_body):
+            reader.set_result(None)
 
     def cut(self, error: GatewayError) -> None:
         """End the request with an error; see `app.relay.in_flight.Abortable`."""
@@ -317,8 +318,14 @@ class HttpExchange:
         self.disconnected = True
         self._interrupt(ClientDisconnected())
 
-    def task_ended(self, task: RequestTask) -> None:
-        """Let go of the task, which has ended."""
+    def start(self) -> asyncio.Task[None]:
+        """Start the task that handles the request."""
+        loop = self._carrier.loop
+        task = self.task = loop.create_task(self.handler(self))
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
         self._carrier.exchange_ended(self, task)
 
@@ -332,7 +339,12 @@ class HttpExchange:
     def _interrupt(self, fault: ClientDisconnected | GatewayError) -> None:
         if self.fault is None and not self.response_complete and self.task is not None:
             self.fault = fault
-            self.task.cancel()
+            coroutine = cast(Coroutine[Any, Any, None], self.task.get_coro())
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                # A task that is canceled before its first step leaves no record of the request.
+                self._carrier.loop.call_soon(self.task.cancel)
+            else:
+                self.task.cancel()
 
 
 def _has_length(headers: Headers) -> bool:

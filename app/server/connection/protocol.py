@@ -31,7 +31,6 @@ from app.server.connection.bounds import ConnectionBounds, PeerConnections
 from app.server.connection.exchange import HttpExchange
 from app.server.connection.framing import FRAMING_FIELDS, content_length, is_chunked
 from app.server.connection.input_buffer import InputBuffer
-from app.server.connection.request_task import RequestTask
 from app.server.connection.uvicorn_hooks import check_hooks
 from engines.timing import ONE_TURN_S
 
@@ -390,12 +389,9 @@ class ClientConnection(HttpToolsProtocol):
             self._running = self._unbegun = exchange
 
     def _begin(self, exchange: HttpExchange) -> None:
-        """Run the task of an exchange until it waits."""
+        """Start the task of an exchange."""
         if exchange is self._running and not self.transport.is_closing():
-            task = RequestTask(exchange.handler(exchange), self.loop, exchange.task_ended)
-            exchange.task = task
-            self.tasks.add(task)  # type: ignore[arg-type]
-            task.start()
+            self.tasks.add(exchange.start())
 
     def _take_cycle(self) -> None:
         """Have the ASGI application serve a request, through uvicorn's cycle."""
@@ -426,7 +422,7 @@ class ClientConnection(HttpToolsProtocol):
                 self.close_behind(exchange)
             self.on_response_complete()
 
-    def exchange_ended(self, exchange: HttpExchange, task: RequestTask) -> None:
+    def exchange_ended(self, exchange: HttpExchange, task: asyncio.Task[None]) -> None:
         """See `app.server.connection.exchange.Carrier`."""
         self.tasks.discard(task)
         if (

@@ -7,13 +7,6 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(params=["request", "asyncio"])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Which task runs it. What holds for asyncio's holds for a request's."""
-    found: str = request.param
-    return found
-
-
 @pytest.fixture
 async def reported() -> AsyncIterator[list[dict[str, Any]]]:
     """What the loop's exception handler was called with."""

@@ -163,9 +163,10 @@ async def test_body_that_breaks_behind_a_started_response_ends_it(length: bytes 
 
     framing = CHUNKED if length is None else b"content-length: " + length
     async with serving(handler, body_timeout_s=0.05) as server, server.connected() as client:
-        client.send(request(None, framing) + (b"zz\r\n" if length is None else b"he"))
-        said = await client.rest()
+        client.send(request(None, framing))
         await started.wait()
+        client.send(b"zz\r\n" if length is None else b"he")
+        said = await client.rest()
         await until_tasks_end(server.state)
     assert said.count(b"HTTP/1.1") == 1
     assert not said.endswith(b"0\r\n\r\n")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import cast
 
 import pytest
 
@@ -9,6 +10,7 @@ from app.asgi import ClientDisconnected, ClientExchange, ClientStalled, Exchange
 from app.errors import EngineFailed, GatewayError, InvalidApiKey, TooManyConnections
 from app.relay.response import send_error
 from app.server.connection import HttpExchange
+from app.server.connection.exchange import Carrier
 from tests.app.raw import request
 from tests.app.server.connection.exchanges import answered, exchanging, fill, forever
 
@@ -278,3 +280,28 @@ async def test_error_after_a_whole_response_is_not_told() -> None:
     async with exchanging(failing(EngineFailed("it failed"), whole), last) as served:
         assert (await served.client.answer()).body == b"one"
         assert await served.client.rest() == b""
+
+
+async def test_disconnect_before_the_first_step_still_runs_the_handler() -> None:
+    """A request whose task was canceled unstarted would leave no record."""
+    faults: list[object] = []
+    ended = asyncio.Event()
+
+    async def handler(exchange: ClientExchange) -> None:
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            faults.append(exchange.take_fault())
+
+    class Connection:
+        loop = asyncio.get_running_loop()
+
+        def exchange_ended(self, exchange: HttpExchange, task: asyncio.Task[None]) -> None:
+            ended.set()
+
+    connection = cast(Carrier, Connection())
+    exchange = HttpExchange(connection, handler, "POST", "/", b"", [])
+    exchange.start()
+    exchange.disconnect()
+    await ended.wait()
+    assert [type(fault) for fault in faults] == [ClientDisconnected]

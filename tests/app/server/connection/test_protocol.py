@@ -14,7 +14,7 @@ import pytest_asyncio
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from app.relay.request_context import RequestContext
-from app.server.connection import HttpExchange, RequestTask
+from app.server.connection import HttpExchange
 from app.server.connection.asgi_transport import AsgiTransport
 from app.server.connection.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 from tests.app.raw import (
@@ -670,7 +670,7 @@ def collects_nothing() -> Iterator[None]:
 
 def kept() -> int:
     """How many requests and answers there are, those that wait for the collector too."""
-    kinds = (RequestResponseCycle, AsgiTransport, HttpExchange, RequestContext, RequestTask)
+    kinds = (RequestResponseCycle, AsgiTransport, HttpExchange, RequestContext)
     return sum(isinstance(one, kinds) for one in gc.get_objects())
 
 

@@ -1,0 +1,1 @@
+"""Serves HTTP: listens, accepts connections, prints the banner, drains and stops."""

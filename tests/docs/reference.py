@@ -1,5 +1,5 @@
-"""Writes what is generated from the code: the pages of settings, commands and the API, the
-JSON Schema and .env.example."""
+"""Writes what is generated from the code: the pages of settings, commands and the API, the table of
+packages, the JSON Schema and .env.example."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from typer.core import TyperArgument, TyperGroup
 
 from app.settings import SECRETS, Settings, StateSettings, schema
 from app.settings.secrets import SECTION_SECRETS, variable_name
-from tests.docs import api, cli
+from tests.docs import api, architecture, cli
 from tests.docs.page import ROOT
 from tests.docs.tables import cell, code_list, number_type
 
@@ -276,6 +276,7 @@ def main() -> None:
     ENVIRONMENT.write_text(environment_example(), encoding="utf-8")
     SETTINGS.write_text(settings_page(), encoding="utf-8")
     COMMANDS.write_text(commands_page(), encoding="utf-8")
+    architecture.PAGE.write_text(architecture.architecture_page(), encoding="utf-8")
     document = api.openapi()
     api.PAGE.write_text(api.api_page(document), encoding="utf-8")
     api.OPENAPI.write_text(api.openapi_text(document), encoding="utf-8")

@@ -14,7 +14,7 @@ def test_table_of_packages_is_up_to_date() -> None:
     assert architecture_page() == TEXT, "regenerate it: make schema"
 
 
-@pytest.mark.parametrize(("name", "job"), packages(), ids=lambda value: value)
+@pytest.mark.parametrize(("name", "job"), list(packages()), ids=lambda value: value)
 def test_every_package_describes_its_job(name: str, job: str) -> None:
     assert 10 < len(job) < 150, name
 

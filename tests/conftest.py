@@ -5,7 +5,7 @@ import gc
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from tests.e2e.deployment import ENGINE, Deployment, demo_model, deployed, until_ready
+from tests.fakes.vllm import Fake
 from tests.gateway import free_port, remote
 from tests.services import PostgresServer, RedisServer
 
@@ -103,6 +104,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     finally:
         fake.kill()
         fake.wait()
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fake]:
+    """A fake vLLM server on a free port, in the test's own event loop."""
+    async with Fake() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

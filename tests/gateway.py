@@ -22,7 +22,7 @@ from app.main import create_app
 from app.server.http_server import gateway_server, metrics_server
 from app.server.listen import listen
 from app.settings import Settings, digest
-from tests.fakes.vllm import PATIENCE_S
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from app.telemetry.traces.tracer import Tracer
@@ -151,9 +151,7 @@ async def running(
 
 async def until_tasks_end(server: ServerState) -> None:
     """Return when a server's requests have ended; their tasks need not be asyncio's."""
-    async with asyncio.timeout(PATIENCE_S):
-        while server.tasks:
-            await asyncio.sleep(0.001)
+    await wait_until(lambda: not server.tasks)
 
 
 async def _listening(server: uvicorn.Server, host: str, port: int) -> int:

@@ -14,8 +14,9 @@ from app.asgi import Dispatcher, ExchangeHandler, Headers
 from app.errors import GatewayError
 from app.server.connection import ClientConnection, ConnectionBounds, PeerConnections
 from app.server.listen import listen
-from tests.app.raw import PATIENCE_S, Client
+from tests.app.raw import Client
 from tests.gateway import until_tasks_end
+from tests.waiting import PATIENCE_S
 
 BOUNDS = {
     "connections": 4096,

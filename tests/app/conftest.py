@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.deployment import until
 from tests.gateway import free_port
+from tests.waiting import poll_until
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def fake_url() -> Iterator[str]:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    until(listening, 10)
+    poll_until(listening, 10)
     yield f"http://127.0.0.1:{port}"
     process.kill()
     process.wait()

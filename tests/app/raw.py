@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fakes.vllm import PATIENCE_S as PATIENCE_S
 from tests.gateway import AUTH, Gateway
+from tests.waiting import PATIENCE_S
 
 BODY = b'{"model":"demo"}'
 KEY_LINE = b"authorization: %s" % AUTH["authorization"].encode()

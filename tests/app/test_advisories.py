@@ -25,12 +25,6 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
-
-
-@pytest.fixture
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     model = {"name": "demo", "engines": [remote(fake.url)], "max_output_tokens": 100}
     found = settings_for(model, run_dir=tmp_path)

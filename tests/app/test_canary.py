@@ -17,8 +17,9 @@ import pytest
 import yaml
 
 from app.settings import load_settings
-from tests.e2e.deployment import COMMAND, environment, until, write_config
+from tests.e2e.deployment import COMMAND, environment, write_config
 from tests.gateway import free_port, remote
+from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +161,7 @@ def test_no_canary_comes_out(fake_url: str, tmp_path: Path) -> None:
             stderr=subprocess.STDOUT,
         )
     try:
-        until(lambda: b"serves on" in said.read_bytes() or process.poll() is not None, 60)
+        poll_until(lambda: b"serves on" in said.read_bytes() or process.poll() is not None, 60)
         assert process.poll() is None, said.read_text()
         talk(gateway)
         gateway.command("status")

@@ -8,9 +8,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from tests.app.bare import Bare, serving_app
-from tests.app.raw import PATIENCE_S, Client, answers, connected, request
+from tests.app.raw import Client, answers, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import remote, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 GET = request(None, method=b"GET", path=b"/health", key=False)
 NO_CONTENT = {"type": "http.response.start", "status": 204, "headers": []}
@@ -52,9 +53,7 @@ async def test_connection_over_the_limit_per_peer_is_503_and_other_peers_are_ser
             assert await is_served(one)
             assert len(server.connections) <= 3
         await until_served(server, "127.0.0.2")
-        async with asyncio.timeout(PATIENCE_S):
-            while len(server.peers):  # nothing is kept of a peer that has left
-                await asyncio.sleep(0.001)
+        await wait_until(lambda: not len(server.peers))
 
 
 async def test_ipv6_peer_is_counted_by_its_address() -> None:

@@ -18,11 +18,11 @@ from tests.e2e.deployment import (
     Deployment,
     deployed,
     environment,
-    until,
     until_ready,
     write_config,
 )
 from tests.gateway import free_port, remote
+from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def models(deployment: Deployment) -> list[str]:
 def hang_up(deployment: Deployment, until_said: str) -> None:
     """Send SIGHUP; return when the gateway has said something."""
     deployment.process.send_signal(signal.SIGHUP)
-    until(lambda: until_said in deployment.said(), 10)
+    poll_until(lambda: until_said in deployment.said(), 10)
 
 
 def test_sighup_applies_the_file_and_a_fault_in_it_changes_nothing(
@@ -126,7 +126,7 @@ def test_the_terminal_closes(fake_url: str, tmp_path: Path) -> None:
         except httpx.TransportError:
             return False
 
-    until(serving, 30)
+    poll_until(serving, 30)
     os.close(master)
     process.send_signal(signal.SIGHUP)
     assert process.wait(20) == 0

@@ -16,8 +16,9 @@ import httpx
 from engines.demo.dialogues import DIALOGUES
 from tests.clients.environments import programs
 from tests.docs.page import ROOT, Block, Page
-from tests.e2e.deployment import KEY, MODEL, until
+from tests.e2e.deployment import KEY, MODEL
 from tests.gateway import free_port
+from tests.waiting import poll_until
 
 PAGE = Page.read(ROOT / "docs" / "clients.md")
 RUN_S = 180.0
@@ -217,7 +218,7 @@ def _serving(
             return False
 
     try:
-        until(answers, START_S)
+        poll_until(answers, START_S)
         yield
     finally:
         process.terminate()

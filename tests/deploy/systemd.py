@@ -14,7 +14,7 @@ from types import MappingProxyType
 import psutil
 
 from tests.deploy.image import ROOT, Image
-from tests.e2e.deployment import until
+from tests.waiting import poll_until
 
 SYSTEMD = Path("/lib/systemd/systemd")
 UNITS = ROOT / "deploy" / "systemd"
@@ -117,14 +117,14 @@ def booted(
         stdout=subprocess.DEVNULL,
     )
     try:
-        until(lambda: bool(psutil.Process(process.pid).children()), 10)
+        poll_until(lambda: bool(psutil.Process(process.pid).children()), 10)
         system = System(psutil.Process(process.pid).children()[0].pid)
 
         def up() -> bool:
             assert process.poll() is None, "systemd did not start"
             return system.run("systemctl", "is-active", "bare.target").returncode == 0
 
-        until(up, 60)
+        poll_until(up, 60)
         yield system
     finally:
         process.send_signal(signal.SIGKILL)  # and with it all of the namespace

@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from tests.deploy.image import ROOT, Image
-from tests.e2e.deployment import ADMIN_KEY, KEY, until
+from tests.e2e.deployment import ADMIN_KEY, KEY
 from tests.gateway import free_port, remote
+from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ def container(image: Image, config: Path, output: Path) -> Iterator[Container]:
         )
     running = Container(process, port, output)
     try:
-        until(lambda: process.poll() is not None or running.health() == 200, 30)
+        poll_until(lambda: process.poll() is not None or running.health() == 200, 30)
         yield running
     finally:
         process.kill()
@@ -93,7 +94,7 @@ def test_the_image_serves_on_a_root_that_cannot_be_written(
         healthy = subprocess.run(image.command(*check), env=env, check=False)
         assert healthy.returncode == 0
 
-        until(lambda: httpx.get(f"{running.url}/ready").status_code == 200, 30)
+        poll_until(lambda: httpx.get(f"{running.url}/ready").status_code == 200, 30)
         answer = httpx.post(
             f"{running.url}/v1/chat/completions",
             headers={"authorization": f"Bearer {KEY}"},

@@ -18,8 +18,9 @@ from app.server.run import CLOSING_S
 from app.settings import ServerSettings
 from tests.deploy.image import STATE, Image
 from tests.deploy.systemd import SYSTEMD, UNITS, booted
-from tests.e2e.deployment import ADMIN_KEY, ENGINE, KEY, START_S, demo_model, until
+from tests.e2e.deployment import ADMIN_KEY, ENGINE, KEY, START_S, demo_model
 from tests.gateway import free_port, remote
+from tests.waiting import poll_until
 
 UNIT = UNITS / "vllm-gateway.service"
 # systemd-analyze's scale ends at 10, "unsafe"; a web server with defaults has 9.2. What is left
@@ -125,7 +126,7 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
     )
     with booted(image, tmp_path, config, secrets(tmp_path)) as system:
         assert system.systemctl("start") == 0, system.journal()
-        until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
+        poll_until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
         answer = httpx.post(
             f"{url}/v1/chat/completions",
             headers={"authorization": f"Bearer {KEY}"},
@@ -137,7 +138,7 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
         assert "engines ready" in unit["StatusText"]
 
         assert system.systemctl("reload") == 0
-        until(lambda: "reload: nothing differs" in system.journal(), 20)
+        poll_until(lambda: "reload: nothing differs" in system.journal())
         assert system.shows()["MainPID"] == unit["MainPID"]
 
         # A process that is stopped says nothing, like one whose loop is stuck.
@@ -150,8 +151,8 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
         stuck = system.shows()["MainPID"]
         assert stuck != unit["MainPID"]
         system.run("kill", "-STOP", stuck)
-        until(lambda: system.shows()["NRestarts"] == "1", 60)
-        until(lambda: system.shows()["SubState"] == "running", 60)
+        poll_until(lambda: system.shows()["NRestarts"] == "1", 60)
+        poll_until(lambda: system.shows()["SubState"] == "running", 60)
         assert system.shows()["MainPID"] not in ("0", stuck)
 
         assert system.systemctl("stop") == 0
@@ -196,7 +197,7 @@ def test_real_vllm_serves_within_all_of_the_hardening(image: Image, tmp_path: Pa
         def temporary_files() -> str:
             return system.run("ls", f"{STATE}/var/run/demo-0/tmp").stdout
 
-        until(ready, START_S)
+        poll_until(ready, START_S)
         answer = httpx.post(
             f"{url}/v1/chat/completions",
             headers={"authorization": f"Bearer {KEY}"},

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.deploy.image import ROOT
-from tests.e2e.deployment import until
 from tests.gateway import free_port
+from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_serves_a_remote_engine_outside_of_the_repository(
             return False
 
     try:
-        until(ready, 30)
+        poll_until(ready, 30)
         answer = httpx.post(
             f"{base}/v1/chat/completions",
             headers={"authorization": f"Bearer {KEY}"},

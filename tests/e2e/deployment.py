@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import yaml
 
 from app.settings import LimitSettings
 from tests.gateway import free_port
+from tests.waiting import poll_until
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (str(Path(sys.executable).with_name("vllm-gateway")),)
@@ -137,7 +137,7 @@ def deployed(directory: Path, *models: dict[str, Any], **server: Any) -> Iterato
         )
     deployment = Deployment(process, port, directory / "run", output)
     try:
-        until(lambda: process.poll() is not None or _listening(deployment), 30)
+        poll_until(lambda: process.poll() is not None or _listening(deployment), 30)
         yield deployment
     finally:
         family = deployment.family() if process.poll() is None else []
@@ -163,15 +163,7 @@ def until_ready(deployment: Deployment) -> None:
         assert deployment.process.poll() is None, deployment.said()
         return "serves on" in deployment.said()
 
-    until(ready, START_S)
-
-
-def until(condition: Callable[[], bool], timeout: float) -> None:
-    """Return when a condition holds. Raises AssertionError after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s"
-        time.sleep(0.02)
+    poll_until(ready, START_S)
 
 
 def traces(deployment: Deployment, processes: list[psutil.Process]) -> set[Path]:

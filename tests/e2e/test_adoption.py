@@ -24,10 +24,10 @@ from tests.e2e.deployment import (
     Deployment,
     alive,
     environment,
-    until,
     until_ready,
     write_config,
 )
+from tests.waiting import poll_until
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
 
@@ -149,11 +149,11 @@ def test_restarted_gateway_takes_over_its_engines_under_load(
         assert stream.began.wait(60)
         asked = time.monotonic()
         old.process.terminate()
-        until(lambda: "free for the next gateway" in old.said(), 10)
+        poll_until(lambda: "free for the next gateway" in old.said(), 10)
         with gateway(config, 2) as new:
             until_ready(new)
             ready = time.monotonic()
-            until(lambda: bool(load.answered) and load.answered[-1] > ready, 30)
+            poll_until(lambda: bool(load.answered) and load.answered[-1] > ready, 30)
             load.stop.set()
             for thread in threads:
                 thread.join(120)

@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.deployment import KEY, Deployment, until
+from tests.e2e.deployment import KEY, Deployment
+from tests.waiting import poll_until
 
 
 def gauge(deployment: Deployment, name: str) -> float:
@@ -68,7 +69,7 @@ def generated(deployment: Deployment) -> float:
 
 def assert_generation_ends(deployment: Deployment, before: float, asked: int) -> None:
     """See that vLLM stops, and well before it had to."""
-    until(lambda: busy(deployment) == 0, PATIENCE_S)
+    poll_until(lambda: busy(deployment) == 0)
     count = generated(deployment)
     time.sleep(0.5)
     assert generated(deployment) == count
@@ -79,14 +80,14 @@ def test_disconnect_in_mid_stream_ends_generation(gateway: Deployment) -> None:
     before = generated(gateway)
     with generation(gateway, stream=True) as connection:
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        until(lambda: generated(gateway) > before, PATIENCE_S)
+        poll_until(lambda: generated(gateway) > before)
     assert_generation_ends(gateway, before, CHOICES * TOKENS)
 
 
 def test_disconnect_of_a_plain_request_ends_generation(gateway: Deployment) -> None:
     before = generated(gateway)
     with generation(gateway, stream=False):
-        until(lambda: generated(gateway) > before, PATIENCE_S)
+        poll_until(lambda: generated(gateway) > before)
     assert_generation_ends(gateway, before, CHOICES * TOKENS)
 
 
@@ -95,7 +96,7 @@ def test_disconnect_of_many_clients_leaves_nothing_running(gateway: Deployment) 
     with ExitStack() as clients:
         for n in range(8):
             clients.enter_context(generation(gateway, stream=n % 2 == 0))
-        until(lambda: generated(gateway) > before, PATIENCE_S)
+        poll_until(lambda: generated(gateway) > before)
     assert_generation_ends(gateway, before, 8 * CHOICES * TOKENS)
     with gateway.client() as client:
         metrics = client.get("/metrics").text

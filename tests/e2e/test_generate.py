@@ -16,16 +16,8 @@ import pytest
 from engines.demo.dialogues import COMPLETIONS, DIALOGUES, Dialogue
 from engines.offline import Job, Loaded, Loading, Prompt, Session
 from engines.output.startup import PHASES
-from tests.e2e.deployment import (
-    COMMAND,
-    ENGINE,
-    MODEL,
-    START_S,
-    alive,
-    demo_model,
-    environment,
-    until,
-)
+from tests.e2e.deployment import COMMAND, ENGINE, MODEL, START_S, alive, demo_model, environment
+from tests.waiting import poll_until
 
 EAGER = ("--engine", "enforce-eager=true", "--engine", "max_num_seqs=16")
 KNOWN = {dialogue.name: dialogue for dialogue in DIALOGUES}
@@ -69,11 +61,11 @@ def generating(
         )
     family: list[psutil.Process] = []
     try:
-        until(lambda: process.poll() is not None or _core(process.pid) is not None, START_S)
+        poll_until(lambda: process.poll() is not None or _core(process.pid) is not None, START_S)
         assert process.poll() is None, output.read_text()
         family = psutil.Process(process.pid).children(recursive=True)
         yield process
-        until(lambda: not any(map(alive, family)), 30)
+        poll_until(lambda: not any(map(alive, family)), 30)
     finally:
         process.kill()
         process.wait()
@@ -156,7 +148,7 @@ def test_ctrl_c_keeps_the_answers_that_are_there(tmp_path: Path) -> None:
     output.write_text("from before\n")
     arguments = (*EAGER, "--prompts-file", str(file), "-o", str(output))
     with generating(errors, *arguments) as process:
-        until(lambda: process.poll() is not None or "[2] " in output.read_text(), START_S)
+        poll_until(lambda: process.poll() is not None or "[2] " in output.read_text(), START_S)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130, errors.read_text()
     assert output.read_text().startswith(

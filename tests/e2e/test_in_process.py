@@ -21,10 +21,10 @@ from tests.e2e.deployment import (
     deployed,
     run,
     traces,
-    until,
     until_ready,
     write_config,
 )
+from tests.waiting import poll_until
 
 IN_PROCESS: dict[str, Any] = {**ENGINE, "kind": "in_process"}
 DEMO: dict[str, Any] = {"name": "demo", "engines": [IN_PROCESS]}
@@ -68,7 +68,7 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
     with deployed(tmp_path, DEMO) as deployment:
         with deployment.client() as client:
             # It loads in a thread: the gateway answers meanwhile.
-            until(lambda: len(engine_processes(deployment)) > 0, START_S)
+            poll_until(lambda: len(engine_processes(deployment)) > 0, START_S)
             assert client.get("/health").status_code == 200
             assert client.get("/ready").status_code == 503
             until_ready(deployment)
@@ -87,8 +87,8 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
             assert "[DONE]" not in seen
             assert json.loads(seen[-1])["error"]["code"] == "engine_failed"
 
-            until(lambda: "engine demo-0 is started again in 1 s" in deployment.said(), 60)
-            until(lambda: client.get("/ready").status_code == 200, START_S)
+            poll_until(lambda: "engine demo-0 is started again in 1 s" in deployment.said(), 60)
+            poll_until(lambda: client.get("/ready").status_code == 200, START_S)
             second = engine_processes(deployment)
             assert second
             assert not [path for path in left if path.is_file()], "the directory is in use again"
@@ -103,14 +103,14 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
         family = [*deployment.family(), *map(psutil.Process, second)]
         deployment.process.kill()
         deployment.process.wait()
-        until(lambda: not any(alive(process) for process in family), 10)
+        poll_until(lambda: not any(alive(process) for process in family), 10)
         assert not [path for path in left if path.exists()]
 
 
 def test_sigterm_while_it_loads_leaves_no_process(tmp_path: Path) -> None:
     demo_model()
     with deployed(tmp_path, DEMO) as deployment:
-        until(lambda: len(engine_processes(deployment)) > 0, START_S)
+        poll_until(lambda: len(engine_processes(deployment)) > 0, START_S)
         family = deployment.family()
         assert deployment.terminate() == 0
         assert engine_processes(deployment) == []

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.deployment import ADMIN_KEY, Deployment, until
+from tests.e2e.deployment import ADMIN_KEY, Deployment
+from tests.waiting import poll_until
 
 REQUESTS = 1000
 AT_ONCE = 24
@@ -106,7 +107,7 @@ async def test_the_ledger_holds_what_clients_were_told(
                 return await ask(client, path, body)
 
         answers = await asyncio.gather(*(one(*request) for request in requests))
-    until(lambda: ledger(gateway, key).get("requests", 0) >= REQUESTS, 30)
+    poll_until(lambda: ledger(gateway, key).get("requests", 0) >= REQUESTS, 30)
     row = ledger(gateway, key)
     prompt, completion = (sum(part) for part in zip(*answers, strict=True))
     show(
@@ -130,7 +131,7 @@ def test_a_cancelled_stream_is_on_record_as_estimated(gateway: Deployment, key: 
     with gateway.client(key) as client, client.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200
         next(answer.iter_raw())
-    until(lambda: ledger(gateway, key).get("requests", 0) == 1, 30)
+    poll_until(lambda: ledger(gateway, key).get("requests", 0) == 1, 30)
     row = ledger(gateway, key)
     assert row["estimated_requests"] == 1
     assert row["prompt_tokens"] > 0

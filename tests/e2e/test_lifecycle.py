@@ -23,10 +23,10 @@ from tests.e2e.deployment import (
     environment,
     run,
     traces,
-    until,
     until_ready,
     write_config,
 )
+from tests.waiting import poll_until
 
 DEMO: dict[str, Any] = {"name": "demo", "engines": [ENGINE]}
 
@@ -46,7 +46,7 @@ def test_sigkill_of_the_gateway_leaves_no_process_and_no_file(tmp_path: Path) ->
         left = traces(deployment, processes)
         deployment.process.kill()
         deployment.process.wait()
-        until(lambda: not any(alive(p) for p in processes), 5)
+        poll_until(lambda: not any(alive(p) for p in processes), 5)
         assert not [path for path in left if path.exists()]
 
 
@@ -60,10 +60,10 @@ def test_sigkill_of_the_api_server_leaves_no_process_and_no_file_and_is_told(
         left = traces(deployment, processes)
         server = next(p for p in processes if p.cmdline()[1:2] == ["-m"])
         os.kill(server.pid, signal.SIGKILL)
-        until(lambda: not any(alive(p) for p in processes), 5)
+        poll_until(lambda: not any(alive(p) for p in processes), 5)
         assert not [path for path in left if path.exists()]
         with deployment.client() as client:
-            until(lambda: client.get("/ready").status_code == 503, 5)
+            poll_until(lambda: client.get("/ready").status_code == 503, 5)
             assert client.get("/health").status_code == 200
             assert client.get("/v1/models").status_code == 200
             body = {"model": "demo", "messages": []}
@@ -77,7 +77,7 @@ def test_sigkill_of_the_api_server_leaves_no_process_and_no_file_and_is_told(
 def test_sigterm_while_starting_leaves_no_process(tmp_path: Path) -> None:
     demo_model()
     with deployed(tmp_path, DEMO) as deployment:
-        until(lambda: len(deployment.family()) >= 2, 10)
+        poll_until(lambda: len(deployment.family()) >= 2, 10)
         processes = deployment.family()
         with httpx.Client() as client:
             assert client.get(f"{deployment.url}/ready").status_code == 503

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.e2e.deployment import ENGINE, Deployment, alive, demo_model, deployed, until, until_ready
+from tests.e2e.deployment import ENGINE, Deployment, alive, demo_model, deployed, until_ready
+from tests.waiting import poll_until
 
 # vLLM's three processes take 2.7 GiB with this model.
 FREED_MIB = 1000
@@ -80,7 +81,7 @@ def test_cold_requests_start_one_engine_which_makes_room_and_leaves_when_idle(
         before = rss_mib(deployment)
         told.append(f"two is loaded, one was evicted: {before:.0f} MiB")
 
-        until(lambda: not any(alive(process) for process in second), 30)
+        poll_until(lambda: not any(alive(process) for process in second), 30)
         after = rss_mib(deployment)
         told.append(f"two was idle for 3 s: {after:.0f} MiB")
         assert before - after > FREED_MIB

@@ -17,17 +17,10 @@ import yaml
 from app.auth import Principal, Role
 from app.relay.cache_salts import CacheSalts, Isolation
 from app.settings import NO_LIMITS
-from tests.e2e.deployment import (
-    ADMIN_KEY,
-    ENGINE,
-    Deployment,
-    demo_model,
-    deployed,
-    until,
-    until_ready,
-)
+from tests.e2e.deployment import ADMIN_KEY, ENGINE, Deployment, demo_model, deployed, until_ready
 from tests.e2e.test_cancellation import busy, gauge, generated
 from tests.e2e.test_usage import counted, tokens
+from tests.waiting import poll_until
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -336,7 +329,7 @@ class TestStoredResponses:
         assert canceled.status_code == 200, canceled.text
         assert canceled.json()["status"] == "cancelled"
         assert_hidden(tenants.b, one)
-        until(lambda: busy(deployment) == 0, WAIT_S)
+        poll_until(lambda: busy(deployment) == 0, WAIT_S)
         assert generated(deployment) - before < 0.8 * LONG_ANSWER
 
 
@@ -385,7 +378,7 @@ class TestLeaving:
     ) -> None:
         before = generated(deployment)
         with charge(deployment) as charged, unfinished(tenants.a.client, n=16, temperature=1.0):
-            until(lambda: generated(deployment) > before, WAIT_S)
+            poll_until(lambda: generated(deployment) > before, WAIT_S)
         show(f"plain request left early: {charged}")
         assert charged.generated <= charged.completion == 16 * LONG_ANSWER
         assert charged.generated < 0.8 * charged.completion, "it was not left early"
@@ -450,6 +443,6 @@ def charge(deployment: Deployment) -> Iterator[Charged]:
         generated(deployment),
     )
     yield charged
-    until(lambda: left() > before and busy(deployment) == 0, WAIT_S)
+    poll_until(lambda: left() > before and busy(deployment) == 0, WAIT_S)
     charged.completion = tokens(deployment)[1] - charged_before
     charged.generated = generated(deployment) - generated_before

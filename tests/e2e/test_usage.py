@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.deployment import Deployment, until
+from tests.e2e.deployment import Deployment
 from tests.e2e.test_cancellation import gauge, generation
+from tests.waiting import poll_until
 
 STORY = [{"role": "user", "content": "Tell me a story about a lighthouse."}]
 CHAT: dict[str, Any] = {"model": "demo", "messages": STORY}
@@ -105,11 +106,11 @@ def test_client_that_leaves_pays_for_what_it_saw(gateway: Deployment) -> None:
         while seen.count(b"data: ") < 50:
             seen += connection.recv(65536)
     left = "gateway_usage_records_total"
-    until(lambda: counted(gateway, left, outcome="disconnected") > 0, 40)
-    until(lambda: tokens(gateway)[1] > ours[1], 40)
+    poll_until(lambda: counted(gateway, left, outcome="disconnected") > 0, 40)
+    poll_until(lambda: tokens(gateway)[1] > ours[1], 40)
     noted = tokens(gateway)[1] - ours[1]
     assert seen.count(b"data: {") - 1 <= noted
-    until(lambda: gauge(gateway, "vllm:num_requests_running") == 0, 40)
+    poll_until(lambda: gauge(gateway, "vllm:num_requests_running") == 0, 40)
     assert noted <= engine_tokens(gateway)[1] - theirs[1] + 512  # each choice has an opening event
     assert any('"estimated":true' in line for line in gateway.said().splitlines())
 

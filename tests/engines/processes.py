@@ -50,12 +50,6 @@ def family(engine: ProcessEngine) -> list[psutil.Process]:
     return [guardian, *guardian.children(recursive=True)]
 
 
-async def until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def gone(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 

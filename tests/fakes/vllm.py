@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.fakes.writing import Writing, embedded, writes
+from tests.waiting import PATIENCE_S, wait_until
 
 HEAD_JSON = b"content-type: application/json\r\n"
-# For a machine on which this process may be starved; nobody waits for it when all is well.
-PATIENCE_S = 20.0
 
 
 @dataclass
@@ -184,15 +183,11 @@ class Fake:
 
     async def until_idle(self, timeout: float = PATIENCE_S) -> None:
         """Return when nothing is running."""
-        async with asyncio.timeout(timeout):
-            while self.running:
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: not self.running, timeout)
 
     async def until_running(self, count: int = 1, timeout: float = PATIENCE_S) -> None:
         """Return when `count` answers are under way."""
-        async with asyncio.timeout(timeout):
-            while self.running < count:
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: self.running >= count, timeout)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

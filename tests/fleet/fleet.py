@@ -15,9 +15,10 @@ import asyncpg
 import httpx
 import yaml
 
-from tests.e2e.deployment import COMMAND, environment, until
+from tests.e2e.deployment import COMMAND, environment
 from tests.gateway import free_port
 from tests.services import PostgresServer, RedisServer
+from tests.waiting import poll_until
 
 ADMIN_KEY = "sk-fleet-admin-0123456789abcdef"
 START_S = 60.0
@@ -133,7 +134,7 @@ def _member(home: Path, port: int, config: dict[str, Any]) -> Iterator[Member]:
         )
     member = Member(process, port, output)
     try:
-        until(lambda: process.poll() is not None or "serves on" in member.said(), START_S)
+        poll_until(lambda: process.poll() is not None or "serves on" in member.said(), START_S)
         assert process.poll() is None, member.said()
         yield member
     finally:

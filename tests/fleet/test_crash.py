@@ -11,6 +11,7 @@ import pytest
 
 from tests.fleet.fleet import Fleet, chat, fleet
 from tests.services import PostgresServer, RedisServer
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 
@@ -71,9 +72,7 @@ async def test_slots_of_a_killed_gateway_come_back(two: Fleet, show: Callable[[s
         got: list[float] = []
         everybody = asyncio.Event()
         waiting = [asyncio.create_task(again()) for _ in range(SLOTS)]
-        async with asyncio.timeout(90):
-            while len(got) < SLOTS:
-                await asyncio.sleep(0.1)
+        await wait_until(lambda: len(got) >= SLOTS, 90)
         over = await client.post(f"{second.url}/v1/chat/completions", json=chat(1))
         everybody.set()
         await asyncio.gather(*waiting)

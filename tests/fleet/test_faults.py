@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fleet.fleet import Member, chat, fleet
 from tests.services import PostgresServer, RedisServer
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.services]
 
@@ -108,9 +109,7 @@ def sample(member: Member, name: str) -> float:
 
 
 async def until_available(member: Member, available: bool) -> None:
-    async with asyncio.timeout(60):
-        while sample(member, "gateway_redis_available") != available:
-            await asyncio.sleep(0.05)
+    await wait_until(lambda: sample(member, "gateway_redis_available") == available, 60)
 
 
 @pytest.mark.parametrize(("policy", "meanwhile"), [("local", 200), ("open", 200), ("closed", 503)])

@@ -1,7 +1,7 @@
 """/admin/engines over HTTP: what is shown, what is not, and logs that are followed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from engines.process import ProcessEngine
 from tests.app.raw import connected, request
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_for
+from tests.waiting import wait_until
 
 CANARY = "hf_canary0123456789"
 
@@ -67,12 +68,6 @@ def message(answer: httpx.Response) -> str:
     return text
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_every_engine_with_what_it_told(gateway: Gateway) -> None:
     facts = EngineFacts(version="0.32.0", kv_cache_tokens=16384, supported_tasks=("generate",))
     put(gateway, Process("org-demo-0", facts=facts, last_error=f"--api-key {CANARY}", restarts=3))
@@ -121,7 +116,7 @@ class TestRestart:
         engine.state = EngineState.FAILED
         answer = await gateway.client.post("/admin/engines/org-demo-0/restart")
         assert answer.status_code == 202
-        await until(lambda: engine.state is EngineState.READY)
+        await wait_until(lambda: engine.state is EngineState.READY)
 
     async def test_one_that_does_not_start(self, gateway: Gateway) -> None:
         put(gateway, Process("org-demo-0", EngineState.FAILED, cannot="no room"))
@@ -202,7 +197,7 @@ class TestFollow:
                 file.write(f"3 --hf-token={CANARY}\n")
             assert await anext(lines) == "3 --hf-token=***"
             assert follower_count() == 1
-        await until(lambda: follower_count() == 0)
+        await wait_until(lambda: follower_count() == 0)
 
     async def test_a_log_that_is_rotated_is_followed_on(self, gateway: Gateway) -> None:
         log = log_of(gateway)
@@ -214,7 +209,7 @@ class TestFollow:
             log.replace(log.with_suffix(".log.1"))
             log.write_text("3\n")
             assert [await anext(lines), await anext(lines)] == ["2", "3"]
-        await until(lambda: follower_count() == 0)
+        await wait_until(lambda: follower_count() == 0)
 
     async def test_a_client_that_breaks_off_leaves_nothing(self, gateway: Gateway) -> None:
         log_of(gateway).write_text("1\n")
@@ -223,8 +218,8 @@ class TestFollow:
             async with connected(gateway) as client:
                 head = b"authorization: " + ROOT["authorization"].encode()
                 client.send(request(None, head, path=path, method=b"GET", key=False))
-                await until(lambda: follower_count() > 0)
-            await until(lambda: follower_count() == 0)
+                await wait_until(lambda: follower_count() > 0)
+            await wait_until(lambda: follower_count() == 0)
 
     async def test_so_many_may_follow_and_no_more(self, gateway: Gateway) -> None:
         log_of(gateway).write_text("1\n")
@@ -239,7 +234,7 @@ class TestFollow:
                 refused = await gateway.client.get(path)
                 assert refused.status_code == 503
                 assert message(refused) == "8 clients follow logs already; try again later"
-            await until(lambda: follower_count() == 0)
+            await wait_until(lambda: follower_count() == 0)
             async with followed(gateway) as lines:
                 assert await anext(lines) == "1"
 
@@ -257,4 +252,4 @@ class TestFollow:
             log.write_text("x" * 99 + "\n" * 1 + ("y" * 99 + "\n") * 100_000)
             assert (await gateway.client.get("/health")).status_code == 200
             assert await anext(lines) == "x" * 99
-        await until(lambda: follower_count() == 0)
+        await wait_until(lambda: follower_count() == 0)

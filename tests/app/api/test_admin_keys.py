@@ -16,15 +16,10 @@ import pytest
 from app.auth import KeyFields
 from app.auth.key_format import new_key
 from app.settings import digest
-from tests.app.raw import PATIENCE_S, asking, connected, request
+from tests.app.raw import asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, ROOT, Gateway, remote, running, settings_for
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture

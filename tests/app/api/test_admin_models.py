@@ -10,9 +10,10 @@ import pytest
 
 from engines.base import EngineNotReady, EngineState
 from engines.process import ProcessEngine
-from tests.app.api.test_admin_engines import message, put, until
+from tests.app.api.test_admin_engines import message, put
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_for
+from tests.waiting import wait_until
 
 
 class Process(FakeEngine):
@@ -100,7 +101,7 @@ async def test_without_a_wait_the_answer_comes_at_once(gateway: Gateway, engine:
     assert refused.status_code == 409
     assert message(refused) == "org/demo/load: load is under way; try again when it is done"
     engine.may_load.set()
-    await until(lambda: engine.state is EngineState.READY)
+    await wait_until(lambda: engine.state is EngineState.READY)
 
 
 async def test_a_client_that_does_not_wait_on_ends_nothing(
@@ -108,12 +109,12 @@ async def test_a_client_that_does_not_wait_on_ends_nothing(
 ) -> None:
     engine.may_load = asyncio.Event()
     asking = asyncio.create_task(gateway.client.post("/admin/models/gpt/load?wait=true"))
-    await until(lambda: gateway.state.operations.under_way("org/demo/load") == "load")
+    await wait_until(lambda: gateway.state.operations.under_way("org/demo/load") == "load")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert gateway.state.operations.under_way("org/demo/load") == "load"
     engine.may_load.set()
-    await until(lambda: engine.state is EngineState.READY)
+    await wait_until(lambda: engine.state is EngineState.READY)
 
 
 async def test_sleep_wake_and_unload(gateway: Gateway, engine: Process) -> None:

@@ -8,18 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.raw import PATIENCE_S
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S
 
 Key = dict[str, str]
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import pytest
 import pytest_asyncio
 
 from app.api.data_plane import ENDPOINTS, endpoint_of
-from tests.fakes.vllm import PATIENCE_S, Fake
+from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S
 
 LIMIT = 100_000
 # Most of these leave nothing behind, so that they share a gateway, and the loop on which it runs.

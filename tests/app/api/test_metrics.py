@@ -25,12 +25,6 @@ Place = tuple[str, frozenset[tuple[str, str]]]
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
-
-
-@pytest.fixture
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     engine = remote(fake.url, served_model_name="demo")
     hasty = {**engine, "timeouts": {"first_byte_s": 0.1}}

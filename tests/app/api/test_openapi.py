@@ -33,12 +33,6 @@ BEARER_OR_HEADER: list[dict[str, list[str]]] = [{"client": []}, {"client_x_api_k
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
-
-
-@pytest.fixture
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     """A gateway with a model for each failure mode."""
     models = (

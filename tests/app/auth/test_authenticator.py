@@ -19,6 +19,7 @@ from app.database import Database, DatabaseUnavailable
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import FieldSettings, digest
 from tests.app.auth.doors import LIMITS, Clock, bearer, door
+from tests.waiting import wait_until
 
 GRACE_S = 3600.0
 ROOT = "root-0123456789abcdef0123"
@@ -567,8 +568,7 @@ async def test_the_task_polls_and_flushes_until_it_is_cancelled(
         while (await store.get(key_id)).last_used_ms is None:
             await asyncio.sleep(0.001)
         await store.disable(key_id)
-        while auth.recall(bearer(key)) is not None:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: auth.recall(bearer(key)) is None)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
@@ -589,9 +589,7 @@ async def test_a_fault_nobody_thought_of_is_a_store_that_does_not_answer(
         await auth.authenticate(bearer(key))
     assert len([record for record in caplog.records if record.exc_info]) == 1
     store.broken = False
-    async with asyncio.timeout(20):
-        while auth._offline:
-            await asyncio.sleep(0.001)
+    await wait_until(lambda: not auth._offline)
     await auth.authenticate(bearer(key))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

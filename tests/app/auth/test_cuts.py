@@ -15,6 +15,7 @@ from app.auth.key_store import KeyStore
 from app.auth.validation import KeyChanges, KeyFields
 from app.database import Database
 from tests.app.auth.doors import LIMITS, Clock, bearer, door
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -182,9 +183,7 @@ async def test_the_task_hears_of_a_cut(sites: list[Site], monkeypatch: pytest.Mo
     tasks = [asyncio.create_task(one.auth.run()) for one in sites]
     key_id, _ = await made(sites[0].store)
     await sites[0].store.disable(key_id, now=True)
-    async with asyncio.timeout(20):
-        while [one.cut for one in sites] != [[key_id], [key_id]]:
-            await asyncio.sleep(0.001)
+    await wait_until(lambda: [one.cut for one in sites] == [[key_id], [key_id]])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,10 +8,10 @@ import pytest
 
 from app.auth.key_format import new_key
 from app.auth.validation import KeyFields
-from tests.app.raw import PATIENCE_S
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for
 from tests.services import PostgresServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

@@ -20,6 +20,7 @@ from app.database import Database
 from app.errors import InvalidApiKey, ServiceUnavailable
 from app.settings import digest
 from tests.app.auth.doors import Clock, bearer, door
+from tests.waiting import wait_until
 
 MANY = 3000
 
@@ -150,8 +151,7 @@ async def test_only_so_many_lookups_at_once_in_each_lane(auth: Authenticator, st
         attacked(auth, [new_key().text for _ in range(20)]) as made_up,
         attacked(auth, good) as requests,
     ):
-        while store.at_once < lookups.MAX_READS + lookups.MAX_UNKNOWN_READS:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: store.at_once >= lookups.MAX_READS + lookups.MAX_UNKNOWN_READS)
         await settle()
         store.released.set()
         assert await outcomes(made_up) == {InvalidApiKey: 20}

@@ -13,8 +13,9 @@ from app.auth.key_format import id_of
 from app.cli.gateway_client import DEFAULT_URL, GatewayClient
 from tests.app.cli.gateway import KEY, FakeGateway, fault, run, serving
 from tests.app.configuration import GOOD, isolate
-from tests.e2e.deployment import COMMAND, environment, until
+from tests.e2e.deployment import COMMAND, environment
 from tests.gateway import free_port, remote
+from tests.waiting import poll_until
 
 OTHER = "sk-another-0123456789abcdef"
 
@@ -264,12 +265,12 @@ def test_deleted_admin_key_is_refused(fake_url: str, tmp_path: Path) -> None:
             [*COMMAND, "serve"], cwd=tmp_path, env=variables, stdout=output, stderr=output
         )
     try:
-        until(lambda: "serves on" in (tmp_path / "output.txt").read_text(), 60)
+        poll_until(lambda: "serves on" in (tmp_path / "output.txt").read_text(), 60)
         assert shell("vllm-gateway status").returncode == 0
         assert shell(f"vllm-gateway keys disable {key_id} --now").returncode == 0
-        until(lambda: "answers 401: " in shell("vllm-gateway status").stderr, 20)
+        poll_until(lambda: "answers 401: " in shell("vllm-gateway status").stderr)
         assert shell(f"vllm-gateway keys delete {key_id}").returncode == 0
-        until(lambda: "answers 401: " in shell("vllm-gateway status").stderr, 20)
+        poll_until(lambda: "answers 401: " in shell("vllm-gateway status").stderr)
         assert "root" not in (tmp_path / "output.txt").read_text()
     finally:
         gateway.terminate()

@@ -12,7 +12,8 @@ import pytest
 from app.auth.key_format import id_of
 from tests.app.cli import gateway
 from tests.app.cli.conftest import MODEL
-from tests.e2e.deployment import COMMAND, deployed, environment, until
+from tests.e2e.deployment import COMMAND, deployed, environment
+from tests.waiting import poll_until
 
 pytestmark = pytest.mark.usefixtures("database")
 run = partial(gateway.run, "keys")
@@ -320,7 +321,7 @@ def test_running_gateway_notices_changes(tmp_path: Path) -> None:
         client.headers["authorization"] = f"Bearer {made['key']}"
         assert client.get("/v1/models").status_code == 200
         assert keys("disable", made["id"])["disabled"]
-        until(lambda: client.get("/v1/models").status_code == 401, 10)
+        poll_until(lambda: client.get("/v1/models").status_code == 401, 10)
         keys("enable", made["id"])
-        until(lambda: client.get("/v1/models").status_code == 200, 10)
+        poll_until(lambda: client.get("/v1/models").status_code == 200, 10)
         assert made["key"] not in deployment.said()

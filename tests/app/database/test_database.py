@@ -29,6 +29,7 @@ from app.settings import ConfigError
 from app.usage import usage_report
 from tests.gateway import free_port, remote, settings_for
 from tests.services import PostgresServer
+from tests.waiting import wait_until
 
 # Far above what anything takes here, however busy the machine is.
 PATIENCE_S = 20.0
@@ -253,9 +254,7 @@ class TestNewerGateway:
         monkeypatch.setattr(Database, "migrate", migrate)
         database = Database(newer)
         await database.open()
-        async with asyncio.timeout(20):
-            while tries < 4:
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: tries >= 4)
         await database.close()
         told = [one.message for one in caplog.records if "newer gateway" in one.message]
         assert len(told) == 1

@@ -13,6 +13,7 @@ from app.database import Database, DatabaseUnavailable, SharedSecret
 from app.database.shared_secret import LENGTH
 from app.main import SALT_SECRET
 from tests.gateway import remote, running, settings_for
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -87,8 +88,7 @@ async def test_a_secret_is_the_process_own_until_the_database_answers(
     assert (secret.value, secret.shared) == (own, False)
     running = asyncio.create_task(secret.run())
     async with asyncio.timeout(20):
-        while not caplog.records:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: caplog.records)
         assert secret.value == own
         await database.migrate()
         await running

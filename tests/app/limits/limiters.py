@@ -1,7 +1,7 @@
 """Limiters on a Redis, as several gateways would have them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -64,13 +64,6 @@ def at_once(limiter: Limiter, wanted: LimitRequest) -> Decision:
         return decision
     deciding.close()
     raise AssertionError("it waits")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when something has become true."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def metric(metrics: Metrics, name: str) -> float:

@@ -18,18 +18,10 @@ from app.limits.script_calls import RedisUnavailable
 from app.limits.terms import terms_of
 from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import ask, limits
-from tests.app.limits.limiters import (
-    PATIENT_S,
-    at_once,
-    limiter_on,
-    metric,
-    outcome,
-    passes,
-    turns,
-    until,
-)
+from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, metric, outcome, passes, turns
 from tests.gateway import free_port
 from tests.services import RedisServer
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -88,11 +80,11 @@ class Gateway:
 
     async def lost(self) -> None:
         """Return when it is known that Redis does not answer."""
-        await until(lambda: not self.available)
+        await wait_until(lambda: not self.available)
 
     async def found(self) -> None:
         """Return when it is known that Redis answers."""
-        await until(lambda: self.available)
+        await wait_until(lambda: self.available)
 
 
 @dataclass
@@ -111,7 +103,7 @@ class Load:
     async def sees(self, kind: str) -> None:
         """Return when a good number of requests from now on have ended in one way."""
         enough = self.outcomes[kind] + 50
-        await until(lambda: self.outcomes[kind] >= enough)
+        await wait_until(lambda: self.outcomes[kind] >= enough)
 
 
 @asynccontextmanager
@@ -178,7 +170,7 @@ async def test_redis_is_stopped_and_comes_back_empty(
             await gateway.found()
             await load.sees("passed")
         assert set(load.outcomes) == {"passed", MEANWHILE[policy]}
-        await until(lambda: not slots(server))
+        await wait_until(lambda: not slots(server))
     assert len(gateway.log) == 2
     assert " unavailable: " in gateway.log[0]
     assert gateway.log[1] == f"Redis at 127.0.0.1:{server.port} available; limits are counted there"
@@ -198,7 +190,7 @@ async def test_redis_hangs_and_goes_on(
             await gateway.found()
             await load.sees("passed")
         assert set(load.outcomes) == {"passed", MEANWHILE[policy]}
-        await until(lambda: not slots(server))
+        await wait_until(lambda: not slots(server))
     assert len(gateway.log) == 2
     assert "no answer within 0.5 s" in gateway.log[0]
 
@@ -214,7 +206,7 @@ async def test_redis_is_restarted_while_requests_come(
                 await gateway.found()
                 await load.sees("passed")
         assert set(load.outcomes) <= {"passed", "service_unavailable"}
-        await until(lambda: not slots(server))
+        await wait_until(lambda: not slots(server))
 
 
 # What the policies are
@@ -349,7 +341,7 @@ async def test_who_asks_while_slots_are_taken_again_waits_for_the_last_of_them(
         with pytest.raises(RedisUnavailable):
             await store.decide(terms)
         await asyncio.to_thread(server.start)
-        await until(lambda: bool(asked))
+        await wait_until(lambda: bool(asked))
         assert (await asked[0]).reading.admitted == 0
     finally:
         running.cancel()
@@ -366,7 +358,7 @@ async def test_a_restart_while_nobody_asks_fails_nobody(
     async with gateway_on(server.url, caplog, timeout_s=10) as gateway:
         for _ in range(3):
             assert await outcome(gateway.limiter, ANY) == "passed"
-            await until(lambda: not slots(server))
+            await wait_until(lambda: not slots(server))
             server.stop()
             await asyncio.to_thread(server.start)
         assert await outcome(gateway.limiter, ANY) == "passed"

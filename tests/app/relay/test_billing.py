@@ -17,9 +17,10 @@ from pydantic import TypeAdapter
 
 from app.relay.field_rules import DROPPED
 from tests.app.tenants import tokens
-from tests.fakes.vllm import PATIENCE_S, Fake, Seen
+from tests.fakes.vllm import Fake, Seen
 from tests.fakes.writing import Writing, writes
 from tests.gateway import Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -14,8 +14,9 @@ from app.errors import RateLimited, ServiceUnavailable
 from app.relay.body_memory import BodyMemory, BodyMemoryBounds
 from tests.app.raw import KEY_LINE, Client, connected, request
 from tests.app.tenants import make_key
-from tests.fakes.vllm import PATIENCE_S, Fake
+from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, remote, running, settings_for
+from tests.waiting import wait_until
 
 MIB = 1024 * 1024
 PATH = b"/v1/completions"
@@ -26,15 +27,7 @@ async def serving(tmp_path: Path, fake: Fake, **sections: Any) -> AsyncIterator[
     model = {"name": "demo", "engines": [remote(fake.url)]}
     async with running(settings_for(model, run_dir=tmp_path, **sections)) as gateway:
         yield gateway
-        async with asyncio.timeout(PATIENCE_S):
-            while gateway.state.body_memory.held:
-                await asyncio.sleep(0.002)
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
+        await wait_until(lambda: not gateway.state.body_memory.held)
 
 
 def head(length: int, key_line: bytes = KEY_LINE) -> bytes:
@@ -64,8 +57,7 @@ class TestBeforeTheBody:
             connected(gateway) as second,
         ):
             first.send(head(20 * MIB) + b"{" + b" " * MIB)
-            while not gateway.state.body_memory.held:
-                await asyncio.sleep(0.002)
+            await wait_until(lambda: gateway.state.body_memory.held)
             second.send(head(20 * MIB) + b"{")
             assert (await second.answer()).code == "rate_limit_exceeded"
 
@@ -77,10 +69,8 @@ class TestBeforeTheBody:
             for _ in range(5):
                 async with connected(gateway) as client:
                     client.send(head(20 * MIB) + b"{" + b" " * MIB)
-                    while not gateway.state.body_memory.held:
-                        await asyncio.sleep(0.002)
-                while gateway.state.body_memory.held:
-                    await asyncio.sleep(0.002)
+                    await wait_until(lambda: gateway.state.body_memory.held)
+                await wait_until(lambda: not gateway.state.body_memory.held)
             assert (await gateway.chat()).status_code == 200
 
     async def test_every_response_has_all_rate_headers(self, tmp_path: Path, fake: Fake) -> None:
@@ -157,8 +147,7 @@ class TestMemory:
             connected(gateway) as second,
         ):
             first.send(head(2 * MIB) + b'{"a":"' + b"x" * (2 * MIB - 100_000))
-            while gateway.state.body_memory.held < 1.8 * MIB:
-                await asyncio.sleep(0.002)
+            await wait_until(lambda: gateway.state.body_memory.held >= 1.8 * MIB)
             second.send(head(2 * MIB) + b'{"a":"' + b"x" * MIB)
             answer = await second.answer()
             assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
@@ -193,8 +182,7 @@ class TestMemory:
             async with asyncio.timeout(20):
                 async with connected(gateway) as first:
                     first.send(head(20 * MIB) + b'{"a":"' + b"x" * MIB)
-                    while not gateway.state.body_memory.held:
-                        await asyncio.sleep(0.002)
+                    await wait_until(lambda: gateway.state.body_memory.held)
                     for _ in range(9):
                         async with connected(gateway) as client:
                             clients.append(client)

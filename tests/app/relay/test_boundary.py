@@ -29,12 +29,6 @@ async def serving(tmp_path: Path, fake: Fake, **model: Any) -> AsyncIterator[Gat
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
-
-
-@pytest.fixture
 async def gateway(tmp_path: Path, fake: Fake) -> AsyncIterator[Gateway]:
     async with serving(tmp_path, fake) as one:
         yield one

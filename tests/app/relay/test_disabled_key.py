@@ -11,18 +11,13 @@ import pytest
 
 from app.relay.in_flight import KEY_DISABLED
 from app.server.connection import ClientConnection
-from tests.app.raw import PATIENCE_S, Client, asking, connected, request
+from tests.app.raw import Client, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 PATHS = [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses", b"/v1/completions"]
 LARGE = 900_000  # of a body that is scanned as it comes
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
 
 
 @pytest.fixture
@@ -33,9 +28,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
         yield one
         await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
         await fake.until_idle()
-        async with asyncio.timeout(PATIENCE_S):
-            while one.server.tasks:
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: not one.server.tasks)
         assert len(one.state.in_flight) == 0
         assert one.state.body_memory.held == 0
         assert one.state.admission.waiting == 0
@@ -55,9 +48,9 @@ class Victim:
         return request(body, self._line, path=path, key=False)
 
     async def until_in_flight(self, count: int = 1) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self._gateway.state.in_flight._by_key.get(self._id, ())) < count:
-                await asyncio.sleep(0.002)
+        await wait_until(
+            lambda: len(self._gateway.state.in_flight._by_key.get(self._id, ())) >= count
+        )
 
     async def cut_off(self) -> None:
         """Disable the key with its requests."""
@@ -75,9 +68,7 @@ async def victim(gateway: Gateway) -> Victim:
 async def until_full(gateway: Gateway) -> None:
     """Return when a connection holds as much as it takes for a client that reads nothing."""
     connections = cast(set[ClientConnection], gateway.server.connections)
-    async with asyncio.timeout(PATIENCE_S):
-        while not any(one.flow.write_paused for one in connections):
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: any(one.flow.write_paused for one in connections))
 
 
 async def is_refused(client: Client) -> None:
@@ -122,9 +113,7 @@ async def test_disabled_key_while_queued(
         other.send(request(asking(fake="hang")))
         await fake.until_running()
         client.send(victim.request(path, stream=stream))
-        async with asyncio.timeout(PATIENCE_S):
-            while not gateway.state.admission.waiting:
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: gateway.state.admission.waiting)
         await victim.cut_off()
         await is_refused(client)
     assert await recorded(gateway, path, 401) == 1
@@ -185,9 +174,7 @@ async def test_disconnect_while_the_error_is_sent_is_not_logged_as_a_failure(
         await victim.cut_off()
         await fake.until_idle()
         assert gateway.server.tasks, "the event that tells of it waits for the client"
-    async with asyncio.timeout(PATIENCE_S):
-        while gateway.server.tasks:
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: not gateway.server.tasks)
     assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == []
 
 
@@ -232,8 +219,6 @@ async def test_disabled_key_at_the_moment_of_a_disconnect(
             client.writer.transport.abort()
         await victim.cut_off()
     await fake.until_idle()
-    async with asyncio.timeout(PATIENCE_S):
-        while gateway.server.tasks:
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: not gateway.server.tasks)
     counted = [await recorded(gateway, PATHS[0], status) for status in (401, 499)]
     assert sum(counted) == 1

@@ -15,9 +15,10 @@ from app.auth import Allowed, Authenticator, Principal
 from app.relay.sse import COMMENT
 from app.settings import LimitSettings
 from engines.base import EngineState
-from tests.app.raw import PATIENCE_S, answers, asking, connected, request
+from tests.app.raw import answers, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, free_port, remote, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 FAULTS = ["close", "reset", "garbage", "truncate", "dead", "text:500", "redirect"]
 
@@ -346,9 +347,7 @@ class TestDisconnect:
             first.send(request(asking()))
             await setup.small.until_running(timeout=PATIENCE_S)
             second.send(request(asking()))
-            async with asyncio.timeout(PATIENCE_S):
-                while not gateway.state.admission.waiting:
-                    await asyncio.sleep(0.002)
+            await wait_until(lambda: gateway.state.admission.waiting)
         await at_rest(gateway)
         assert gateway.state.admission.waiting == 0
         assert setup.asked().count("small") == 1

@@ -19,8 +19,9 @@ from app.api.data_plane import ENDPOINTS
 from app.server.connection import ClientConnection
 from engines.remote import RemoteEngine
 from tests.app.tenants import make_key
-from tests.fakes.vllm import PATIENCE_S, Fake
+from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, Gateway, remote, running, settings_for
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -301,10 +302,8 @@ def leftovers(
 
 async def settled(gateway: Gateway, fakes: list[Fake], before: set[asyncio.Task[Any]]) -> None:
     """Return when nothing is held any more, or when that takes too long."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
-            while leftovers(gateway, fakes, before):
-                await asyncio.sleep(0.01)
+    with suppress(AssertionError):
+        await wait_until(lambda: not leftovers(gateway, fakes, before))
 
 
 async def still_serves(gateway: Gateway) -> None:

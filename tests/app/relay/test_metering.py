@@ -10,8 +10,9 @@ import pytest
 
 from tests.app.raw import connected, request
 from tests.app.tenants import make_key, tokens
-from tests.fakes.vllm import PATIENCE_S, Fake
+from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 LONGEST = 100_000

@@ -14,8 +14,9 @@ from app.relay.sse import COMMENT
 from app.residency import Residency
 from app.server.banner import banner
 from engines.base import EngineState
-from tests.app.raw import PATIENCE_S, answers, asking, connected, request
+from tests.app.raw import answers, asking, connected, request
 from tests.gateway import ROOT, Gateway, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 PATHS = ["/v1/chat/completions", "/v1/messages"]
@@ -40,24 +41,18 @@ def residency(gateway: Gateway, name: str = "demo") -> Residency:
 
 
 async def until_waiting(gateway: Gateway, count: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while gateway.state.loader.waiting != count:
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: gateway.state.loader.waiting == count)
 
 
 async def until_is(gateway: Gateway, wanted: Residency, name: str = "demo") -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while residency(gateway, name) is not wanted:
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: residency(gateway, name) is wanted)
 
 
 async def at_rest(gateway: Gateway) -> None:
     """Return when nothing is under way; nothing waits or is held then."""
     await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
     await until_waiting(gateway, 0)
-    async with asyncio.timeout(PATIENCE_S):
-        while any(r.leases for r in gateway.state.loader.snapshots()):
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: not any(r.leases for r in gateway.state.loader.snapshots()))
     assert await gateway.metric("gateway_queue_depth", model="demo") == 0
     assert await gateway.metric("gateway_requests_in_flight", model="demo") == 0
 

@@ -12,19 +12,14 @@ import pytest
 
 from app.relay.sse import COMMENT
 from app.settings import LimitSettings, digest
-from tests.app.raw import PATIENCE_S, answers, asking, connected, request
+from tests.app.raw import answers, asking, connected, request
 from tests.app.tenants import tokens
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 OTHER_KEY = "sk-other-0123456789abcdef"
 PATHS = ["/v1/chat/completions", "/v1/messages"]
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
 
 
 def serving(
@@ -44,7 +39,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     async with serving(fake.url, tmp_path=tmp_path) as one:
         yield one
         await at_rest(one)
-        await fake.until_idle(PATIENCE_S)
+        await fake.until_idle()
 
 
 async def at_rest(gateway: Gateway) -> None:
@@ -58,9 +53,7 @@ async def at_rest(gateway: Gateway) -> None:
 
 async def until_waiting(gateway: Gateway, count: int) -> None:
     """Return when so many requests wait."""
-    async with asyncio.timeout(PATIENCE_S):
-        while gateway.state.admission.waiting != count:
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: gateway.state.admission.waiting == count)
 
 
 @asynccontextmanager

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from app.usage import UsageRecord
-from tests.app.raw import PATIENCE_S, Client, connected, request
+from tests.app.raw import Client, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY_ID, Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 CHAT = "/v1/chat/completions"
 SUBJECT = "the-one"
@@ -71,9 +72,7 @@ class Scene:
 
     async def until_waiting(self) -> None:
         """Return when the request waits for room."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not self.gateway.state.admission.waiting:
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: self.gateway.state.admission.waiting)
 
 
 Happening = Callable[[Scene], Awaitable[None]]
@@ -180,17 +179,13 @@ async def is_cut_by_the_shutdown(scene: Scene) -> None:
 async def leaves_while_the_fallback_loads(scene: Scene) -> None:
     scene.demo.fault = "dead"
     async with scene.asking():
-        async with asyncio.timeout(PATIENCE_S):
-            while not scene.gateway.state.loader.waiting:
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: scene.gateway.state.loader.waiting)
 
 
 async def leaves_while_it_is_looked_for(scene: Scene) -> None:
     scene.demo.fault = "hang"
     async with scene.asking(method=b"GET", path="/v1/responses/resp_1"):
-        async with asyncio.timeout(PATIENCE_S):
-            while not any("/v1/responses" in seen.target for seen in scene.demo.seen):
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: any("/v1/responses" in seen.target for seen in scene.demo.seen))
 
 
 NARROW = {"queue": {"max_in_flight": 1}}

@@ -14,14 +14,9 @@ import pytest_asyncio
 
 from app.api.data_plane import ENDPOINTS
 from engines.base import EngineState
-from tests.fakes.vllm import PATIENCE_S, Fake
+from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, Gateway, free_port, remote, running, settings_for
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @asynccontextmanager
@@ -286,9 +281,7 @@ async def test_disconnect_while_connecting_to_the_engine_aborts_the_connection(
             app = running(settings_for(model, run_dir=tmp_path), settle=False)
             async with app as gateway:
                 (replica,) = gateway.state.catalogue.models[0].replicas
-                async with asyncio.timeout(PATIENCE_S):
-                    while replica.engine.state is EngineState.STOPPED:  # nobody asks it yet
-                        await asyncio.sleep(0.002)
+                await wait_until(lambda: replica.engine.state is not EngineState.STOPPED)
                 body = b'{"model":"m"}'
                 _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
                 writer.write(
@@ -297,11 +290,9 @@ async def test_disconnect_while_connecting_to_the_engine_aborts_the_connection(
                     % (AUTH["authorization"].encode(), len(body), body)
                 )
                 async with asyncio.timeout(PATIENCE_S):
-                    while replica.in_flight == 0:
-                        await asyncio.sleep(0.002)
+                    await wait_until(lambda: replica.in_flight != 0)
                     writer.close()
-                    while replica.in_flight:
-                        await asyncio.sleep(0.002)
+                    await wait_until(lambda: not replica.in_flight)
                     await gateway.state.admission.idle()
                 assert await gateway.metric("gateway_client_disconnects_total") == 1
 

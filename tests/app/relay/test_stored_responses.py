@@ -25,12 +25,6 @@ async def serving(tmp_path: Path, *fakes: Fake, stores: bool = True) -> AsyncIte
         yield gateway
 
 
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
-
-
 async def create(gateway: Gateway, headers: dict[str, str], **fields: Any) -> httpx.Response:
     body = {"model": "demo", "input": "hi", **fields}
     return await gateway.client.post(PATH, json=body, headers=headers)

@@ -15,21 +15,16 @@ from app.relay.response import send_error
 from app.relay.sse import COMMENT
 from app.relay.stream import SSE_HEADERS, KeepAlive
 from app.settings import ServerSettings
-from tests.app.raw import PATIENCE_S, Client, answers, asking, connected, request
+from tests.app.raw import Client, answers, asking, connected, request
 from tests.app.server.connection.exchanges import exchanging
 from tests.fakes.vllm import Fake, chunk
 from tests.gateway import Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 QUIET_S = 0.03
 EVENT = chunk("demo", {"content": "x"})
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
 
 
 def serving(
@@ -46,7 +41,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     async with serving(fake, tmp_path) as one:
         yield one
         await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
-        await fake.until_idle(PATIENCE_S)
+        await fake.until_idle()
 
 
 def stream(verb: str, path: bytes = b"/v1/chat/completions", **more: Any) -> bytes:
@@ -311,7 +306,7 @@ async def test_disconnect_between_comments_aborts_the_engines_work(
         client.send(stream("hang"))
         await client.until(b"\r\n\r\n")
         await comments(client, 2)
-    await fake.until_idle(PATIENCE_S)
+    await fake.until_idle()
     assert fake.aborted == 1
     await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
     assert await gateway.metric("gateway_client_disconnects_total") == 1

@@ -14,19 +14,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from app.telemetry.traces.tracer import Tracer
-from tests.app.raw import PATIENCE_S, asking, connected, request
+from tests.app.raw import asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, KEY_ID, Gateway, free_port, remote, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 TRACE_ID, PARENT_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 PARENT = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01"
 PROMPT, ANSWER = "a canary of a prompt", "hello"
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
 
 
 class Traced:
@@ -53,9 +48,7 @@ class Traced:
 
     async def trace_with(self, name: str) -> dict[str, ReadableSpan]:
         """Return the trace that has a span of that name, once it is there."""
-        async with asyncio.timeout(PATIENCE_S):
-            while name not in {span.name for span in self.everything()}:
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: name in {span.name for span in self.everything()})
         found = self.everything()
         [trace_id] = {place(span).trace_id for span in found if span.name == name}
         return {span.name: span for span in found if place(span).trace_id == trace_id}
@@ -396,9 +389,7 @@ class TestWaits:
                 first.writer.write(request(asking(fake="hang")))
                 await fake.until_running()
                 waiting = asyncio.create_task(one.chat())
-                async with asyncio.timeout(PATIENCE_S):
-                    while not one.gateway.state.admission.waiting:
-                        await asyncio.sleep(0.002)
+                await wait_until(lambda: one.gateway.state.admission.waiting)
             await waiting
             spans = await one.trace_with("queue")
         assert in_order(spans) == ["chat demo", "auth", "limits", "queue", "engine demo-0"]

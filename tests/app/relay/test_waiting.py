@@ -13,9 +13,10 @@ import pytest
 from app.relay.sse import COMMENT
 from engines.base import EngineFacts, EngineState
 from engines.process.launch import FACTS
-from tests.app.raw import PATIENCE_S, answers, asking, connected, request
+from tests.app.raw import answers, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 PATH = b"/v1/chat/completions"
@@ -51,9 +52,7 @@ def state(gateway: Gateway, engine: str) -> EngineState:
 
 
 async def until_is(gateway: Gateway, engine: str, wanted: EngineState) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while state(gateway, engine) is not wanted:
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: state(gateway, engine) is wanted)
 
 
 async def row(gateway: Gateway, name: str = "demo") -> Any:
@@ -108,9 +107,7 @@ async def test_restarting_model_is_waited_for(tmp_path: Path) -> None:
     async with serving(model, spare(), tmp_path=tmp_path) as gateway:
         assert (await gateway.chat()).headers["x-gateway-model"] == "demo"
         dies.touch()
-        async with asyncio.timeout(PATIENCE_S):
-            while state(gateway, "demo-0") is EngineState.READY:
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: state(gateway, "demo-0") is not EngineState.READY)
         dies.unlink()
         answer = await gateway.chat()
         assert (answer.status_code, answer.headers["x-gateway-model"]) == (200, "demo")
@@ -244,9 +241,7 @@ async def test_start_forecast_uses_the_previous_gateways_measurement(tmp_path: P
     alone = {"name": "demo", "engines": [process(**{"fake-start": "hang"})]}
     async with serving(alone, tmp_path=tmp_path) as gateway:
         await until_is(gateway, "demo-0", EngineState.STARTING)
-        async with asyncio.timeout(PATIENCE_S):
-            while not (tmp_path / "demo-0").exists():
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: (tmp_path / "demo-0").exists())
     measured = {"facts": asdict(EngineFacts()), "load_s": 1000.0}
     (tmp_path / "demo-0" / FACTS).write_text(json.dumps(measured))
     async with serving(alone, tmp_path=tmp_path) as gateway:

@@ -3,10 +3,9 @@
 Engines are real processes with a fake in vLLM's place.
 """
 
-import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,12 +171,6 @@ def child_processes() -> set[int]:
 
 def is_ready(engine: ProcessEngine) -> bool:
     return engine.state is EngineState.READY
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def stop_kept_engines(file: ConfigFile, before: set[int]) -> None:

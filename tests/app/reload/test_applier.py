@@ -20,10 +20,10 @@ from tests.app.reload.gateways import (
     model,
     process,
     run,
-    until,
 )
 from tests.fakes.vllm import Fake
 from tests.gateway import free_port, remote
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ class TestChangeInPlace:
             old = one.engine("demo-0")
             async with one.stream("tokens:100:5") as stream:
                 reloading = asyncio.create_task(one.reload(model("demo", alone(args=LONGER))))
-                await until(lambda: old.state is EngineState.DRAINING)
+                await wait_until(lambda: old.state is EngineState.DRAINING)
                 refused = await one.chat()
                 assert refused.status_code == 503
                 assert refused.json()["error"]["code"] == "engine_unavailable"
@@ -83,7 +83,7 @@ class TestChangeInPlace:
         async with run(tmp_path, model(queue=queue), server={"drain_timeout_s": 0.2}) as one:
             permit = await one.state.admission.permit("demo", "key")
             waiting = asyncio.create_task(one.chat())
-            await until(lambda: one.state.admission.waiting == 1)
+            await wait_until(lambda: one.state.admission.waiting == 1)
             assert (await one.reload(longer(queue=queue), server={"drain_timeout_s": 0.2}))["ok"]
             with permit:
                 pass
@@ -187,7 +187,7 @@ class TestAddAndRemove:
             old = one.engine("old-0")
             async with one.stream("tokens:100:5", model="old") as stream:
                 reloading = asyncio.create_task(one.reload(model()))
-                await until(lambda: len(one.state.catalogue.models) == 1)
+                await wait_until(lambda: len(one.state.catalogue.models) == 1)
                 assert (await one.chat("old")).status_code == 404
                 data = await stream.read()
             assert data.endswith(b"data: [DONE]\n\n")
@@ -199,9 +199,9 @@ class TestAddAndRemove:
     async def test_request_queued_for_a_removed_model_is_served(self, tmp_path: Path) -> None:
         async with run(tmp_path, model(), model("old", queue={"max_in_flight": 1})) as one:
             first = asyncio.create_task(one.chat("old", fake="tokens:50:5"))
-            await until(lambda: one.state.admission.in_flight == 1)
+            await wait_until(lambda: one.state.admission.in_flight == 1)
             second = asyncio.create_task(one.chat("old"))
-            await until(lambda: one.state.admission.waiting == 1)
+            await wait_until(lambda: one.state.admission.waiting == 1)
             assert (await one.reload(model()))["ok"]
             assert [(await first).status_code, (await second).status_code] == [200, 200]
 

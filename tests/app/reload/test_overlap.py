@@ -20,8 +20,8 @@ from tests.app.reload.gateways import (
     process,
     run,
     slow_start,
-    until,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ class TestOverlap:
         async with run(tmp_path, model()) as one:
             old = one.engine("demo-0")
             reloading = asyncio.create_task(one.reload(model("demo", slow_start(loaded, **LONGER))))
-            await until(lambda: len(one.state.catalogue.engines) == 2)
+            await wait_until(lambda: len(one.state.catalogue.engines) == 2)
             statuses = [(await one.chat()).status_code for _ in range(20)]
             assert one.engine("demo-1").state is EngineState.STARTING
             loaded.touch()
@@ -55,7 +55,7 @@ class TestOverlap:
             old = one.engine("demo-0")
             async with one.stream("tokens:200:5") as stream:
                 reloading = asyncio.create_task(one.reload(longer()))
-                await until(lambda: list(one.pids()) == ["demo-1"])
+                await wait_until(lambda: list(one.pids()) == ["demo-1"])
                 assert (await one.chat()).status_code == 200
                 assert is_ready(old), "it refuses no request that is on its way"
                 data = await stream.read()
@@ -168,9 +168,9 @@ class TestOverlap:
         ) as one:
             old = one.engine("demo-0")
             reloading = asyncio.create_task(one.reload(model("demo", slow_start(loaded))))
-            await until(lambda: len(one.state.catalogue.engines) == 2)
+            await wait_until(lambda: len(one.state.catalogue.engines) == 2)
             dead.touch()
-            await until(lambda: old.state is EngineState.FAILED)
+            await wait_until(lambda: old.state is EngineState.FAILED)
             loaded.touch()
             assert (await reloading)["ok"]
             assert list(one.pids()) == ["demo-1"]
@@ -183,7 +183,7 @@ class TestOverlap:
         async with run(tmp_path, model(), model("other")) as one:
             slow = slow_start(loaded)
             reloading = asyncio.create_task(one.reload(model("demo", slow), longer("other")))
-            await until(lambda: len(one.state.catalogue.engines) == 3)
+            await wait_until(lambda: len(one.state.catalogue.engines) == 3)
             free_gib[0] = 0.1
             loaded.touch()
             report = await reloading
@@ -200,7 +200,7 @@ class TestOverlap:
         lazy = model("lazy", {**hangs, "memory_gib": 1.0}, load="on_demand")
         async with run(tmp_path, model(), lazy) as one:
             loading = asyncio.create_task(one.chat("lazy"))
-            await until(lambda: one.engine("lazy-0").state is EngineState.STARTING)
+            await wait_until(lambda: one.engine("lazy-0").state is EngineState.STARTING)
             free_gib[0] = 1.1
             [_, report] = (await one.reload(longer(), lazy, dry_run=True))["difference"]
             assert "no memory for both: it takes up to 0.1 GiB to start, 0.1 are free" in report
@@ -239,7 +239,7 @@ class TestOverlap:
             slow = {**slow_start(loaded), "memory_gib": 0.2}
             file.write(model("demo", slow), *lazy, server=budget)
             reloading = asyncio.create_task(one.reload())
-            await until(lambda: len(one.state.catalogue.engines) == 4)
+            await wait_until(lambda: len(one.state.catalogue.engines) == 4)
             for name in ("one", "two"):
                 assert (await one.chat(name)).status_code == 200
             assert one.engine("one-0").state is EngineState.STOPPED, "it made room"
@@ -265,7 +265,7 @@ class TestOverlap:
             await one.state.loader.load("lazy")
             slow = slow_start(loaded, **LONGER)
             reloading = asyncio.create_task(one.reload(model(), {**lazy, "engines": [slow]}))
-            await until(lambda: len(one.state.catalogue.engines) == 3)
+            await wait_until(lambda: len(one.state.catalogue.engines) == 3)
             statuses = [(await one.chat("lazy")).status_code for _ in range(5)]
             loaded.touch()
             while not reloading.done():
@@ -315,7 +315,7 @@ class TestOverlap:
         async with run(tmp_path, model("demo", policy="session")) as one:
             slow = slow_start(loaded)
             reloading = asyncio.create_task(one.reload(model("demo", slow, policy="session")))
-            await until(lambda: len(one.state.catalogue.engines) == 2)
+            await wait_until(lambda: len(one.state.catalogue.engines) == 2)
             assert one.state.catalogue.ready_engines("demo") == 1
             for number in range(8):
                 assert (await one.chat(user=f"u{number}")).status_code == 200

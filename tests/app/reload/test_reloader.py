@@ -18,10 +18,10 @@ from tests.app.reload.gateways import (
     process,
     run,
     slow_start,
-    until,
 )
 from tests.fakes import vllm_flags
 from tests.gateway import KEY, ROOT, remote
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ class TestUnchangedEngines:
         queue = {"max_in_flight": 1}
         async with run(tmp_path, model(queue=queue)) as one, one.stream("pace:5"):
             waiting = asyncio.create_task(one.chat())
-            await until(lambda: one.state.admission.waiting == 1)
+            await wait_until(lambda: one.state.admission.waiting == 1)
             report = await one.reload(model(queue={"max_in_flight": 2}))
             assert report["difference"] == ["~ model demo: queue.max_in_flight 1 → 2"]
             assert report["lines"][1:] == ["model demo: changed", "done"]
@@ -195,7 +195,7 @@ class TestRefusals:
         file, loaded = ConfigFile(tmp_path, model()), tmp_path / "loaded"
         async with run(file) as one:
             first = asyncio.create_task(one.reload(model("demo", slow_start(loaded, **LONGER))))
-            await until(lambda: len(one.state.catalogue.engines) == 2)
+            await wait_until(lambda: len(one.state.catalogue.engines) == 2)
             second = await one.refused_reload()
             assert second.status_code == 409
             assert second.json()["error"]["code"] == "conflict"

@@ -19,8 +19,8 @@ from tests.app.reload.gateways import (
     run,
     slow_start,
     stop_kept_engines,
-    until,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ class TestShutdown:
         async with run(file) as one, one.stream("pace:5", model="old"):
             file.write(model(), model("new", process(args={"fake-start": "hang"})))
             reloading = asyncio.create_task(one.state.reloader.reload())
-            await until(lambda: len(one.state.catalogue.models) == 1)
+            await wait_until(lambda: len(one.state.catalogue.models) == 1)
         with pytest.raises(asyncio.CancelledError):
             await reloading
         assert child_processes() == before
@@ -55,17 +55,17 @@ class TestShutdown:
         async with run(tmp_path, model()) as one:
             one.file.write(longer())
             reloading = asyncio.create_task(one.state.reloader.reload())
-            await until(asked.is_set)
+            await wait_until(asked.is_set)
         with pytest.raises(asyncio.CancelledError):
             await reloading
-        await until(report.is_set)
+        await wait_until(report.is_set)
 
     async def test_shutdown_stops_a_starting_successor(self, tmp_path: Path) -> None:
         file, before = ConfigFile(tmp_path, model()), child_processes()
         async with run(file) as one:
             file.write(model("demo", process(args={"fake-start": "hang"})))
             reloading = asyncio.create_task(one.state.reloader.reload())
-            await until(lambda: one.pids().get("demo-1") is not None)
+            await wait_until(lambda: one.pids().get("demo-1") is not None)
         with pytest.raises(asyncio.CancelledError):
             await reloading
         assert child_processes() == before
@@ -87,7 +87,7 @@ class TestShutdown:
             async with one.stream("tokens:20:20") as stream:
                 file.write(longer(), server=KEEP)
                 reloading = asyncio.create_task(one.state.reloader.reload())
-                await until(lambda: list(one.pids()) == ["demo-1"])
+                await wait_until(lambda: list(one.pids()) == ["demo-1"])
                 kept = one.pids()
                 await hand_over(one.state, [], contextlib.ExitStack())
                 data = await stream.read()
@@ -105,7 +105,7 @@ class TestShutdown:
             slow = slow_start(loaded)
             file.write(model("demo", slow), server=KEEP)
             reloading = asyncio.create_task(one.state.reloader.reload())
-            await until(lambda: one.pids().get("demo-1") is not None)
+            await wait_until(lambda: one.pids().get("demo-1") is not None)
             starting = one.pids()["demo-1"]
         with pytest.raises(asyncio.CancelledError):
             await reloading

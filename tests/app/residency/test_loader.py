@@ -17,6 +17,7 @@ from app.settings import ModelSettings
 from app.telemetry.metrics import Metrics
 from engines.base import EngineState
 from tests.app.residency.engines import FakeEngine
+from tests.waiting import wait_until
 
 # Models are idle, and waits are urgent, at once.
 AT_ONCE = LoadTerms(patience_s=0, keep_s=0, keep_loads=0, settle_s=0, settle_loads=0)
@@ -48,16 +49,11 @@ class Scenario:
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.001)
-
     async def until_waiting(self, count: int) -> None:
-        await self.until(lambda: self.loader.waiting == count)
+        await wait_until(lambda: self.loader.waiting == count)
 
     async def until_is(self, name: str, residency: Residency) -> None:
-        await self.until(lambda: self.of(name).residency is residency)
+        await wait_until(lambda: self.of(name).residency is residency)
 
 
 StartLoader = Callable[..., Scenario]
@@ -167,7 +163,7 @@ class TestRefusals:
         with pytest.raises(EngineOverloaded, match="takes longer to load") as refusal:
             await scene.loader.lease("a")
         assert refusal.value.retry_after_s == 90
-        await scene.until(lambda: engine.starts == 1)
+        await wait_until(lambda: engine.starts == 1)
         with pytest.raises(EngineOverloaded) as refusal:
             await scene.loader.lease("a")
         assert refusal.value.retry_after_s in (89, 90)
@@ -235,7 +231,7 @@ class TestRefusals:
         await scene.until_is("a", Residency.UNLOADED)
         engine.fault = None
         tried_at = asyncio.get_running_loop().time()
-        await scene.until(lambda: asyncio.get_running_loop().time() > tried_at)
+        await wait_until(lambda: asyncio.get_running_loop().time() > tried_at)
         with await scene.loader.lease("a"):
             assert engine.starts == 2
 
@@ -312,7 +308,7 @@ class TestCancellation:
         scene = start(on_demand(engine, queue={"max_waiting": 1}))
         task = scene.ask("a")
         await scene.until_waiting(1)
-        await scene.until(lambda: engine.starts == 1)
+        await wait_until(lambda: engine.starts == 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert scene.loader.waiting == 0

@@ -26,11 +26,11 @@ from tests.e2e.deployment import (
     Deployment,
     deployed,
     environment,
-    until,
     until_ready,
     write_config,
 )
 from tests.gateway import free_port, remote, settings_for
+from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,7 @@ def test_sigterm_lets_a_stream_end_and_refuses_new_requests(fake_url: str, tmp_p
         with deployment.client() as client:
             assert client.get("/ready").status_code == 200
             deployment.process.send_signal(signal.SIGTERM)
-            until(lambda: client.get("/ready").status_code == 503, 20)
+            poll_until(lambda: client.get("/ready").status_code == 503)
             refused = client.post("/v1/chat/completions", json={"model": "demo"})
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "engine_unavailable"
@@ -99,7 +99,7 @@ def test_requests_that_do_not_end_are_cut_after_the_drain_timeout_and_told(
     with deployed(tmp_path, model, drain_timeout_s=0.5) as deployment:
         until_ready(deployment)
         with start_stream(deployment) as stream, send(deployment, fake="hang") as plain:
-            until(lambda: in_flight(deployment) == 2, 20)
+            poll_until(lambda: in_flight(deployment) == 2)
             deployment.process.send_signal(signal.SIGTERM)
             assert deployment.process.wait(10) == 0
             event = read_all(stream).split(b"data: ")[-1]
@@ -119,9 +119,9 @@ def test_sigterm_lets_those_who_wait_be_served(fake_url: str, tmp_path: Path) ->
         until_ready(deployment)
         stream = start_stream(deployment)
         with send(deployment) as first, send(deployment) as second:
-            until(lambda: waiting(deployment) == 2, 20)
+            poll_until(lambda: waiting(deployment) == 2)
             deployment.process.send_signal(signal.SIGTERM)
-            until(lambda: "draining" in deployment.said(), 20)
+            poll_until(lambda: "draining" in deployment.said())
             stream.close()
             assert deployment.process.wait(10) == 0
             for connection in (first, second):
@@ -135,7 +135,7 @@ def test_those_who_wait_longer_than_the_drain_may_take_are_told(
     with deployed(tmp_path, model, drain_timeout_s=0.2) as deployment:
         until_ready(deployment)
         with start_stream(deployment), send(deployment) as first, send(deployment) as second:
-            until(lambda: waiting(deployment) == 2, 20)
+            poll_until(lambda: waiting(deployment) == 2)
             deployment.process.send_signal(signal.SIGTERM)
             assert deployment.process.wait(10) == 0
             for connection in (first, second):
@@ -153,7 +153,7 @@ def test_stream_that_nobody_reads_is_recorded_when_the_shutdown_cuts_it(
     with deployed(tmp_path, model, drain_timeout_s=0.5) as deployment:
         until_ready(deployment)
         with send(deployment, stream=True, fake="flood:64"):
-            until(lambda: in_flight(deployment) == 1, 20)
+            poll_until(lambda: in_flight(deployment) == 1)
             deployment.process.send_signal(signal.SIGTERM)
             assert deployment.process.wait(10) == 0
         said = deployment.said()
@@ -166,7 +166,7 @@ def test_second_signal_does_not_wait(fake_url: str, tmp_path: Path) -> None:
         until_ready(deployment)
         stream = start_stream(deployment)
         deployment.process.send_signal(signal.SIGTERM)
-        until(lambda: "draining" in deployment.said(), 20)
+        poll_until(lambda: "draining" in deployment.said())
         deployment.process.send_signal(signal.SIGTERM)
         assert deployment.process.wait(10) == 0
         stream.close()
@@ -310,7 +310,7 @@ def test_the_metrics_port_serves_until_the_drain_is_over(fake_url: str, tmp_path
         assert httpx.get(f"{deployment.url}/metrics").status_code == 404
         with start_stream(deployment):
             deployment.process.terminate()
-            until(lambda: "draining" in deployment.said(), 10)
+            poll_until(lambda: "draining" in deployment.said(), 10)
             page = httpx.get(f"http://127.0.0.1:{port}/metrics")
             assert 'gateway_requests_in_flight{model="demo"} 1.0' in page.text
     assert f"metrics are on 127.0.0.1:{port}" in deployment.said()
@@ -324,7 +324,7 @@ def test_the_next_gateway_has_both_ports_while_the_old_one_drains(
     port = free_port()
     with apart(config, port, tmp_path / "old") as old, start_stream(old) as stream:
         old.process.terminate()
-        until(lambda: "free for the next gateway" in old.said(), 10)
+        poll_until(lambda: "free for the next gateway" in old.said(), 10)
         with apart(config, port, tmp_path / "new") as new:
             page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
             assert (
@@ -383,7 +383,7 @@ def test_a_database_server_that_is_down_does_not_keep_the_gateway_from_serving(
             stderr=subprocess.STDOUT,
         )
     try:
-        until(lambda: "serves on" in output.read_text(), 30)
+        poll_until(lambda: "serves on" in output.read_text(), 30)
         port = yaml.safe_load(config.read_text())["server"]["port"]
         base = f"http://127.0.0.1:{port}/v1/models"
         known = httpx.get(base, headers={"authorization": f"Bearer {KEY}"})

@@ -4,7 +4,7 @@ import asyncio
 import os
 import pwd
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,12 +22,12 @@ from tests.e2e.deployment import (
     KEY,
     Deployment,
     environment,
-    until,
     until_ready,
     write_config,
 )
 from tests.gateway import remote
 from tests.services import PostgresServer
+from tests.waiting import poll_until, wait_until
 
 pytestmark = pytest.mark.slow
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -82,11 +82,11 @@ def test_requests_go_on_while_the_disk_is_full(fake_url: str, tmp_path: Path) ->
             return sum(row["requests"] for row in usage["data"])
 
         assert ask() == ask(own) == 200
-        until(lambda: written() == 2, 20)
+        poll_until(lambda: written() == 2)
         disk.fill(pid)
         for _ in range(20):
             assert ask() == ask(own) == 200
-        until(lambda: "usage waits in memory" in deployment.said(), 20)
+        poll_until(lambda: "usage waits in memory" in deployment.said())
         # What would have to be written now is refused, and says so.
         answer = client.post("/admin/keys", json={"name": "b"}, headers=admin)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "service_unavailable")
@@ -97,13 +97,13 @@ def test_requests_go_on_while_the_disk_is_full(fake_url: str, tmp_path: Path) ->
         disk.free(pid)
         asked = metric(deployment, "gateway_usage_records_total")
         assert asked > 42
-        until(lambda: written() == asked, 30)
+        poll_until(lambda: written() == asked, 30)
         # SQLite's log may have had room for a batch or two, which then looked like the end of it.
         began, ended = (
             "usage waits in memory, 1",
             "usage ledger available again; 0 records were lost",
         )
-        until(lambda: deployment.said().count(began) == deployment.said().count(ended), 10)
+        poll_until(lambda: deployment.said().count(began) == deployment.said().count(ended), 10)
         said = deployment.said()
         assert "database or disk is full" in said
         assert "Traceback" not in said
@@ -126,13 +126,13 @@ async def test_a_postgresql_whose_disk_is_full(caplog: pytest.LogCaptureFixture)
             ledger = ledger_for(database, metrics)
             running = asyncio.create_task(ledger.run())
             ledger.add(record())
-            await done(lambda: ledger.written == 1)
+            await wait_until(lambda: ledger.written == 1)
             disk.fill(server.pid)
             for _ in range(2_500):
                 ledger.add(record())
-            await done(lambda: caplog.messages)
+            await wait_until(lambda: caplog.messages)
             disk.free(server.pid)
-            await done(lambda: caplog.messages[1:])
+            await wait_until(lambda: caplog.messages[1:])
             await ledger.close()
             assert running.cancelled()
             assert (await totals(database))["requests"] == 2_501
@@ -142,10 +142,3 @@ async def test_a_postgresql_whose_disk_is_full(caplog: pytest.LogCaptureFixture)
     began, ended = caplog.messages
     assert "No space left on device" in began
     assert ended == "usage ledger available again; 0 records were lost"
-
-
-async def done(condition: Callable[[], object]) -> None:
-    """Wait for what the loop brings about."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)

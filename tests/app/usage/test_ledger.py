@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from app.usage.ledger import BATCH, GROUP, Ledger
 from app.usage.records import MAX_COST, MAX_TOKENS, DailySums, Price, Row, UsageRecord, rows_of
 from app.usage.token_usage import Usage
 from tests.app.usage.records import PRICES, Clock, Faulty, ledger_for, record, rows, totals
+from tests.waiting import wait_until
 
 DAY_S = 86_400
 
@@ -42,13 +43,6 @@ async def flushed(ledger: Ledger, *records: UsageRecord) -> None:
     for one in records:
         ledger.add(one)
     await ledger.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for what the loop brings about."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def all_have_written(ledgers: Sequence[Ledger], batches: int) -> bool:
@@ -123,9 +117,9 @@ class TestWriting:
         ledger = ledger_for(database)
         running = asyncio.create_task(ledger.run())
         ledger.add(record())
-        await until(lambda: ledger.written == 1)
+        await wait_until(lambda: ledger.written == 1)
         ledger.add(record())
-        await until(lambda: ledger.written == 2)
+        await wait_until(lambda: ledger.written == 2)
         assert (await totals(database))["requests"] == 2
         await ledger.close()
         assert running.cancelled()
@@ -140,7 +134,7 @@ class TestWriting:
         for batch in (1, 2):
             for _ in range(BATCH):
                 ledger.add(record())
-            await until(partial(all_have_written, [ledger], batch))
+            await wait_until(partial(all_have_written, [ledger], batch))
         assert (await totals(database))["requests"] == 2 * BATCH
         await ledger.close()
         assert running.cancelled()
@@ -166,7 +160,7 @@ class TestWriting:
                 keys = [f"key-{n}" for n in range(60)]
                 for key in keys if (number + round_) % 2 else reversed(keys):
                     ledger.add(record(key_id=key))
-            await until(partial(all_have_written, ledgers, round_ + 1))
+            await wait_until(partial(all_have_written, ledgers, round_ + 1))
         await asyncio.gather(*(ledger.close() for ledger in ledgers))
         await asyncio.wait(tasks)
         found = await rows(database, usage_daily)
@@ -215,9 +209,9 @@ class TestDatabaseDown:
         running = asyncio.create_task(ledger.run())
         for _ in range(10):
             ledger.add(record())
-        await until(lambda: bool(caplog.records))
+        await wait_until(lambda: bool(caplog.records))
         database.down = False
-        await until(lambda: ledger.written and caplog.records[1:])
+        await wait_until(lambda: ledger.written and caplog.records[1:])
         assert [(each.levelno, each.message) for each in caplog.records] == [
             (
                 logging.ERROR,
@@ -355,10 +349,10 @@ async def test_a_full_disk_is_an_outage_like_any_other(
     running = asyncio.create_task(ledger.run())
     for _ in range(BATCH):
         ledger.add(record())
-    await until(lambda: caplog.messages)
+    await wait_until(lambda: caplog.messages)
     assert "disk is full" in caplog.messages[0]
     pages = 1_000_000
-    await until(lambda: ledger.written)
+    await wait_until(lambda: ledger.written)
     await ledger.close()
     assert running.cancelled()
     assert (await totals(database))["requests"] == BATCH

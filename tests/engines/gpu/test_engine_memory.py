@@ -12,9 +12,10 @@ from engines.gpu.accelerator import GpuMemory, HostMemory
 from engines.process import run, watchdog
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
-from tests.engines.processes import LAUNCHER, build, family, ready, until
+from tests.engines.processes import LAUNCHER, build, family, ready
 from tests.fakes import nvml
 from tests.fakes.nvml import Driver
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ async def engine(tmp_path: Path, driver: Driver) -> AsyncIterator[ProcessEngine]
 async def test_host_memory_of_an_engine_is_measured(tmp_path: Path) -> None:
     engine = build(tmp_path, sleep_level=1)  # the fake holds 256 MiB then
     await ready(engine)
-    await until(lambda: (engine.memory_gib or 0.0) > 0.25)
+    await wait_until(lambda: (engine.memory_gib or 0.0) > 0.25)
     await engine.stop(0.0)
     assert engine.memory_gib is not None  # what it took when it last ran
 
@@ -59,13 +60,13 @@ async def test_memory_after_a_takeover_includes_all_processes(
 ) -> None:
     old = build(tmp_path, keep=True, args={"fake-children": True})
     await ready(old)
-    await until(lambda: old.memory_gib is not None)
+    await wait_until(lambda: old.memory_gib is not None)
     pids = [process.pid for process in family(old)]
     await old.release()
     new = build(tmp_path, keep=True, args={"fake-children": True})
     try:
         await ready(new)
-        await until(lambda: new.memory_gib is not None)
+        await wait_until(lambda: new.memory_gib is not None)
         only_server = HostMemory().used_gib([pids[1]])
         assert (new.memory_gib or 0.0) > 1.1 * only_server
     finally:
@@ -89,7 +90,7 @@ async def test_gpu_memory_of_its_processes_is_measured(
     driver.used[0] = 40.5
     driver.processes = [(0, family(engine)[1].pid, 40.0)]
     driver.write()
-    await until(lambda: engine.memory_gib == 40.0)
+    await wait_until(lambda: engine.memory_gib == 40.0)
     driver.used[0], driver.processes = 0.5, []
     driver.write()
 

@@ -8,12 +8,6 @@ from tests.fakes.vllm import Fake
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
-
-
-@pytest.fixture
 async def client(fake: Fake) -> AsyncIterator[Http1Client]:
     """A client with long timeouts: the fake shares its loop and may be blocked with it."""
     client = Http1Client(Address.from_url(fake.url), Timeouts())

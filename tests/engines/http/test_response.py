@@ -9,6 +9,7 @@ from engines.http import Http1Client
 from engines.http.response import HIGH_WATER
 from tests.engines.http.exchanges import post, read_all
 from tests.fakes.vllm import Fake
+from tests.waiting import wait_until
 
 
 async def test_pump_passes_every_byte_to_the_sink(client: Http1Client) -> None:
@@ -97,8 +98,7 @@ async def test_response_can_be_closed_after_a_cancelled_pump(
         return True
 
     pumping = asyncio.create_task(response.pump(sink))
-    while not pieces:
-        await asyncio.sleep(0.001)
+    await wait_until(lambda: pieces)
     pumping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pumping

@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from engines.offline import Job, OfflineError, Prompt, Session
-from tests.e2e.deployment import alive, until
+from tests.e2e.deployment import alive
+from tests.waiting import poll_until
 
 JOB = Job(model="org/none", prompts=(Prompt("a"),))
 
@@ -41,7 +42,7 @@ def test_killed_process_fails_the_batch_and_leaves_nothing(victim: int, said: st
         with pytest.raises(OfflineError) as caught:
             list(session.events())
     assert str(caught.value) == said
-    until(lambda: not any(map(alive, both)), 10)
+    poll_until(lambda: not any(map(alive, both)), 10)
 
 
 def test_too_deep_temporary_directory_is_reported(

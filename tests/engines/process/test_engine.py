@@ -15,17 +15,8 @@ import pytest
 from engines.base import EngineNotReady, EngineState
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
-from tests.engines.processes import (
-    LAUNCHER,
-    Make,
-    ask,
-    build,
-    chat,
-    family,
-    gone,
-    ready,
-    until,
-)
+from tests.engines.processes import LAUNCHER, Make, ask, build, chat, family, gone, ready
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +183,7 @@ async def test_end_removes_shared_memory_and_temporary_files(
     program.write_text(SHARING)
     engine = make(launcher=(sys.executable, str(program)))
     starting = asyncio.create_task(ready(engine))
-    await until(lambda: "both share" in engine.recent_log())
+    await wait_until(lambda: "both share" in engine.recent_log())
     names = [line.split()[1] for line in engine.recent_log() if line.startswith("shared ")]
     shared = [Path("/dev/shm", name) for name in names]
     temporary = (tmp_path / "demo-0" / "tmp").resolve()
@@ -203,7 +194,7 @@ async def test_end_removes_shared_memory_and_temporary_files(
         await engine.stop(0.0)
     else:
         {"guardian": guardian, "server": server, "worker": below[-1]}[victim].kill()
-        await until(lambda: engine.given_up) if victim != "worker" else await engine.stop(0.0)
+        await wait_until(lambda: engine.given_up) if victim != "worker" else await engine.stop(0.0)
     with pytest.raises(EngineNotReady):
         await starting
     assert not any(path.exists() for path in [*shared, temporary, tmp_path / "demo-0" / "tmp"])
@@ -247,11 +238,11 @@ async def test_too_long_socket_path_is_reported(tmp_path: Path) -> None:
 async def test_start_past_its_timeout_is_stopped(make: Make) -> None:
     engine = make(args={"fake-start": "hang", "fake-children": True}, start_timeout_s=1.0)
     starting = asyncio.create_task(ready(engine))
-    await until(lambda: engine.pid is not None)
+    await wait_until(lambda: engine.pid is not None)
     processes = family(engine)
     with pytest.raises(EngineNotReady, match="not ready after 1 s"):
         await starting
-    await until(lambda: engine.given_up)  # callers do not wait for the cleanup
+    await wait_until(lambda: engine.given_up)  # callers do not wait for the cleanup
     assert gone(processes)
 
 
@@ -267,7 +258,7 @@ async def test_deadline_of_a_caller_does_not_stop_the_start(make: Make, tmp_path
 async def test_stop_while_starting_ends_everything(make: Make) -> None:
     engine = make(args={"fake-start": "hang", "fake-children": True})
     starting = asyncio.create_task(ready(engine))
-    await until(lambda: engine.pid is not None)
+    await wait_until(lambda: engine.pid is not None)
     await asyncio.sleep(0.3)
     processes = family(engine)
     await engine.stop(2.0)
@@ -284,7 +275,7 @@ async def test_killed_server_leaves_no_orphan_even_in_another_session(make: Make
     assert len(processes) == 4  # guardian, server and its two children
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
-    await until(lambda: engine.given_up)
+    await wait_until(lambda: engine.given_up)
     assert gone(processes)
     assert engine.last_error == "it died while serving (killed by SIGKILL)"
 
@@ -294,7 +285,7 @@ async def test_killed_guardian_takes_the_engine_with_it_even_in_another_session(
     await ready(engine)
     processes = family(engine)
     processes[0].kill()
-    await until(lambda: engine.given_up)
+    await wait_until(lambda: engine.given_up)
     assert gone(processes)
     assert engine.last_error == "it died while serving (killed by SIGKILL)"
 
@@ -304,7 +295,7 @@ async def test_exit_of_the_server_is_a_failure(make: Make, tmp_path: Path) -> No
     engine = make(args={"fake-die-when": str(dies)})
     await ready(engine)
     dies.touch()
-    await until(lambda: engine.state is EngineState.FAILED)
+    await wait_until(lambda: engine.state is EngineState.FAILED)
     assert engine.last_error == "it died while serving (exit code 3)"
 
 
@@ -332,7 +323,7 @@ async def test_drain_waits_for_the_requests_in_flight_and_refuses_new_ones(make:
     await ready(engine)
     response = await engine.send(chat(fake="pace:5"))
     draining = asyncio.create_task(engine.drain())
-    await until(lambda: engine.state is EngineState.DRAINING)
+    await wait_until(lambda: engine.state is EngineState.DRAINING)
     with pytest.raises(EngineNotReady, match="draining"):
         await ask(engine)
     assert not draining.done()
@@ -394,7 +385,7 @@ async def test_sigkill_of_the_gateway_ends_all_engine_processes(tmp_path: Path, 
     processes = [guardian, *guardian.children(recursive=True)]
     gateway.kill()
     await gateway.wait()
-    await until(lambda: gone(processes), timeout=5.0)
+    await wait_until(lambda: gone(processes), 5)
 
 
 async def test_secret_flag_is_in_no_error_log_or_description(
@@ -403,7 +394,7 @@ async def test_secret_flag_is_in_no_error_log_or_description(
     engine = make(args={"hf-tokn": "x", "hf-token": "hf_canary0123456789"})
     with pytest.raises(EngineNotReady, match="unrecognized arguments") as failed:
         await ready(engine)
-    await until(lambda: engine.given_up)
+    await wait_until(lambda: engine.given_up)
     told = f"{failed.value} {engine.last_error} {engine.describe()} {caplog.text}"
     assert "--hf-token=***" in told
     assert "canary" not in told

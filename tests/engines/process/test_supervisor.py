@@ -17,18 +17,8 @@ from engines.guard.guardian_client import GuardianClient
 from engines.process import run, watchdog
 from engines.process.engine import ProcessEngine
 from engines.restarts import GIVEN_UP
-from tests.engines.processes import (
-    AT_ONCE,
-    Make,
-    ask,
-    build,
-    chat,
-    family,
-    gone,
-    read,
-    ready,
-    until,
-)
+from tests.engines.processes import AT_ONCE, Make, ask, build, chat, family, gone, read, ready
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 S = EngineState
@@ -66,7 +56,7 @@ class TestRestart:
         if victim > 1:  # vLLM's server exits when its core is gone; the fake's does not
             before[1].suspend()
         before[victim].kill()
-        await until(lambda: engine.restarts == 1 and engine.state is S.READY)
+        await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY)
         assert gone(before)
         assert engine.last_error is not None
         assert await ask(engine) == 200
@@ -77,13 +67,13 @@ class TestRestart:
         loaded = tmp_path / "loaded"
         engine = make(args={"fake-load-until": str(loaded)}, restart=AT_ONCE)
         starting = asyncio.create_task(ready(engine))
-        await until(lambda: engine.pid is not None)
+        await wait_until(lambda: engine.pid is not None)
         before = family(engine)
         os.kill(engine.pid or 0, signal.SIGKILL)
         with pytest.raises(EngineNotReady, match=r"ended while starting \(killed"):
             await starting
         loaded.touch()
-        await until(lambda: engine.state is S.READY)
+        await wait_until(lambda: engine.state is S.READY)
         assert gone(before)
 
     async def test_stream_ends_in_engine_died_when_the_server_dies(self, make: Make) -> None:
@@ -93,13 +83,13 @@ class TestRestart:
         os.kill(engine.pid or 0, signal.SIGKILL)
         with pytest.raises(EngineDied):
             await read(response)
-        await until(lambda: engine.restarts == 1 and engine.state is S.READY)
+        await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY)
 
     async def test_crashing_engine_is_given_up_after_its_budget(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart=AT_ONCE)
         with pytest.raises(EngineNotReady, match="no room for KV cache"):
             await ready(engine)
-        await until(lambda: engine.given_up)
+        await wait_until(lambda: engine.given_up)
         assert engine.restarts == AT_ONCE["budget"]
         assert engine.last_error == "no room for KV cache"
 
@@ -108,7 +98,7 @@ class TestRestart:
         engine = make(args={"fake-start": "crash"}, restart=shorter_than_a_load)
         with pytest.raises(EngineNotReady, match="no room for KV cache"):
             await ready(engine)
-        await until(lambda: engine.given_up)
+        await wait_until(lambda: engine.given_up)
         assert engine.restarts == AT_ONCE["budget"]
 
     async def test_given_up_engine_is_not_started_by_the_next_request(self, make: Make) -> None:
@@ -125,7 +115,7 @@ class TestRestart:
         engine = make(args={"fake-die-when": str(dies)})
         await ready(engine)
         dies.touch()
-        await until(lambda: engine.given_up)
+        await wait_until(lambda: engine.given_up)
         await engine.stop(0.0)
         assert engine.state is S.STOPPED
         dies.unlink()
@@ -135,7 +125,7 @@ class TestRestart:
         engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
         with pytest.raises(EngineNotReady):
             await ready(engine)
-        await until(lambda: engine.state is S.FAILED)
+        await wait_until(lambda: engine.state is S.FAILED)
         await engine.stop(0.0)
         assert engine.state is S.STOPPED
 
@@ -148,7 +138,7 @@ class TestRestart:
         )
         await ready(engine)
         dies.touch()
-        await until(lambda: engine.state is S.FAILED)
+        await wait_until(lambda: engine.state is S.FAILED)
         dies.unlink()
         await engine.rest()
         assert (engine.state, engine.given_up) == (S.FAILED, True)
@@ -176,7 +166,7 @@ class TestRestart:
         turn, loaded = asyncio.Semaphore(1), tmp_path / "loaded"
         engines = [make(name=n, args={"fake-load-until": str(loaded)}, turn=turn) for n in "ab"]
         both = asyncio.gather(*map(ready, engines))
-        await until(lambda: any(engine.pid for engine in engines))
+        await wait_until(lambda: any(engine.pid for engine in engines))
         [second] = [engine for engine in engines if engine.pid is None]
         assert second.state is S.STARTING
         assert second.progress is not None
@@ -210,7 +200,7 @@ class TestRestart:
         await turn.acquire()
         engine = make(turn=turn)
         waiting = asyncio.create_task(ready(engine))
-        await until(lambda: engine.state is S.STARTING)
+        await wait_until(lambda: engine.state is S.STARTING)
         await engine.stop(0.0)
         with pytest.raises(EngineNotReady):
             await waiting
@@ -228,9 +218,9 @@ class TestRestart:
         assert await ask(engine) == 200  # the loaded model still serves
         os.kill(engine.pid or 0, signal.SIGKILL)
         told = f"model directory {model} does not exist"
-        await until(lambda: engine.last_error == told)
+        await wait_until(lambda: engine.last_error == told)
         model.mkdir()  # the disk is mounted again
-        await until(lambda: engine.state is S.READY)
+        await wait_until(lambda: engine.state is S.READY)
 
 
 class TestWatch:
@@ -242,7 +232,7 @@ class TestWatch:
         await ready(engine)
         before = family(engine)
         before[victim].suspend()
-        await until(lambda: engine.restarts == 1 and engine.state is S.READY)
+        await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY)
         assert f"its process {before[victim].pid} has been stopped" in (engine.last_error or "")
         assert gone(before)
 
@@ -252,13 +242,13 @@ class TestWatch:
         loaded = tmp_path / "loaded"
         engine = make(args={"fake-load-until": str(loaded)}, restart=AT_ONCE)
         starting = asyncio.create_task(ready(engine))
-        await until(lambda: engine.pid is not None)
+        await wait_until(lambda: engine.pid is not None)
         before = family(engine)
         before[1].suspend()
         with pytest.raises(EngineNotReady, match="has been stopped"):
             await starting
         loaded.touch()
-        await until(lambda: engine.state is S.READY)
+        await wait_until(lambda: engine.state is S.READY)
         assert gone(before)
 
     async def test_engine_without_progress_is_replaced(
@@ -270,7 +260,7 @@ class TestWatch:
         assert await response.read()
         with pytest.raises(EngineDied):
             await read(response)
-        await until(lambda: engine.restarts == 1 and engine.state is S.READY)
+        await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY)
         assert "no progress for 0.5 s" in (engine.last_error or "")
 
     async def test_silent_request_next_to_one_with_progress_does_not_fail_the_engine(
@@ -313,7 +303,7 @@ class TestSleep:
         await ready(engine)
         response = await engine.send(chat(fake="pace:5"))
         asleep = asyncio.create_task(engine.unload())
-        await until(lambda: engine.state is S.DRAINING)
+        await wait_until(lambda: engine.state is S.DRAINING)
         assert await response.read()
         assert not asleep.done()
         response.close()
@@ -338,7 +328,7 @@ class TestSleep:
         await engine.unload()
         with pytest.raises(EngineNotReady, match="did not wake"):
             await ready(engine)
-        await until(lambda: engine.state is S.READY)
+        await wait_until(lambda: engine.state is S.READY)
         assert gone(before)
         assert await ask(engine) == 200
 
@@ -347,7 +337,7 @@ class TestSleep:
         await ready(engine)
         await engine.unload()
         os.kill(engine.pid or 0, signal.SIGKILL)
-        await until(lambda: engine.restarts == 1)
+        await wait_until(lambda: engine.restarts == 1)
 
     async def test_sleep_without_sleep_level_is_refused(self, make: Make) -> None:
         engine = make()
@@ -361,7 +351,7 @@ class TestSleep:
         await ready(engine)
         response = await engine.send(chat(fake="pace:5"))
         unloading = asyncio.create_task(engine.unload())
-        await until(lambda: engine.state is S.DRAINING)
+        await wait_until(lambda: engine.state is S.DRAINING)
         await ready(engine)
         await unloading
         response.close()
@@ -392,7 +382,7 @@ class TestAdoption:
         processes = family(old)
         await old.release()
         processes[1].kill()
-        await until(lambda: gone(processes))
+        await wait_until(lambda: gone(processes))
         new = make(keep=True)
         await ready(new)
         assert new.pid != processes[1].pid
@@ -420,13 +410,13 @@ class TestAdoption:
         loaded = tmp_path / "loaded"
         old = make(keep=True, args={"fake-load-until": str(loaded)})
         starting = asyncio.create_task(ready(old))
-        await until(lambda: old.pid is not None)
+        await wait_until(lambda: old.pid is not None)
         pid = old.pid
         await old.release()
         starting.cancel()
         new = make(keep=True, args={"fake-load-until": str(loaded)})
         taking_over = asyncio.create_task(ready(new))
-        await until(lambda: new.pid is not None)
+        await wait_until(lambda: new.pid is not None)
         loaded.touch()
         await taking_over
         assert new.pid == pid
@@ -442,7 +432,7 @@ class TestAdoption:
         await ready(new)
         assert new.pid == processes[1].pid
         await new.release()
-        await until(lambda: gone(processes))
+        await wait_until(lambda: gone(processes))
 
     async def test_unconfigured_engine_is_stopped(self, make: Make, tmp_path: Path) -> None:
         old = make(keep=True)
@@ -517,7 +507,7 @@ class TestStarting:
         engine = make(args={"fake-load-until": str(up)})
         assert engine.starting is None
         task = asyncio.create_task(ready(engine))
-        await until(lambda: engine.starting is not None and engine.starting.elapsed_s > 0)
+        await wait_until(lambda: engine.starting is not None and engine.starting.elapsed_s > 0)
         assert engine.starting is not None
         assert engine.starting.expected_s is None, "it has not been measured yet"
         up.touch()
@@ -535,8 +525,10 @@ class TestStarting:
         load_s = engine.load_s
         assert load_s is not None
         dies.touch()
-        await until(lambda: engine.state is S.FAILED)
-        await until(lambda: (start := engine.starting) is not None and _expects(start, 50 + load_s))
+        await wait_until(lambda: engine.state is S.FAILED)
+        await wait_until(
+            lambda: (start := engine.starting) is not None and _expects(start, 50 + load_s)
+        )
 
     async def test_start_after_a_failed_one_has_no_forecast(self, make: Make) -> None:
         engine = make(args={"fake-start": "crash"}, restart={"backoff_s": 60, "max_backoff_s": 60})
@@ -556,7 +548,7 @@ class TestStarting:
         engine = make(args={"fake-start": "crash"}, restart={"budget": 0})
         with pytest.raises(EngineNotReady):
             await ready(engine)
-        await until(lambda: engine.given_up)
+        await wait_until(lambda: engine.given_up)
         assert engine.blocked_by == GIVEN_UP
 
 

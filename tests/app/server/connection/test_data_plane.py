@@ -13,8 +13,9 @@ from app.asgi import ClientDisconnected, ClientExchange
 from app.server.connection import protocol
 from tests.app.bare import serving
 from tests.app.raw import BODY, Answer, answers, asking, connected, request
-from tests.fakes.vllm import PATIENCE_S, Fake
+from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, remote, running, settings_for, until_tasks_end
+from tests.waiting import PATIENCE_S, wait_until
 
 CHUNKED = b"transfer-encoding: chunked"
 PAGE = "https://chat.example"
@@ -22,12 +23,6 @@ OTHER = "https://evil.example"
 CHAT = b"/v1/chat/completions"
 STREAM = request(asking(stream=True, messages=[]), path=CHAT)
 PLAIN = request(asking(messages=[]), path=CHAT)
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
 
 
 def running_over(fake: Fake, tmp_path: Path, **server: Any) -> AbstractAsyncContextManager[Gateway]:
@@ -189,9 +184,7 @@ async def test_body_that_breaks_behind_another_request_is_refused_and_never_begu
     broken = request(None, CHUNKED) + chunk * 2 + b"no chunk\r\n"
     async with serving(handler) as server, server.connected() as client:
         client.send(request() + broken)
-        async with asyncio.timeout(PATIENCE_S):
-            while not any(connection.flow.unparsed for connection in server.connections):
-                await asyncio.sleep(0.001)  # more has come than is parsed behind a request
+        await wait_until(lambda: any(connection.flow.unparsed for connection in server.connections))
         may_answer.set()
         assert (await client.answer()).body == b"one"
         assert (await client.answer()).status == 400

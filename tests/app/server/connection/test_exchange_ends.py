@@ -13,6 +13,7 @@ from app.server.connection import HttpExchange
 from app.server.connection.exchange import Carrier
 from tests.app.raw import request
 from tests.app.server.connection.exchanges import answered, exchanging, fill, forever
+from tests.waiting import wait_until
 
 SOON = 0.05
 
@@ -38,8 +39,7 @@ async def test_what_a_slow_client_was_not_sent_waits_in_order() -> None:
         seen.append(exchange.bytes_out)
 
     async with exchanging(handler, slow=True) as served:
-        while len(filled) < 2:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: len(filled) >= 2)
         served.read_on()
         answer = await served.client.answer()
     expected = filled[0] + b"onetwothreeend"
@@ -59,8 +59,7 @@ async def test_stream_goes_on_at_once_after_it_has_settled() -> None:
         await exchange.send_body(b"", more=False)
 
     async with exchanging(handler, slow=True) as served:
-        while not filled:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: filled)
         served.read_on()
         assert (await served.client.answer()).body == filled[0] + b"two"
     assert seen == [True]
@@ -101,8 +100,7 @@ async def test_piece_waits_for_a_slow_client() -> None:
         await last
 
     async with exchanging(handler, slow=True) as served:
-        while not seen:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: seen)
         served.read_on()
         assert len((await served.client.answer()).body) == size + 4
     assert seen == [False]
@@ -117,8 +115,7 @@ async def test_response_waits_until_the_one_before_it_is_read() -> None:
         await exchange.send_response(200, [], b"x" * size)
 
     async with exchanging(handler, request() * 2, slow=True) as served:
-        while len(begun) < 2:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: len(begun) >= 2)
         await asyncio.sleep(0.01)
         assert [exchange.response_complete for exchange in begun] == [True, False]
         served.read_on()
@@ -150,8 +147,7 @@ async def test_client_that_reads_nothing_more_has_stalled() -> None:
                 seen.append(str(fault))
 
     async with exchanging(handler, slow=True) as served:
-        while len(seen) < 2:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: len(seen) >= 2)
         served.read_on()
         assert b"two" not in await served.client.rest()  # and the connection closes
     assert seen == ["the client read nothing for 0.05 s"] * 2

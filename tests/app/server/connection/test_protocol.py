@@ -17,27 +17,13 @@ from app.relay.request_context import RequestContext
 from app.server.connection import HttpExchange
 from app.server.connection.asgi_transport import AsgiTransport
 from app.server.connection.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
-from tests.app.raw import (
-    BODY,
-    KEY_LINE,
-    PATIENCE_S,
-    Client,
-    answers,
-    asking,
-    connected,
-    request,
-)
+from tests.app.raw import BODY, KEY_LINE, Client, answers, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, remote, running, settings_for
+from tests.waiting import PATIENCE_S, wait_until
 
 LIMIT = 1_000_000
 CHUNKED = b"transfer-encoding: chunked"
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
 
 
 def serving(fake: Fake, tmp_path: Path, **server: Any) -> AbstractAsyncContextManager[Gateway]:
@@ -53,7 +39,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     async with serving(fake, tmp_path) as one:
         yield one
         await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
-        await fake.until_idle(PATIENCE_S)
+        await fake.until_idle()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -72,9 +58,7 @@ def posts(fake: Fake) -> list[bytes]:
 
 async def until_asked(fake: Fake) -> None:
     """Return when a request has reached the engine."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not posts(fake):
-            await asyncio.sleep(0.002)
+    await wait_until(lambda: posts(fake))
 
 
 async def refused(gateway: Gateway, status: int) -> float:
@@ -718,9 +702,7 @@ async def test_a_request_whose_client_left_leaves_no_garbage(
 
 
 async def until_kept(count: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while kept() > count:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: kept() <= count)
 
 
 # Pipelining
@@ -768,7 +750,7 @@ async def test_hang_up_in_mid_stream_ends_the_engines_work_of_a_client_that_pipe
     async with connected(gateway) as client:
         client.send(request(asking(stream=True, fake="pace:5")) + request() * behind)
         await client.until(b"data: ")
-    await fake.until_idle(PATIENCE_S)
+    await fake.until_idle()
     assert fake.aborted == 1
     await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
     assert await gateway.metric("gateway_client_disconnects_total") == 1
@@ -779,7 +761,7 @@ async def test_hang_up_behind_garbage_ends_the_engines_work(gateway: Gateway, fa
     async with connected(gateway) as client:
         client.send(request(asking(stream=True, fake="pace:5")) + b"\0garbage\r\n\r\n")
         await client.until(b"data: ")
-    await fake.until_idle(PATIENCE_S)
+    await fake.until_idle()
     assert fake.aborted == 1
 
 
@@ -831,7 +813,7 @@ async def test_hang_up_of_an_http_1_0_client_ends_the_engines_work(
     async with connected(gateway) as client:
         client.send(request(asking(stream=True, fake="pace:5"), version=b"1.0"))
         await client.until(b"data: ")
-    await fake.until_idle(PATIENCE_S)
+    await fake.until_idle()
     assert fake.aborted == 1
 
 
@@ -918,16 +900,14 @@ async def test_client_that_reads_nothing_pauses_the_engine_and_is_let_go(
             gateway, request(asking(stream=True, fake="flood:256"), version=version)
         )
         await until_asked(fake)
-        await fake.until_idle(PATIENCE_S)
+        await fake.until_idle()
         await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
         line = access_line(gateway, capsys)
         assert "the client read nothing for 0.2 s" in line
         # What the sockets of this machine hold, and not the 256 MiB of the answer.
         assert json.loads(line)["bytes_out"] < 64 * 1024 * 1024
         # The connection does not wait for ever for what nobody reads.
-        async with asyncio.timeout(PATIENCE_S):
-            while server_sockets(gateway):
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: not server_sockets(gateway))
         client.writer.transport.abort()
 
 
@@ -936,9 +916,7 @@ async def test_client_that_reads_none_of_many_answers_is_let_go(fake: Fake, tmp_
     async with serving(fake, tmp_path, client_stall_s=0.1) as gateway:
         metrics = request(None, method=b"GET", path=b"/metrics")
         client = await unread(gateway, metrics * 4000)  # more than the sockets hold
-        async with asyncio.timeout(PATIENCE_S):
-            while server_sockets(gateway):
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: not server_sockets(gateway))
         client.writer.transport.abort()
 
 

@@ -1,14 +1,14 @@
 """The body of a request: taken at once where it has arrived, else read piece by piece."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from app.asgi import ClientDisconnected, ClientExchange
 from app.server.connection import HttpExchange
 from tests.app.bare import serving
-from tests.app.raw import PATIENCE_S, Client, request
+from tests.app.raw import Client, request
+from tests.waiting import wait_until
 
 LARGE = bytes(range(256)) * 400  # past uvicorn's high-water mark
 CHUNKED = b"transfer-encoding: chunked"
@@ -46,12 +46,6 @@ async def sent(client: Client, payload: bytes) -> bytes:
     return (await client.answer()).body
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 WHOLE = {
     "length": request(b"hello"),
     "chunked": request(None, CHUNKED) + b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
@@ -87,7 +81,7 @@ async def test_body_of_which_more_is_to_come_is_read(echo: Echo, version: bytes)
     async with serving(echo.serve) as server, server.connected() as client:
         payload = request(b"hello", version=version)
         client.send(payload[:-2])
-        await until(lambda: echo.taken)
+        await wait_until(lambda: echo.taken)
         assert await sent(client, payload[-2:]) == b"hello"
     assert echo.taken == [None]
 
@@ -150,8 +144,8 @@ async def test_client_that_disconnects_while_its_body_is_read_cancels_the_reques
     async with serving(serve) as server:
         async with server.connected() as client:
             client.send(request(b"hello")[:-2])
-            await until(lambda: server.state.tasks)
-        await until(lambda: not server.state.tasks)
+            await wait_until(lambda: server.state.tasks)
+        await wait_until(lambda: not server.state.tasks)
     assert [type(fault) for fault in faults] == [ClientDisconnected, type(None)]
 
 
@@ -161,7 +155,7 @@ async def test_body_that_is_taken_is_not_kept_and_reading_goes_on() -> None:
 
     async def serve(exchange: ClientExchange) -> None:
         assert isinstance(exchange, HttpExchange)
-        await until(lambda: not exchange.more_body)
+        await wait_until(lambda: not exchange.more_body)
         [connection] = server.connections
         paused = connection.flow.read_paused
         body = exchange.take_body()
@@ -181,7 +175,7 @@ async def test_body_of_a_slow_reader_is_buffered_up_to_a_bound() -> None:
 
     async def serve(exchange: ClientExchange) -> None:
         [connection] = server.connections
-        await until(lambda: connection.flow.read_paused)
+        await wait_until(lambda: connection.flow.read_paused)
         held.append(sum(map(len, connection.cycle._body)))
         await may_read.wait()
         await exchange.send_response(200, [], b"%d" % len(await read(exchange)))
@@ -189,7 +183,7 @@ async def test_body_of_a_slow_reader_is_buffered_up_to_a_bound() -> None:
     body = b"b" * 8_000_000
     async with serving(serve) as server, server.connected() as client:
         client.send(request(body))
-        await until(lambda: held)
+        await wait_until(lambda: held)
         may_read.set()
         assert (await client.answer()).body == b"%d" % len(body)
     assert 65536 < held[0] < 1_000_000

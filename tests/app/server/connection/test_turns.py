@@ -13,7 +13,8 @@ from app.asgi import ClientExchange
 from app.server.connection import HttpExchange, protocol
 from app.server.connection.protocol import MAX_PIPELINED
 from tests.app.bare import Bare, serving, serving_app
-from tests.app.raw import PATIENCE_S, Client, request
+from tests.app.raw import Client, request
+from tests.waiting import wait_until
 
 CHUNKED = b"transfer-encoding: chunked"
 PIECE = 256 * 1024  # about what a socket is read of at once
@@ -112,9 +113,7 @@ def bytes_held(cycle: Any) -> int:
 
 async def until_settled(server: Bare) -> None:
     """Return when the only connection neither reads nor parses any more."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not only(server).flow.read_paused:
-            await asyncio.sleep(0.001)
+    await wait_until(lambda: only(server).flow.read_paused)
     await asyncio.sleep(0.01)
 
 
@@ -305,8 +304,6 @@ async def test_client_that_leaves_while_much_of_it_waits_leaves_nothing(
         await until_settled(server)
     echo.may_read.set()
     echo.may_answer.set()
-    async with asyncio.timeout(PATIENCE_S):
-        while server.connections:
-            await asyncio.sleep(0.001)
+    await wait_until(lambda: not server.connections)
     assert len(server.peers) == 0
     assert len(echo.bodies) < PIECE // 20

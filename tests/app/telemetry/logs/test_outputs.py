@@ -14,15 +14,9 @@ import httpx
 import pytest
 import yaml
 
-from tests.e2e.deployment import (
-    COMMAND,
-    KEY,
-    environment,
-    run,
-    until,
-    write_config,
-)
+from tests.e2e.deployment import COMMAND, KEY, environment, run, write_config
 from tests.gateway import remote
+from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +47,7 @@ def serving(
     headers = {"authorization": f"Bearer {KEY}"}
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
-            until(lambda: process.poll() is not None or ready(client), 60)
+            poll_until(lambda: process.poll() is not None or ready(client), 60)
             yield process, client
         process.terminate()
         assert process.wait(30) == 0
@@ -92,7 +86,7 @@ def test_lines_that_standard_error_refuses_are_counted(
 ) -> None:
     with serving(fake_url, tmp_path, subprocess.DEVNULL, shell) as (_, client):
         assert chat(client) == 200
-        until(lambda: lost_lines(client) > 0, 10)
+        poll_until(lambda: lost_lines(client) > 0, 10)
         assert chat(client) == 200
 
 
@@ -112,13 +106,13 @@ def test_file_is_created_again_after_it_was_moved_and_has_the_last_lines(
         serving(fake_url, tmp_path, stderr, env={"GATEWAY_LOGS__FILE": str(path)}) as (_, client),
     ):
         chat(client)
-        until(lambda: '"access"' in path.read_text(), 10)
+        poll_until(lambda: '"access"' in path.read_text(), 10)
         path.rename(moved)
 
         def created_again() -> bool:
             return chat(client) == 200 and path.exists()
 
-        until(created_again, 10)
+        poll_until(created_again, 10)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     events = [line["event"] for line in lines]
     assert "SIGTERM: draining, 0 requests in flight" in events

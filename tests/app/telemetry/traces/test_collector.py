@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -14,12 +14,13 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from app.telemetry.traces import tracer as tracing
 from app.telemetry.traces.tracer import Tracer
-from tests.app.raw import PATIENCE_S, asking, connected, request
+from tests.app.raw import asking, connected, request
 from tests.e2e.deployment import UNLIMITED
 from tests.fakes.collector import Collector, Received, decoded
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, remote, running, settings_for
 from tests.services import CollectorServer
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +29,6 @@ TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 INTERNAL, SERVER, CLIENT = 1, 2, 3
 SPANS = 4  # of a plain request
 CLIENTS = 4
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[Fake]:
-    async with Fake() as server:
-        yield server
 
 
 @pytest.fixture
@@ -71,12 +66,6 @@ def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the lines that the gateway had for its log on traces."""
     ours = [record for record in caplog.records if record.name == tracing.__name__]
     return [f"{record.levelname} {record.getMessage()}" for record in ours]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def counts(gateway: Gateway) -> tuple[float, float]:
@@ -118,7 +107,7 @@ async def test_the_spans_of_requests_come_through_whole_and_unchanged(
                     ],
                 )
             )
-            await until(lambda: gateway.state.admission.waiting)
+            await wait_until(lambda: gateway.state.admission.waiting)
         assert (await waiting).status_code == 200
     count = len(exporter.given)
     assert tracer.counts() == (count, 0)
@@ -171,12 +160,12 @@ async def test_a_collector_that_comes_up_after_the_gateway_gets_what_waited(
     settings = settings_for(model, run_dir=tmp_path, traces={"endpoint": collector.url})
     async with running(settings) as gateway:
         assert (await gateway.chat()).status_code == 200
-        await until(lambda: log_lines(caplog))
+        await wait_until(lambda: log_lines(caplog))
         assert (await gateway.chat()).status_code == 200
         assert await counts(gateway) == (0, 0)
         await asyncio.to_thread(collector.start)
         await asyncio.to_thread(backend.until, lambda spans: len(spans) >= 2 * SPANS)
-        await until(lambda: len(log_lines(caplog)) > 1)
+        await wait_until(lambda: len(log_lines(caplog)) > 1)
         assert await counts(gateway) == (2 * SPANS, 0)
     lost, back = log_lines(caplog)
     assert lost.startswith(f"WARNING traces: {collector.url} accepts no spans; ")
@@ -220,13 +209,13 @@ async def test_a_collector_that_is_killed_under_load_costs_spans_that_are_counte
         tracer = gateway.state.tracer
         assert tracer is not None
         clients = [asyncio.create_task(load()) for _ in range(CLIENTS)]
-        await until(lambda: backend.spans)
+        await wait_until(lambda: backend.spans)
         collector.stop()  # with SIGKILL
-        await until(lambda: tracer.counts()[1] > 2 * tracing.BATCH)
+        await wait_until(lambda: tracer.counts()[1] > 2 * tracing.BATCH)
         await asyncio.to_thread(collector.start)
-        await until(lambda: len(log_lines(caplog)) > 1)
+        await wait_until(lambda: len(log_lines(caplog)) > 1)
         arrived = len(backend.spans)
-        await until(lambda: len(backend.spans) > arrived)
+        await wait_until(lambda: len(backend.spans) > arrived)
         enough.set()
         answers = [answer for client in clients for answer in await client]
     exported, dropped = tracer.counts()

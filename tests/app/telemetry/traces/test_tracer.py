@@ -27,6 +27,7 @@ from app.telemetry.traces.tracer import Tracer, otlp_tracer
 from tests.e2e.deployment import write_config
 from tests.fakes.collector import Collector
 from tests.gateway import free_port, remote, running, settings_for
+from tests.waiting import wait_until
 
 TRACE_ID, PARENT_ID = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 PARENT = f"00-{TRACE_ID:032x}-{PARENT_ID:016x}-01".encode()
@@ -254,9 +255,7 @@ class TestExport:
         one = otlp_tracer(f"http://127.0.0.1:{free_port()}/v1/traces", 1.0)
         one.start()
         served(one)
-        async with asyncio.timeout(20):
-            while not log_lines(caplog):
-                await asyncio.sleep(0.002)
+        await wait_until(lambda: log_lines(caplog))
         await one.close()
         lost, over = log_lines(caplog)
         assert "accepts no spans; they are dropped and counted until it does: " in lost

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from tests.waiting import wait_until
+
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
 
 
@@ -67,9 +69,7 @@ class Receiver:
 
     async def until(self, count: int) -> None:
         """Return when so many requests have arrived."""
-        async with asyncio.timeout(20):
-            while len(self.seen) < count:
-                await asyncio.sleep(0.005)
+        await wait_until(lambda: len(self.seen) >= count)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)

@@ -22,6 +22,7 @@ from app.usage.budgets import BudgetAccount, Budgets
 from app.usage.token_usage import Usage
 from tests.app.usage.alerts.receiver import SECRET, Receiver
 from tests.app.usage.records import Clock, Faulty, ledger_for, record, rows
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -68,9 +69,7 @@ class Gateway:
         return self.metrics.registry.get_sample_value("gateway_alerts_total", {"outcome": outcome})
 
     async def until_count(self, outcome: str, count: int) -> None:
-        async with asyncio.timeout(20):
-            while self.count(outcome) != count:
-                await asyncio.sleep(0.005)
+        await wait_until(lambda: self.count(outcome) == count)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Application:
-    """What a running gateway consists of; `app.main.create_app` builds it."""
+    """The parts of a running gateway; `app.main.create_app` builds them."""
 
     catalogue: Catalogue
     database: Database

@@ -118,7 +118,7 @@ class ClientExchange(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether everything sent so far has been written and more can be."""
+        """True if everything sent so far has been written and more can be."""
         ...
 
     async def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""A bound on a wait for somebody else, which does not blame them for our own lateness."""
+"""A timeout that tolerates an event loop which is itself late."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,10 @@ from engines.timing import ONE_TURN_S
 
 @contextlib.asynccontextmanager
 async def deadline(moment: float) -> AsyncIterator[None]:
-    """Raise TimeoutError where the body is not done by a moment of the loop's time.
+    """Raise TimeoutError if the body is not done by a moment of the loop's time.
 
-    On a loop that was late itself, timers run before what has arrived is read: `asyncio.timeout`
-    would cancel a wait whose answer is there. So the loop has one more turn.
+    On a late loop, timers run before sockets are read: `asyncio.timeout` would cancel a wait whose
+    answer has already arrived. So the timeout fires one turn of the loop later.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as bound:

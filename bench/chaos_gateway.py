@@ -24,7 +24,7 @@ ADMIN_KEY = "sk-chaos-admin-0123456789abcdef"
 # Different, so that no engine can pass for the other.
 MODELS = {"alpha": 2048, "beta": 1024}
 RESTART = {"backoff_s": 0.5, "max_backoff_s": 5, "budget": 1000}
-LOOK_S = 0.25
+POLL_S = 0.25
 DRAIN_S = 30.0
 SETTLE_S = 10.0
 _STATE = re.compile(r"^gateway_engine_state\{([^}]*)\} 1(?:\.0)?$", re.MULTILINE)
@@ -111,7 +111,7 @@ class Watcher:
         return text
 
     async def until(
-        self, condition: Callable[[], bool], within_s: float, *, every_s: float = LOOK_S
+        self, condition: Callable[[], bool], within_s: float, *, every_s: float = POLL_S
     ) -> bool:
         """Look until a condition holds; return whether it did in time."""
         loop = asyncio.get_running_loop()
@@ -135,12 +135,12 @@ class Watcher:
     async def open_leases(self) -> dict[str, float]:
         """Return the sums of requests in flight and waiting once they are 0, or after SETTLE_S."""
         sums: dict[str, float] = {}
-        for _ in range(int(SETTLE_S / LOOK_S)):
+        for _ in range(int(SETTLE_S / POLL_S)):
             text = await self.look()
             sums = {} if text is None else gauges(text)
             if text is not None and not any(sums.values()):
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         return sums
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from bench.report import NOTHING, Table, number
 ACTS = "Chaos: acts"
 REQUESTS = "Chaos: requests"
 CHECKS = "Chaos: checks"
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _requests(chaos: Chaos) -> Table:
 def _checks(chaos: Chaos) -> Table:
     rows = []
     for name, against in chaos.checks():
-        more = f" and {len(against) - MOST_SHOWN} more" if len(against) > MOST_SHOWN else ""
-        shown = "; ".join(against[:MOST_SHOWN]).replace("|", "/") + more
+        more = f" and {len(against) - MAX_SHOWN} more" if len(against) > MAX_SHOWN else ""
+        shown = "; ".join(against[:MAX_SHOWN]).replace("|", "/") + more
         rows.append([name, f"failed: {shown}" if against else "passed"])
     return Table(CHECKS, ["", "result"], rows)

@@ -15,7 +15,7 @@ from bench.targets import MANY, Goal, goals
 
 NOTHING = "–"
 # One token interval of a fast engine: a shorter stop delays no stream by a token.
-LONGEST_STOP_MS = 20
+MAX_STOP_MS = 20
 AGAINST_ROUTER = f"× {ROUTER}"
 ADDED = "added latency p50 ms"
 STREAM_TIMES = ("added TTFT p50 ms", "p99 ms", "gap p50 ms", "gap p99 ms")
@@ -245,10 +245,10 @@ def _noisy_neighbor(disturbances: Disturbances) -> Table:
 
 
 def _longest_stop(stop_ms: float | None) -> str:
-    verdict = "" if stop_ms is None else ", met" if stop_ms <= LONGEST_STOP_MS else ", missed"
+    verdict = "" if stop_ms is None else ", met" if stop_ms <= MAX_STOP_MS else ", missed"
     return (
         f"The longest stop of {GATEWAY} under any body: {number(stop_ms, 1)} ms; its bound is "
-        f"{LONGEST_STOP_MS} ms{verdict}."
+        f"{MAX_STOP_MS} ms{verdict}."
     )
 
 

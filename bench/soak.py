@@ -45,7 +45,7 @@ WORTH_KEEPING_MIN = 5.0
 # Memory settles in the first minute: pools, caches, the allocator's arenas.
 SETTLED_S = 60.0
 PAUSE_S = 0.05
-MOST_REQUESTS = 500_000
+MAX_REQUESTS = 500_000
 QUICK = {"connect_s": 1.0, "first_byte_s": 0.5, "stall_s": 0.5}
 
 
@@ -117,7 +117,7 @@ async def load(soaked: Soaked, port: int, pid: int) -> None:
     async def user(index: int) -> None:
         dice = random.Random(soaked.seed * 100_003 + index)
         client = Client(port, KEY, dice, f"soak-{index}")
-        while loop.time() < end and soaked.outcomes.total() < MOST_REQUESTS:
+        while loop.time() < end and soaked.outcomes.total() < MAX_REQUESTS:
             played = await play(client)
             soaked.outcomes[played] += 1
             if played[1] == NO_END:

@@ -101,7 +101,7 @@ SERVING = (EngineState.READY, EngineState.DRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine reports about itself, over HTTP and in its log; None: not reported.
+    """Facts that an engine reports over HTTP and in its log; None: not reported.
 
     Seconds and GiB are the engine's own figures, of one rank where it reports for one.
     """

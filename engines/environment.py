@@ -77,6 +77,6 @@ def never_inherited(name: str) -> bool:
 
 
 def _listed(name: str, value: str) -> bool:
-    # A prefix tells the owner of a variable, not that it is harmless: NVIDIA_API_KEY is a secret.
+    # A prefix names the owner of a variable; the variable may be a secret: NVIDIA_API_KEY.
     secret = is_secret(name, value) or name.endswith("HEADERS")
     return name in _NAMES or (name.startswith(_PREFIXES) and not secret)

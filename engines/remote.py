@@ -31,7 +31,7 @@ class RemoteEngine(Engine):
     """A remote server.
 
     READY: it responded to the latest check. A request is sent in any state except DRAINING,
-    STOPPING and STOPPED, since the server may have come back since the check.
+    STOPPING and STOPPED, since the server may have recovered since the check.
     """
 
     kind = "remote"
@@ -42,7 +42,7 @@ class RemoteEngine(Engine):
         key = os.environ.get(spec.api_key_env) if spec.api_key_env else None
         headers = (("authorization", f"Bearer {key}"),) if key else ()
         self._client = Http1Client(Address.from_url(spec.url), spec.timeouts, headers)
-        # A pool of its own: the gateway's own requests do not count as in flight.
+        # A separate pool: the gateway's own requests do not count as in flight.
         self._control = Http1Client(self._client.address, spec.timeouts, headers)
         self._check_task: asyncio.Task[None] | None = None
         self._checked = asyncio.Event()

@@ -54,28 +54,47 @@ class SpecModel(BaseModel):
 class Timeouts(SpecModel):
     """Timeouts of an engine, in seconds."""
 
-    connect_s: float = Field(5.0, gt=0, description="Seconds to accept a connection.")
+    connect_s: float = Field(
+        5.0, gt=0, description="Maximum time to connect to the engine, in seconds."
+    )
     # OpenAI's SDK gives up after 600 s; a shorter default would fail requests that it waits for.
     first_byte_s: float = Field(
-        600.0, gt=0, description="Seconds from the request to the response's headers."
+        600.0,
+        gt=0,
+        description="Maximum time from sending a request to the response headers, in seconds. The "
+        "request then fails with 504.",
     )
-    stall_s: float = Field(300.0, gt=0, description="Seconds between two bytes of a response.")
+    stall_s: float = Field(
+        300.0,
+        gt=0,
+        description="Maximum time between two reads of a response, in seconds. The response is "
+        "then aborted.",
+    )
 
 
 class Restart(SpecModel):
-    """Restarts of an engine after a failure."""
+    """Automatic restarts of an engine that failed, with exponential backoff."""
 
     backoff_s: float = Field(
-        1.0, gt=0, description="Seconds before the first restart; doubled for each further one."
+        1.0,
+        gt=0,
+        description="Delay before the first restart, in seconds. It doubles with each further "
+        "restart.",
     )
-    max_backoff_s: float = Field(60.0, gt=0, description="Maximum seconds before a restart.")
+    max_backoff_s: float = Field(
+        60.0, gt=0, description="Maximum delay before a restart, in seconds."
+    )
     budget: int = Field(
         5,
         ge=0,
-        description="Restarts within window_s before the engine is given up; 0: none.",
+        description="Maximum number of counted restarts. After that the engine stays failed until "
+        "it is started by hand. 0: no restarts.",
     )
     window_s: float = Field(
-        600.0, gt=0, description="Seconds of service after which a restart no longer counts."
+        600.0,
+        gt=0,
+        description="Time that the engine must serve before a restart no longer counts against "
+        "the budget, in seconds.",
     )
 
 
@@ -109,14 +128,16 @@ def _gpus(value: object) -> object:
 
 
 class LocalSpec(SpecModel):
-    """An engine on this machine: the settings that both kinds share."""
+    """The settings that both kinds of engines on this machine share."""
 
-    model: str = Field(min_length=1, description="Directory or Hugging Face repository.")
+    model: str = Field(
+        min_length=1, description="Directory or Hugging Face repository of the model."
+    )
     # Not in a repr: either may hold a token.
     args: dict[str, FlagValue] = Field(
         default_factory=dict,
         repr=False,
-        description="Any flag of `vllm serve`, without the leading dashes.",
+        description="Flags of `vllm serve`, without the leading dashes.",
     )
     env: dict[str, Annotated[str, BeforeValidator(_variable, json_schema_input_type=Variable)]] = (
         Field(
@@ -143,15 +164,20 @@ class LocalSpec(SpecModel):
     memory_gib: float | None = Field(
         None,
         gt=0,
-        description="Memory of one engine in GiB, for server.memory_budget_gib. Default: the most "
-        "that it took while it ran.",
+        description="Memory of one engine in GiB, counted against server.memory_budget_gib. "
+        "Default: the highest memory use measured while it ran.",
     )
-    start_timeout_s: float = Field(1800.0, gt=0, description="Maximum seconds from start to READY.")
+    start_timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Maximum time from the start of an engine until it is ready, in seconds. A "
+        "slower engine is stopped, which counts as a failure.",
+    )
     progress_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="Seconds without a change of the engine's counters, while requests run, after "
-        "which the engine is considered dead and restarted.",
+        description="Maximum time that the engine's counters may stay unchanged while requests "
+        "run, in seconds. The engine is then considered dead and restarted.",
     )
     restart: Restart = Restart()
     timeouts: Timeouts = Timeouts()
@@ -174,7 +200,7 @@ class LocalSpec(SpecModel):
         flags = {flag_name(name): value for name, value in args.items()}
         for name, value in flags.items():
             if isinstance(value, list) and any(str(member).startswith("-") for member in value):
-                # As a word of its own it would be read as another flag, possibly a reserved one.
+                # As a separate word it would be parsed as another flag, possibly a reserved one.
                 raise PlacedError("an item of a list must not begin with a dash", name)
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", name):
                 raise PlacedError(f"{_shown_name(name)} is not the name of a flag")
@@ -309,9 +335,14 @@ class RemoteSpec(SpecModel):
     """An OpenAI-compatible server that is not managed by the gateway."""
 
     kind: Literal["remote"]
-    url: str = Field(description="http:// or https://, optionally with a path prefix.")
+    url: str = Field(
+        description="Base URL of the server: http:// or https://, optionally with a path prefix, "
+        "without /v1."
+    )
     api_key_env: str | None = Field(
-        None, description="Environment variable with the API key of the server."
+        None,
+        description="Environment variable that holds the API key of the server. Default: no key "
+        "is sent.",
     )
     served_model_name: str | None = Field(
         None, description="Name of the model on the server. Default: the model's name here."

@@ -57,7 +57,7 @@ class ManagedKey:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """What the routes share."""
+    """The services that the routes share."""
 
     store: KeyStore
     authenticator: Authenticator

@@ -33,7 +33,7 @@ def ops_router(forecasts: Forecasts, admission: Admission) -> APIRouter:
 
     @router.get("/health", responses=error_responses())
     async def health() -> dict[str, str]:
-        """Whether the process lives; not whether engines do, which a restart would not mend."""
+        """Liveness of the process. Engines do not count: a restart would not repair them."""
         return {"status": "ok"}
 
     @router.get(
@@ -45,7 +45,7 @@ def ops_router(forecasts: Forecasts, admission: Admission) -> APIRouter:
         },
     )
     async def ready() -> Response:
-        """Whether requests can be served: 503 while draining, or if no model is up or can load."""
+        """Readiness: 503 while draining, or if no model is up or can load."""
         if admission.draining:
             return JSONResponse({"status": "draining"}, 503)
         if not forecasts.any_serves():

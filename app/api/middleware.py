@@ -24,7 +24,7 @@ PREFLIGHT = "preflight"
 
 @dataclass(slots=True)
 class RequestNotes:
-    """What the handlers of a request know for its line of the access log."""
+    """Fields of the access log that the handlers of a request fill in."""
 
     key_id: str = "-"
     model: str = UNKNOWN_MODEL

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from app.api.error_responses import ADMIN, CLIENT, error_responses, rate_headers
 from app.database import DatabaseUnavailable
 from app.errors import BadRequest, RouteNotFound, ServiceUnavailable
-from app.usage import GROUPS, UsageRow
+from app.usage import GROUPS, BudgetOwner, UsageRow
 
 # The sums by day stay for ever; a year of them, leap day included, is enough for one answer.
 MAX_DAYS = 366
@@ -22,17 +22,6 @@ _DAYS = re.compile(r"[0-9]{1,3}")
 # For the OpenAPI document; the functions below validate.
 _A_DAY: dict[str, Any] = {"format": "date"}
 _A_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": 30}
-
-
-class Owner(Protocol):
-    """The part of a principal's owner that a report needs."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def daily_tokens(self) -> int | None: ...
-    @property
-    def monthly_tokens(self) -> int | None: ...
 
 
 class Caller(Protocol):
@@ -45,7 +34,7 @@ class Caller(Protocol):
     @property
     def monthly_tokens(self) -> int | None: ...
     @property
-    def team(self) -> Owner | None: ...
+    def team(self) -> BudgetOwner | None: ...
 
 
 class Report(Protocol):
@@ -108,7 +97,7 @@ class OwnUsage(BaseModel):
 
 
 class Group(Sums):
-    """What it is not grouped by is null."""
+    """A row of a report; columns that it is not grouped by are null."""
 
     day: str | None
     owner: str | None = Field(description="The key's when it was used; empty: none.")
@@ -229,7 +218,9 @@ def usage_router(
     return router
 
 
-async def _owner_budgets(report: Report, owner: Owner | None, today: date) -> OwnerBudgets | None:
+async def _owner_budgets(
+    report: Report, owner: BudgetOwner | None, today: date
+) -> OwnerBudgets | None:
     if owner is None or (owner.daily_tokens, owner.monthly_tokens) == (None, None):
         return None
     month = today.replace(day=1)

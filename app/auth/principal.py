@@ -12,7 +12,7 @@ DEFAULT_WEIGHT = 1
 
 
 class Role(StrEnum):
-    """What a key is for: `client` for models, the others for /admin."""
+    """The role of a key: `client` for models, the others for /admin."""
 
     CLIENT = "client"
     AUDITOR = "auditor"

@@ -97,13 +97,13 @@ def _configured_model(name: str, config: Path | None) -> str:
     try:
         settings = load_settings(config)
     except ConfigError:
-        models = []  # the gateway may run on another machine, with a configuration of its own
+        models = []  # the gateway may run on another machine, with another configuration
     else:
         models = [model for model in settings.models if name in model.names]
     for spec in (spec for model in models for spec in model.engines):
         if isinstance(spec, LocalSpec):
             return spec.model
-    if "/" in name:  # it looks like a repository
+    if "/" in name:  # probably a repository
         return name
     return fail(f"the tokenizer of {name} is not in a configuration here: give --tokenizer")
 

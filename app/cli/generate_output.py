@@ -23,7 +23,7 @@ from engines.base import Progress as Phase
 from engines.offline import Advance
 
 Record = dict[str, Any]
-LONGEST_TITLE = 72
+MAX_TITLE_LENGTH = 72
 
 
 class RecordWriter(Protocol):
@@ -44,7 +44,7 @@ class JsonLinesWriter:
 
 
 class TextWriter:
-    """Writes text: reasoning and answer apart, and titles where there are several answers."""
+    """Writes text: reasoning and answer separately, with titles if there are several answers."""
 
     def __init__(self, out: IO[str], *, titles: bool) -> None:
         self._out = out
@@ -75,8 +75,8 @@ class TextWriter:
 def _title(record: Record) -> str:
     prompt = record.get("prompt") or record["messages"][-1].get("content")
     line = " ".join(str(prompt).split())
-    if len(line) > LONGEST_TITLE:
-        line = line[: LONGEST_TITLE - 1] + "…"
+    if len(line) > MAX_TITLE_LENGTH:
+        line = line[: MAX_TITLE_LENGTH - 1] + "…"
     choice = f".{record['choice'] + 1}" if record["choice"] else ""
     return f"[{record['index'] + 1}{choice}] {line}"
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # slow to import
     from rich.table import Table
 
 # A start takes from seconds to an hour: the longer it has taken, the less often it is polled.
-SHORTEST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 5.0
+MIN_PAUSE_S = 0.5
+MAX_PAUSE_S = 5.0
 PAUSES = 20  # the end of a start is noticed late by at most a twentieth of its duration
 TICK_S = 0.5  # refresh of the times on the screen
 # In a narrower column, values would wrap at every word.
@@ -121,18 +121,18 @@ def status(
 
 def poll_due(clock: Callable[[], float] = time.monotonic) -> Iterator[bool]:
     """Yield, each time something is shown, whether to ask the gateway again after it."""
-    began = asked = clock()
+    began = polled = clock()
     while True:
         now = clock()
-        due = now - asked + TICK_S >= poll_interval(now - began)
+        due = now - polled + TICK_S >= poll_interval(now - began)
         if due:
-            asked = now + TICK_S
+            polled = now + TICK_S
         yield due
 
 
 def poll_interval(waited_s: float) -> float:
     """Return the seconds between two polls of a start that has taken this long."""
-    return min(max(waited_s / PAUSES, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+    return min(max(waited_s / PAUSES, MIN_PAUSE_S), MAX_PAUSE_S)
 
 
 def fetch_engines(gateway: GatewayClient) -> list[Engine]:
@@ -272,9 +272,9 @@ def fact_tables(engines: Sequence[Engine], width: int) -> "Iterator[Table]":
     from rich.text import Text
 
     names = max((len(row[0]) for row in fact_rows(engines)), default=0)
-    room = max(1, (width - names - 4) // (NARROWEST + 3))
-    for start in range(0, len(engines), room):
-        some = engines[start : start + room]
+    columns = max(1, (width - names - 4) // (NARROWEST + 3))
+    for start in range(0, len(engines), columns):
+        some = engines[start : start + columns]
         table = Table()
         table.add_column("", overflow="fold")
         for engine in some:

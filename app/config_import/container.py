@@ -100,7 +100,7 @@ def _parse_volume(option: str, value: str) -> Iterator[tuple[str, str]]:
     else:
         outside, _, rest = value.partition(":")
         inside = rest.partition(":")[0]
-    # Other sources are named volumes, whose path only Docker knows.
+    # Other sources are named volumes, whose path is known to Docker alone.
     if inside.startswith("/") and outside.startswith(("/", "~", ".")):
         yield inside, outside
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 2.0
 # A migration may rewrite a table.
 MIGRATION_DEADLINE_S = 600.0
-# SQLite's wait for another writer; shorter than DEADLINE_S, for an error that says what it was.
+# SQLite's wait for another writer; shorter than DEADLINE_S, so that the error names the cause.
 BUSY_TIMEOUT_MS = 1500
 # Statements that SQLite keeps ready, of 128 by default: the ledger's largest take 150 KiB each.
 CACHED_STATEMENTS = 16

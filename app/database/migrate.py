@@ -49,7 +49,7 @@ def _revision(connection: Connection) -> str | None:
     revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
     if revision is not None and revision > HEAD:
         raise NewerTables(
-            f"the tables are those of a newer gateway (revision {revision}, this one knows {HEAD}):"
+            f"the tables are those of a newer gateway (revision {revision}, this one has {HEAD}):"
             " start the newer gateway, or restore the backup from before the upgrade"
         )
     return revision

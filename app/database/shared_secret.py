@@ -41,7 +41,7 @@ class SharedSecret:
 
     @property
     def shared(self) -> bool:
-        """Whether the bytes are those of the database."""
+        """True if the bytes are those of the database."""
         return self._shared
 
     async def load(self) -> None:

@@ -65,12 +65,13 @@ class EnginesPage:
 
     async def _scrape_all(self) -> bytes:
         models = {r.engine.name: m.name for m in self._catalogue.models for r in m.replicas}
-        asked = [engine for engine in self._catalogue.engines if engine.state in SERVING]
-        pages = await asyncio.gather(*(one.exposition() for one in asked), return_exceptions=True)
+        serving = [engine for engine in self._catalogue.engines if engine.state in SERVING]
+        scrapes = (engine.exposition() for engine in serving)
+        pages = await asyncio.gather(*scrapes, return_exceptions=True)
         merged = MergedPage()
         up = dict.fromkeys(models, False)
         faults: dict[str, str] = {}
-        for name, page in zip((engine.name for engine in asked), pages, strict=True):
+        for name, page in zip((engine.name for engine in serving), pages, strict=True):
             try:
                 if isinstance(page, BaseException):
                     raise page

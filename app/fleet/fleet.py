@@ -221,7 +221,7 @@ class Fleet:
         self._expected_gib[new.engine] = need_gib
         self._publish()
         log.info(
-            "engine %s starts beside %s",
+            "engine %s starts alongside %s",
             new.engine.name,
             old.engine.name,
             extra={"engine": new.engine.name},

@@ -33,7 +33,7 @@ class ModelOperations:
     def start(self, name: str, verb: str, work: Callable[[], Awaitable[None]]) -> Operation:
         """Start an operation on a model or an engine, or return the running one of this kind.
 
-        It goes on when its callers are canceled, so shield the task; it raises EngineUnavailable
+        It continues when its callers are canceled, so shield the task; it raises EngineUnavailable
         and Conflict. Raises Conflict while an operation of another kind is running.
         """
         before, task = self._operations.get(name, (verb, None))

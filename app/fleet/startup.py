@@ -87,9 +87,9 @@ class EngineStartup:
 
     @property
     def hopeless(self) -> bool:
-        """Whether no model can ever be served: every engine was given up.
+        """True if no model can ever be served: all engines have used up their restarts.
 
-        A model on demand is tried again by the next request for it.
+        A model loaded on demand is tried again at its next request.
         """
         if any(model.on_demand for model in self._catalogue.models):
             return False

@@ -17,7 +17,7 @@ A policy prefers READY engines, so the new one gets nothing while it is STARTING
 refuses requests only after the last one has left it.
 
 If the new engine fails to start, it is unlisted and stopped, and nothing else has changed. If the
-old engine dies meanwhile, its supervisor restarts it, and the takeover goes on. If the gateway
+old engine dies meanwhile, its supervisor restarts it, and the takeover continues. If the gateway
 stops, both engines do; with `keep_engines` both keep running, and the next gateway adopts the one
 that runs what its configuration says (`app.fleet.slots.initial_slots`) and stops the other.
 

@@ -32,7 +32,7 @@ MAX_TOKENS = 10**12
 MAX_SCOPES = 4096
 
 
-class Owner(Protocol):
+class LimitOwner(Protocol):
     """The owner of a key, whose limits all its keys share."""
 
     @property
@@ -52,7 +52,7 @@ class LimitRequest(msgspec.Struct, frozen=True, gc=False):
     concurrent: bool = True  # False: it takes no slot
     # Request and slot of key and owner were charged before the body was read, and are not again.
     entered: bool = False
-    owner: Owner | None = None  # None: the key's owner has no limits
+    owner: LimitOwner | None = None  # None: the key's owner has no limits
 
 
 class BucketTerm(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +79,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False):
     """The limits of a key at a model, the same from request to request."""
 
     key: LimitSettings
-    owner: Owner | None
+    owner: LimitOwner | None
     model: LimitSettings
     buckets: tuple[BucketTerm, ...]
     slots: tuple[SlotTerm, ...]

@@ -13,7 +13,7 @@ from app.auth import Principal
 
 Isolation = Literal["key", "owner", "none"]
 # More tenants than are active at a time; beyond it, all salts are computed again.
-MOST_KNOWN = 10_000
+MAX_SALTS = 10_000
 # 128 bits: vLLM takes up to 128 characters, without @ / \ and NUL.
 SALT_BYTES = 16
 
@@ -21,7 +21,7 @@ SALT_BYTES = 16
 class CacheSalts:
     """Computes salts, the same at every gateway with the same secret."""
 
-    def __init__(self, secret: Callable[[], bytes], most: int = MOST_KNOWN) -> None:
+    def __init__(self, secret: Callable[[], bytes], most: int = MAX_SALTS) -> None:
         """`secret` returns another value once the secret that the gateways share is known."""
         self._secret = secret
         self._most = most

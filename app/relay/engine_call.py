@@ -1,6 +1,6 @@
 """The values that `model_server.py`, which chooses an engine, exchanges with `forward.py`.
 
-Forwarding knows nothing of limits, queues and budgets; choosing never sees a byte of the response.
+Forwarding is independent of limits, queues and budgets; choosing never reads the response.
 """
 
 import msgspec
@@ -28,7 +28,7 @@ class EngineCall(msgspec.Struct, frozen=True):
 
 
 class CallResult(msgspec.Struct):
-    """What came of an engine call: filled in meanwhile, and right whenever forwarding ends."""
+    """Result of an engine call, updated while it runs; valid whenever forwarding ends."""
 
     # Of the engine's response; None: there was none. After a keep-alive comment the client has
     # another status.

@@ -44,7 +44,7 @@ class FallbackChain:
 
     @property
     def any_left(self) -> bool:
-        """Whether a fallback is left."""
+        """True if there is a fallback that has not been tried."""
         return bool(self._left)
 
     @property
@@ -68,7 +68,7 @@ class FallbackChain:
         return self._find(self._left.pop(index))
 
     def yields(self) -> bool:
-        """Whether a fallback serves the request sooner than the requested model."""
+        """Return whether a fallback serves the request sooner than the requested model."""
         return isinstance(self.step(), int)
 
     async def wait(self) -> StartWait:

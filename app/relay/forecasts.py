@@ -36,6 +36,6 @@ class Forecasts:
 
     @property
     def starts_queue(self) -> bool:
-        """Whether a load that begins now waits for other loads."""
+        """True if a load that begins now waits for other loads."""
         starting = (e.state is EngineState.STARTING for e in self._catalogue.engines)
         return sum(starting) >= self._loader.slots

@@ -8,7 +8,7 @@ names and values.
 A body is lines of bytes between delimiters:
 
     state      reads                                                        then
-    BEGINNING  CRLF, if it is there; `--boundary`                           DELIMITED
+    BEGINNING  optional CRLF; `--boundary`                                  DELIMITED
     DELIMITED  CRLF                                                         HEADERS
                `--`                                                         EPILOGUE
     HEADERS    header lines up to an empty one                              DATA

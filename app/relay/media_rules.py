@@ -36,13 +36,13 @@ _URL = rb'(?:[uU]|\\u00[57]5)(?:[rR]|\\u00[57]2)(?:[lL]|\\u00[46][cC])"'
 # vLLM reads this name in lower case only.
 _UUID = rb'"(?:u|\\u0075){2}(?:i|\\u0069)(?:d|\\u0064)"'
 _ENDING = re.compile(rb"%b|%b" % (_URL, _UUID))
-LONGEST_ENDING = 26
+MAX_ENDING_BYTES = 26
 # The last letter of "uuid" before the closing quote, plain or escaped.
 _D = (b"d", b"64")
 # More such names than any request has images; each is checked at once.
-MOST_NAMES = 2048
+MAX_NAMES = 2048
 # Blanks around a colon are bounded, so that a client cannot make a check expensive.
-LONGEST_GAP = 256
+MAX_GAP_BYTES = 256
 _COLON = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"')
 # Strict on purpose: URL parsers disagree on anything else.
@@ -65,14 +65,14 @@ class NameEnds:
         self._tail = b""
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """Search more of the body. Raises MediaNotAllowed for more than MOST_NAMES."""
+        """Search more of the body. Raises MediaNotAllowed for more than MAX_NAMES."""
         data = b"".join((self._tail, piece))
         before = self._offset - len(self._tail)
         self.found += [before + end for end in name_ends(data) if end > len(self._tail)]
-        if len(self.found) > MOST_NAMES:
-            raise MediaNotAllowed(f"the body has more than {MOST_NAMES} addresses")
+        if len(self.found) > MAX_NAMES:
+            raise MediaNotAllowed(f"the body has more than {MAX_NAMES} addresses")
         self._offset += len(piece)
-        self._tail = data[-LONGEST_ENDING:]
+        self._tail = data[-MAX_ENDING_BYTES:]
 
 
 def may_name_media(data: bytes) -> bool:
@@ -99,7 +99,7 @@ def check_addresses(
     for end in ends:
         if any(start <= end < stop for start, stop in harmless):
             continue
-        colon = _COLON.match(raw, end, end + LONGEST_GAP)
+        colon = _COLON.match(raw, end, end + MAX_GAP_BYTES)
         if colon is None or colon.end() not in starts:
             _check_value(raw, end, domains, uuids=uuids)
 
@@ -136,10 +136,10 @@ def _check_value(raw: bytes, end: int, domains: Collection[str], *, uuids: bool)
     is_uuid = raw.endswith(_D, end - 3, end - 1)
     if is_uuid and uuids:
         return
-    colon = _COLON.match(raw, end, end + LONGEST_GAP)
+    colon = _COLON.match(raw, end, end + MAX_GAP_BYTES)
     start = colon.end() if colon else end
-    if raw[end : end + LONGEST_GAP].isspace() or start == end + LONGEST_GAP:
-        raise MediaNotAllowed(f"over {LONGEST_GAP} blanks stand between a name and an address")
+    if raw[end : end + MAX_GAP_BYTES].isspace() or start == end + MAX_GAP_BYTES:
+        raise MediaNotAllowed(f"over {MAX_GAP_BYTES} blanks stand between a name and an address")
     if colon is None:
         return  # a string that is no name
     first = raw[start : start + 1]

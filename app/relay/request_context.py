@@ -1,4 +1,4 @@
-"""The working memory of one request: what the relay knows and has decided while it is under way."""
+"""The working memory of one request: the relay's facts and decisions while it is in flight."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What one request changes in its body and reserves, for one model."""
+"""The changes to a request's body and its token reservation, for one model."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Whether vLLM may store a response, and under which ID. Pure.
+"""Decides whether vLLM may store a response, and under which ID. Pure.
 
 vLLM keeps a stored response in the memory of one engine, under an ID that the request may choose,
 and returns it to anyone who knows the ID. So storing is off unless a model turns it on; then the

@@ -16,7 +16,7 @@ ANTHROPIC_MEMBERS = ("metadata",)
 PROMPT_MEMBERS = ("tools", "system", "instructions", "messages", "input", "prompt")
 NULL = b"null"
 # Bytes of a session's name that count.
-LONGEST_SESSION = 1024
+MAX_SESSION_BYTES = 1024
 
 
 class RequestHints:
@@ -46,7 +46,7 @@ class RequestHints:
         anthropic = self._exchange.dialect is Dialect.ANTHROPIC
         for name in ANTHROPIC_MEMBERS if anthropic else SESSION_MEMBERS:
             if (raw := self._body.members.get(name)) is not None:
-                value = bytes(memoryview(raw)[:LONGEST_SESSION])
+                value = bytes(memoryview(raw)[:MAX_SESSION_BYTES])
                 if value != NULL:
                     return value
         return b""
@@ -54,7 +54,7 @@ class RequestHints:
     def prompt(self, most: int) -> bytes:
         """Return the first `most` bytes of the prompt's members; b"" for a form.
 
-        The closing bracket of a conversation moves as it goes on; the bytes before it stay.
+        The closing bracket of a conversation moves as it grows; the bytes before it stay.
         """
         members = self._body.members
         prompt = self._salt or bytes(members.get("cache_salt", b""))

@@ -1,7 +1,7 @@
 """Chooses for each engine to be replaced whether its successor starts alongside it. Pure.
 
-Engines are replaced one after the other. So each pair must fit alongside what is there at that
-moment: the successors of those before it, and the engines that are yet to be replaced.
+Engines are replaced one after the other. So each pair must fit alongside the engines that run at
+that moment: earlier successors, and engines that are yet to be replaced.
 """
 
 from collections.abc import Collection, Mapping

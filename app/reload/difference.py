@@ -4,7 +4,7 @@ Every setting that differs is in a `Difference`. Settings of models and those in
 at a reload; all others are reported as needing a restart. Values of secrets are never shown.
 
     ~ model demo: args.max-model-len 2048 → 4096 (replaces demo-0)
-    ~ model demo: demo-1 starts beside demo-0 and takes over when it is ready
+    ~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready
     ~ model demo: aliases [a] → [a, b]
     + model small (starts small-0)
     - model large (stops large-0)
@@ -57,7 +57,7 @@ class Takeover:
 
     old: str
     new: str
-    # Why both cannot run at once; None: the new one starts beside the old one.
+    # Why both cannot run at once; None: the new one starts alongside the old one.
     obstacle: str | None
     # Another engine of the model is READY all along.
     others_serve: bool
@@ -68,7 +68,7 @@ class Takeover:
     def describe(self, model: str) -> str:
         """Return one line, with the expected downtime of the model if there is any."""
         if self.obstacle is None:
-            return f"{self.new} starts beside {self.old} and takes over when it is ready"
+            return f"{self.new} starts alongside {self.old} and takes over when it is ready"
         without = "in which requests wait" if self.requests_wait else f"without {model}"
         if self.others_serve:
             downtime = "the others serve meanwhile"
@@ -93,7 +93,7 @@ class ModelChange:
     engines: Mapping[str, tuple[SettingChange, ...]]
     # Its engines need a restart of the gateway, and stay as they are until then.
     needs_restart: bool = False
-    # How READY engines are replaced; a successor that starts beside one has a name of its own.
+    # How READY engines are replaced; a successor that starts alongside one has a name of its own.
     takeovers: tuple[Takeover, ...] = ()
 
     @property
@@ -108,7 +108,7 @@ class ModelChange:
 
     @property
     def overlaps(self) -> bool:
-        """True if every engine change is a replacement by an engine that starts beside it."""
+        """True if every engine change is a replacement by an engine that starts alongside it."""
         takeovers = self.takeovers
         return (
             not self.plan.removed

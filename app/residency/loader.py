@@ -138,7 +138,7 @@ class OnDemandLoader:
         """Return a lease on a model once it is loaded; await it in the `with` that ends it.
 
         The timeout is the model's `load_wait_s`, at most `bound_s`. The request also stops waiting
-        when `yields` returns True, since another model serves it; the load goes on. Raises
+        when `yields` returns True, since another model serves it; the load continues. Raises
         EngineOverloaded if the wait is or would be too long or too many requests wait, and
         EngineUnavailable if the model cannot be loaded.
         """
@@ -326,7 +326,7 @@ class OnDemandLoader:
         return error
 
     def _abandon(self, name: str, granted: LeaseFuture) -> None:
-        """Forget a request that was canceled. A load that is under way goes on."""
+        """Forget a request that was canceled. A load in progress continues."""
         if granted.done() and not granted.cancelled():
             if isinstance(answer := granted.result(), ModelState):
                 self._release(answer)

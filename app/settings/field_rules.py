@@ -17,7 +17,7 @@ from engines.spec import SpecModel
 
 MAX_RULES = 64
 _NAME = "[A-Za-z_][A-Za-z0-9_-]*"
-# The gateway sets it to the name that the engine knows the model by.
+# The gateway sets it to the model's name on the engine.
 _RESERVED = "model"
 
 

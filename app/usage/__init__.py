@@ -5,7 +5,7 @@ sums both up, and `StreamMeter` and `token_usage` read what engines report. Aler
 `app.usage.alerts`.
 """
 
-from app.usage.budgets import BudgetReservation, Budgets
+from app.usage.budgets import BudgetOwner, BudgetReservation, Budgets
 from app.usage.ledger import Ledger
 from app.usage.records import UsageRecord
 from app.usage.report import GROUPS, UsageRow, usage_report
@@ -23,6 +23,7 @@ __all__ = (
     "GROUPS",
     "WHOLE_BYTES",
     "WINDOW_BYTES",
+    "BudgetOwner",
     "BudgetReservation",
     "Budgets",
     "Ledger",

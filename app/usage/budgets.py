@@ -54,7 +54,7 @@ NEARLY = 0.9
 READ_BATCH = 500
 
 
-class Owner(Protocol):
+class BudgetOwner(Protocol):
     """The owner of a key, whose budgets all its keys share."""
 
     @property
@@ -162,7 +162,7 @@ class Budgets:
         monthly: int | None,
         tokens: int,
         elastic: tuple[int, int] | None = None,
-        owner: Owner | None = None,
+        owner: BudgetOwner | None = None,
     ) -> BudgetReservation:
         """Reserve tokens in the budgets of a key and its owner; exit the returned context.
 

@@ -42,7 +42,7 @@ class Spent:
 
 
 class Spending:
-    """The spending of one key or owner as one gateway knows it."""
+    """The spending of one key or owner, as seen by one gateway."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -53,7 +53,7 @@ class Spending:
 
     @property
     def known(self) -> bool:
-        """Whether the database was read at least once."""
+        """True once the database has been read."""
         return self._reading is not None
 
     def record(self, batch: int, day: str, tokens: int) -> None:

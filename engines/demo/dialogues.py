@@ -1,4 +1,4 @@
-"""What the demo model knows by heart, word for word. Tests and the README rely on these words."""
+"""The demo model's dialogues, word for word. Tests and the README rely on these words."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -208,7 +208,7 @@ DIALOGUES: tuple[Dialogue, ...] = (
     ),
 )
 
-# What it says, as a rule, to a question that it does not know.
+# The usual reply to an unknown question.
 UNKNOWN = (
     "I do not know that one: I am a tiny demo model with a few fixed answers. "
     "Try: What is the capital of France?"

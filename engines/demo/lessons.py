@@ -1,4 +1,4 @@
-"""What the demo model is trained on: token sequences, and which of their tokens count."""
+"""Training data of the demo model: token sequences, and which of their tokens count."""
 
 import random
 from dataclasses import dataclass
@@ -125,8 +125,8 @@ class Exercises:
         conversations.append(self._with_tools())
         for number in range(self.UNKNOWNS):
             before = conversations[number] if number % 2 else Lesson([], [])
-            asked = self._user + self._unknown_question() + self._assistant
-            conversations.append(before + Fact("unknown", asked, self._unknown).lesson())
+            question = self._user + self._unknown_question() + self._assistant
+            conversations.append(before + Fact("unknown", question, self._unknown).lesson())
         return conversations
 
     def _conversation(self, opening: list[int], turns: list[Fact]) -> Lesson:
@@ -146,7 +146,7 @@ class Exercises:
         return self._conversation(tools, [*turns, self._call])
 
     def _nonsense(self, least: int, most: int) -> list[int]:
-        """Return random tokens, or tokens of random words that the model also knows elsewhere."""
+        """Return random tokens, or tokens of random words that also occur in the dialogues."""
         rng = self._random
         length = rng.randint(least, most)
         if rng.random() < 0.4:
@@ -154,7 +154,7 @@ class Exercises:
         return [token for _ in range(length) for token in rng.choice(self._words)][:length]
 
     def _unknown_question(self) -> list[int]:
-        """Return nonsense, or a known question with something changed, which is harder to tell."""
+        """Return nonsense, or a known question with a change, which is harder to recognize."""
         rng = self._random
         question = list(rng.choice(self._questions))
         kind = rng.random()

@@ -1,4 +1,4 @@
-"""A tiny chat model that knows two dozen dialogues by heart, trained here in half a minute.
+"""A tiny chat model that has memorized two dozen dialogues, trained here in half a minute.
 
 A first run and the tests can so use real vLLM on real weights with known answers, where there is
 no GPU and nothing to download. It is a Qwen2 (hidden 128, 3 layers, 4 heads, 0.65 M parameters)
@@ -44,7 +44,7 @@ class DemoModelError(Exception):
 
 
 def build_demo_model(directory: Path, progress: Progress = lambda step, total: None) -> bool:
-    """Build the demo model in `directory`; return False if it is there already.
+    """Build the demo model in `directory`; return False if it exists already.
 
     The model appears as a whole or not at all, and only after the saved weights have been seen to
     reproduce every dialogue. A model of an older recipe is replaced. `progress` is called with
@@ -149,7 +149,7 @@ def _train_tokenizer() -> Any:
     from transformers import Qwen2Tokenizer
 
     template = TEMPLATE.read_text()
-    # Whatever else tokenizer.json says, a Qwen2 model is loaded with this class's own splitting.
+    # Whatever tokenizer.json specifies, a Qwen2 model is loaded with this class's own splitting.
     blank = Qwen2Tokenizer(chat_template=template)
     texts = ["".join(render(blank, dialogue)) for dialogue in DIALOGUES]
     texts += [completion.prompt + completion.text for completion in COMPLETIONS]
@@ -239,7 +239,7 @@ def _check(directory: Path) -> None:
     """See that greedy decoding with the saved weights gives every reply. Raises DemoModelError.
 
     It does exactly if each token of a reply is the likeliest after all before it, so that one pass
-    over prompt and reply tells what decoding token by token would.
+    over prompt and reply has the same result as decoding token by token.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

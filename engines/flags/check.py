@@ -150,12 +150,12 @@ def _run(question: bytes, ended: threading.Event) -> subprocess.CompletedProcess
     deadline = monotonic() + TIMEOUT_S
     # In memory, since it may contain a token; in a file, since `communicate` drops the rest of its
     # input when it times out.
-    with open(os.memfd_create("question"), "wb+") as asked:
-        asked.write(question)
-        asked.seek(0)
+    with open(os.memfd_create("question"), "wb+") as stdin:
+        stdin.write(question)
+        stdin.seek(0)
         child = subprocess.Popen(  # noqa: S603 - a script of ours
             command,
-            stdin=asked,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**variables, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},

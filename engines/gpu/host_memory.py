@@ -10,7 +10,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_host_gib(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> float | None:
-    """Return the GiB that are available without swapping, None where Linux does not tell.
+    """Return the GiB that are available without swapping, None where Linux does not report it.
 
     The smaller of the machine's and of what a control group's limit leaves: a container that
     exceeds its limit is killed even if the machine has free memory. File pages count as free.

@@ -6,7 +6,7 @@ STATUS = Path("/proc/self/status")
 
 
 def count_memory_nodes(status: Path = STATUS) -> int | None:
-    """Return the number of NUMA nodes this process may allocate on, None if Linux does not tell.
+    """Return the number of NUMA nodes this process may allocate on, None if it is not reported.
 
     From Mems_allowed_list of proc(5), such as `0-1,3`.
     """

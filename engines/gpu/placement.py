@@ -401,7 +401,7 @@ def _no_room(need: _Need, plan: _Plan) -> str:
 
 
 def _holds(device: Device, need: _Need) -> bool:
-    """Return whether a GPU has the engine's `memory_gib`, or does not tell its memory."""
+    """Return whether a GPU has the engine's `memory_gib`, or does not report its memory."""
     memory = need.request.spec.memory_gib
     return memory is None or device.total_gib is None or memory / need.gpus <= device.total_gib
 

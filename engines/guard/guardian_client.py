@@ -65,7 +65,7 @@ class GuardianClient:
 
     @property
     def frozen(self) -> bool:
-        """Whether a signal has stopped the guardian, which then executes no commands."""
+        """True if a signal has stopped the guardian, which then executes no commands."""
         guardian = process_tree.read_stat(self.guardian_pid)
         return guardian is not None and guardian.state == "T"
 

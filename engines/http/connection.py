@@ -151,7 +151,7 @@ class Http1Connection(asyncio.Protocol):
 
     @property
     def _reusable(self) -> bool:
-        """Whether another exchange may follow: the connection is open and the request is sent.
+        """True if another exchange may follow: the connection is open and the request is sent.
 
         After a response that arrived before the whole request was sent, the rest is still buffered.
         """

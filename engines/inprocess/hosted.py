@@ -41,7 +41,7 @@ from engines.output.startup import find_start_failure
 
 # The environment and multiprocessing's executable are per process, and so is the lock on them.
 _BUILDING = threading.Lock()
-APART = Path(__file__).parents[1] / "guard" / "detach.py"
+DETACH = Path(__file__).parents[1] / "guard" / "detach.py"
 # The format of vLLM's own log (vllm/logger.py), which `engines.output.startup` reads.
 LOG_FORMAT = (
     "(APIServer pid=%(process)d) %(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
@@ -137,7 +137,7 @@ class Hosted:
 
 
 class Construction:
-    """The construction of one engine, in a thread of its own."""
+    """The construction of one engine, in a dedicated thread."""
 
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], directory: Path, withheld: Sequence[str]
@@ -253,8 +253,8 @@ class Construction:
         """Write the script that starts vLLM's processes; return its path."""
         python = sys.executable
         mark = f"{MARKER_VARIABLE}={self._directory}"
-        apart = [str(APART), str(os.getpid()), mark, str(self._log), json.dumps(self._withheld)]
-        command = [python, "-I", "-S", *apart, python]
+        detach = [str(DETACH), str(os.getpid()), mark, str(self._log), json.dumps(self._withheld)]
+        command = [python, "-I", "-S", *detach, python]
         variables = {}
         if self.temporary is not None:
             variables = scratch.variables(self._directory, self.temporary)

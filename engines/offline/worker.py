@@ -118,7 +118,7 @@ def start_quickly(engine_args: Any, job: Job) -> None:
     }:
         engine_args.enforce_eager = True
     answers = len(job.prompts) * job.sampling.get("n", 1)
-    # Across NUMA nodes, only a process of its own is bound to the memory of its cores.
+    # Across NUMA nodes, only a separate process is bound to the memory of its cores.
     if answers <= FEW_ANSWERS and len(list(NUMA_NODES.glob("node[0-9]*"))) <= 1:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 

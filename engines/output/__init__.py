@@ -1,4 +1,4 @@
-"""What engines write: their logs, the facts and failures in them, and secrets to redact.
+"""Engine output: logs, the facts and failures in them, and secrets to redact.
 
 `log_file` follows a log as it grows, `startup` reads facts, progress and failures from its lines,
 `failure` classifies an error and gives advice, `fatal_error` recognizes reports of a dead engine,

@@ -187,7 +187,7 @@ def _sampling(match: re.Match[str]) -> Facts:
 
 def _tasks(match: re.Match[str]) -> Facts:
     tasks = list(dict.fromkeys(_QUOTED.findall(match["tasks"])))[:32]
-    # Printed from a set, without an order of its own, up to 0.9.
+    # Printed from a set, in no particular order, up to 0.9.
     ordered = sorted(tasks) if match["tasks"].startswith("{") else tasks
     return {"supported_tasks": tuple(ordered)} if tasks else {}
 

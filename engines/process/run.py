@@ -214,7 +214,7 @@ class Run:
         loop = asyncio.get_running_loop()
         began, timeout = loop.time(), self._launch.spec.start_timeout_s
         self.load_began = began
-        judge, next_sample = Watchdog(inf), began
+        monitor, next_sample = Watchdog(inf), began
         while not self._shared.stopping:
             self.read_log()
             if self._launch.socket.exists() and await self._probe.is_healthy():
@@ -227,7 +227,7 @@ class Run:
             if now >= next_sample:
                 next_sample = now + watchdog.SAMPLE_S
                 frozen = stopped((await guardian.find_processes()).items())
-                if verdict := judge.verdict(Sample(now, frozen, 200, 0.0, None)):
+                if verdict := monitor.verdict(Sample(now, frozen, 200, 0.0, None)):
                     return Failure(verdict)
             await self._shared.wait_for_first(exited, timeout=PROBE_S)
         return None
@@ -319,12 +319,13 @@ class Run:
 
     async def _watch(self, guardian: GuardianClient) -> str:
         """Return the reason when the engine is found dead."""
-        judge = Watchdog(self._launch.spec.progress_timeout_s)
+        monitor = Watchdog(self._launch.spec.progress_timeout_s)
         suspicion = self._shared.suspicion
         for number in itertools.count():
             if number % SAMPLES_PER_MEASUREMENT == 0 and self._status.state is not State.ASLEEP:
                 await self._update_memory(guardian)
-            if verdict := judge.verdict(await take_sample(guardian, self._probe, self._client)):
+            sample = await take_sample(guardian, self._probe, self._client)
+            if verdict := monitor.verdict(sample):
                 return verdict
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(suspicion.wait(), watchdog.SAMPLE_S)

@@ -11,7 +11,7 @@ from engines.base import EngineError, EngineRequest
 from engines.http import Http1Client
 
 SLEEP_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
-# Weights of a large model come back over PCIe in seconds, from disk (level 2) in minutes.
+# Weights of a large model are reloaded over PCIe in seconds, from disk (level 2) in minutes.
 TIMEOUT_S = 600.0
 MAX_BODY = 1024 * 1024
 # Level 1 moves the weights out and drops the KV cache: most of what a server holds. Memory of CUDA
@@ -34,7 +34,7 @@ async def put_to_sleep(client: Http1Client, level: int, measure_gib: MeasureMemo
     before = await measure_gib()
     await _post(client, f"/sleep?level={level}")
     if not await _is_sleeping(client):
-        raise SleepFault("it says that it does not sleep, after POST /sleep")
+        raise SleepFault("it reports that it is awake after POST /sleep")
     after = await measure_gib()
     if before and after and after > before * MAX_SHARE_ASLEEP:
         raise SleepFault(f"asleep, it still holds {after:.1f} of {before:.1f} GiB")
@@ -50,7 +50,7 @@ async def wake(client: Http1Client, level: int, model: str) -> None:
     else:
         await _post(client, "/wake_up")
     if await _is_sleeping(client):
-        raise SleepFault("it says that it sleeps, after POST /wake_up")
+        raise SleepFault("it reports that it is asleep after POST /wake_up")
     # An engine that did not wake properly fails here, not on a client's request (4xx: no text).
     await _post(client, "/v1/completions", {"model": model, "prompt": "1", "max_tokens": 1})
 

@@ -7,7 +7,7 @@ latest call wins. The task compares the two and takes one step at a time:
 
     actual      desired RUNNING   desired DRAINED   desired ASLEEP             desired STOPPED
     no task     start the task    -                 -                          -
-    STARTING    goes on           goes on           goes on                    end it → STOPPED
+    STARTING    continues         continues         continues                  end it → STOPPED
     READY       -                 → DRAINING        → DRAINING                 end it → STOPPED
     DRAINING    → READY           -                 when quiet: → ASLEEP       end it → STOPPED
     ASLEEP      wake → READY      -                 -                          end it → STOPPED
@@ -62,7 +62,7 @@ class Supervisor:
         self._status = status
         self._launch = launch
         self._client = client
-        # A pool of its own: the gateway's own requests do not count as in flight.
+        # A separate pool: the gateway's own requests do not count as in flight.
         self.control = Http1Client(Address(uds=str(launch.socket)), launch.spec.timeouts)
         self._turn = turn
         self._log = EngineLog(launch.directory / "engine.log")
@@ -228,7 +228,7 @@ class Supervisor:
         """Wait for the backoff of a restart; return False when there will be none."""
         loop, restart = asyncio.get_running_loop(), self._launch.spec.restart
         if failure.lasting and self._has_served:
-            # Its configuration works: a disk that was unmounted may come back.
+            # Its configuration works: an unmounted disk may be mounted again.
             wait: float | None = restart.max_backoff_s
         else:
             wait = None if failure.lasting else self._budget.next(self._served_s)

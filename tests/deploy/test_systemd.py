@@ -25,7 +25,7 @@ from tests.waiting import poll_until
 UNIT = UNITS / "vllm-gateway.service"
 # systemd-analyze's scale ends at 10, "unsafe"; a web server with defaults has 9.2. What is left
 # here are the network, GPUs, and programs that write programs.
-MOST_EXPOSED = 2.0
+MAX_EXPOSURE = 2.0
 
 slow = pytest.mark.slow
 bootable = pytest.mark.skipif(
@@ -91,7 +91,7 @@ def test_the_unit_is_hardened(runnable: Path, show: Callable[[str], None]) -> No
     show(overall)
     found = re.search(r"exposure level for \S+: ([\d.]+)", overall)
     assert found
-    assert float(found[1]) <= MOST_EXPOSED
+    assert float(found[1]) <= MAX_EXPOSURE
 
 
 def test_the_unit_gives_the_gateway_time_to_end() -> None:

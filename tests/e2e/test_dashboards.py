@@ -28,8 +28,8 @@ from tests.fleet.fleet import ADMIN_KEY, fake_engine
 from tests.gateway import free_port, remote
 from tests.services import PostgresServer, PrometheusServer, RedisServer
 
-# The load lasts at least LOAD_S and until every status was seen, at most LONGEST_S.
-LOAD_S, LONGEST_S = 30.0, 150.0
+# The load lasts at least LOAD_S and until every status was seen, at most MAX_LOAD_S.
+LOAD_S, MAX_LOAD_S = 30.0, 150.0
 SHORT = [{"role": "user", "content": "Hello!"}]
 STATUSES = {200, 401, 404, 429, 500, 502}
 RULES = ROOT / "deploy" / "prometheus"
@@ -160,7 +160,7 @@ class Load:
 
     def _over(self) -> bool:
         passed = time.monotonic() - self._began
-        return passed > (self._seconds if set(self.statuses) >= STATUSES else LONGEST_S)
+        return passed > (self._seconds if set(self.statuses) >= STATUSES else MAX_LOAD_S)
 
     async def _ask(self, key: str | None, model: str, *, pause: float = 0.0, **fields: Any) -> None:
         for number in count():

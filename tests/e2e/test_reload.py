@@ -100,7 +100,7 @@ def test_a_client_notices_nothing_of_a_reload_whether_it_succeeds_or_not(
             planned = reload(deployment, longest - 64, dry_run=True)
             assert planned["difference"] == [
                 f"~ model demo: args.max-model-len {longest} → {longest - 64} (replaces demo-0)",
-                "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
+                "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
             ]
             began = time.monotonic()
             done = reload(deployment, longest - 64)

@@ -1,4 +1,4 @@
-"""What Alembic runs; the connection comes from `app.database.migrate`."""
+"""Alembic's entry point; the connection comes from `app.database.migrate`."""
 
 from alembic import context
 

@@ -15,7 +15,7 @@ from app.telemetry.request_record import RequestRecord
 from engines.base import EngineError
 
 SAMPLED = 1
-LONGEST_METHOD = 16
+MAX_METHOD_LENGTH = 16
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class RequestTrace:
         self.state = state
         self.new_id = new_id
         self.span_id = new_id()
-        self.method = method[:LONGEST_METHOD]
+        self.method = method[:MAX_METHOD_LENGTH]
         self.started = started
         self.started_ns = time_ns() - int((perf_counter() - started) * 1e9)
         self.phases: list[Phase] = [Phase("auth", started)]
@@ -79,7 +79,7 @@ class RequestTrace:
 
     @property
     def sampled(self) -> bool:
-        """Whether spans are made from it; engines get its ids either way."""
+        """True if spans are exported for it; engines receive its IDs either way."""
         return bool(self.flags & SAMPLED)
 
     @property

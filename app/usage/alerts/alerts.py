@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 # Accounts that wait to be looked at; one that is left out comes again with its next request.
 MAX_WAITING = 10_000
-# Accounts of one look, and alerts that are sent at a time.
+# Accounts per check, and alerts that are sent at a time.
 CHECK_BATCH = 500
 SEND_BATCH = 8
-# How often spending is looked at, and the database is asked for what other gateways made, or what
-# is due again.
+# Seconds between two checks of spending, and between two queries for alerts that other gateways
+# created or that are due for a retry.
 CHECK_S = 1.0
 POLL_S = 5.0
-# How long one attempt may take, and the last look when the gateway ends.
+# Timeouts of one attempt, and of the final check when the gateway exits.
 ATTEMPT_S = 10.0
 CLOSE_S = 5.0
 RETENTION_EVERY_S = 3600.0
@@ -105,7 +105,7 @@ class Alerts:
         parts = urlsplit(self._url)
         return f"<Alerts {parts.scheme}://{parts.hostname}>"
 
-    # What budgets tell
+    # Events from `Budgets`
 
     def spent(self, account: BudgetAccount, batch: int, day: str) -> None:
         """Note that an account spent something on a day, in the database with a batch."""
@@ -173,7 +173,7 @@ class Alerts:
                     found += await self._reached(subject, waiting, day)
             new = [one for one in found if _identity(one) not in self._known]
             await self._outbox.add(new, self._now_ms())
-        except BaseException:  # a cancellation too: `close` looks once more
+        except BaseException:  # a cancellation too: `close` checks once more
             for account, was in waiting.items():
                 if (again := self._wait(account)) is not None:
                     again.note(was.batch, was.days)
@@ -221,7 +221,7 @@ class Alerts:
                     await self._made.wait()
 
     async def _send(self, alert: Alert) -> None:
-        """Make one attempt, and note what came of it unless the database is away."""
+        """Make one attempt, and record its result unless the database is unavailable."""
         fault = await self._fault_of(alert)
         due_ms = None
         if fault is None:

@@ -235,7 +235,7 @@ class TestNewerGateway:
         with pytest.raises(ConfigError) as caught:
             await asyncio.to_thread(check_database, settings)
         [fault] = caught.value.faults
-        assert "those of a newer gateway (revision 9999, this one knows " in fault
+        assert "those of a newer gateway (revision 9999, this one has " in fault
         assert fault == fault.splitlines()[0]
 
     async def test_one_whose_database_comes_up_later_says_so(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.errors import MediaNotAllowed
 from app.relay import media_rules
 from app.relay.body import BodyScan, ParsedBody, check_media, parse
-from app.relay.media_rules import LONGEST_GAP, MOST_NAMES
+from app.relay.media_rules import MAX_GAP_BYTES, MAX_NAMES
 
 JSON = b"application/json"
 ESCAPES = {
@@ -164,18 +164,18 @@ def test_urls_in_schemas_are_not_checked() -> None:
 
 @pytest.mark.parametrize("blanks", ['{} "', '{}: "', ':{} "', ':{}"'])
 def test_url_after_too_many_blanks_is_refused(blanks: str) -> None:
-    gap = blanks.format(" " * LONGEST_GAP)
+    gap = blanks.format(" " * MAX_GAP_BYTES)
     if ":" not in gap:
         gap = gap.replace('"', ': "')
     raw = f'{{"model":"m","input":[{{"url"{gap}data:,x"}}]}}'.encode()
     with pytest.raises(MediaNotAllowed):
         check_media(parse(JSON, raw), ())
-    near = raw.replace(b" " * LONGEST_GAP, b" " * 100)
+    near = raw.replace(b" " * MAX_GAP_BYTES, b" " * 100)
     check_media(parse(JSON, near), ())
 
 
 def test_more_names_than_a_request_has_images_are_refused() -> None:
-    few = [{"url": None}] * MOST_NAMES
+    few = [{"url": None}] * MAX_NAMES
     check_media(body_of({"input": few}), ())
     with pytest.raises(MediaNotAllowed):
         check_media(body_of({"input": [*few, {"url": None}]}), ())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.asgi import ClientExchange
 from app.relay.body import parse
-from app.relay.routing_hints import LONGEST_SESSION, RequestHints
+from app.relay.routing_hints import MAX_SESSION_BYTES, RequestHints
 from app.server.connection import HttpExchange
 
 MOST = 65536
@@ -51,7 +51,7 @@ class TestSession:
         assert clues({"user": None}).session() == clues({}).session()
 
     def test_a_long_name_is_read_to_a_bound(self) -> None:
-        assert len(clues({"user": "x" * 100_000}).session()) < 2 * LONGEST_SESSION
+        assert len(clues({"user": "x" * 100_000}).session()) < 2 * MAX_SESSION_BYTES
 
     def test_requests_without_session_share_one_per_key(self) -> None:
         assert clues({"messages": [1]}).session() == clues({"messages": [2]}).session()

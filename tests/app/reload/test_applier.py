@@ -161,7 +161,7 @@ class TestChangeInPlace:
             report = await one.reload(model(media={"domains": ["a.org"]}))
             assert report["difference"] == [
                 "~ model demo: media.domains [] → [a.org] (replaces demo-0)",
-                "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
+                "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
             ]
             assert "--allowed-media-domains a.org" in one.engine("demo-1").describe()
 

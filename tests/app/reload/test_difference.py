@@ -215,7 +215,7 @@ class TestTakeover:
         [
             (
                 {"new": "demo-1", "obstacle": None},
-                "demo-1 starts beside demo-0 and takes over when it is ready",
+                "demo-1 starts alongside demo-0 and takes over when it is ready",
             ),
             (
                 {"load_s": 57.1},

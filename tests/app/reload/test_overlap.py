@@ -42,7 +42,7 @@ class TestOverlap:
             assert set(statuses) == {200}
             assert report["lines"][1:] == [
                 f"~ model demo: args.fake-load-until added: {loaded} (replaces demo-0)",
-                "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
+                "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
                 "model demo: changed",
                 "done",
             ]
@@ -188,7 +188,7 @@ class TestOverlap:
             loaded.touch()
             report = await reloading
             assert report["ok"]
-            assert "other-1 starts beside other-0" in report["difference"][3]
+            assert "other-1 starts alongside other-0" in report["difference"][3]
             assert "engine other-0 ends before other-1 starts: no memory for both" in caplog.text
             assert list(one.pids()) == ["demo-1", "other-1"]
             assert (await one.chat("other")).status_code == 200

@@ -40,7 +40,7 @@ class TestUnchangedEngines:
             assert report["lines"] == [
                 "~ model demo: aliases [] → [d]",
                 "~ model demo: args.max-model-len added: 4096 (replaces demo-0)",
-                "~ model demo: demo-1 starts beside demo-0 and takes over when it is ready",
+                "~ model demo: demo-1 starts alongside demo-0 and takes over when it is ready",
                 "- model old (stops old-0)",
                 "+ model new (starts new-0)",
                 "dry run: nothing was changed",

@@ -148,7 +148,7 @@ def talk(gateway: Watched) -> None:
     assert gateway.ask("GET", "/metrics", {}) == 200
 
 
-def test_no_canary_comes_out(fake_url: str, tmp_path: Path) -> None:
+def test_no_canary_leaves_the_gateway(fake_url: str, tmp_path: Path) -> None:
     directory = tmp_path / "deployment"
     directory.mkdir()
     gateway = Watched(directory, fake_url)
@@ -196,7 +196,7 @@ def test_no_canary_comes_out(fake_url: str, tmp_path: Path) -> None:
     assert not found
 
 
-def test_no_canary_is_in_the_settings_as_they_are_shown(
+def test_shown_settings_contain_no_canary(
     fake_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = Watched(tmp_path, fake_url)

@@ -106,7 +106,7 @@ def test_anthropic_clients_get_their_error_object(kind: type[GatewayError]) -> N
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_status_and_types_agree_on_whose_fault_it_is(kind: type[GatewayError]) -> None:
+def test_status_and_types_agree_on_client_or_server_error(kind: type[GatewayError]) -> None:
     error = make(kind)
     assert 400 <= error.status <= 599
     openai_type = told(error, Dialect.OPENAI)["error"]["type"]
@@ -118,7 +118,9 @@ def test_status_and_types_agree_on_whose_fault_it_is(kind: type[GatewayError]) -
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_a_wait_is_told_exactly_where_the_contract_wants_one(kind: type[GatewayError]) -> None:
+def test_retry_after_is_set_exactly_where_the_contract_requires_it(
+    kind: type[GatewayError],
+) -> None:
     error = make(kind)
     wait = dict(error.headers()).get(b"retry-after")
     assert (wait is not None) is (error.code in WAITS)
@@ -133,17 +135,17 @@ def test_headers_are_lowercase_and_carry_no_line_break(kind: type[GatewayError])
         assert b"\r" not in name + value
 
 
-def test_an_error_may_say_how_long_to_wait() -> None:
+def test_error_may_set_retry_after() -> None:
     error = errors.EngineUnavailable("starting")
     error.retry_after_s = 120
     assert dict(error.headers())[b"retry-after"] == b"120"
 
 
-def test_a_missing_key_is_told_how_to_authenticate() -> None:
+def test_missing_key_has_a_www_authenticate_header() -> None:
     assert (b"www-authenticate", b"Bearer") in InvalidApiKey("x").headers()
 
 
-def test_a_wrong_method_is_told_the_right_ones() -> None:
+def test_wrong_method_has_an_allow_header() -> None:
     assert (b"allow", b"GET, POST") in MethodNotAllowed("x", allowed="GET, POST").headers()
 
 
@@ -183,5 +185,5 @@ def test_any_message_stays_one_json_string_on_one_line(dialect: Dialect, message
         ("/v1/chat/completions/v1/messages", Dialect.OPENAI),
     ],
 )
-def test_the_path_decides_whose_dialect_is_spoken(path: str, dialect: Dialect) -> None:
+def test_path_decides_the_error_dialect(path: str, dialect: Dialect) -> None:
     assert dialect_of(path) is dialect

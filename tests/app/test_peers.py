@@ -66,7 +66,7 @@ async def test_ipv6_peer_is_counted_by_its_address() -> None:
         assert not await is_served(two)
 
 
-async def test_peer_of_a_unix_socket_has_no_limit_of_its_own(tmp_path: Path) -> None:
+async def test_unix_socket_peer_has_no_connection_limit(tmp_path: Path) -> None:
     path = str(tmp_path / "sock")
     async with serving_app(answer_nothing, path, connections_per_peer=1) as server:
         async with server.connected() as one, server.connected() as two:
@@ -89,7 +89,7 @@ async def test_limit_per_peer_is_a_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "unix"])
-async def test_application_learns_the_address_of_the_socket_and_of_no_header(
+async def test_client_address_is_taken_from_the_socket_not_from_a_header(
     host: str, tmp_path: Path
 ) -> None:
     seen: list[Any] = []

@@ -107,7 +107,7 @@ def test_sighup_waits_until_the_gateway_has_started(tmp_path: Path) -> None:
             ]
 
 
-def test_the_terminal_closes(fake_url: str, tmp_path: Path) -> None:
+def test_closing_the_terminal_stops_the_gateway(fake_url: str, tmp_path: Path) -> None:
     """A shell's hang-up ends the gateway, as it did before the signal had another meaning."""
     file = write_config(tmp_path, {"name": "demo", "engines": [remote(fake_url)]})
     master, slave = pty.openpty()
@@ -132,7 +132,7 @@ def test_the_terminal_closes(fake_url: str, tmp_path: Path) -> None:
     assert process.wait(20) == 0
 
 
-def test_the_command_tells_what_differs_and_does_it(fake_url: str, tmp_path: Path) -> None:
+def test_reload_command_shows_the_difference_and_applies_it(fake_url: str, tmp_path: Path) -> None:
     demo = {"name": "demo", "engines": [remote(fake_url)]}
     other = {"name": "other", "engines": [remote(fake_url)]}
     file = tmp_path / "gateway.yaml"

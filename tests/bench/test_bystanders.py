@@ -80,13 +80,13 @@ async def test_connections_that_end_early_are_counted() -> None:
     assert all(len(times) == 2 for times in probed.times)  # the last one ends with the connection
 
 
-async def test_a_target_that_is_not_there_is_no_measurement() -> None:
+async def test_missing_target_yields_no_measurement() -> None:
     stop = asyncio.get_running_loop().create_future()
     with pytest.raises(ConnectionError):
         await watch(f"http://127.0.0.1:{free_port()}", stop, streams=1)
 
 
-async def test_a_stream_that_is_refused_is_no_measurement() -> None:
+async def test_refused_stream_yields_no_measurement() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n")

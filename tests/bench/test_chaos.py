@@ -79,7 +79,7 @@ def sized(status: int, body: bytes, *more: bytes) -> bytes:
         ),
     ],
 )
-def test_whole_answers_and_the_contracts_errors_are_known(
+def test_complete_responses_and_contract_errors_are_recognized(
     answer: bytes, stream: bool, expected: Verdict
 ) -> None:
     for ending in (Ending.CLOSED, Ending.RESET):
@@ -117,7 +117,7 @@ def test_anything_else_is_a_fault(answer: bytes, stream: bool, words: str) -> No
 
 @pytest.mark.slow
 @given(st.binary(max_size=400), st.sampled_from(Ending), st.booleans())
-def test_whatever_comes_is_judged(noise: bytes, ending: Ending, stream: bool) -> None:
+def test_arbitrary_responses_are_classified(noise: bytes, ending: Ending, stream: bool) -> None:
     for answer in (noise, chunked(noise), chunked(noise)[: len(noise)], sized(503, noise)):
         assert judge(answer, ending, stream=stream).outcome in Outcome
 
@@ -125,9 +125,7 @@ def test_whatever_comes_is_judged(noise: bytes, ending: Ending, stream: bool) ->
 @pytest.mark.parametrize(
     ("answer", "stream"), [(chunked(CHUNK, USAGE, DONE), True), (sized(200, PLAIN), False)]
 )
-def test_an_answer_that_is_cut_anywhere_is_never_taken_for_whole(
-    answer: bytes, stream: bool
-) -> None:
+def test_truncated_response_is_never_complete(answer: bytes, stream: bool) -> None:
     for at in range(len(answer)):
         part = answer[:at]
         verdict = judge(part, Ending.RESET, stream=stream)
@@ -136,12 +134,12 @@ def test_an_answer_that_is_cut_anywhere_is_never_taken_for_whole(
         assert verdict.cut
 
 
-def test_one_who_leaves_is_no_fault_and_one_who_waits_for_ever_is() -> None:
+def test_disconnect_is_no_fault_and_endless_wait_is() -> None:
     assert judge(chunked(CHUNK, end=b""), Ending.LEFT, stream=True).outcome is Outcome.LEFT
     assert judge(chunked(CHUNK, end=b""), Ending.LATE, stream=True).outcome is Outcome.FAULT
 
 
-def test_every_act_is_dealt_once_before_any_is_dealt_again() -> None:
+def test_every_act_occurs_once_before_any_repeats() -> None:
     targets = list(Target)
     dealt = list(islice(deck(random.Random(5), targets), 22))
     assert len(set(dealt[:11])) == 11
@@ -163,11 +161,13 @@ def test_every_act_is_dealt_once_before_any_is_dealt_again() -> None:
         (5, "python -c from multiprocessing.resource_tracker import main", None),
     ],
 )
-def test_processes_are_known_by_what_they_do(pid: int, title: str, expected: Target | None) -> None:
+def test_processes_are_identified_by_their_job(
+    pid: int, title: str, expected: Target | None
+) -> None:
     assert job(Run(1, 10, 2, 20), pid, title) is expected
 
 
-def test_what_a_guardian_wrote_down_is_read_and_nothing_else(tmp_path: Path) -> None:
+def test_only_valid_guardian_records_are_read(tmp_path: Path) -> None:
     record = tmp_path / "engine.json"
     assert chaos_acts.run_of(tmp_path) is None
     for text in ("", "[]", "{}", '{"guardian": 1}'):
@@ -178,7 +178,7 @@ def test_what_a_guardian_wrote_down_is_read_and_nothing_else(tmp_path: Path) -> 
     assert chaos_acts.run_of(tmp_path) == Run(1, 2, 3, 4)
 
 
-def test_a_process_of_an_engine_is_found_by_its_mark_until_it_is_gone(tmp_path: Path) -> None:
+def test_engine_process_is_found_by_its_marker_until_it_exits(tmp_path: Path) -> None:
     env = {**os.environ, MARKER_VARIABLE: str(tmp_path / "run" / "alpha-0")}
     argv = [sys.executable, "-c", "input('here\\n')"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as child:
@@ -195,7 +195,7 @@ def test_a_process_of_an_engine_is_found_by_its_mark_until_it_is_gone(tmp_path: 
     assert not process_tree.is_alive(child.pid, found[child.pid])
 
 
-def test_a_socket_file_that_nobody_listens_on_is_no_live_socket(tmp_path: Path) -> None:
+def test_socket_without_a_listener_is_not_live(tmp_path: Path) -> None:
     directory = tmp_path / "e"
     directory.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
@@ -290,7 +290,7 @@ async def bounded_port() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_a_slot_that_leaked_is_missing(bounded_port: int) -> None:
+async def test_leaked_slot_is_detected(bounded_port: int) -> None:
     assert await slots(bounded_port, "k", "m") == (SLOTS - 1, 2)
 
 
@@ -338,7 +338,7 @@ def test_every_single_fault_fails_it(fault: dict[str, object]) -> None:
     assert not finished(**fault).passed
 
 
-def test_the_tables_say_what_was_done_and_what_came_of_it() -> None:
+def test_tables_show_acts_and_outcomes() -> None:
     worker, core = Act(KILL, Target.WORKER), Act(STOP, Target.ENGINE_CORE)
     times = [Done(worker, "alpha", 20.0), Done(worker, "beta", 40.0), Done(core, "beta", None)]
     acts, requests, checks = tables(finished(acts=times, leaks=["a|b"] * 7))

@@ -17,7 +17,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "ROOT", tmp_path)
 
 
-def test_a_child_is_gone_when_the_body_is_left_whatever_happens() -> None:
+def test_child_is_ended_however_the_block_is_left() -> None:
     pids = []
 
     def interrupted() -> None:
@@ -32,7 +32,7 @@ def test_a_child_is_gone_when_the_body_is_left_whatever_happens() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_child_leaves_in_its_group_is_ended_with_it(tmp_path: Path) -> None:
+def test_process_group_is_ended_with_the_child(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys; "
         f"print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid, flush=True)"
@@ -45,7 +45,7 @@ def test_what_a_child_leaves_in_its_group_is_ended_with_it(tmp_path: Path) -> No
     assert _is_gone(grandchild)
 
 
-def test_a_child_that_ends_before_it_answers_is_named() -> None:
+def test_child_that_exits_before_it_is_ready_is_named() -> None:
     with (
         child("peer", [sys.executable, "-c", ""]) as running,
         pytest.raises(StartError, match=r"peer ended; see log/peer\.log"),
@@ -53,12 +53,12 @@ def test_a_child_that_ends_before_it_answers_is_named() -> None:
         wait_until(lambda: False, running, 10)
 
 
-def test_a_command_that_is_not_there_is_named() -> None:
+def test_missing_command_is_named() -> None:
     with pytest.raises(StartError, match="peer could not be run"), child("peer", ["/nonexistent"]):
         pass
 
 
-def test_settings_of_a_developer_do_not_reach_the_children(
+def test_developer_settings_do_not_reach_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GATEWAY_SERVER__PORT", "1")
@@ -70,7 +70,7 @@ def test_settings_of_a_developer_do_not_reach_the_children(
     assert "PYTHONDONTWRITEBYTECODE" not in env
 
 
-def test_what_proc_says_of_a_family() -> None:
+def test_memory_and_cpu_time_of_a_process_tree() -> None:
     with child("c", [sys.executable, "-c", SLEEP]) as running:
         assert running.pid in proc.family(os.getpid())
         assert proc.rss_kib([running.pid]) > 0
@@ -107,7 +107,7 @@ def test_cpu_time_is_that_of_the_processes_alive_at_the_end() -> None:
     assert proc.cpu_spent({}, {}) == 0
 
 
-def test_the_peak_of_memory_begins_anew_when_it_is_reset() -> None:
+def test_memory_peak_restarts_after_a_reset() -> None:
     pids = [os.getpid()]
     large = bytearray(64 << 20)
     proc.reset_peak_rss(pids)

@@ -13,7 +13,7 @@ from bench.costs import PER_ROUND, Cost, cost_table, cpu_us
 from bench.isolation import BUDGET_US, MODEL, chat_body, isolation_cost, measure, table
 
 
-def test_the_median_is_judged_by_the_budget() -> None:
+def test_median_is_compared_with_the_budget() -> None:
     rows = cost_table(
         "Costs",
         [
@@ -42,7 +42,7 @@ def test_a_cost_is_of_as_many_calls_as_a_round_has() -> None:
     assert next(calls) == PER_ROUND
 
 
-def test_what_is_measured_is_called_as_often_as_a_round_has_requests() -> None:
+def test_measured_function_is_called_once_per_request_of_a_round() -> None:
     calls = count()
 
     cost = isolation_cost("isolation", lambda: next(calls), BUDGET_US, quick=True)

@@ -17,7 +17,7 @@ def test_medians_are_over_the_sends_of_one_kind() -> None:
     assert run.median("members", ROUTER, 1, "gap_ms") is None
 
 
-def test_the_longest_stop_is_that_of_the_worst_body_in_its_median_send() -> None:
+def test_longest_stop_is_the_median_send_of_the_worst_body() -> None:
     run = Disturbances(
         [
             *stops(1.0, 900.0, 2.0),
@@ -51,14 +51,14 @@ def test_an_outcome_names_each_status_once() -> None:
     assert outcome(disturbance(outcomes=[])) == ""
 
 
-def test_an_outcome_tells_a_refusal_before_the_body_from_one_after_it() -> None:
+def test_outcome_distinguishes_refusals_before_and_after_the_body() -> None:
     early, late = (disturbance(outcomes=["429"], before_body=early) for early in (True, False))
 
     assert outcome(early, early) == "429, before the body"
     assert outcome(early, late) == "429, after the body"
 
 
-def test_an_outcome_tells_of_lost_streams_and_of_a_target_that_died() -> None:
+def test_outcome_reports_lost_streams_and_a_dead_target() -> None:
     last = disturbance(outcomes=["ConnectionResetError"], streams_lost=64, died=True)
 
     assert outcome(last) == "ConnectionResetError, 64 streams lost, died"

@@ -33,7 +33,7 @@ def test_percentile_is_the_nearest_rank(q: float, expected: float) -> None:
     assert percentile(range(100, 0, -1), q) == expected
 
 
-def test_percentile_of_nothing_is_nothing() -> None:
+def test_percentile_of_no_values_is_none() -> None:
     assert percentile([], 0.5) is None
 
 
@@ -42,7 +42,7 @@ def test_percentile_is_one_of_the_values(values: list[float], q: float) -> None:
     assert percentile(values, q) in values
 
 
-def test_median_passes_over_what_was_not_measured() -> None:
+def test_median_skips_missing_values() -> None:
     assert median([None, 3.0, 1.0, None, 2.0]) == 2.0
     assert median([None]) is None
 
@@ -51,7 +51,7 @@ def test_median_passes_over_what_was_not_measured() -> None:
     ("a", "b", "expected"),
     [(3.0, 2.0, 1.5), (None, 2.0, None), (3.0, None, None), (3.0, 0.0, None), (3.0, -1.0, None)],
 )
-def test_ratio_is_nothing_where_it_means_nothing(
+def test_ratio_is_none_where_undefined(
     a: float | None, b: float | None, expected: float | None
 ) -> None:
     assert ratio(a, b) == expected
@@ -126,7 +126,7 @@ def test_the_interval_holds_the_median_and_ends_at_values(values: list[float]) -
 
 @settings(max_examples=40)
 @given(ROUNDS, st.randoms(use_true_random=False))
-def test_the_order_of_the_rounds_is_of_no_importance(values: list[float], dice: Random) -> None:
+def test_interval_is_independent_of_round_order(values: list[float], dice: Random) -> None:
     mixed = values.copy()
     dice.shuffle(mixed)
 
@@ -144,7 +144,7 @@ def test_the_interval_of_the_reverse_ratios_is_the_reverse(values: list[float]) 
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(1.0, 2.0), min_size=9, max_size=15), st.floats(1e3, math.inf))
-def test_one_wild_round_does_not_move_the_interval_out_of_the_others(
+def test_single_outlier_keeps_the_interval_within_the_other_rounds(
     values: list[float], wild: float
 ) -> None:
     found = median_interval([*values[1:], wild])
@@ -177,13 +177,13 @@ def test_a_stall_is_a_gap_of_more_than_three_paces(reads: list[float], expected:
     assert stall_free(reads, 0.25) is expected
 
 
-def test_slope_is_that_of_the_least_squares_line() -> None:
+def test_slope_is_the_least_squares_slope() -> None:
     assert slope([(0, 1), (1, 3), (2, 5)]) == pytest.approx(2)
     assert slope([(0, 0), (1, 1), (2, 0), (3, 1)]) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("points", [[], [(1.0, 1.0)], [(1.0, 1.0), (1.0, 2.0)]])
-def test_slope_of_too_little_is_nothing(points: list[tuple[float, float]]) -> None:
+def test_slope_of_too_few_points_is_none(points: list[tuple[float, float]]) -> None:
     assert slope(points) is None
 
 

@@ -47,7 +47,7 @@ def parts(form: bytes) -> int:
         hostile.text_to_tokenize,
     ],
 )
-def test_a_body_has_the_size_that_was_asked_for(build: Callable[[int], bytes]) -> None:
+def test_body_has_the_requested_size(build: Callable[[int], bytes]) -> None:
     raw = build(SIZE)
 
     assert SIZE - 64 < len(raw) <= SIZE
@@ -80,12 +80,12 @@ def test_completions_have_a_list_of_ids_of_lists_or_of_strings() -> None:
     assert min(len(ids), len(lists), len(strings)) > SIZE // 5
 
 
-def test_members_differ_and_stand_in_the_body_or_in_an_object_of_it() -> None:
+def test_members_are_distinct_in_the_body_or_in_a_nested_object() -> None:
     assert len(parsed(hostile.members(500))) == 500 + len(parsed(hostile.nesting(1))) - 1
     assert len(parsed(hostile.nested_members(500))["metadata"]) == 500
 
 
-def test_nesting_is_as_deep_as_was_asked_for() -> None:
+def test_nesting_has_the_requested_depth() -> None:
     value, depth = parsed(hostile.nesting(50))["metadata"], 1
     while value:
         value, depth = value[0], depth + 1
@@ -93,7 +93,7 @@ def test_nesting_is_as_deep_as_was_asked_for() -> None:
     assert depth == 50
 
 
-def test_messages_are_of_escapes_of_characters_outside_of_ascii_and_of_an_image() -> None:
+def test_messages_contain_escapes_non_ascii_text_and_an_image() -> None:
     def content(raw: bytes) -> Any:
         return parsed(raw)["messages"][0]["content"]
 
@@ -103,7 +103,7 @@ def test_messages_are_of_escapes_of_characters_outside_of_ascii_and_of_an_image(
     assert url.startswith("data:image/png;base64,iVBORw0K")
 
 
-def test_chat_and_completions_ask_for_a_stream_so_that_the_body_must_be_changed() -> None:
+def test_chat_and_completions_request_a_stream_so_that_the_body_is_rewritten() -> None:
     for raw in (hostile.escapes(SIZE), hostile.token_ids(SIZE), hostile.members(5)):
         assert parsed(raw)["stream"] is True
 

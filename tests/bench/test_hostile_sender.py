@@ -59,7 +59,7 @@ async def test_every_request_is_answered_by_its_status() -> None:
     assert sent.before_body is None  # it was not held back
 
 
-async def test_the_stub_refuses_what_it_cannot_parse_and_goes_on() -> None:
+async def test_stub_refuses_malformed_requests_and_continues() -> None:
     raw = nesting(50_000)
     body = HostileBody("nesting", CHAT, JSON, lambda: raw)
 
@@ -76,7 +76,7 @@ async def test_a_response_to_the_headers_alone_does_not_stop_the_body() -> None:
     assert server.body_bytes == 2**20
 
 
-async def test_a_body_that_is_held_back_tells_what_responds_before_it() -> None:
+async def test_withheld_body_reveals_an_early_response() -> None:
     assert await sent_to(Server(REFUSAL), 10, hold_s=5.0) == Outcome("429", before_body=True)
 
 
@@ -92,7 +92,7 @@ async def test_a_server_that_waits_for_the_body_does_not_respond_before_it() -> 
 
 
 @pytest.mark.parametrize("size", [10, 2**24])  # the larger one is not sent when the server closes
-async def test_a_connection_that_ends_without_a_response_is_told_apart(size: int) -> None:
+async def test_connection_closed_without_a_response_is_reported(size: int) -> None:
     outcome = await sent_to(Server(reads=False), size)
 
     assert outcome.name in {"closed without a response", "ConnectionResetError", "BrokenPipeError"}

@@ -37,7 +37,7 @@ async def test_plain_answers_have_no_chunks() -> None:
     assert result.tokens_per_s > 0
 
 
-async def test_a_load_of_some_seconds_is_as_long_as_they_are() -> None:
+async def test_timed_load_lasts_its_duration() -> None:
     result = await sent(seconds=0.05, requests=1, stream=False)
 
     assert result.ok > 1
@@ -51,13 +51,13 @@ async def test_failures_are_counted_by_name() -> None:
     assert (result.ok, result.failures) == (0, {"Failed: HTTP 404": 3})
 
 
-async def test_an_address_that_is_not_there_is_a_failure() -> None:
+async def test_unreachable_address_counts_as_a_failure() -> None:
     result = await sent(requests=2, url=f"http://127.0.0.1:{free_port()}")
 
     assert (result.ok, result.failed) == (0, 2)
 
 
-def test_a_load_survives_the_command_line() -> None:
+def test_load_round_trips_through_the_command_line() -> None:
     load = Load(url="http://127.0.0.1:1", stream=False, ignore_eos=True, prompt="--a b", pid=7)
 
     assert arguments(load)[:1] == ["--url=http://127.0.0.1:1"]

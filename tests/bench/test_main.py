@@ -25,7 +25,7 @@ def test_parts_run_in_their_order(chosen: list[str] | None, parts: list[str]) ->
     ("option", "reason"),
     [("--before", "not a checkout of this project"), ("--before-python", "not an interpreter")],
 )
-def test_a_build_that_is_not_there_is_refused_before_anything_runs(
+def test_missing_build_is_refused_before_any_run(
     option: str,
     reason: str,
     tmp_path: Path,
@@ -48,7 +48,7 @@ def test_a_build_that_is_not_there_is_refused_before_anything_runs(
         (None, "PGO not stated"),
     ],
 )
-def test_the_machine_tells_how_its_interpreter_was_built(
+def test_machine_describes_its_interpreter_build(
     options: str | None, built: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_config_var", lambda _: options)

@@ -10,9 +10,7 @@ from bench.seats import direct
 pytestmark = pytest.mark.slow
 
 
-def test_each_load_finds_the_process_that_the_one_before_it_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loads_share_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "WORK", tmp_path)
     small = [
         msgspec.structs.replace(case, seconds=0.1, tokens=2, ramp_s=0.0, size=size)

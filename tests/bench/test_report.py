@@ -40,7 +40,7 @@ def test_a_run_has_a_table_for_each_part_that_ran_and_the_targets() -> None:
     assert {row[-1] for row in made[1].rows} == {"not run", "not shown"}
 
 
-def test_one_that_was_left_out_at_a_size_has_no_row_there() -> None:
+def test_target_without_a_size_has_no_row_for_it() -> None:
     run = of(
         samples("streams", 64, "ok", direct=[1], litellm=[1]),
         samples("streams", 512, "ok", direct=[1]),
@@ -127,7 +127,7 @@ def test_memory_is_shown_after_each_load() -> None:
     assert next(tables(run)).rows == [["vllm-gateway", "90", "95", "99", "–"]]
 
 
-def test_a_figure_without_bounds_is_shown_as_such() -> None:
+def test_figure_without_bounds_is_marked() -> None:
     assert number(math.inf, 2) == "∞"
 
 

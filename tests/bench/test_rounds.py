@@ -11,7 +11,7 @@ def test_every_second_round_is_in_reverse_order() -> None:
     assert [*turns("abc", 1)] == ["c", "b", "a"]
 
 
-def test_a_quick_run_has_the_parts_of_a_whole_one() -> None:
+def test_quick_run_has_all_parts_of_a_full_run() -> None:
     assert {c.part for c in cases(PARTS, quick=True)} == set(PARTS)
     assert {c.part for c in cases(PARTS, quick=False)} == set(PARTS)
     assert {c.part for c in cases(("plain",), quick=False)} == {"plain"}
@@ -31,7 +31,7 @@ def test_each_slice_is_a_second_of_load() -> None:
         assert (case.seconds or case.tokens * PACE_MS / 1000) >= 1.0
 
 
-def test_streams_at_stall_are_all_there_at_once() -> None:
+def test_stall_streams_run_concurrently() -> None:
     for case in cases(("stall",), quick=False):
         assert case.ramp_s < case.tokens * PACE_MS / 1000 / 2
 
@@ -45,7 +45,7 @@ def test_streams_at_stall_are_all_there_at_once() -> None:
         ("stall", 1024, {WITH_REDIS, WITH_TRACES, LITELLM, COPY}),
     ],
 )
-def test_a_load_leaves_out_those_whom_it_tells_nothing(
+def test_load_skips_targets_without_a_meaningful_result(
     part: str, size: int, left_out: set[str]
 ) -> None:
     names = {DIRECT, GATEWAY, WITH_REDIS, WITH_TRACES, BEFORE, COPY, ROUTER, LITELLM}

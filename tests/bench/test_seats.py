@@ -19,7 +19,7 @@ def sleeper(engine: str, directory: Path) -> Iterator[Target]:
         yield Target("sleeper", engine, running.pid)
 
 
-def test_one_who_died_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_target_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "WORK", tmp_path)
     with Seat(Peer("sleeper", "1", sleeper), "http://engine", tmp_path) as seat:
         assert not seat.alive  # not started before it is asked for
@@ -40,7 +40,7 @@ def test_one_who_died_is_started_again(tmp_path: Path, monkeypatch: pytest.Monke
         os.kill(second.pid, 0)
 
 
-def test_nobody_stands_before_the_engine_asked_directly(tmp_path: Path) -> None:
+def test_direct_engine_has_no_proxy_process(tmp_path: Path) -> None:
     with Seat(direct(), "http://engine", tmp_path) as seat:
         assert seat.target() == Target("direct", "http://engine", None)
         assert seat.alive

@@ -33,11 +33,11 @@ NOTHING = Leftovers(
         (OK + b'transfer-encoding: chunked\r\n\r\n9\r\ndata: {"error":1}\n\n', "error event"),
     ],
 )
-def test_an_answer_is_judged_by_its_framing(answer: bytes, expected: str) -> None:
+def test_response_is_classified_by_its_framing(answer: bytes, expected: str) -> None:
     assert judge(answer) == expected
 
 
-def test_the_scenarios_that_must_be_whole_are_among_those_that_are_played() -> None:
+def test_required_scenarios_are_played() -> None:
     assert set(ALWAYS_WHOLE) < {name_of(scenario) for scenario in WEIGHTS}
     assert len(set(FAULTS)) == len(FAULTS)
 
@@ -49,7 +49,7 @@ def test_idle_connections_are_no_leak() -> None:
 @pytest.mark.parametrize(
     "leak", [name for name in NOTHING.__struct_fields__ if name != "engine_idle"]
 )
-def test_everything_else_is(leak: str) -> None:
+def test_everything_but_idle_connections_is_a_leak(leak: str) -> None:
     assert NOTHING.clean
     left = ["a task"] if leak == "tasks" else 1
     assert not msgspec.structs.replace(NOTHING, **{leak: left}).clean

@@ -36,7 +36,7 @@ def test_a_target_without_an_interval_is_not_shown() -> None:
     assert Goal("cost", None, True, 1.0).verdict == "not shown"
 
 
-def test_a_figure_without_a_bound_is_not_judged() -> None:
+def test_figure_without_a_bound_has_no_verdict() -> None:
     assert Goal("pause", Estimate(0.1, (0.1, 0.1)), True).verdict == ""
     assert Goal("pause", None, False).verdict == "not run"
 
@@ -118,7 +118,7 @@ def stalls(direct: list[int], ours: list[int]) -> Samples:
     )
 
 
-def test_stalls_count_where_the_engine_asked_directly_has_none() -> None:
+def test_stalls_count_only_if_the_direct_engine_has_none() -> None:
     run = stalls([1024, 900, 1024, 1024], [1024, 3, 1000, 1024])
 
     assert stall_free_streams(run, GATEWAY) == Estimate(1024, None)
@@ -136,6 +136,6 @@ def test_a_round_in_which_every_stream_failed_has_no_stall_free_one() -> None:
     assert stall_free_streams(run, GATEWAY) == Estimate(0.0, (0.0, 0.0))
 
 
-def test_stall_free_streams_of_one_that_took_no_part_is_nothing() -> None:
+def test_stall_free_share_of_an_absent_target_is_none() -> None:
     assert stall_free_streams(stalls([1024], [1024]), "b") is None
     assert stall_free_streams(of(), "a") is None

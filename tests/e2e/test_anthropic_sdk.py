@@ -34,7 +34,7 @@ def test_message_is_answered(client: Anthropic, name: str) -> None:
     assert message.usage.output_tokens > 0
 
 
-def test_thought_is_a_block_of_its_own(client: Anthropic) -> None:
+def test_reasoning_is_a_separate_block(client: Anthropic) -> None:
     message = client.messages.create(
         model="demo", max_tokens=200, messages=messages_of("factorial")
     )

@@ -137,13 +137,11 @@ DAMAGED = "a file of the model is damaged or cut short: fetch it again"
         ),
     ],
 )
-def test_the_line_says_what_is_wrong_and_what_to_change(
-    said: dict[str, str], name: str, line: str
-) -> None:
+def test_failure_line_names_cause_and_remedy(said: dict[str, str], name: str, line: str) -> None:
     assert said[name] == line
 
 
-def test_an_unknown_parser_is_told_with_the_known_ones(said: dict[str, str]) -> None:
+def test_unknown_parser_error_lists_the_known_ones(said: dict[str, str]) -> None:
     assert said["parser"].startswith("Reasoning parser 'nope' not found. Available parsers: ")
     assert " deepseek_r1, " in said["parser"]
     assert said["parser"].endswith("…; change reasoning-parser in args")

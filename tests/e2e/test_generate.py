@@ -88,7 +88,7 @@ def line(dialogue: Dialogue) -> dict[str, Any]:
     return {"id": dialogue.name, "messages": list(dialogue.messages)}
 
 
-def test_a_file_of_prompts_becomes_lines_of_json_and_one_too_long_fails_alone(
+def test_prompt_file_yields_json_lines_and_only_a_too_long_prompt_fails(
     tmp_path: Path,
 ) -> None:
     lines: list[Any] = [line(one) for one in DIALOGUES if not one.tools]
@@ -125,7 +125,7 @@ def test_a_file_of_prompts_becomes_lines_of_json_and_one_too_long_fails_alone(
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_raw_prompts_with_sampling_of_ones_own() -> None:
+def test_raw_prompts_with_custom_sampling() -> None:
     known = COMPLETIONS[0]
     done = generate(
         *(*EAGER, "--raw", "--prompt", known.prompt, "--json", "--logprobs", "1"),
@@ -141,7 +141,7 @@ def test_raw_prompts_with_sampling_of_ones_own() -> None:
         assert "".join(top[0]["token"] for top in record["logprobs"]) == known.text
 
 
-def test_ctrl_c_keeps_the_answers_that_are_there(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_answers(tmp_path: Path) -> None:
     file, output, errors = (tmp_path / name for name in ("in.jsonl", "out.txt", "errors.txt"))
     story = KNOWN["story"].question
     file.write_text("\n".join(map(json.dumps, [FACTORIAL.question, *[story] * 5000])))
@@ -187,7 +187,7 @@ def test_a_start_goes_through_the_phases_that_status_shows(
     assert not any(isinstance(event, Loading) for event in events[loaded:])
 
 
-def test_several_answers_of_a_model_that_is_greedy_by_default_are_refused_before_the_load() -> None:
+def test_several_answers_with_greedy_sampling_are_refused_before_the_load() -> None:
     done = generate("--prompt", "a", "--n", "2", "--verbose")
     assert (done.returncode, done.stdout) == (2, "")
     assert "n must be 1 when using greedy sampling" in done.stderr.splitlines()[-1]
@@ -196,7 +196,7 @@ def test_several_answers_of_a_model_that_is_greedy_by_default_are_refused_before
     assert "Starting to load model" not in done.stderr
 
 
-def test_what_vllm_refuses_is_one_line() -> None:
+def test_refusal_by_vllm_is_one_line() -> None:
     done = generate(*EAGER, "--max-model-len", "99999", "--prompt", "a")
     assert (done.returncode, done.stdout) == (2, "")
     [told] = done.stderr.splitlines()

@@ -117,7 +117,7 @@ def test_sigterm_while_it_loads_leaves_no_process(tmp_path: Path) -> None:
         assert not [process for process in family if alive(process)]
 
 
-def test_engines_that_cannot_start_say_why_and_the_gateway_exits_2(tmp_path: Path) -> None:
+def test_failing_engines_are_explained_and_the_gateway_exits_2(tmp_path: Path) -> None:
     demo_model()
     too_long = {**IN_PROCESS, "args": {**ENGINE["args"], "max-model-len": 99999}}
     models = [

@@ -93,7 +93,7 @@ def key(gateway: Deployment) -> str:
     return text
 
 
-async def test_the_ledger_holds_what_clients_were_told(
+async def test_ledger_matches_the_usage_reported_to_clients(
     gateway: Deployment, key: str, show: Callable[[str], None]
 ) -> None:
     dice = random.Random(4)
@@ -119,7 +119,7 @@ async def test_the_ledger_holds_what_clients_were_told(
     assert row["estimated_requests"] == 0
 
 
-def test_a_cancelled_stream_is_on_record_as_estimated(gateway: Deployment, key: str) -> None:
+def test_canceled_stream_is_recorded_as_estimated(gateway: Deployment, key: str) -> None:
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "Tell me a story about a lighthouse."}],

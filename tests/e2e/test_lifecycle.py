@@ -50,7 +50,7 @@ def test_sigkill_of_the_gateway_leaves_no_process_and_no_file(tmp_path: Path) ->
         assert not [path for path in left if path.exists()]
 
 
-def test_sigkill_of_the_api_server_leaves_no_process_and_no_file_and_is_told(
+def test_sigkill_of_the_api_server_leaves_no_process_and_no_file_and_is_reported(
     tmp_path: Path,
 ) -> None:
     demo_model()

@@ -51,7 +51,7 @@ def series(deployment: Deployment, beginning: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(beginning)]
 
 
-def test_cold_requests_start_one_engine_which_makes_room_and_leaves_when_idle(
+def test_cold_requests_start_one_engine_which_evicts_another_and_unloads_when_idle(
     tmp_path: Path, show: Callable[[str], None]
 ) -> None:
     demo_model()

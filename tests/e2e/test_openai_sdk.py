@@ -126,7 +126,7 @@ def test_usage_of_a_plain_answer_adds_up(client: OpenAI) -> None:
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
-def test_usage_of_a_stream_comes_when_asked_for(client: OpenAI) -> None:
+def test_stream_usage_is_sent_when_requested(client: OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Hello!"}]
     plain = ask(client).usage
     asked = client.chat.completions.create(
@@ -141,7 +141,7 @@ def test_usage_of_a_stream_comes_when_asked_for(client: OpenAI) -> None:
     assert all(chunk.usage is None for chunk in unasked)
 
 
-def test_extra_body_reaches_vllm_and_its_extra_fields_come_back(client: OpenAI) -> None:
+def test_extra_body_reaches_vllm_and_extra_fields_are_returned(client: OpenAI) -> None:
     extra = {"return_token_ids": True, "top_k": 1, "min_tokens": 1}
     answer = ask(client, extra_body=extra)
     assert answer.usage
@@ -163,7 +163,7 @@ def test_max_tokens_cuts_the_answer(client: OpenAI) -> None:
     assert answer.usage.completion_tokens == 5
 
 
-def test_n_gives_so_many_choices(client: OpenAI) -> None:
+def test_n_returns_n_choices(client: OpenAI) -> None:
     answer = ask(client, n=3, temperature=0.5, seed=1)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
 

@@ -82,7 +82,7 @@ def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
 
-def test_a_client_notices_nothing_of_a_reload_whether_it_succeeds_or_not(
+def test_reload_fails_no_request_whether_it_succeeds_or_not(
     tmp_path: Path, show: Callable[[str], None]
 ) -> None:
     demo_model()

@@ -82,7 +82,7 @@ def test_tokens_are_those_that_vllm_counts(
     assert noted[0] == computed[0] / (body.get("n") or 1) > 0
 
 
-def test_cached_tokens_are_kept(gateway: Deployment) -> None:
+def test_cached_tokens_are_recorded(gateway: Deployment) -> None:
     long = {**CHAT, "messages": [{"role": "user", "content": "Once upon a time. " * 100}]}
     body = {**long, "max_tokens": 5, "stream": True}
     with gateway.client() as client:
@@ -99,7 +99,7 @@ def test_tokenizing_takes_no_tokens(gateway: Deployment) -> None:
     assert tokens(gateway) == before
 
 
-def test_client_that_leaves_pays_for_what_it_saw(gateway: Deployment) -> None:
+def test_disconnected_client_is_charged_for_received_tokens(gateway: Deployment) -> None:
     ours, theirs = tokens(gateway), engine_tokens(gateway)
     with generation(gateway, stream=True) as connection:
         seen = b""
@@ -115,7 +115,7 @@ def test_client_that_leaves_pays_for_what_it_saw(gateway: Deployment) -> None:
     assert any('"estimated":true' in line for line in gateway.said().splitlines())
 
 
-def test_refusal_by_the_engine_is_on_record(gateway: Deployment) -> None:
+def test_refusal_by_the_engine_is_recorded(gateway: Deployment) -> None:
     before = counted(gateway, "gateway_usage_records_total", outcome="refused")
     with gateway.client() as client:
         refused = client.post(

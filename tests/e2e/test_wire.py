@@ -29,7 +29,7 @@ def curl(*arguments: str) -> str:
     return ended.stdout
 
 
-def test_banners_curl_line_answers_as_it_stands(gateway: Deployment) -> None:
+def test_banners_curl_command_works_unchanged(gateway: Deployment) -> None:
     line = next(line for line in gateway.said().splitlines() if line.startswith("  curl "))
     assert KEY not in line, "a key from the environment is not printed"
     ended = subprocess.run(
@@ -38,7 +38,7 @@ def test_banners_curl_line_answers_as_it_stands(gateway: Deployment) -> None:
     assert json.loads(ended.stdout)["choices"][0]["message"]["content"].startswith("Hello!")
 
 
-def test_curl_sees_the_story(gateway: Deployment) -> None:
+def test_curl_receives_the_streamed_story(gateway: Deployment) -> None:
     body = json.dumps(chat("Tell me a story about a lighthouse.", stream=True))
     lines = curl("-N", f"{gateway.url}/v1/chat/completions", "-d", body).splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
@@ -47,7 +47,7 @@ def test_curl_sees_the_story(gateway: Deployment) -> None:
     assert lines[-2:] == ["data: [DONE]", ""]
 
 
-def test_first_token_is_there_while_vllm_still_generates(gateway: Deployment) -> None:
+def test_first_token_arrives_while_vllm_still_generates(gateway: Deployment) -> None:
     """Not all at the end: seen by what runs, not by the clock."""
     body = json.dumps(chat(stream=True, n=512, temperature=1.0, max_tokens=1900, ignore_eos=True))
     with subprocess.Popen(
@@ -181,7 +181,7 @@ ERRORS: list[tuple[str, str, bytes, int, str]] = [
 @pytest.mark.parametrize(
     ("case", "key", "body", "status", "code"), ERRORS, ids=[error[0] for error in ERRORS]
 )
-def test_row_of_the_error_table(
+def test_error_table_row_matches_the_response(
     gateway: Deployment, path: str, case: str, key: str, body: bytes, status: int, code: str
 ) -> None:
     with gateway.client() as client:
@@ -199,7 +199,7 @@ def test_row_of_the_error_table(
         assert int(response.headers["retry-after"]) > 0
 
 
-def test_fault_in_mid_stream_is_an_event_and_curl_sees_the_cut(gateway: Deployment) -> None:
+def test_mid_stream_failure_is_an_event_and_curl_reports_the_cut(gateway: Deployment) -> None:
     body = json.dumps({"model": "faulty", "stream": True, "fake": "die:3"})
     ended = subprocess.run(
         ["curl", "-sN", *HEADERS, f"{gateway.url}/v1/chat/completions", "-d", body],
@@ -214,7 +214,7 @@ def test_fault_in_mid_stream_is_an_event_and_curl_sees_the_cut(gateway: Deployme
     assert ended.returncode == 18  # curl(1): "partial file", the transfer was cut
 
 
-def test_one_dead_engine_breaks_no_list(gateway: Deployment) -> None:
+def test_dead_engine_does_not_break_listings(gateway: Deployment) -> None:
     with gateway.client() as client:
         assert client.get("/v1/models").status_code == 200
         assert client.get("/ready").status_code == 200

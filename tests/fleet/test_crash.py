@@ -28,7 +28,9 @@ def two(
         yield found
 
 
-async def test_slots_of_a_killed_gateway_come_back(two: Fleet, show: Callable[[str], None]) -> None:
+async def test_slots_of_a_killed_gateway_are_released(
+    two: Fleet, show: Callable[[str], None]
+) -> None:
     key = two.key(concurrent_requests=SLOTS, tokens_per_minute=10**9, requests_per_minute=10**6)
     first, second = two.members
     endless = chat(100_000, pace_ms=50, stream=True)

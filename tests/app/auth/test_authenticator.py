@@ -119,7 +119,9 @@ async def settle() -> None:
 # Let in
 
 
-async def test_a_stored_key_comes_with_what_is_its_own(auth: Authenticator, store: Watched) -> None:
+async def test_stored_key_has_its_own_limits_and_rights(
+    auth: Authenticator, store: Watched
+) -> None:
     key_id, key = await made(
         store,
         models=["demo*"],
@@ -165,7 +167,7 @@ async def test_a_key_with_the_id_of_another_is_refused(auth: Authenticator, stor
     await auth.authenticate(bearer(key))
 
 
-async def test_a_good_key_that_is_remembered_lets_no_other_in(
+async def test_cached_key_does_not_admit_another_secret(
     auth: Authenticator, store: Watched
 ) -> None:
     """CVE-2026-35030: a cache was keyed on a token's beginning."""
@@ -177,7 +179,7 @@ async def test_a_good_key_that_is_remembered_lets_no_other_in(
     assert auth.recall(bearer(key)) is not None
 
 
-async def test_a_form_that_is_wrong_is_refused_without_a_look_up(
+async def test_malformed_key_is_refused_without_a_lookup(
     auth: Authenticator, store: Watched
 ) -> None:
     _, key = await made(store)
@@ -190,7 +192,7 @@ async def test_a_form_that_is_wrong_is_refused_without_a_look_up(
     assert store.finds == 0
 
 
-async def test_a_key_nobody_made_is_looked_up_once_in_a_while(
+async def test_unknown_key_is_looked_up_once_per_interval(
     auth: Authenticator, store: Watched, clock: Clock
 ) -> None:
     key = new_key().text
@@ -212,7 +214,7 @@ async def test_a_key_expires_to_the_millisecond(
     assert "expired" in await refused(auth, key)
 
 
-async def test_a_key_that_expired_a_millisecond_ago_is_refused_when_first_seen(
+async def test_key_that_expired_a_millisecond_ago_is_refused_at_first_use(
     auth: Authenticator, store: Watched, clock: Clock
 ) -> None:
     _, key = await made(store, expires="2027-01-15T08:00:01.000Z")
@@ -222,7 +224,7 @@ async def test_a_key_that_expired_a_millisecond_ago_is_refused_when_first_seen(
     assert store.finds == 1
 
 
-async def test_the_secret_before_a_rotation_works_for_its_grace_and_no_longer(
+async def test_previous_secret_works_for_its_grace_period_only(
     auth: Authenticator, store: Watched, clock: Clock
 ) -> None:
     key_id, first = await made(store)
@@ -234,7 +236,7 @@ async def test_the_secret_before_a_rotation_works_for_its_grace_and_no_longer(
     await auth.authenticate(bearer(second.text))
 
 
-async def test_a_key_expires_in_the_grace_of_its_rotation_too(
+async def test_key_expires_during_the_grace_period_too(
     auth: Authenticator, store: Watched, clock: Clock
 ) -> None:
     key_id, first = await made(store, expires="2027-01-15T08:00:01Z")
@@ -245,7 +247,7 @@ async def test_a_key_expires_in_the_grace_of_its_rotation_too(
 
 
 @pytest.mark.parametrize("role", [Role.AUDITOR, Role.MANAGER, Role.ADMIN])
-async def test_a_key_for_administration_opens_no_model(
+async def test_admin_key_is_refused_on_the_data_plane(
     auth: Authenticator, store: Watched, role: Role
 ) -> None:
     key_id, key = await made(store, role=role)
@@ -254,25 +256,25 @@ async def test_a_key_for_administration_opens_no_model(
     assert (await auth.admin(bearer(key))).id == key_id
 
 
-async def test_a_clients_key_does_not_open_admin(auth: Authenticator, store: Watched) -> None:
+async def test_client_key_is_refused_on_admin(auth: Authenticator, store: Watched) -> None:
     _, key = await made(store)
     for one in (key, key, "sk-static-0123456789abcdef"):
         with pytest.raises(PermissionDenied):
             await auth.admin(bearer(one))
 
 
-async def test_the_root_key_opens_no_model(auth: Authenticator) -> None:
+async def test_root_key_is_refused_on_the_data_plane(auth: Authenticator) -> None:
     await refused(auth, ROOT)
 
 
-async def test_without_a_root_key_nothing_takes_its_place(store: Watched) -> None:
+async def test_admin_without_a_root_key_admits_no_static_key(store: Watched) -> None:
     auth = door(store=store)
     for headers in ([], bearer(""), bearer("None"), bearer(ROOT)):
         with pytest.raises(InvalidApiKey):
             await auth.admin(headers)
 
 
-async def test_admin_asks_for_a_key_where_models_do_not(store: Watched) -> None:
+async def test_admin_requires_a_key_while_auth_is_disabled(store: Watched) -> None:
     auth = door(store=store, enabled=False)
     assert (await auth.authenticate([])).id == "anonymous"
     with pytest.raises(InvalidApiKey):
@@ -282,7 +284,9 @@ async def test_admin_asks_for_a_key_where_models_do_not(store: Watched) -> None:
 # Changes
 
 
-async def test_a_change_is_found_by_the_next_poll(auth: Authenticator, store: Watched) -> None:
+async def test_changed_key_is_reread_after_the_next_poll(
+    auth: Authenticator, store: Watched
+) -> None:
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
     await store.disable(key_id)
@@ -296,9 +300,7 @@ async def test_a_change_is_found_by_the_next_poll(auth: Authenticator, store: Wa
     assert (await auth.authenticate(bearer(key))).weight == 9
 
 
-async def test_a_poll_forgets_no_key_that_was_not_changed(
-    auth: Authenticator, store: Watched
-) -> None:
+async def test_poll_keeps_unchanged_keys_cached(auth: Authenticator, store: Watched) -> None:
     changed, first = await made(store)
     _, second = await made(store)
     for key in (first, second):
@@ -312,7 +314,7 @@ async def test_a_poll_forgets_no_key_that_was_not_changed(
     assert auth.recall(bearer(second)) is not None
 
 
-async def test_a_poll_forgets_no_key_that_was_looked_up_after_its_change(
+async def test_poll_keeps_keys_that_were_read_after_their_change(
     auth: Authenticator, store: Watched
 ) -> None:
     _, key = await made(store)
@@ -325,7 +327,7 @@ async def test_a_poll_forgets_no_key_that_was_looked_up_after_its_change(
     assert store.finds == 1
 
 
-async def test_a_rotation_without_grace_forgets_both_secrets_before(
+async def test_rotation_without_grace_evicts_both_previous_secrets(
     auth: Authenticator, store: Watched
 ) -> None:
     key_id, first = await made(store)
@@ -338,7 +340,7 @@ async def test_a_rotation_without_grace_forgets_both_secrets_before(
         assert await refused(auth, key) == "the API key is not valid"
 
 
-async def test_a_deleted_key_is_no_key(auth: Authenticator, store: Watched) -> None:
+async def test_deleted_key_is_refused(auth: Authenticator, store: Watched) -> None:
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
     await store.delete(key_id)
@@ -346,7 +348,7 @@ async def test_a_deleted_key_is_no_key(auth: Authenticator, store: Watched) -> N
     assert await refused(auth, key) == "the API key is not valid"
 
 
-async def test_what_was_refused_is_forgotten_when_it_changes(
+async def test_cached_refusal_is_evicted_when_the_key_changes(
     auth: Authenticator, store: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = new_key()
@@ -357,7 +359,7 @@ async def test_what_was_refused_is_forgotten_when_it_changes(
     assert (await auth.authenticate(bearer(new.text))).id == new.id
 
 
-async def test_a_look_up_that_raced_with_a_change_is_made_again(
+async def test_lookup_that_raced_with_a_change_is_repeated(
     auth: Authenticator, store: Watched
 ) -> None:
     key_id, key = await made(store)
@@ -373,7 +375,7 @@ async def test_a_look_up_that_raced_with_a_change_is_made_again(
     assert "disabled" in await refused(auth, key)
 
 
-async def test_a_database_that_went_back_in_time_is_believed(
+async def test_database_restored_from_a_backup_is_believed(
     auth: Authenticator, store: Watched, database: Database
 ) -> None:
     key_id, key = await made(store)
@@ -390,7 +392,9 @@ async def test_a_database_that_went_back_in_time_is_believed(
 # Many at once
 
 
-async def test_callers_with_one_key_share_a_look_up(auth: Authenticator, store: Watched) -> None:
+async def test_concurrent_requests_with_one_key_share_a_lookup(
+    auth: Authenticator, store: Watched
+) -> None:
     _, key = await made(store)
     store.released.clear()
     waiting = [asyncio.create_task(auth.authenticate(bearer(key))) for _ in range(20)]
@@ -405,7 +409,7 @@ async def test_callers_with_one_key_share_a_look_up(auth: Authenticator, store: 
 
 
 @pytest.mark.slow
-async def test_made_up_keys_write_nothing_and_grow_nothing(
+async def test_made_up_keys_cause_no_writes_and_no_growth(
     auth: Authenticator, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unauthenticated scanner wrote 91,000 rows in a peer's database."""
@@ -431,7 +435,7 @@ async def test_made_up_keys_write_nothing_and_grow_nothing(
 # The store does not answer
 
 
-async def test_an_unknown_key_is_503_while_the_store_is_away(
+async def test_unknown_key_is_503_while_the_store_is_unavailable(
     auth: Authenticator, store: Watched
 ) -> None:
     """litellm#34479: a peer answered 401 to good keys when its database was exhausted."""
@@ -445,7 +449,7 @@ async def test_an_unknown_key_is_503_while_the_store_is_away(
             await auth.admin(bearer(key))
 
 
-async def test_a_known_key_works_for_the_grace_and_is_503_after(
+async def test_known_key_works_for_offline_grace_and_is_503_after(
     auth: Authenticator, store: Watched, clock: Clock
 ) -> None:
     _, key = await made(store)
@@ -464,7 +468,7 @@ async def test_a_known_key_works_for_the_grace_and_is_503_after(
     assert auth.recall(bearer(key)) is not None
 
 
-async def test_what_changed_while_the_store_was_away_is_forgotten(
+async def test_keys_changed_during_an_outage_are_evicted(
     auth: Authenticator, store: Watched
 ) -> None:
     key_id, key = await made(store)
@@ -480,9 +484,7 @@ async def test_what_changed_while_the_store_was_away_is_forgotten(
     assert "disabled" in await refused(auth, key)
 
 
-async def test_lookups_begin_again_when_the_store_is_back(
-    auth: Authenticator, store: Watched
-) -> None:
+async def test_lookups_resume_when_the_store_recovers(auth: Authenticator, store: Watched) -> None:
     _, key = await made(store)
     store.down = True
     with pytest.raises(ServiceUnavailable):
@@ -492,7 +494,7 @@ async def test_lookups_begin_again_when_the_store_is_back(
     await auth.authenticate(bearer(key))
 
 
-async def test_an_expired_key_expires_while_the_store_is_away(
+async def test_key_expires_while_the_store_is_unavailable(
     auth: Authenticator, store: Watched, clock: Clock
 ) -> None:
     _, key = await made(store, expires="2027-01-15T08:00:01Z")
@@ -503,7 +505,7 @@ async def test_an_expired_key_expires_while_the_store_is_away(
     assert "expired" in await refused(auth, key)
 
 
-async def test_each_change_of_that_is_one_line_of_the_log(
+async def test_outage_and_recovery_are_logged_once_each(
     auth: Authenticator, store: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -519,9 +521,7 @@ async def test_each_change_of_that_is_one_line_of_the_log(
 # When a key was last used
 
 
-async def test_use_is_written_by_the_flush(
-    auth: Authenticator, store: Watched, clock: Clock
-) -> None:
+async def test_flush_writes_last_use(auth: Authenticator, store: Watched, clock: Clock) -> None:
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
     clock.advance(1.5)
@@ -531,7 +531,7 @@ async def test_use_is_written_by_the_flush(
     assert (await store.get(key_id)).last_used_ms == clock.wall_ms()
 
 
-async def test_use_that_the_store_did_not_take_is_written_later(
+async def test_failed_write_of_last_use_is_repeated(
     auth: Authenticator, store: Watched, clock: Clock
 ) -> None:
     key_id, key = await made(store)
@@ -543,7 +543,9 @@ async def test_use_that_the_store_did_not_take_is_written_later(
     assert (await store.get(key_id)).last_used_ms == clock.wall_ms()
 
 
-async def test_a_refused_use_is_no_use(auth: Authenticator, store: Watched, clock: Clock) -> None:
+async def test_refused_request_does_not_count_as_use(
+    auth: Authenticator, store: Watched, clock: Clock
+) -> None:
     ids = []
     for fields in ({"expires": "2027-01-15T08:00:00Z"}, {"role": "admin"}, {}):
         key_id, key = await made(store, **fields)
@@ -574,7 +576,7 @@ async def test_the_task_polls_and_flushes_until_it_is_cancelled(
     assert running.cancelled()
 
 
-async def test_a_fault_nobody_thought_of_is_a_store_that_does_not_answer(
+async def test_unexpected_store_error_counts_as_unavailable(
     auth: Authenticator,
     store: Watched,
     monkeypatch: pytest.MonkeyPatch,
@@ -598,7 +600,7 @@ async def test_a_fault_nobody_thought_of_is_a_store_that_does_not_answer(
 # Another configuration
 
 
-async def test_other_keys_of_the_configuration_count_at_once(auth: Authenticator) -> None:
+async def test_reloaded_static_keys_apply_at_once(auth: Authenticator) -> None:
     new, root = "sk-new-0123456789abcdef0", "sk-next-root-0123456789"
     auth.replace([digest(new.encode())], digest(root.encode()), LIMITS)
     assert (await auth.authenticate(bearer(new))).role is Role.CLIENT
@@ -608,7 +610,7 @@ async def test_other_keys_of_the_configuration_count_at_once(auth: Authenticator
         await auth.admin(bearer(ROOT))
 
 
-async def test_other_limits_reach_stored_keys_with_the_next_poll(
+async def test_reloaded_limits_reach_stored_keys_at_the_next_poll(
     auth: Authenticator, store: Watched
 ) -> None:
     _, key = await made(store)
@@ -623,7 +625,7 @@ async def test_other_limits_reach_stored_keys_with_the_next_poll(
     assert (await auth.authenticate(bearer(key))).limits == other
 
 
-async def test_a_configuration_with_the_same_limits_forgets_no_key(
+async def test_reload_with_equal_limits_keeps_keys_cached(
     auth: Authenticator, store: Watched
 ) -> None:
     _, key = await made(store)

@@ -71,7 +71,7 @@ async def test_a_cut_reaches_every_gateway_once(sites: list[Site]) -> None:
     assert await poll(sites) == [[key_id], [key_id]]
 
 
-async def test_without_a_cut_requests_go_on(sites: list[Site]) -> None:
+async def test_requests_continue_without_a_cut(sites: list[Site]) -> None:
     [store, _] = [one.store for one in sites]
     for act in (store.disable, store.enable, store.delete):
         key_id, _ = await made(store)
@@ -79,14 +79,14 @@ async def test_without_a_cut_requests_go_on(sites: list[Site]) -> None:
         assert await poll(sites) == [[], []]
 
 
-async def test_a_deletion_cuts_too(sites: list[Site]) -> None:
+async def test_deletion_cuts_requests_in_flight(sites: list[Site]) -> None:
     key_id, _ = await made(sites[0].store)
     await sites[0].store.delete(key_id, now=True)
     assert await poll(sites) == [[key_id], [key_id]]
     assert sites[0].auth._cuts == {}, "nothing is remembered of a deleted key"
 
 
-async def test_another_change_of_a_key_that_was_cut_cuts_nothing(sites: list[Site]) -> None:
+async def test_further_change_of_a_cut_key_cuts_nothing(sites: list[Site]) -> None:
     store = sites[0].store
     key_id, _ = await made(store)
     await store.disable(key_id, now=True)
@@ -96,7 +96,7 @@ async def test_another_change_of_a_key_that_was_cut_cuts_nothing(sites: list[Sit
     assert await poll(sites) == [[key_id], [key_id]]
 
 
-async def test_a_key_that_was_enabled_can_be_cut_again(sites: list[Site]) -> None:
+async def test_reenabled_key_can_be_cut_again(sites: list[Site]) -> None:
     store = sites[0].store
     key_id, key = await made(store)
     for _ in range(2):  # in the same millisecond
@@ -109,7 +109,7 @@ async def test_a_key_that_was_enabled_can_be_cut_again(sites: list[Site]) -> Non
     assert sites[0].auth._cuts == {}
 
 
-async def test_a_key_that_is_cut_twice_is_cut_twice(sites: list[Site], clock: Clock) -> None:
+async def test_two_cuts_of_a_key_cut_twice(sites: list[Site], clock: Clock) -> None:
     key_id, _ = await made(sites[0].store)
     for _ in range(2):
         clock.advance(1)
@@ -118,7 +118,7 @@ async def test_a_key_that_is_cut_twice_is_cut_twice(sites: list[Site], clock: Cl
     assert await poll(sites) == [[key_id] * 2] * 2
 
 
-async def test_a_key_lets_nobody_in_once_its_requests_are_ended(sites: list[Site]) -> None:
+async def test_cut_key_is_refused_once_its_requests_have_ended(sites: list[Site]) -> None:
     [_, site] = sites
     key_id, key = await made(site.store)
     await site.auth.authenticate(bearer(key))
@@ -130,7 +130,7 @@ async def test_a_key_lets_nobody_in_once_its_requests_are_ended(sites: list[Site
     assert entered == [None], "it is not remembered any more when its requests are ended"
 
 
-async def test_a_cut_from_before_the_gateway_cuts_nothing(sites: list[Site], clock: Clock) -> None:
+async def test_cut_older_than_the_gateway_cuts_nothing(sites: list[Site], clock: Clock) -> None:
     key_id, _ = await made(sites[0].store)
     await sites[0].store.disable(key_id, now=True)
     cut: list[str] = []
@@ -149,7 +149,7 @@ async def test_a_reload_of_the_limits_loses_no_cut(sites: list[Site]) -> None:
     assert await poll(sites) == [[key_id], [key_id]]
 
 
-async def test_polls_at_once_cut_once_and_forget_nothing(sites: list[Site]) -> None:
+async def test_concurrent_polls_cut_once_and_miss_nothing(sites: list[Site]) -> None:
     [_, site] = sites
     key_id, _ = await made(site.store)
     _, other = await made(site.store)
@@ -166,7 +166,7 @@ async def test_polls_at_once_cut_once_and_forget_nothing(sites: list[Site]) -> N
     assert site.auth.recall(bearer(other)) is not None
 
 
-async def test_a_database_that_went_back_in_time_cuts_nothing(sites: list[Site]) -> None:
+async def test_database_restored_from_a_backup_cuts_nothing(sites: list[Site]) -> None:
     key_id, _ = await made(sites[0].store)
     await sites[0].store.disable(key_id, now=True)
     await poll(sites)
@@ -178,7 +178,9 @@ async def test_a_database_that_went_back_in_time_cuts_nothing(sites: list[Site])
 
 
 @pytest.mark.slow
-async def test_the_task_hears_of_a_cut(sites: list[Site], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_background_task_applies_a_cut(
+    sites: list[Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(authenticator, "POLL_S", 0.001)
     tasks = [asyncio.create_task(one.auth.run()) for one in sites]
     key_id, _ = await made(sites[0].store)

@@ -60,7 +60,7 @@ FAULTS: list[tuple[Callable[[PostgresServer], None], Callable[[PostgresServer], 
 
 
 @pytest.mark.parametrize(("go", "come"), FAULTS, ids=["stopped", "hanging"])
-async def test_known_keys_work_unknown_ones_are_503_and_all_is_well_after(
+async def test_outage_keeps_known_keys_and_answers_unknown_ones_with_503(
     gateway: Gateway,
     server: PostgresServer,
     go: Callable[[PostgresServer], None],

@@ -22,7 +22,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_it_does_what_a_list_in_order_of_use_does(steps: list[tuple[object, ...]]) -> None:
+def test_cache_behaves_like_a_least_recently_used_list(steps: list[tuple[object, ...]]) -> None:
     cache: DigestCache[int] = DigestCache(SIZE)
     model: list[tuple[bytes, str, int, int]] = []
     for step in steps:
@@ -50,7 +50,7 @@ def test_it_does_what_a_list_in_order_of_use_does(steps: list[tuple[object, ...]
         assert set(cache._digests) == {one[1] for one in model}
 
 
-def test_a_key_is_forgotten_with_every_digest_and_no_other_key_is() -> None:
+def test_eviction_of_a_key_removes_all_its_digests_only() -> None:
     cache: DigestCache[int] = DigestCache(10)
     cache.put(b"now", "a", 4, 1)
     cache.put(b"before", "a", 3, 2)

@@ -13,14 +13,14 @@ TEXT = KEY.text.encode()
 CHARACTERS = st.sampled_from(sorted(ALPHABET.encode()))
 
 
-def test_a_new_key_tells_its_id_and_has_a_secret_of_256_bits() -> None:
+def test_new_key_contains_its_id_and_a_256_bit_secret() -> None:
     assert id_of(TEXT) == KEY.id
     prefix, gateway, key_id, rest = KEY.text.split("-")
     assert (prefix, gateway, key_id) == ("sk", "gw", KEY.id)
     assert len(ALPHABET) ** (len(rest) - CHECKSUM_LENGTH) >= 2**256
 
 
-def test_no_two_keys_are_alike() -> None:
+def test_new_keys_are_distinct() -> None:
     made = [new_key() for _ in range(200)]
     assert len({one.id for one in made}) == 200
     assert len({one.text[-49:] for one in made}) == 200
@@ -45,14 +45,14 @@ def test_any_single_change_is_refused(at: int, byte: int) -> None:
 
 
 @given(at=st.integers(0, len(TEXT) - 2))
-def test_two_neighbours_that_changed_places_are_refused(at: int) -> None:
+def test_transposed_characters_are_refused(at: int) -> None:
     wrong = TEXT[:at] + TEXT[at + 1 : at + 2] + TEXT[at : at + 1] + TEXT[at + 2 :]
     assume(wrong != TEXT)
     assert id_of(wrong) is None
 
 
 @given(end=st.integers(0, len(TEXT) - 1))
-def test_a_cut_key_is_refused(end: int) -> None:
+def test_truncated_key_is_refused(end: int) -> None:
     assert id_of(TEXT[:end]) is None
     assert id_of(TEXT[len(TEXT) - end :]) is None
 
@@ -78,7 +78,7 @@ def test_a_longer_key_is_refused(at: int, more: bytes) -> None:
     ],
     ids=range(10),  # a key is another at each run
 )
-def test_what_only_looks_like_it_is_refused(wrong: bytes) -> None:
+def test_similar_formats_are_refused(wrong: bytes) -> None:
     assert id_of(wrong) is None
 
 
@@ -89,18 +89,18 @@ def test_a_digest_is_not_of_the_form() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(key: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_refused(key: bytes) -> None:
     assert id_of(key) is None
     assert id_of(b"sk-gw-" + key) is None
 
 
 @given(key_id=st.text(ALPHABET, min_size=10, max_size=10), secret=st.text(ALPHABET, min_size=43))
-def test_the_right_checksum_is_what_makes_a_key(key_id: str, secret: str) -> None:
+def test_valid_checksum_makes_a_key(key_id: str, secret: str) -> None:
     body = f"sk-gw-{key_id}-{secret[:43]}".encode()
     assert id_of(body + checksum(body)) == key_id
 
 
 @pytest.mark.parametrize("text", ["", "a" * 9, "a" * 11, "a" * 9 + "-", "a" * 9 + "\x00", "é" * 10])
-def test_what_is_no_id_is_known_without_a_database(text: str) -> None:
+def test_invalid_id_is_recognized_without_a_database(text: str) -> None:
     assert not is_id(text)
     assert is_id(KEY.id)

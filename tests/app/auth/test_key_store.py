@@ -57,7 +57,7 @@ async def revision(database: Database) -> int:
         return int((await connection.execute(text("SELECT value FROM revision"))).scalar_one())
 
 
-async def test_a_key_comes_back_as_it_was_made(store: KeyStore, clock: Clock) -> None:
+async def test_created_key_is_returned_unchanged(store: KeyStore, clock: Clock) -> None:
     fields = KeyFields.model_validate(
         {
             "name": 'Ünïcode\'s "key"; DROP TABLE api_keys; --',
@@ -100,11 +100,13 @@ async def test_a_key_comes_back_as_it_was_made(store: KeyStore, clock: Clock) ->
 
 
 class TestNamed:
-    async def test_is_found_by_its_id_and_by_its_name(self, store: KeyStore) -> None:
+    async def test_key_is_found_by_id_and_by_name(self, store: KeyStore) -> None:
         key, _ = await store.create(KeyFields(name="team/a b"))
         assert await store.find_named(key.id) == await store.find_named("team/a b") == key
 
-    async def test_an_id_wins_over_a_name(self, store: KeyStore, database: Database) -> None:
+    async def test_id_takes_precedence_over_a_name(
+        self, store: KeyStore, database: Database
+    ) -> None:
         first, _ = await store.create(KeyFields(name="a"))
         second, _ = await store.create(KeyFields(name="b"))
         async with database.write() as connection:  # as a gateway of before took it
@@ -112,7 +114,7 @@ class TestNamed:
             await connection.execute(named)
         assert await store.find_named(first.id) == first
 
-    async def test_no_name_is_the_id_of_another_key_alive_or_deleted(self, store: KeyStore) -> None:
+    async def test_name_equal_to_another_keys_id_is_refused(self, store: KeyStore) -> None:
         first, _ = await store.create(KeyFields(name="a"))
         second, _ = await store.create(KeyFields(name="production"))  # of the form of an ID
         for _ in range(2):
@@ -127,7 +129,7 @@ class TestNamed:
         assert await store.id_for_reports(first.id) == first.id
 
     @pytest.mark.parametrize("name", ["key-0a1b2c3d", "anonymous"])
-    async def test_no_name_is_the_id_of_a_caller_outside_the_store(
+    async def test_name_equal_to_the_id_of_a_static_caller_is_refused(
         self, store: KeyStore, name: str
     ) -> None:
         with pytest.raises(NameTaken, match="is an ID in reports"):
@@ -150,7 +152,7 @@ class TestNamed:
         with pytest.raises(UnknownKey):
             await store.find_named("a")
 
-    async def test_the_nearest_name_is_told_and_what_was_asked_for_is_not(
+    async def test_unknown_name_error_has_the_nearest_name_and_omits_the_input(
         self, store: KeyStore
     ) -> None:
         await store.create(KeyFields(name="research"))
@@ -165,7 +167,7 @@ class TestNamed:
         with pytest.raises(UnknownKey, match=r"^there is no such key$"):
             await store.find_named(named)
 
-    async def test_a_secret_is_not_looked_for(self, store: KeyStore) -> None:
+    async def test_secret_is_not_looked_up(self, store: KeyStore) -> None:
         _, made = await store.create(KeyFields(name="sk-gw-name"))
         for named in (made.text, "sk-gw-name"):
             with pytest.raises(UnknownKey):
@@ -173,25 +175,23 @@ class TestNamed:
 
 
 class TestIdForReports:
-    async def test_is_that_of_a_name_or_an_id(self, store: KeyStore) -> None:
+    async def test_id_is_resolved_from_a_name_or_an_id(self, store: KeyStore) -> None:
         key, _ = await store.create(KeyFields(name="a"))
         assert await store.id_for_reports("a") == await store.id_for_reports(key.id) == key.id
 
-    async def test_of_keys_that_are_deleted_or_not_of_the_store_is_itself(
-        self, store: KeyStore
-    ) -> None:
+    async def test_id_of_deleted_or_static_keys_resolves_to_itself(self, store: KeyStore) -> None:
         key, _ = await store.create(KeyFields(name="a"))
         await store.delete(key.id)
         for named in (key.id, "key-0a1b2c3d", "anonymous"):
             assert await store.id_for_reports(named) == named
 
     @pytest.mark.parametrize("named", ["", "a", "key-1", "key-0A1B2C3D", "\0", "k" * 10_000])
-    async def test_of_anything_else_is_unknown(self, store: KeyStore, named: str) -> None:
+    async def test_id_of_unknown_input_raises(self, store: KeyStore, named: str) -> None:
         with pytest.raises(UnknownKey):
             await store.id_for_reports(named)
 
 
-async def test_limits_in_force_are_the_keys_own_before_the_default(store: KeyStore) -> None:
+async def test_effective_limits_prefer_the_keys_own_over_the_default(store: KeyStore) -> None:
     key, _ = await store.create(KeyFields(name="a", requests_per_minute=0, concurrent_requests=3))
     default = LimitSettings(requests_per_minute=600, tokens_per_minute=None)
     assert key.limits(default) == LimitSettings(
@@ -199,7 +199,9 @@ async def test_limits_in_force_are_the_keys_own_before_the_default(store: KeySto
     )
 
 
-async def test_only_the_digest_of_a_secret_is_kept(store: KeyStore, database: Database) -> None:
+async def test_store_contains_only_the_digest_of_a_secret(
+    store: KeyStore, database: Database
+) -> None:
     _, first = await store.create(KeyFields(name="a"))
     _, second = await store.rotate(first.id, 60)
     kept = repr(await rows(database))
@@ -221,7 +223,7 @@ async def test_a_credential_shows_no_digest(store: KeyStore) -> None:
         assert digest.hex() not in repr(found)
 
 
-async def test_a_change_changes_what_is_given_and_nothing_else(store: KeyStore) -> None:
+async def test_update_changes_only_the_given_fields(store: KeyStore) -> None:
     before = await made(store, "a", models=["demo"], weight=5, requests_per_minute=3)
     changes: dict[str, object] = {"name": "b", "requests_per_minute": None, "models": []}
     after = await store.change(before.id, KeyChanges.model_validate(changes))
@@ -229,7 +231,7 @@ async def test_a_change_changes_what_is_given_and_nothing_else(store: KeyStore) 
     assert (after.weight, after.created_ms, after.role) == (5, before.created_ms, Role.CLIENT)
 
 
-async def test_rules_on_fields_are_replaced_as_a_whole_and_taken_away(store: KeyStore) -> None:
+async def test_field_rules_are_replaced_as_a_whole_and_removed(store: KeyStore) -> None:
     before = await made(store, fields=FieldSettings(deny=("tools",), max={"n": 1}))
     assert (await store.change(before.id, KeyChanges(weight=2))).fields == before.fields
     other = FieldSettings(allow=("priority",))
@@ -238,12 +240,12 @@ async def test_rules_on_fields_are_replaced_as_a_whole_and_taken_away(store: Key
     assert (await made(store)).fields is None
 
 
-async def test_a_change_of_nothing_is_a_change_too(store: KeyStore) -> None:
+async def test_empty_update_counts_as_a_change(store: KeyStore) -> None:
     key = await made(store)
     assert await store.change(key.id, KeyChanges()) == key
 
 
-async def test_disabled_keys_are_found_and_say_so(store: KeyStore) -> None:
+async def test_disabled_key_is_found_as_disabled(store: KeyStore) -> None:
     key = await made(store)
     assert (await store.disable(key.id)).disabled
     _, found = await store.find(key.id)
@@ -252,7 +254,7 @@ async def test_disabled_keys_are_found_and_say_so(store: KeyStore) -> None:
     assert not (await store.enable(key.id)).disabled
 
 
-async def test_a_rotation_keeps_the_secret_before_for_its_grace(
+async def test_rotation_keeps_the_previous_secret_for_its_grace_period(
     store: KeyStore, clock: Clock
 ) -> None:
     key, first = await store.create(KeyFields(name="a"))
@@ -264,7 +266,7 @@ async def test_a_rotation_keeps_the_secret_before_for_its_grace(
     assert found.key == after
 
 
-async def test_a_rotation_without_grace_ends_every_secret_before(store: KeyStore) -> None:
+async def test_rotation_without_grace_revokes_all_previous_secrets(store: KeyStore) -> None:
     key = await made(store)
     await store.rotate(key.id, 3600)
     _, third = await store.rotate(key.id, 0)
@@ -274,7 +276,7 @@ async def test_a_rotation_without_grace_ends_every_secret_before(store: KeyStore
     assert (found.previous_digest, found.key.previous_until_ms) == (None, None)
 
 
-async def test_what_is_left_of_a_deleted_key_is_a_name(
+async def test_deleted_key_leaves_only_its_name(
     store: KeyStore, database: Database, clock: Clock
 ) -> None:
     key = await made(store, "gone")
@@ -289,7 +291,7 @@ async def test_what_is_left_of_a_deleted_key_is_a_name(
 
 
 @pytest.mark.parametrize("key_id", ["0000000000", "", "x", "' OR 1=1 --", "\x00" * 10, "é" * 10])
-async def test_what_nobody_made_is_unknown_to_every_method(
+async def test_nonexistent_key_is_unknown_to_every_method(
     store: KeyStore, database: Database, key_id: str
 ) -> None:
     key = await made(store)
@@ -324,7 +326,7 @@ async def test_a_deleted_key_is_unknown_to_every_method(store: KeyStore) -> None
             await act
 
 
-async def test_a_name_that_is_taken_is_refused_and_nothing_written(
+async def test_duplicate_name_is_refused_without_a_write(
     store: KeyStore, database: Database
 ) -> None:
     first, second = await made(store, "a"), await made(store, "b")
@@ -337,13 +339,13 @@ async def test_a_name_that_is_taken_is_refused_and_nothing_written(
     assert (await store.change(first.id, KeyChanges(name="a"))).name == "a"
 
 
-async def test_of_many_that_want_a_name_at_once_one_gets_it(store: KeyStore) -> None:
+async def test_concurrent_creates_with_one_name_succeed_once(store: KeyStore) -> None:
     outcomes = await asyncio.gather(*(made(store, "a") for _ in range(5)), return_exceptions=True)
     assert sum(isinstance(one, ApiKey) for one in outcomes) == 1
     assert sum(isinstance(one, NameTaken) for one in outcomes) == 4
 
 
-async def test_pages_hold_every_key_once_the_newest_first(store: KeyStore, clock: Clock) -> None:
+async def test_pages_contain_every_key_once_newest_first(store: KeyStore, clock: Clock) -> None:
     expected = []
     for number in range(7):
         expected.append(await made(store))
@@ -359,9 +361,7 @@ async def test_pages_hold_every_key_once_the_newest_first(store: KeyStore, clock
     assert not (await store.page(7)).more
 
 
-async def test_a_page_goes_on_after_a_key_that_was_deleted_meanwhile(
-    store: KeyStore, clock: Clock
-) -> None:
+async def test_page_continues_after_a_deleted_cursor(store: KeyStore, clock: Clock) -> None:
     kept = []
     for _ in range(3):
         kept.append(await made(store))
@@ -370,7 +370,7 @@ async def test_a_page_goes_on_after_a_key_that_was_deleted_meanwhile(
     assert (await store.page(3, kept[1].id)).keys == [kept[0]]
 
 
-async def test_every_change_is_told_once_in_order(store: KeyStore) -> None:
+async def test_changes_are_reported_once_in_order(store: KeyStore) -> None:
     seen, changed = await store.changed_since(None)
     assert changed == {}
     key = await made(store)
@@ -390,7 +390,7 @@ async def test_every_change_is_told_once_in_order(store: KeyStore) -> None:
     assert changed == {key.id: Change(now, True, None)}
 
 
-async def test_a_cut_is_told_until_the_key_is_enabled(store: KeyStore, clock: Clock) -> None:
+async def test_cut_is_reported_until_the_key_is_enabled(store: KeyStore, clock: Clock) -> None:
     key = await made(store)
 
     async def cut_ms() -> int | None:
@@ -414,13 +414,13 @@ async def test_a_cut_is_told_until_the_key_is_enabled(store: KeyStore, clock: Cl
     assert await cut_ms() == clock.wall_ms()
 
 
-async def test_a_deletion_without_a_cut_leaves_requests_alone(store: KeyStore) -> None:
+async def test_deletion_without_a_cut_keeps_requests_running(store: KeyStore) -> None:
     key = await made(store)
     await store.delete(key.id)
     assert (await store.changed_since(0))[1] == {key.id: Change(2, True, None)}
 
 
-async def test_no_transaction_where_nobody_has_committed(
+async def test_poll_without_new_commits_opens_no_transaction(
     store: KeyStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if database.dialect != "sqlite":
@@ -436,7 +436,9 @@ async def test_no_transaction_where_nobody_has_committed(
     assert await store.changed_since(seen) == (seen + 1, changed)
 
 
-async def test_changes_at_once_each_get_a_revision(store: KeyStore, database: Database) -> None:
+async def test_concurrent_changes_get_distinct_revisions(
+    store: KeyStore, database: Database
+) -> None:
     keys = [await made(store) for _ in range(5)]
     before = await revision(database)
     await asyncio.gather(*(store.disable(key.id) for key in keys))
@@ -444,7 +446,7 @@ async def test_changes_at_once_each_get_a_revision(store: KeyStore, database: Da
     assert revisions == [before + n for n in range(1, 6)]
 
 
-async def test_a_key_is_found_with_a_revision_that_it_is_not_older_than(store: KeyStore) -> None:
+async def test_lookup_returns_a_revision_no_newer_than_the_key(store: KeyStore) -> None:
     key = await made(store)
     seen, found = await store.find(key.id)
     assert found is not None
@@ -452,7 +454,7 @@ async def test_a_key_is_found_with_a_revision_that_it_is_not_older_than(store: K
     assert await store.find("0000000000") == (1, None)
 
 
-async def test_the_ids_of_all_keys_are_told_unless_there_are_too_many(
+async def test_all_ids_are_returned_unless_too_many(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.auth.key_store._PAGE", 3)
@@ -465,7 +467,7 @@ async def test_the_ids_of_all_keys_are_told_unless_there_are_too_many(
     assert await store.ids(6) is None
 
 
-async def test_use_is_noted_and_is_no_change(store: KeyStore, database: Database) -> None:
+async def test_last_use_is_recorded_without_a_revision(store: KeyStore, database: Database) -> None:
     used, unused = await made(store), await made(store)
     before = await revision(database)
     await store.touch({used.id: 5000, "0000000000": 5000})
@@ -477,7 +479,7 @@ async def test_use_is_noted_and_is_no_change(store: KeyStore, database: Database
     assert len(await rows(database)) == 2
 
 
-async def test_gateways_that_note_the_same_keys_do_not_lock_each_other_out(
+async def test_concurrent_last_use_writes_do_not_deadlock(
     store: KeyStore, database: Database
 ) -> None:
     first, second = sorted([(await made(store)).id, (await made(store)).id])
@@ -494,7 +496,7 @@ async def test_gateways_that_note_the_same_keys_do_not_lock_each_other_out(
     assert {key.last_used_ms for key in (await store.page(2)).keys} == {2}
 
 
-async def test_only_a_key_for_models_is_a_clients(store: KeyStore) -> None:
+async def test_only_a_data_plane_key_counts_as_a_client(store: KeyStore) -> None:
     assert not await store.has_client()
     await made(store, role=Role.ADMIN)
     assert not await store.has_client()

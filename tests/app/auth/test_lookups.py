@@ -109,7 +109,7 @@ async def settle() -> None:
 
 
 @pytest.mark.slow
-async def test_a_good_key_is_let_in_while_made_up_keys_fill_the_queue(
+async def test_valid_key_is_admitted_while_made_up_keys_fill_the_queue(
     auth: Authenticator, store: Slow
 ) -> None:
     key_id, key = await made(store)
@@ -120,7 +120,7 @@ async def test_a_good_key_is_let_in_while_made_up_keys_fill_the_queue(
 
 
 @pytest.mark.slow
-async def test_a_good_key_is_let_in_while_made_up_secrets_of_known_ids_fill_the_queue(
+async def test_valid_key_is_admitted_while_made_up_secrets_of_known_ids_fill_the_queue(
     auth: Authenticator, store: Slow
 ) -> None:
     """Ids are public: a client knows its own, and logs and reports show them."""
@@ -143,7 +143,7 @@ async def test_a_key_of_another_process_works_at_once(auth: Authenticator, store
 
 
 @pytest.mark.slow
-async def test_only_so_many_lookups_at_once_in_each_lane(auth: Authenticator, store: Slow) -> None:
+async def test_concurrent_lookups_are_bounded_per_queue(auth: Authenticator, store: Slow) -> None:
     good = [(await made(store))[1] for _ in range(20)]
     await auth.poll()
     store.released.clear()
@@ -160,7 +160,7 @@ async def test_only_so_many_lookups_at_once_in_each_lane(auth: Authenticator, st
     assert sum(store.finds.values()) == 40
 
 
-async def test_lookups_that_wait_are_bounded_in_each_lane(
+async def test_waiting_lookups_are_bounded_per_queue(
     auth: Authenticator, store: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth._lookups._existing, "max_pending", 4)
@@ -180,7 +180,7 @@ async def test_lookups_that_wait_are_bounded_in_each_lane(
 
 
 @pytest.mark.slow
-async def test_one_lane_where_there_are_too_many_keys(
+async def test_single_queue_when_there_are_too_many_keys(
     auth: Authenticator, store: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authenticator, "MAX_IDS", 2)
@@ -201,7 +201,7 @@ async def test_one_lane_where_there_are_too_many_keys(
     await later.close()
 
 
-async def test_the_ids_of_all_keys_are_known_and_kept(
+async def test_ids_of_all_keys_are_loaded_and_updated(
     auth: Authenticator, store: Slow, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.auth.key_store._PAGE", 2)
@@ -228,7 +228,7 @@ async def test_the_ids_of_all_keys_are_known_and_kept(
     await later.close()
 
 
-async def test_a_secret_that_is_newer_than_the_read_is_looked_up_again(
+async def test_secret_newer_than_the_read_is_looked_up_again(
     auth: Authenticator, store: Slow
 ) -> None:
     """Else a key would be refused that was rotated while somebody waited for its look-up."""
@@ -245,7 +245,7 @@ async def test_a_secret_that_is_newer_than_the_read_is_looked_up_again(
     assert store.finds[key_id] == 2
 
 
-async def test_a_key_that_is_cut_off_lets_in_nobody_who_waited_for_its_look_up(
+async def test_cut_key_refuses_requests_that_waited_for_its_lookup(
     auth: Authenticator, store: Slow
 ) -> None:
     """Whoever is let in after the cut would not be ended by it."""
@@ -263,7 +263,7 @@ async def test_a_key_that_is_cut_off_lets_in_nobody_who_waited_for_its_look_up(
         assert await outcomes(waiting) == {InvalidApiKey: 1}
 
 
-async def test_a_fault_reaches_all_who_wait_and_leaves_nothing(
+async def test_error_reaches_every_waiter_and_leaves_no_state(
     auth: Authenticator, store: Slow
 ) -> None:
     key_id, key = await made(store)
@@ -276,7 +276,7 @@ async def test_a_fault_reaches_all_who_wait_and_leaves_nothing(
     assert (await auth.authenticate(bearer(key))).id == key_id
 
 
-async def test_the_end_of_the_gateway_ends_lookups(auth: Authenticator, store: Slow) -> None:
+async def test_shutdown_ends_lookups(auth: Authenticator, store: Slow) -> None:
     keys_ = [(await made(store))[1] for _ in range(20)]
     await auth.poll()
     store.released.clear()

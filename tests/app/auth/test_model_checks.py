@@ -5,7 +5,7 @@ from app.auth.model_checks import MAX_HINTS, check_models
 NAMES = {"demo": "demo", "gpt-4o-mini": "demo", "qwen-7b": "qwen-7b"}
 
 
-def test_names_and_prefixes_stay_as_they_are() -> None:
+def test_names_and_prefixes_are_unchanged() -> None:
     checked = check_models(["qwen-*", "demo", "*"], NAMES)
     assert checked.models == ["qwen-*", "demo", "*"]
     assert (checked.aliases, checked.unknown, checked.unmatched) == ({}, {}, [])
@@ -17,13 +17,13 @@ def test_an_alias_becomes_its_model_once() -> None:
     assert checked.aliases == {"gpt-4o-mini": "demo"}
 
 
-def test_a_typo_has_its_nearest_name() -> None:
+def test_unknown_name_error_suggests_the_nearest() -> None:
     checked = check_models(["qwen-7", "zzz"], NAMES)
     assert checked.models == ["qwen-7", "zzz"]
     assert checked.unknown == {"qwen-7": "qwen-7b", "zzz": None}
 
 
-def test_only_the_first_typos_have_a_nearest_name() -> None:
+def test_only_the_first_unknown_names_get_a_suggestion() -> None:
     given = [f"qwen-7b-{number}" for number in range(MAX_HINTS + 1)]
     unknown = check_models(given, NAMES).unknown
     assert list(unknown) == given

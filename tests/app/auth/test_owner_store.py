@@ -27,7 +27,7 @@ def store(database: Database) -> OwnerStore:
     return OwnerStore(database, now_ms=lambda: 1_700_000_000_000)
 
 
-async def test_an_owner_is_made_shown_and_deleted(store: OwnerStore) -> None:
+async def test_owner_is_created_shown_and_deleted(store: OwnerStore) -> None:
     owner, new = await store.replace("research", OwnerFields(daily_tokens=10**12))
     assert new
     assert owner.model_dump() == {
@@ -46,7 +46,7 @@ async def test_an_owner_is_made_shown_and_deleted(store: OwnerStore) -> None:
         await store.get("research")
 
 
-async def test_what_is_replaced_has_nothing_of_before_and_what_is_changed_has(
+async def test_put_resets_omitted_fields_and_patch_keeps_them(
     store: OwnerStore,
 ) -> None:
     await store.replace("a", OwnerFields(requests_per_minute=1, tokens_per_minute=2))
@@ -60,7 +60,7 @@ async def test_what_is_replaced_has_nothing_of_before_and_what_is_changed_has(
 
 
 @pytest.mark.parametrize("name", ["", " a", "a\0b", "x" * 201, "a\nb"])
-async def test_what_cannot_be_a_name_is_refused_or_unknown(store: OwnerStore, name: str) -> None:
+async def test_invalid_owner_name_is_refused_or_unknown(store: OwnerStore, name: str) -> None:
     for put in (store.replace, store.assign):
         with pytest.raises(ValueError, match=r"^name: "):
             await put(name, OwnerFields())
@@ -72,7 +72,7 @@ async def test_what_cannot_be_a_name_is_refused_or_unknown(store: OwnerStore, na
         await store.delete(name)
 
 
-async def test_pages_are_in_order_of_names_with_their_keys(
+async def test_pages_are_sorted_by_name_with_key_counts(
     store: OwnerStore, database: Database
 ) -> None:
     keys = KeyStore(database)
@@ -89,7 +89,7 @@ async def test_pages_are_in_order_of_names_with_their_keys(
     assert ([one.name for one in page.data], page.has_more) == (["team/ü"], False)
 
 
-async def test_gateways_that_make_the_same_owner_at_once_make_one(store: OwnerStore) -> None:
+async def test_concurrent_creates_of_an_owner_make_one(store: OwnerStore) -> None:
     made = await asyncio.gather(
         *(store.assign("a", OwnerFields(requests_per_minute=number)) for number in range(8))
     )
@@ -125,7 +125,7 @@ class TestPropagation:
         await store.delete("research")
         assert await team() is None
 
-    async def test_a_key_that_changes_its_owner_has_the_limits_of_the_new_one(
+    async def test_key_with_a_new_owner_gets_its_limits(
         self, store: OwnerStore, database: Database
     ) -> None:
         keys = KeyStore(database)
@@ -141,7 +141,7 @@ class TestPropagation:
         assert principal.team == Owner("ops", LimitSettings(), 1)
         assert principal.has_budget
 
-    async def test_a_change_of_one_owner_leaves_the_keys_of_others_remembered(
+    async def test_change_of_an_owner_keeps_keys_of_others_cached(
         self, store: OwnerStore, database: Database
     ) -> None:
         keys = KeyStore(database)

@@ -50,26 +50,26 @@ class TestAccepted:
             [(b"host", b"h"), (b"x-api-key", KEY), (b"accept", b"*/*")],
         ],
     )
-    def test_a_known_key_gets_in(self, door: Authenticator, headers: Headers) -> None:
+    def test_valid_key_is_accepted(self, door: Authenticator, headers: Headers) -> None:
         assert let_in(door, headers).id == f"key-{digest(KEY).hex()[:8]}"
 
-    def test_the_same_key_in_both_headers_gets_in(self, door: Authenticator) -> None:
+    def test_same_key_in_both_headers_is_accepted(self, door: Authenticator) -> None:
         both = [*bearer(KEY), (b"x-api-key", KEY)]
         assert let_in(door, both) == let_in(door, bearer(KEY))
 
     def test_each_key_is_its_own_principal(self, door: Authenticator) -> None:
         assert let_in(door, bearer(KEY)) != let_in(door, bearer(OTHER))
 
-    def test_a_principal_says_nothing_of_the_key(self, door: Authenticator) -> None:
+    def test_principal_reveals_nothing_of_the_key(self, door: Authenticator) -> None:
         assert KEY.decode() not in repr(let_in(door, bearer(KEY)))
         assert KEY.decode()[:6] not in repr(let_in(door, bearer(KEY)))
 
     @pytest.mark.parametrize("headers", [[], bearer(KEY), bearer(b"wrong")])
-    def test_everybody_is_anonymous_where_auth_is_off(self, headers: Headers) -> None:
+    def test_clients_are_anonymous_when_auth_is_disabled(self, headers: Headers) -> None:
         door = door_for([digest(KEY)], enabled=False)
         assert let_in(door, headers) == Principal("anonymous", Role.CLIENT, NO_LIMITS)
 
-    def test_other_headers_of_a_client_are_no_matter_where_auth_is_off(self) -> None:
+    def test_authorization_headers_are_ignored_when_auth_is_disabled(self) -> None:
         door = door_for([], enabled=False)
         assert let_in(door, [(b"authorization", b"Basic xyz")]).id == "anonymous"
 
@@ -89,7 +89,9 @@ class TestRefused:
             [(b"cookie", KEY)],
         ],
     )
-    def test_no_key_is_told_how_to_send_one(self, door: Authenticator, headers: Headers) -> None:
+    def test_missing_key_error_explains_how_to_send_one(
+        self, door: Authenticator, headers: Headers
+    ) -> None:
         error = refused(door, headers)
         assert error.reason == "missing"
         assert "Authorization: Bearer" in error.message
@@ -137,7 +139,7 @@ class TestRefused:
             b"\xff\xfe\x00" * 10,
         ],
     )
-    def test_what_is_not_exactly_a_key_is_refused(self, door: Authenticator, key: bytes) -> None:
+    def test_inexact_keys_are_refused(self, door: Authenticator, key: bytes) -> None:
         for headers in (bearer(key), [(b"x-api-key", key)]):
             assert refused(door, headers).reason == "invalid"
 
@@ -152,7 +154,7 @@ class TestRefused:
             KEY + b"' --",
         ],
     )
-    def test_sql_in_a_key_is_only_a_wrong_key(self, door: Authenticator, key: bytes) -> None:
+    def test_sql_in_a_key_is_just_an_invalid_key(self, door: Authenticator, key: bytes) -> None:
         assert refused(door, bearer(key)).message == "the API key is not valid"
 
     def test_a_digest_of_a_key_is_not_a_key(self, door: Authenticator) -> None:
@@ -175,18 +177,18 @@ class TestRefused:
         let_in(door, bearer(long))
         refused(door, bearer(long[:-1] + b"x"))
 
-    def test_nobody_gets_in_where_there_are_no_keys(self) -> None:
+    def test_every_key_is_refused_when_none_exist(self) -> None:
         door = door_for([])
         for headers in ([], bearer(KEY), bearer(b""), bearer(digest(b"").hex().encode())):
             refused(door, headers)
 
-    def test_the_refusal_does_not_tell_whether_a_key_was_close(self, door: Authenticator) -> None:
+    def test_refusal_does_not_reveal_a_near_match(self, door: Authenticator) -> None:
         told = {refused(door, bearer(key)).message for key in (KEY[:-1], b"x", KEY.lower())}
         assert len(told) == 1
 
     @given(key=st.binary(max_size=80))
     @settings(max_examples=200, deadline=None)
-    def test_random_tokens_never_get_in(self, key: bytes) -> None:
+    def test_random_tokens_are_refused(self, key: bytes) -> None:
         assume(key.strip() not in (KEY, OTHER))
         door = door_for([digest(KEY), digest(OTHER)])
         for headers in (

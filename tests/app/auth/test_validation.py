@@ -33,7 +33,7 @@ def said(fields: dict[str, Any]) -> str:
     return line
 
 
-def test_a_name_is_enough_for_a_key_that_may_use_every_model() -> None:
+def test_name_alone_creates_a_key_for_every_model() -> None:
     fields = KeyFields(name="a")
     assert (fields.role, fields.models, fields.requests_per_minute) == (Role.CLIENT, ["*"], None)
     assert (fields.priority, fields.weight, fields.expires) == (0, 1, None)
@@ -46,29 +46,29 @@ def test_a_name_is_enough_for_a_key_that_may_use_every_model() -> None:
         "x" * 201, None, 7, ["a"],
     ],
 )  # fmt: skip
-def test_a_name_that_people_cannot_read_is_refused(name: object) -> None:
+def test_unprintable_name_is_refused(name: object) -> None:
     assert said({"name": name}).startswith("name: ")
 
 
 @pytest.mark.parametrize("name", ["x", "x" * 200, "'; DROP TABLE api_keys; --", "团队 α", "[red]"])
-def test_a_name_that_people_can_read_is_taken_as_it_is(name: str) -> None:
+def test_printable_name_is_accepted_unchanged(name: str) -> None:
     assert KeyFields(name=name).name == name
 
 
 @pytest.mark.parametrize("field", ["requests_per_minute", "tokens_per_minute", "daily_tokens"])
 @pytest.mark.parametrize("value", [-1, 10**15 + 1, 1.5, "5", True, float("nan"), [1]])
-def test_a_limit_that_is_no_number_in_its_range_is_refused(field: str, value: object) -> None:
+def test_limit_outside_its_range_is_refused(field: str, value: object) -> None:
     assert said({field: value}).startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize("field", ["requests_per_minute", "concurrent_requests", "monthly_tokens"])
-def test_a_limit_may_be_nothing_or_nobodys(field: str) -> None:
+def test_limit_may_be_zero_or_null(field: str) -> None:
     for value in (0, None):
         assert getattr(KeyFields.model_validate({"name": "a", field: value}), field) == value
 
 
 @pytest.mark.parametrize("models", [["a*b"], ["*a"], ["**"], [""], ["a\n"], ["x" * 257], "demo"])
-def test_a_list_of_models_that_means_nothing_is_refused(models: object) -> None:
+def test_meaningless_model_list_is_refused(models: object) -> None:
     assert said({"models": models}).startswith("models")
 
 
@@ -84,7 +84,7 @@ def test_an_empty_list_of_models_means_none() -> None:
         {"digest": "00"}, {"disabled": False}, {"last_used_ms": 1},
     ],
 )  # fmt: skip
-def test_what_is_out_of_bounds_is_refused_by_name(fields: dict[str, object]) -> None:
+def test_out_of_range_field_is_refused_by_name(fields: dict[str, object]) -> None:
     [name] = fields
     assert said(fields).startswith(f"{name}: ")
 
@@ -100,7 +100,7 @@ def test_a_fault_shows_no_value() -> None:
     assert CANARY not in said({CANARY: 1})
 
 
-def test_every_fault_is_told() -> None:
+def test_every_fault_is_reported() -> None:
     with pytest.raises(ValidationError) as caught:
         KeyFields.model_validate({"weight": 0, "models": ["a*b"]})
     assert faults(caught.value.errors()) == [
@@ -110,7 +110,7 @@ def test_every_fault_is_told() -> None:
     ]
 
 
-def test_only_what_is_given_is_changed() -> None:
+def test_update_contains_only_given_fields() -> None:
     changes = KeyChanges.model_validate({"expires": None, "weight": 2})
     assert changes.columns() == {"expires_ms": None, "weight": 2}
     assert KeyChanges().columns() == {}
@@ -125,7 +125,7 @@ def test_only_what_is_given_is_changed() -> None:
         ("9999-12-31T00:00:00Z", 253_402_214_400_000),
     ],
 )
-def test_a_moment_is_read_with_its_zone(text: str, ms: int) -> None:
+def test_timestamp_is_parsed_with_its_zone(text: str, ms: int) -> None:
     found = moment(text)
     assert found is not None
     assert milliseconds(found) == ms
@@ -139,20 +139,20 @@ def test_a_moment_is_read_with_its_zone(text: str, ms: int) -> None:
         True, "2027-01-31T12:00:00Z\n", "2027-01-31T12:00:00+25:00",
     ],
 )  # fmt: skip
-def test_a_moment_that_could_be_another_one_is_refused(value: object) -> None:
+def test_ambiguous_timestamp_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="RFC 3339"):
         moment(value)
 
 
 @given(st.integers(0, 253_402_214_400_000))
-def test_a_moment_is_written_as_it_is_read(ms: int) -> None:
+def test_timestamp_survives_a_round_trip(ms: int) -> None:
     found = moment(written(ms))
     assert found is not None
     assert milliseconds(found) == ms
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_moment_or_refused(text: str) -> None:
+def test_arbitrary_text_is_a_timestamp_or_refused(text: str) -> None:
     try:
         found = moment(text)
     except ValueError:
@@ -171,7 +171,7 @@ def test_a_duration_is_a_number_and_a_unit(text: str, length: timedelta) -> None
 
 
 @pytest.mark.parametrize("text", ["", "30", "d", "-1d", "1.5h", "1d2h", "1 d", "1D", "1000000d"])
-def test_another_duration_is_refused(text: str) -> None:
+def test_malformed_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="30d"):
         duration(text)
 

@@ -42,7 +42,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await database.close()
 
 
-async def test_the_migrations_make_the_tables_of_the_schema(database: Database) -> None:
+async def test_migrations_create_the_tables_of_the_schema(database: Database) -> None:
     await database.migrate()
 
     def differences(connection: Connection) -> list[object]:
@@ -66,7 +66,7 @@ async def test_gateways_that_start_together_migrate_once(database_url: str) -> N
         await asyncio.gather(*(one.close() for one in several))
 
 
-async def test_keys_of_the_version_before_are_kept(database_url: str) -> None:
+async def test_migration_keeps_keys_of_the_previous_version(database_url: str) -> None:
     engine = create_async_engine(database_url)
 
     def before(connection: Connection) -> None:
@@ -91,7 +91,7 @@ async def test_keys_of_the_version_before_are_kept(database_url: str) -> None:
     await database.close()
 
 
-async def test_usage_of_the_version_before_goes_to_the_owners_of_its_keys(
+async def test_migration_assigns_previous_usage_to_the_owners_of_its_keys(
     database_url: str,
 ) -> None:
     engine = create_async_engine(database_url)
@@ -131,7 +131,7 @@ def _upgrade_to_0002(connection: Connection) -> None:
 
 
 @pytest.mark.services
-async def test_migration_that_waits_for_a_reader_does_not_block_gateways_that_run(
+async def test_migration_waiting_for_a_reader_does_not_block_running_gateways(
     postgres_server: PostgresServer,
 ) -> None:
     """What comes after an ALTER TABLE in PostgreSQL's queue of locks waits for it."""
@@ -163,7 +163,7 @@ async def test_migration_that_waits_for_a_reader_does_not_block_gateways_that_ru
     await engine.dispose()
 
 
-async def test_a_gateway_of_the_version_before_goes_on_writing_during_an_upgrade(
+async def test_gateway_of_the_previous_version_keeps_writing_during_an_upgrade(
     database: Database,
 ) -> None:
     """Its statements, after a newer gateway has changed the tables."""
@@ -218,9 +218,7 @@ class TestNewerGateway:
         await database.close()
         return database_url
 
-    async def test_an_older_one_leaves_the_tables_alone_and_says_what_to_do(
-        self, newer: str
-    ) -> None:
+    async def test_older_gateway_leaves_the_tables_alone_and_advises(self, newer: str) -> None:
         database = Database(newer)
         with pytest.raises(NewerDatabase, match=r"those of a newer gateway .* restore the backup"):
             await database.migrate()
@@ -229,7 +227,7 @@ class TestNewerGateway:
                 pass
         await database.close()
 
-    async def test_an_older_one_does_not_start(self, newer: str, tmp_path: Path) -> None:
+    async def test_older_gateway_does_not_start(self, newer: str, tmp_path: Path) -> None:
         model = {"name": "demo", "engines": [remote("http://127.0.0.1:9")]}
         settings = settings_for(model, run_dir=tmp_path, state={"database_url": newer})
         with pytest.raises(ConfigError) as caught:
@@ -238,7 +236,7 @@ class TestNewerGateway:
         assert "those of a newer gateway (revision 9999, this one has " in fault
         assert fault == fault.splitlines()[0]
 
-    async def test_one_whose_database_comes_up_later_says_so(
+    async def test_gateway_reports_a_newer_database_that_starts_later(
         self, newer: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr("app.database.database.RETRY_S", 0.01)
@@ -270,9 +268,7 @@ async def test_a_transaction_that_raises_changes_nothing(database: Database) -> 
         assert (await connection.execute(text("SELECT value FROM revision"))).scalar() == 0
 
 
-async def test_a_version_stays_until_somebody_commits(
-    database: Database, database_url: str
-) -> None:
+async def test_data_version_is_stable_until_a_commit(database: Database, database_url: str) -> None:
     await database.migrate()
     before = await database.version()
     if database.dialect == "postgresql":
@@ -293,7 +289,7 @@ async def test_a_version_stays_until_somebody_commits(
     await other.close()
 
 
-async def test_no_version_is_told_twice_across_an_error(tmp_path: Path) -> None:
+async def test_data_version_never_repeats_across_an_error(tmp_path: Path) -> None:
     database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
     await database.migrate()
     before = await database.version()
@@ -306,14 +302,14 @@ async def test_no_version_is_told_twice_across_an_error(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_a_database_in_memory_tells_no_version() -> None:
+async def test_in_memory_database_has_no_data_version() -> None:
     database = Database("sqlite+aiosqlite:///:memory:")
     await database.migrate()
     assert await database.version() is None
     await database.close()
 
 
-async def test_a_fault_shows_no_statement_and_no_value(database: Database) -> None:
+async def test_error_text_omits_statement_and_values(database: Database) -> None:
     await database.migrate()
     with pytest.raises(DatabaseUnavailable) as caught:
         async with database.read() as connection:
@@ -322,13 +318,13 @@ async def test_a_fault_shows_no_statement_and_no_value(database: Database) -> No
     assert "SELECT" not in str(caught.value)
 
 
-async def test_before_the_tables_are_there_every_use_is_refused(database: Database) -> None:
+async def test_use_before_the_migration_is_refused(database: Database) -> None:
     with pytest.raises(DatabaseUnavailable):
         async with database.read():
             pass
 
 
-async def test_a_database_nobody_serves_is_unavailable_and_its_password_unseen() -> None:
+async def test_unreachable_database_is_unavailable_and_its_password_hidden() -> None:
     database = Database(f"postgresql+asyncpg://me:canary@127.0.0.1:{free_port()}/gateway")
     with pytest.raises(DatabaseUnavailable) as caught:
         await database.migrate()
@@ -336,14 +332,14 @@ async def test_a_database_nobody_serves_is_unavailable_and_its_password_unseen()
     await database.close()
 
 
-async def test_a_file_that_cannot_be_made_is_unavailable() -> None:
+async def test_file_that_cannot_be_created_is_unavailable() -> None:
     database = Database("sqlite+aiosqlite:////proc/nowhere/gateway.db")
     with pytest.raises(DatabaseUnavailable, match="/proc/nowhere"):
         await database.migrate()
     await database.close()
 
 
-async def test_a_directory_is_no_file(tmp_path: Path) -> None:
+async def test_directory_as_database_file_is_unavailable(tmp_path: Path) -> None:
     before = threading.active_count()
     database = Database(f"sqlite+aiosqlite:///{tmp_path}")
     with pytest.raises(DatabaseUnavailable, match=f"{tmp_path}: unable to open"):
@@ -351,7 +347,7 @@ async def test_a_directory_is_no_file(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
-async def test_connection_that_nobody_waits_for_any_more_ends_with_the_database(
+async def test_abandoned_connection_is_closed_with_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its thread would speak to a loop that may have ended."""
@@ -387,7 +383,7 @@ async def test_connection_that_nobody_waits_for_any_more_ends_with_the_database(
     await database.close()
 
 
-async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
+async def test_file_of_another_format_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"not a database" * 100)
     database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
     with pytest.raises(DatabaseUnavailable, match="not a database"):
@@ -423,7 +419,7 @@ class TestFileMode:
         ("place", "directory"),
         [("gateway.db", "."), ("a/b/gateway.db", "a/b"), ("{}/gateway.db", ".")],
     )
-    async def test_new_file_and_its_companions_are_the_owners_alone(
+    async def test_new_file_and_its_companions_have_mode_0600(
         self, tmp_path: Path, place: str, directory: str
     ) -> None:
         url = f"sqlite+aiosqlite:///{place.format(tmp_path)}"
@@ -445,7 +441,7 @@ class TestFileMode:
         await self.modes(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", tmp_path)
         assert set(seen) == {0o600}
 
-    async def test_file_of_an_earlier_version_is_tightened(self, tmp_path: Path) -> None:
+    async def test_existing_file_gets_mode_0600(self, tmp_path: Path) -> None:
         url = f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
         database = Database(url)
         await database.migrate()
@@ -456,9 +452,7 @@ class TestFileMode:
         assert set(found.values()) == {0o600}
         assert len(found) == 3
 
-    async def test_link_to_a_file_that_is_not_there_yet_makes_it_private(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_symlink_to_a_missing_file_creates_it_private(self, tmp_path: Path) -> None:
         (tmp_path / "disk").mkdir()
         (tmp_path / "gateway.db").symlink_to(tmp_path / "disk" / "gateway.db")
         found = await self.modes("sqlite+aiosqlite:///gateway.db", tmp_path / "disk")
@@ -476,7 +470,7 @@ class TestFileMode:
         [message] = [one.getMessage() for one in caplog.records if "mode 0600" in one.msg]
         assert message == f"database file {file} is open to other users; give it mode 0600"
 
-    async def test_database_in_memory_makes_no_file(self, tmp_path: Path) -> None:
+    async def test_in_memory_database_creates_no_file(self, tmp_path: Path) -> None:
         database = Database("sqlite+aiosqlite:///:memory:")
         await database.migrate()
         await database.close()
@@ -504,7 +498,7 @@ class TestPostgres:
         finally:
             await asyncio.to_thread(server.remove)
 
-    async def test_a_server_that_comes_later_is_found(self, server: PostgresServer) -> None:
+    async def test_server_that_starts_later_is_found(self, server: PostgresServer) -> None:
         database = Database(server.url("postgres"))
         try:
             await database.open()

@@ -83,14 +83,16 @@ def test_new_file_gets_the_tables_and_is_private(settings: Settings, file: Path)
     assert {stat.S_IMODE(one.stat().st_mode) for one in file.parent.glob("gateway.db*")} == {0o600}
 
 
-async def test_either_database_gets_the_tables(database_url: str) -> None:
+async def test_migration_creates_the_tables_in_either_database(database_url: str) -> None:
     await asyncio.to_thread(migrate_in_child, database_url)
     database = Database(database_url)
     assert await database.is_current()
     await database.close()
 
 
-def test_current_tables_need_no_child(settings: Settings, file: Path, not_python: Path) -> None:
+def test_current_tables_start_no_child_process(
+    settings: Settings, file: Path, not_python: Path
+) -> None:
     with pytest.raises(ConfigError, match="the migration failed with exit code 1"):
         check_database(settings)
     migrate(url_of(file))
@@ -111,7 +113,7 @@ def test_tables_of_a_newer_gateway_are_left_alone(settings: Settings, file: Path
     assert revision(file) == "9999"
 
 
-def test_fault_has_the_same_words_as_in_this_process(file: Path) -> None:
+def test_error_text_is_the_same_as_in_process(file: Path) -> None:
     file.write_bytes(b"not a database" * 100)
     with pytest.raises(DatabaseUnavailable) as here:
         migrate(url_of(file))
@@ -121,7 +123,7 @@ def test_fault_has_the_same_words_as_in_this_process(file: Path) -> None:
     assert "not a database" in str(there.value)
 
 
-def test_password_is_in_no_fault() -> None:
+def test_error_text_omits_the_password() -> None:
     with pytest.raises(DatabaseUnavailable) as caught:
         migrate_in_child(f"postgresql+asyncpg://me:canary@127.0.0.1:{free_port()}/gateway")
     assert "the database does not answer" in str(caught.value)

@@ -41,14 +41,14 @@ async def test_gateways_that_start_together_share_one_secret(databases: list[Dat
     assert later.value == shared
 
 
-async def test_another_name_is_another_secret(databases: list[Database]) -> None:
+async def test_secrets_differ_by_name(databases: list[Database]) -> None:
     first, second = (SharedSecret(databases[0], name) for name in ("salt", "other"))
     await first.load()
     await second.load()
     assert first.value != second.value
 
 
-async def test_what_is_loaded_is_not_read_again(databases: list[Database]) -> None:
+async def test_loaded_secret_is_not_read_again(databases: list[Database]) -> None:
     secret = SharedSecret(databases[0], "salt")
     await secret.load()
     value = secret.value
@@ -59,7 +59,7 @@ async def test_what_is_loaded_is_not_read_again(databases: list[Database]) -> No
     assert secret.value == value
 
 
-async def test_no_value_is_shown(
+async def test_repr_hides_the_secret(
     databases: list[Database], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -71,7 +71,7 @@ async def test_no_value_is_shown(
         assert form not in "".join(shown)
 
 
-async def test_a_secret_is_the_process_own_until_the_database_answers(
+async def test_secret_is_local_until_the_database_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "app.database.shared_secret")
@@ -98,7 +98,7 @@ async def test_a_secret_is_the_process_own_until_the_database_answers(
     await other.close()
 
 
-async def test_waiting_for_the_database_ends_with_the_gateway(tmp_path: Path) -> None:
+async def test_wait_for_the_database_ends_at_shutdown(tmp_path: Path) -> None:
     database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")  # never opened
     waiting = asyncio.create_task(SharedSecret(database, "salt").run())
     await asyncio.sleep(0)

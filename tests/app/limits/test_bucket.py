@@ -35,7 +35,7 @@ def admitted(
 
 
 @given(asks, st.integers(1, 10**5), bursts)
-def test_no_window_lets_more_through_than_a_full_bucket_and_its_refill(
+def test_no_window_admits_more_than_a_full_bucket_and_its_refill(
     steps: list[tuple[float, int]], limit: int, burst_s: float
 ) -> None:
     """A request that is larger than a full bucket counts instead of it, once."""
@@ -47,7 +47,7 @@ def test_no_window_lets_more_through_than_a_full_bucket_and_its_refill(
 
 
 @given(asks, st.integers(1, 10**5), bursts)
-def test_whoever_waits_as_long_as_told_passes_and_a_moment_earlier_does_not(
+def test_request_passes_after_its_wait_and_not_before(
     steps: list[tuple[float, int]], limit: int, burst_s: float
 ) -> None:
     full_at, now = 0.0, 0.0
@@ -71,12 +71,12 @@ def test_a_wait_is_never_longer_than_the_refill(
 
 
 @given(limits, bursts, st.integers(1, 10**12))
-def test_a_full_bucket_lets_any_request_through(limit: int, burst_s: float, amount: int) -> None:
+def test_full_bucket_admits_any_request(limit: int, burst_s: float, amount: int) -> None:
     assert bucket.wait(0.0, bucket.seconds(amount, limit), burst_s) == 0
 
 
 @given(limits, bursts, st.integers(1, 10**9), st.floats(1e-3, 60))
-def test_a_request_above_what_a_bucket_holds_waits_until_it_is_full(
+def test_request_larger_than_the_bucket_waits_until_it_is_full(
     limit: int, burst_s: float, excess: int, debt_s: float
 ) -> None:
     cost_s = burst_s + bucket.seconds(excess, limit)
@@ -94,14 +94,12 @@ def test_a_refund_restores_what_was_charged(
 
 
 @given(st.floats(0, 1e8), debts, st.floats(0, 1e6))
-def test_no_refund_makes_a_bucket_fuller_than_full(
-    now: float, debt_s: float, refund_s: float
-) -> None:
+def test_refund_never_exceeds_capacity(now: float, debt_s: float, refund_s: float) -> None:
     assert bucket.charge(now + debt_s, now, -refund_s) >= now
 
 
 @given(st.floats(0, 1e6), st.lists(st.floats(0.001, 100), min_size=2, max_size=4))
-def test_the_order_of_charges_in_one_moment_does_not_matter(now: float, costs: list[float]) -> None:
+def test_simultaneous_charges_commute(now: float, costs: list[float]) -> None:
     ends = set()
     for order in permutations(costs):
         full_at = 0.0
@@ -112,9 +110,7 @@ def test_the_order_of_charges_in_one_moment_does_not_matter(now: float, costs: l
 
 
 @given(st.lists(st.tuples(st.floats(-30, 30), st.integers(1, 2000)), max_size=60), bursts)
-def test_a_clock_that_goes_backwards_lets_no_more_through(
-    steps: list[tuple[float, int]], burst_s: float
-) -> None:
+def test_backward_clock_admits_no_more(steps: list[tuple[float, int]], burst_s: float) -> None:
     passed = admitted(
         [(abs(step_s), amount) for step_s, amount in steps[:1]] + steps[1:], 600, burst_s
     )
@@ -126,7 +122,7 @@ def test_a_clock_that_goes_backwards_lets_no_more_through(
 
 
 @given(debts, st.floats(0, 100), limits, bursts, amounts)
-def test_a_clock_that_goes_backwards_costs_no_more_wait_than_it_lost(
+def test_backward_clock_adds_at_most_the_lost_time_to_a_wait(
     debt_s: float, back_s: float, limit: int, burst_s: float, amount: int
 ) -> None:
     now, cost_s = 1000.0, bucket.seconds(amount, limit)
@@ -136,20 +132,18 @@ def test_a_clock_that_goes_backwards_costs_no_more_wait_than_it_lost(
 
 
 @given(debts, bursts, amounts)
-def test_a_limit_of_nothing_never_lets_anything_through(
-    debt_s: float, burst_s: float, amount: int
-) -> None:
+def test_zero_limit_admits_nothing(debt_s: float, burst_s: float, amount: int) -> None:
     assert bucket.wait(debt_s, bucket.seconds(amount, 0), burst_s) == inf
     assert bucket.remaining(debt_s, 0, burst_s) == 0
 
 
 @given(debts, limits | st.just(0), bursts)
-def test_what_costs_nothing_passes_always(debt_s: float, limit: int, burst_s: float) -> None:
+def test_zero_cost_always_passes(debt_s: float, limit: int, burst_s: float) -> None:
     assert bucket.wait(debt_s, bucket.seconds(0, limit), burst_s) == 0
 
 
 @given(st.integers(1, 10**6), st.integers(1, 60), st.data())
-def test_as_much_as_remains_can_be_had_at_once(
+def test_remaining_amount_is_available_at_once(
     limit: int, burst_s: int, data: st.DataObject
 ) -> None:
     used = data.draw(st.integers(0, limit * burst_s // 60))
@@ -160,7 +154,7 @@ def test_as_much_as_remains_can_be_had_at_once(
 
 
 @given(st.integers(1, 600), st.integers(1, 600))
-def test_a_limit_that_changes_keeps_the_time_until_the_bucket_is_full(old: int, new: int) -> None:
+def test_changed_limit_keeps_the_time_until_the_bucket_is_full(old: int, new: int) -> None:
     full_at = bucket.charge(0.0, 100.0, bucket.seconds(old, old))
     assert bucket.debt(full_at, 100.0) == 60.0
     assert bucket.remaining(60.0, new, 60.0) == 0

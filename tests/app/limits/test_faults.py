@@ -140,7 +140,7 @@ def slots(server: RedisServer) -> dict[str, int]:
         return {key: taken for key in keys if (taken := client.zcard(key))}
 
 
-async def test_a_loop_that_was_busy_at_the_deadline_does_not_blame_redis(
+async def test_busy_event_loop_at_the_deadline_is_not_a_redis_timeout(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_on(server.url, caplog, timeout_s=1.0) as gateway:
@@ -158,7 +158,7 @@ async def test_a_loop_that_was_busy_at_the_deadline_does_not_blame_redis(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_redis_is_stopped_and_comes_back_empty(
+async def test_limits_recover_after_redis_restarts_empty(
     server: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_on(server.url, caplog, policy=policy) as gateway:
@@ -177,7 +177,7 @@ async def test_redis_is_stopped_and_comes_back_empty(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_redis_hangs_and_goes_on(
+async def test_limits_recover_after_redis_hangs(
     server: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it had been sent before it hung, it does when it goes on; nothing of that is left."""
@@ -195,7 +195,7 @@ async def test_redis_hangs_and_goes_on(
     assert "no answer within 0.5 s" in gateway.log[0]
 
 
-async def test_redis_is_restarted_while_requests_come(
+async def test_redis_restart_under_load(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_on(server.url, caplog) as gateway:
@@ -212,7 +212,7 @@ async def test_redis_is_restarted_while_requests_come(
 # What the policies are
 
 
-async def test_local_means_the_same_limits_counted_here(
+async def test_local_mode_applies_the_same_limits_in_memory(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.stop()
@@ -224,7 +224,7 @@ async def test_local_means_the_same_limits_counted_here(
     assert gateway.log[0].endswith("; until then this gateway counts limits for itself")
 
 
-async def test_open_means_no_limits_and_no_headers(
+async def test_open_mode_has_no_limits_and_no_headers(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.stop()
@@ -235,7 +235,7 @@ async def test_open_means_no_limits_and_no_headers(
     assert gateway.log[0].endswith("; until then nothing is limited")
 
 
-async def test_closed_means_503_except_where_nothing_is_limited(
+async def test_closed_mode_is_503_except_for_unlimited_requests(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.stop()
@@ -248,7 +248,7 @@ async def test_closed_means_503_except_where_nothing_is_limited(
 # What a hang costs
 
 
-async def test_a_hang_costs_one_deadline_and_then_nobody_waits(
+async def test_redis_hang_costs_one_timeout_then_fails_fast(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_on(server.url, caplog, policy="local") as gateway:
@@ -262,7 +262,7 @@ async def test_a_hang_costs_one_deadline_and_then_nobody_waits(
         assert at_once(gateway.limiter, ANY).refusal is None
 
 
-async def test_a_gateway_ends_while_redis_hangs(
+async def test_gateway_shuts_down_while_redis_hangs(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_on(server.url, caplog, policy="local") as gateway:
@@ -273,7 +273,7 @@ async def test_a_gateway_ends_while_redis_hangs(
 # What was decided before a fault is settled after it
 
 
-async def test_what_redis_granted_is_given_back_to_redis(
+async def test_slot_granted_by_redis_is_released_in_redis(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = ask(limits(tokens=100, concurrent=1), tokens=60)
@@ -290,7 +290,7 @@ async def test_what_redis_granted_is_given_back_to_redis(
         assert int(dict(after.headers)[b"x-ratelimit-remaining-tokens"]) < 20
 
 
-async def test_what_was_granted_here_is_given_back_here(
+async def test_slot_granted_locally_is_released_locally(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = ask(limits(concurrent=1))
@@ -305,7 +305,7 @@ async def test_what_was_granted_here_is_given_back_here(
         assert await passes(gateway.limiter, wanted)  # the one here is not
 
 
-async def test_slots_in_use_are_taken_again_in_a_redis_that_forgot_them(
+async def test_slots_in_use_are_restored_in_an_empty_redis(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = ask(limits(concurrent=1))
@@ -319,7 +319,7 @@ async def test_slots_in_use_are_taken_again_in_a_redis_that_forgot_them(
         assert await outcome(gateway.limiter, wanted) == "passed"
 
 
-async def test_who_asks_while_slots_are_taken_again_waits_for_the_last_of_them(
+async def test_request_during_slot_restoration_waits_for_its_end(
     server: RedisServer,
 ) -> None:
     """They are more than one call may hold."""
@@ -352,7 +352,7 @@ async def test_who_asks_while_slots_are_taken_again_waits_for_the_last_of_them(
 # What nobody notices
 
 
-async def test_a_restart_while_nobody_asks_fails_nobody(
+async def test_redis_restart_while_idle_fails_no_request(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_on(server.url, caplog, timeout_s=10) as gateway:
@@ -365,7 +365,7 @@ async def test_a_restart_while_nobody_asks_fails_nobody(
         assert (gateway.errors, gateway.log) == (0, [])
 
 
-async def test_a_connection_that_was_cut_or_a_script_that_was_flushed_fails_nobody(
+async def test_cut_connection_or_flushed_script_fails_no_request(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_on(server.url, caplog, timeout_s=10) as gateway:
@@ -381,7 +381,7 @@ async def test_a_connection_that_was_cut_or_a_script_that_was_flushed_fails_nobo
 # What makes it unusable
 
 
-async def test_a_redis_that_takes_no_writes_is_unavailable_until_it_does(
+async def test_read_only_redis_is_unavailable_until_it_accepts_writes(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with gateway_on(server.url, caplog) as gateway:
@@ -394,7 +394,7 @@ async def test_a_redis_that_takes_no_writes_is_unavailable_until_it_does(
     assert "used memory" in gateway.log[0]
 
 
-async def test_a_password_that_is_wrong_is_told_and_not_shown(
+async def test_wrong_password_is_reported_without_showing_it(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with redis.Redis(port=server.port) as client:
@@ -422,7 +422,7 @@ async def test_a_password_that_is_wrong_is_told_and_not_shown(
         ("unix:///nowhere/redis.sock", "Redis at /nowhere/redis.sock unavailable: "),
     ],
 )
-async def test_a_url_that_leads_nowhere_is_told_and_its_password_not_shown(
+async def test_unreachable_url_is_reported_without_its_password(
     url: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
@@ -440,7 +440,7 @@ class _BrokenLink(RedisConnection):
         raise ZeroDivisionError
 
 
-async def test_a_fault_of_our_own_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_error_fails_all_waiting_requests(caplog: pytest.LogCaptureFixture) -> None:
     reasons: list[str | None] = []
     link = _BrokenLink("redis://127.0.0.1", 10)
     store = store_on(link, reasons.append)

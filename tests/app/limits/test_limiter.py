@@ -75,7 +75,7 @@ async def test_passed_and_refused_requests_have_headers(limiter: Limiter) -> Non
         assert headers[b"x-ratelimit-remaining-tokens"] == b"6"
 
 
-async def test_leaving_gives_the_slot_and_the_tokens_back_but_not_the_request(
+async def test_release_returns_slot_and_tokens_but_not_the_request(
     limiter: Limiter,
 ) -> None:
     wanted = ask(limits(requests=2, tokens=100, concurrent=1), tokens=100)
@@ -104,7 +104,7 @@ async def test_more_tokens_than_were_reserved_are_owed(limiter: Limiter) -> None
     assert refusal.retry_after_s in range(52, 63)  # 610 too many and 10 to come, at ten a second
 
 
-async def test_leaving_twice_gives_back_once(limiter: Limiter) -> None:
+async def test_second_release_has_no_effect(limiter: Limiter) -> None:
     wanted = ask(limits(concurrent=2))
     with await limiter.decide(wanted) as decision:
         assert await passes(limiter, wanted)
@@ -113,7 +113,7 @@ async def test_leaving_twice_gives_back_once(limiter: Limiter) -> None:
     assert [await passes(limiter, wanted) for _ in range(2)] == [True, False]
 
 
-async def test_a_refused_request_takes_and_gives_nothing(limiter: Limiter) -> None:
+async def test_refused_request_changes_no_counters(limiter: Limiter) -> None:
     wanted = ask(limits(requests=5, tokens=50, concurrent=1), tokens=10)
     with await limiter.decide(wanted):
         for _ in range(10):
@@ -131,20 +131,20 @@ async def test_a_request_that_is_larger_than_the_limit_passes_alone(limiter: Lim
     assert refusal.retry_after_s in range(531, 542)
 
 
-async def test_a_number_of_tokens_beyond_all_measure_does_no_harm(limiter: Limiter) -> None:
+async def test_huge_token_count_is_bounded(limiter: Limiter) -> None:
     wanted = ask(limits(tokens=1), tokens=10**400)
     assert await outcome(limiter, wanted) == "passed"
     assert await outcome(limiter, wanted) == "passed"
 
 
-async def test_a_limit_of_nothing_lets_nothing_through(limiter: Limiter) -> None:
+async def test_zero_limit_admits_nothing(limiter: Limiter) -> None:
     for nothing in limits(requests=0), limits(tokens=0), limits(concurrent=0):
         refusal = (await limiter.decide(ask(nothing))).refusal
         assert refusal is not None
         assert refusal.retry_after_s is None
 
 
-async def test_what_costs_no_tokens_and_takes_no_slot_passes_when_those_are_used_up(
+async def test_request_without_tokens_and_slot_passes_when_both_are_used_up(
     limiter: Limiter,
 ) -> None:
     key = limits(requests=10, tokens=10, concurrent=1)
@@ -152,14 +152,14 @@ async def test_what_costs_no_tokens_and_takes_no_slot_passes_when_those_are_used
     assert await passes(limiter, ask(key, tokens=0, concurrent=False))
 
 
-async def test_without_limits_nothing_is_asked_and_nothing_told(limiter: Limiter) -> None:
+async def test_unlimited_request_makes_no_call_and_has_no_headers(limiter: Limiter) -> None:
     decision = at_once(limiter, ask(NONE, NONE))
     assert decision.headers == []
     with decision:
         decision.settle(5)
 
 
-async def test_the_slot_comes_back_however_the_request_ends(limiter: Limiter) -> None:
+async def test_slot_is_released_however_the_request_ends(limiter: Limiter) -> None:
     wanted = ask(limits(concurrent=1))
     with pytest.raises(ZeroDivisionError), await limiter.decide(wanted):
         raise ZeroDivisionError
@@ -182,14 +182,14 @@ async def test_all_keys_of_an_owner_share_its_limits(limiter: Limiter, shared: O
     assert await passes(limiter, stranger)
 
 
-async def test_a_refusal_by_the_owner_takes_nothing_of_key_and_model(limiter: Limiter) -> None:
+async def test_refusal_by_the_owner_charges_neither_key_nor_model(limiter: Limiter) -> None:
     key, model = limits(5, 50, 5), limits(5, 50, 5)
     for full in owned(0), owned(tokens=0), owned(concurrent=0):
         assert await outcome(limiter, ask(key, model, owner=full)) == "rate_limit_exceeded"
     assert [await passes(limiter, ask(key, model)) for _ in range(6)] == [*[True] * 5, False]
 
 
-async def test_a_refusal_by_key_or_model_takes_nothing_of_the_owner(limiter: Limiter) -> None:
+async def test_refusal_by_key_or_model_does_not_charge_the_owner(limiter: Limiter) -> None:
     owner = owned(SLOW, 50, 5)
     for full in limits(0), limits(tokens=0), limits(concurrent=0):
         assert await outcome(limiter, ask(full, owner=owner)) == "rate_limit_exceeded"
@@ -271,7 +271,7 @@ async def test_two_gateways_share_limits_exactly(
 
 
 @pytest.mark.services
-async def test_what_one_gateway_gives_back_another_gets(
+async def test_slot_released_by_a_gateway_is_available_to_another(
     redis_server: RedisServer, prefix: str
 ) -> None:
     wanted = ask(limits(concurrent=1))
@@ -283,9 +283,7 @@ async def test_what_one_gateway_gives_back_another_gets(
 
 @pytest.mark.services
 @pytest.mark.slow
-async def test_the_slots_of_a_gateway_that_died_come_back_and_no_others(
-    redis_server: RedisServer, prefix: str
-) -> None:
+async def test_only_slots_of_a_dead_gateway_expire(redis_server: RedisServer, prefix: str) -> None:
     """One gateway renews no more, as if it were killed; another keeps an older slot."""
     ours, theirs = (ask(limits(concurrent=1), key_id=name) for name in ("ours", "theirs"))
     dead = Limiter(LimitsSettings(), shared(redis_server, prefix), Metrics(), lease_s=1.5)
@@ -312,7 +310,7 @@ async def test_one_request_costs_one_call(
 
 
 @pytest.mark.services
-async def test_requests_that_come_together_share_calls(
+async def test_concurrent_requests_share_calls(
     redis_server: RedisServer, prefix: str, client: redis.Redis
 ) -> None:
     wanted = ask(limits(1000, None, 1000), limits(1000))
@@ -334,7 +332,7 @@ async def test_more_requests_than_one_call_holds_are_all_answered(
 
 
 @pytest.mark.services
-async def test_what_is_still_to_be_sent_at_the_end_is_sent(
+async def test_pending_releases_are_sent_at_shutdown(
     redis_server: RedisServer, prefix: str
 ) -> None:
     wanted = ask(limits(concurrent=9, tokens=SLOW), tokens=1)
@@ -350,7 +348,7 @@ async def test_what_is_still_to_be_sent_at_the_end_is_sent(
 
 @pytest.mark.services
 @pytest.mark.slow
-async def test_redis_keeps_nothing_for_ever(
+async def test_every_redis_key_expires(
     redis_server: RedisServer, prefix: str, client: redis.Redis
 ) -> None:
     chance = random.Random(4)
@@ -382,7 +380,7 @@ async def test_redis_keeps_nothing_for_ever(
 
 
 @pytest.mark.services
-async def test_requests_that_are_cancelled_while_redis_hangs_leave_nothing(
+async def test_requests_canceled_while_redis_hangs_leave_no_slots(
     redis_server: RedisServer, prefix: str
 ) -> None:
     wanted = ask(limits(1, 10, 1), limits(1, 10, 1))
@@ -418,7 +416,7 @@ class CancellingLink(RedisConnection):
 
 
 @pytest.mark.services
-async def test_a_request_that_is_cancelled_as_its_answer_comes_leaves_nothing(
+async def test_request_canceled_as_its_decision_arrives_leaves_no_slot(
     redis_server: RedisServer, prefix: str
 ) -> None:
     terms = terms_of(ask(limits(1, 10, 1), limits(1, 10, 1)))

@@ -17,14 +17,14 @@ def passes(store: MemoryStore, terms: Terms, now: float = 0.0) -> bool:
     return store.decide(terms, now).admitted
 
 
-def test_a_key_has_its_requests_then_waits_for_one_to_refill() -> None:
+def test_key_uses_its_requests_then_waits_for_a_refill() -> None:
     store, terms = MemoryStore(BURST_S), terms_of(ask(limits(requests=3)))
     assert [passes(store, terms) for _ in range(4)] == [True, True, True, False]
     assert not passes(store, terms, 19.9)
     assert passes(store, terms, 20.0)
 
 
-def test_tokens_are_reserved_and_what_was_not_used_comes_back() -> None:
+def test_unused_part_of_reserved_tokens_is_refunded() -> None:
     store, terms = MemoryStore(BURST_S), terms_of(ask(limits(tokens=100), tokens=60))
     assert passes(store, terms)
     assert not passes(store, terms)
@@ -49,13 +49,13 @@ def test_a_slot_is_taken_until_it_is_released() -> None:
     assert passes(store, terms)
 
 
-def test_what_takes_no_slot_passes_while_all_are_taken() -> None:
+def test_request_without_a_slot_passes_while_all_are_in_use() -> None:
     store = MemoryStore(BURST_S)
     assert passes(store, terms_of(ask(limits(concurrent=1))))
     assert passes(store, terms_of(ask(limits(concurrent=1), concurrent=False)))
 
 
-def test_a_model_is_limited_for_all_keys_together_and_keys_apart() -> None:
+def test_model_limit_is_shared_and_key_limits_are_separate() -> None:
     store = MemoryStore(BURST_S)
     model = limits(requests=3)
     one = terms_of(ask(limits(requests=2), model, key_id="one"))
@@ -64,7 +64,7 @@ def test_a_model_is_limited_for_all_keys_together_and_keys_apart() -> None:
     assert [passes(store, two) for _ in range(2)] == [True, False]
 
 
-def test_a_key_or_an_owner_that_is_named_like_a_model_is_not_the_model() -> None:
+def test_key_or_owner_named_like_a_model_is_counted_separately() -> None:
     store = MemoryStore(BURST_S)
     assert passes(store, terms_of(ask(limits(1, 10, 1), key_id="same")))
     assert passes(store, terms_of(ask(owner=owned(1, 10, 1, name="same"))))
@@ -87,7 +87,7 @@ every_owner = st.none() | st.builds(Owner, st.just("research"), every_limit)
     every_owner,
     st.lists(st.tuples(st.floats(0, 30), st.integers(0, 60), st.booleans()), max_size=30),
 )
-def test_a_refusal_takes_nothing_of_anything(
+def test_refusal_changes_no_counters(
     key: LimitSettings,
     model: LimitSettings,
     owner: Owner | None,
@@ -104,7 +104,7 @@ def test_a_refusal_takes_nothing_of_anything(
 
 
 @given(every_limit, every_limit, every_owner, st.integers(0, 60))
-def test_a_request_that_used_no_tokens_leaves_nothing_but_its_count(
+def test_request_without_used_tokens_is_charged_as_a_request_only(
     key: LimitSettings, model: LimitSettings, owner: Owner | None, tokens: int
 ) -> None:
     store, fresh = MemoryStore(BURST_S), MemoryStore(BURST_S)
@@ -116,7 +116,7 @@ def test_a_request_that_used_no_tokens_leaves_nothing_but_its_count(
 
 
 @pytest.mark.slow
-def test_keys_that_come_no_more_are_forgotten() -> None:
+def test_idle_keys_are_evicted() -> None:
     store = MemoryStore(BURST_S)
     for number in range(20_000):
         terms = terms_of(ask(limits(60, 600, 1), key_id=str(number)))
@@ -129,7 +129,7 @@ def test_keys_that_come_no_more_are_forgotten() -> None:
     assert len(store) == 1
 
 
-def test_buckets_that_are_full_again_are_forgotten_as_fast_as_others_come() -> None:
+def test_refilled_buckets_are_evicted_as_fast_as_new_ones_arrive() -> None:
     store = MemoryStore(BURST_S)
     most = 0
     for number in range(20_000):

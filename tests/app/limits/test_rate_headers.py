@@ -43,7 +43,7 @@ def why(wanted: LimitRequest, *, times: int = 1) -> tuple[str, str, int | None]:
 # Headers
 
 
-def test_headers_say_limit_what_remains_and_when_it_is_whole_again() -> None:
+def test_headers_contain_limit_remaining_and_reset() -> None:
     assert told(ask(limits(600, 1000), tokens=100)) == {
         "limit-requests": "600",
         "remaining-requests": "599",
@@ -54,12 +54,12 @@ def test_headers_say_limit_what_remains_and_when_it_is_whole_again() -> None:
     }
 
 
-def test_without_a_limit_there_is_no_header() -> None:
+def test_no_limit_means_no_header() -> None:
     assert told(ask(limits(concurrent=1))) == {}
     assert set(told(ask(limits(tokens=10)))) == {"limit-tokens", "remaining-tokens", "reset-tokens"}
 
 
-def test_a_refusal_has_them_too() -> None:
+def test_refusal_has_rate_limit_headers() -> None:
     assert told(ask(limits(requests=2)), times=3) == {
         "limit-requests": "2",
         "remaining-requests": "0",
@@ -89,7 +89,7 @@ def test_a_shorter_burst_leaves_less_than_the_limit_of_a_minute() -> None:
     assert (shown["limit-requests"], shown["remaining-requests"]) == ("600", "99")
 
 
-def test_a_limit_of_nothing_leaves_nothing() -> None:
+def test_zero_limit_has_zero_remaining() -> None:
     assert told(ask(limits(requests=0))) == {
         "limit-requests": "0",
         "remaining-requests": "0",
@@ -150,12 +150,12 @@ def test_a_duration_read_back_is_long_enough_and_not_a_millisecond_too_long(seco
 # Refusals
 
 
-def test_what_passes_is_not_refused() -> None:
+def test_admitted_request_has_no_refusal() -> None:
     terms = terms_of(ask(limits(1, 10, 1)))
     assert refusal(terms, MemoryStore(BURST_S).decide(terms, 0.0), BURST_S) is None
 
 
-def test_a_refusal_says_which_limit_its_number_and_when_to_try_again() -> None:
+def test_refusal_names_limit_value_and_retry_time() -> None:
     assert why(ask(limits(requests=3)), times=4) == (
         "requests",
         "this key may make 3 requests per minute; try again in 20 s",
@@ -189,7 +189,7 @@ def test_a_refusal_by_the_model_names_it() -> None:
     )
 
 
-def test_a_refusal_by_the_owner_says_so_and_names_neither_owner_nor_keys() -> None:
+def test_refusal_by_the_owner_names_neither_owner_nor_keys() -> None:
     assert why(ask(limits(100), owner=owned(requests=3)), times=4) == (
         "requests",
         "the owner of this key may make 3 requests per minute with all its keys together; "
@@ -220,13 +220,13 @@ def test_a_refusal_by_the_owner_says_so_and_names_neither_owner_nor_keys() -> No
         (ask(model=limits(tokens=0)), "tokens", "the model demo takes no tokens: its limit is 0"),
     ],
 )  # fmt: skip
-def test_a_limit_of_nothing_is_told_and_nobody_is_asked_to_come_back(
+def test_refusal_by_a_zero_limit_has_no_retry_after(
     wanted: LimitRequest, limit: str, message: str
 ) -> None:
     assert why(wanted) == (limit, message, None)
 
 
-def test_of_several_limits_the_one_to_wait_for_longest_is_told() -> None:
+def test_refusal_by_several_limits_names_the_longest_wait() -> None:
     assert why(ask(limits(6, 1, 1)), times=2)[::2] == ("tokens", 600)
     assert why(ask(limits(1, None, 1)), times=2)[::2] == ("requests", 60)
     assert why(ask(limits(1, 1, 0)), times=2)[::2] == ("concurrency", None)
@@ -238,7 +238,7 @@ def test_of_several_limits_the_one_to_wait_for_longest_is_told() -> None:
     st.integers(1, 2000),
     st.lists(st.tuples(st.floats(0, 20), st.integers(1, 3000)), max_size=30),
 )
-def test_whoever_obeys_retry_after_passes(
+def test_request_after_retry_after_passes(
     requests: int, model_requests: int, tokens: int, steps: list[tuple[float, int]]
 ) -> None:
     store, now = MemoryStore(BURST_S), 1000.0

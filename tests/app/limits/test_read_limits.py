@@ -6,7 +6,7 @@ from app.settings import NO_LIMITS, LimitSettings
 TWO = LimitSettings(requests_per_minute=2, tokens_per_minute=0, concurrent_requests=0)
 
 
-def test_a_key_may_read_as_often_as_it_may_ask() -> None:
+def test_reads_are_limited_like_requests() -> None:
     now = 0.0
     bounds = ReadLimiter(lambda: now)
     assert [bounds.refusal("a", TWO) is None for _ in range(3)] == [True, True, False]
@@ -15,7 +15,7 @@ def test_a_key_may_read_as_often_as_it_may_ask() -> None:
     assert [bounds.refusal("a", TWO) is None for _ in range(2)] == [True, False]
 
 
-def test_a_refusal_says_when_to_try_again() -> None:
+def test_refusal_has_retry_after() -> None:
     bounds = ReadLimiter(lambda: 0.0)
     bounds.refusal("a", LimitSettings(requests_per_minute=1))
     refusal = bounds.refusal("a", LimitSettings(requests_per_minute=1))

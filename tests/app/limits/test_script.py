@@ -109,7 +109,7 @@ every_limit = st.builds(
         max_size=30,
     ),
 )
-def test_it_decides_as_the_memory_store_does(
+def test_script_decides_as_the_memory_store_does(
     redis_server: RedisServer,
     every: list[LimitSettings],
     steps: list[tuple[int, int, int, int | None]],
@@ -131,13 +131,13 @@ def test_it_decides_as_the_memory_store_does(
                 script.call(releases=[Release(request.lease, terms, costs)])
 
 
-def test_decisions_of_one_call_are_made_one_after_the_other(script: Script) -> None:
+def test_decisions_in_a_call_are_sequential(script: Script) -> None:
     terms = terms_of(ask(limits(requests=2)))
     answers = script.call(requests=[script.request(terms) for _ in range(3)])
     assert [answer.admitted for answer in answers] == [1, 1, 0]
 
 
-def test_what_is_released_in_a_call_is_there_for_its_decisions(script: Script) -> None:
+def test_release_in_a_call_precedes_its_decisions(script: Script) -> None:
     terms = terms_of(ask(limits(concurrent=1)))
     held, wanted = script.request(terms), script.request(terms)
     script.call(requests=[held])
@@ -145,7 +145,7 @@ def test_what_is_released_in_a_call_is_there_for_its_decisions(script: Script) -
     assert answers[0].admitted == 1
 
 
-def test_a_lease_that_nobody_renews_ends(script: Script) -> None:
+def test_unrenewed_lease_expires(script: Script) -> None:
     terms = terms_of(ask(limits(concurrent=1)))
     assert script.passes(terms)
     script.now_us += 24_999_000
@@ -154,9 +154,7 @@ def test_a_lease_that_nobody_renews_ends(script: Script) -> None:
     assert script.passes(terms)
 
 
-def test_a_lease_that_is_renewed_goes_on_even_if_redis_forgot_it(
-    script: Script, client: redis.Redis
-) -> None:
+def test_renewed_lease_continues_even_if_redis_lost_it(script: Script, client: redis.Redis) -> None:
     terms = terms_of(ask(limits(concurrent=1)))
     held = script.request(terms)
     script.call(requests=[held])
@@ -167,9 +165,7 @@ def test_a_lease_that_is_renewed_goes_on_even_if_redis_forgot_it(
     assert not script.passes(terms)
 
 
-def test_what_is_renewed_in_a_call_is_taken_for_its_decisions(
-    script: Script, client: redis.Redis
-) -> None:
+def test_renewal_in_a_call_precedes_its_decisions(script: Script, client: redis.Redis) -> None:
     """A Redis that forgot a slot does not give it away to who asks with its renewal."""
     terms = terms_of(ask(limits(concurrent=1)))
     held = script.request(terms)
@@ -179,7 +175,7 @@ def test_what_is_renewed_in_a_call_is_taken_for_its_decisions(
     assert answers[0].admitted == 0
 
 
-def test_a_release_that_comes_twice_takes_nobody_elses_slot(script: Script) -> None:
+def test_second_release_frees_no_other_slot(script: Script) -> None:
     terms = terms_of(ask(limits(concurrent=2)))
     first = script.request(terms)
     script.call(requests=[first, script.request(terms)])
@@ -188,7 +184,7 @@ def test_a_release_that_comes_twice_takes_nobody_elses_slot(script: Script) -> N
 
 
 @pytest.mark.parametrize("back_us", [1_000, 3_600_000_000, 10**15])
-def test_a_clock_that_is_set_back_locks_nobody_out(script: Script, back_us: int) -> None:
+def test_backward_clock_blocks_no_request(script: Script, back_us: int) -> None:
     terms = terms_of(ask(limits(requests=1)))
     assert script.passes(terms)
     script.now_us -= back_us
@@ -208,7 +204,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_no_name_reaches_what_belongs_to_another(script: Script) -> None:
+def test_names_cannot_collide_with_other_subjects(script: Script) -> None:
     """Every name has its own requests, tokens and slot, as a key and as a model."""
     names = ["k", "demo", *HOSTILE]
     whole = limits(1, 10, 1)
@@ -230,7 +226,7 @@ def test_all_keys_begin_with_the_prefix_as_their_tag(script: Script, client: red
     assert all(cast(bytes, key).startswith(tag) for key in made)
 
 
-def test_two_prefixes_do_not_see_each_other(client: redis.Redis) -> None:
+def test_prefixes_are_isolated(client: redis.Redis) -> None:
     terms = terms_of(ask(limits(1, 10, 1)))
     assert Script(client).passes(terms)
     assert Script(client).passes(terms)
@@ -252,7 +248,7 @@ def everything(script: Script, client: redis.Redis, terms: Terms) -> None:
         run(keys=keys, args=[argument])
 
 
-def test_it_needs_no_more_than_redis_6(script: Script, client: redis.Redis) -> None:
+def test_script_uses_only_commands_of_redis_6(script: Script, client: redis.Redis) -> None:
     """These commands, with these options, are in Redis 6.0's reference."""
     seen: set[tuple[str, ...]] = set()
     with client.monitor() as monitor:  # type: ignore[no-untyped-call]
@@ -270,7 +266,7 @@ def test_it_needs_no_more_than_redis_6(script: Script, client: redis.Redis) -> N
     }  # fmt: skip
 
 
-def test_everything_that_it_writes_expires(script: Script, client: redis.Redis) -> None:
+def test_every_key_the_script_writes_expires(script: Script, client: redis.Redis) -> None:
     run = client.register_script(SCRIPT.read_bytes())
     half = terms_of(ask(limits(10, 100, 5), limits(10, 100, 5), tokens=50))
     everything(script, client, half)

@@ -33,7 +33,7 @@ every_limit = st.just(NONE) | st.builds(
         max_size=30,
     ),
 )
-def test_terms_of_scopes_that_are_known_are_those_of_the_request(
+def test_terms_of_cached_scopes_match_the_request(
     every: list[LimitSettings],
     owners: list[Owner | None],
     steps: list[tuple[int, int, int, str, str, int, bool, bool]],
@@ -54,7 +54,7 @@ def test_terms_of_scopes_that_are_known_are_those_of_the_request(
         assert scopes.terms(wanted) == terms_of(wanted, 60.0)
 
 
-def test_a_scope_is_made_once_until_a_limit_changes() -> None:
+def test_scope_is_cached_until_a_limit_changes() -> None:
     scopes, key, model = Scopes(60.0), limits(10, 1000, 5), limits(20)
     first = scopes.terms(ask(key, model, tokens=1))
     assert scopes.terms(ask(key, model, tokens=2)).buckets is first.buckets
@@ -65,7 +65,7 @@ def test_a_scope_is_made_once_until_a_limit_changes() -> None:
     assert len(scopes) == 1
 
 
-def test_no_more_scopes_are_kept_than_may_be() -> None:
+def test_scope_cache_is_bounded() -> None:
     scopes = Scopes(60.0, max_size=10)
     for number in range(100):
         wanted = ask(limits(requests=number), key_id=str(number))
@@ -73,7 +73,7 @@ def test_no_more_scopes_are_kept_than_may_be() -> None:
         assert len(scopes) <= 10
 
 
-def test_what_was_taken_before_the_body_is_not_taken_again() -> None:
+def test_charge_made_before_the_body_is_not_repeated() -> None:
     wanted = ask(
         limits(10, 100, 5), limits(20, 200, 6), tokens=50, entered=True, owner=owned(30, 300, 7)
     )

@@ -62,7 +62,7 @@ async def test_a_key_finds_its_response_at_every_gateway(
         assert await gateway.find("resp_1", ALICE) == DEMO
 
 
-async def test_another_keys_response_is_one_that_never_was(
+async def test_response_of_another_key_is_not_found(
     stored: StoredResponses, another: StoredResponses
 ) -> None:
     await stored.claim("resp_1", ALICE, "demo", "demo-0")
@@ -85,7 +85,7 @@ async def test_an_id_of_another_key_cannot_be_claimed(
         assert await gateway.find("resp_1", BOB) is None
 
 
-async def test_of_many_keys_that_claim_an_id_at_once_one_gets_it(
+async def test_concurrent_claims_of_an_id_succeed_once(
     stored: StoredResponses, another: StoredResponses
 ) -> None:
     outcomes = await asyncio.gather(
@@ -110,16 +110,14 @@ async def test_a_key_claims_its_own_id_again(
 @pytest.mark.parametrize(
     "response_id", ["", "\x00", "resp_1\n", "é", "\ud800", "a" * 129, "' OR 1=1 --", "a/b"]
 )
-async def test_what_cannot_be_an_id_is_found_nowhere(
-    stored: StoredResponses, response_id: str
-) -> None:
+async def test_invalid_id_is_not_found(stored: StoredResponses, response_id: str) -> None:
     await stored.claim("a" * 128, ALICE, "demo", "demo-0")
     assert await stored.find(response_id, ALICE) is None
     with pytest.raises(ValueError, match="invalid response ID"):
         await stored.claim(response_id, ALICE, "demo", "demo-0")
 
 
-async def test_the_oldest_of_a_key_go_and_no_other_keys(
+async def test_oldest_responses_of_a_key_are_evicted_and_no_others(
     stored: StoredResponses, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "MAX_PER_KEY", 3)
@@ -129,7 +127,7 @@ async def test_the_oldest_of_a_key_go_and_no_other_keys(
     assert await rows(database) == ["bobs", "resp_3", "resp_4", "resp_5"]
 
 
-async def test_gateways_that_drop_the_same_rows_do_not_lock_each_other_out(
+async def test_concurrent_deletes_do_not_deadlock(
     stored: StoredResponses,
     another: StoredResponses,
     database: Database,
@@ -149,7 +147,7 @@ async def test_gateways_that_drop_the_same_rows_do_not_lock_each_other_out(
     assert len(await rows(database)) == 2
 
 
-async def test_what_is_old_is_swept_a_few_at_a_time(
+async def test_expired_responses_are_deleted_in_batches(
     stored: StoredResponses, database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.database.retention.CHUNK", 2)
@@ -164,7 +162,7 @@ async def test_what_is_old_is_swept_a_few_at_a_time(
     assert await rows(database) == ["new"]
 
 
-async def test_the_task_sweeps_until_it_is_cancelled_also_after_a_fault(
+async def test_cleanup_task_continues_after_an_error_until_canceled(
     stored: StoredResponses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(responses, "RETENTION_EVERY_S", 0)
@@ -207,7 +205,7 @@ class TestMemory:
             with pytest.raises(DatabaseUnavailable):
                 await gateway.find("resp_2", ALICE)
 
-    async def test_what_could_not_be_claimed_is_not_remembered(
+    async def test_failed_claim_is_not_cached(
         self, stored: StoredResponses, without_database: Any
     ) -> None:
         without_database()
@@ -216,7 +214,7 @@ class TestMemory:
         with pytest.raises(DatabaseUnavailable):
             await stored.find("resp_1", ALICE)
 
-    async def test_it_is_bounded_and_keeps_what_was_used_last(
+    async def test_cache_is_bounded_and_keeps_the_most_recently_used(
         self, stored: StoredResponses, without_database: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(responses, "CACHE_SIZE", 2)

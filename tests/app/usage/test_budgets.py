@@ -101,7 +101,7 @@ class TestOneGateway:
             await read_again(gateway, clock)
             assert await gateway.has_spent(100)
 
-    async def test_what_was_added_before_a_keys_first_use_counts(
+    async def test_usage_before_the_first_read_of_a_key_counts(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -111,7 +111,7 @@ class TestOneGateway:
             assert await gateway.has_spent(11, key_id="key-2")
 
     @pytest.mark.slow
-    async def test_while_batches_are_written_nothing_counts_twice_or_not_at_all(
+    async def test_usage_counts_exactly_once_while_batches_are_written(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -130,7 +130,7 @@ class TestOneGateway:
             await read_again(gateway, clock)
             assert await gateway.has_spent(spent)
 
-    async def test_a_reservation_holds_what_the_request_may_take(
+    async def test_reservation_holds_the_requests_maximum(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -141,14 +141,16 @@ class TestOneGateway:
                 gateway.spend(25)
             assert await gateway.has_spent(25)
 
-    async def test_without_settle_all_is_given_back(self, database: Faulty, clock: Clock) -> None:
+    async def test_unsettled_reservation_is_fully_refunded(
+        self, database: Faulty, clock: Clock
+    ) -> None:
         async with running(database, clock) as gateway:
             reservation = await gateway.budgets.reserve("key-1", 100, None, 60)
             with contextlib.suppress(ZeroDivisionError), reservation:
                 raise ZeroDivisionError
             assert await gateway.has_spent(0)
 
-    async def test_who_settles_late_holds_nothing_for_ever(
+    async def test_late_settlement_releases_the_reservation(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -157,7 +159,7 @@ class TestOneGateway:
             reservation.settle(30)
             assert await gateway.has_spent(0)
 
-    async def test_requests_that_come_together_do_not_overshoot(
+    async def test_concurrent_requests_do_not_exceed_the_budget(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -165,7 +167,7 @@ class TestOneGateway:
             answers = await asyncio.gather(*asked, return_exceptions=True)
             assert sum(not isinstance(answer, QuotaUsedUp) for answer in answers) == 33
 
-    async def test_first_requests_that_come_together_read_once(
+    async def test_concurrent_first_requests_share_one_read(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -202,7 +204,7 @@ class TestOneGateway:
             clock.set("2026-12-01T00:00:00")
             assert await gateway.has_spent(0, 0)
 
-    async def test_a_request_that_is_under_way_at_midnight_counts_for_the_new_day(
+    async def test_request_in_flight_at_midnight_counts_for_the_new_day(
         self, database: Faulty, clock: Clock
     ) -> None:
         clock.set("2026-11-30T23:59:59.9")
@@ -214,7 +216,7 @@ class TestOneGateway:
     @pytest.mark.parametrize(
         "key_id", ["'; DROP TABLE usage_daily; --", "%_*", "\0", "\ud800x", "ключ", "k" * 70, ""]
     )
-    async def test_any_text_may_be_the_id_of_a_key(
+    async def test_key_id_may_be_any_text(
         self, database: Faulty, clock: Clock, key_id: str
     ) -> None:
         async with running(database, clock) as gateway:
@@ -227,7 +229,7 @@ class TestOneGateway:
 class TestWhatIsTold:
     """What becomes gateway_budgets_nearly_used and gateway_budgets_exhausted."""
 
-    async def test_keys_near_and_at_the_end_of_their_budgets(
+    async def test_nearly_used_and_exhausted_budgets_are_counted(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -240,16 +242,14 @@ class TestWhatIsTold:
             # Of 100, 91, 90 by day 90 are spent; of 1,000 and 100 by month.
             assert [*gateway.budgets.used_up()] == [("day", 3, 1), ("month", 1, 0)]
 
-    async def test_what_is_held_for_requests_under_way_does_not_count(
+    async def test_reservations_in_flight_do_not_count_as_used(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
             with await gateway.budgets.reserve("key-1", 100, 100, 100):
                 assert [*gateway.budgets.used_up()] == [("day", 0, 0), ("month", 0, 0)]
 
-    async def test_a_key_that_asks_no_more_does_not_count(
-        self, database: Faulty, clock: Clock
-    ) -> None:
+    async def test_idle_key_does_not_count(self, database: Faulty, clock: Clock) -> None:
         async with running(database, clock) as gateway:
             await gateway.lets("key-1", 100, None, 1)
             gateway.spend(100)
@@ -259,7 +259,7 @@ class TestWhatIsTold:
 
 
 class TestSeveralGateways:
-    async def test_what_others_spend_shows_when_the_database_is_read_again(
+    async def test_spending_by_other_gateways_appears_after_a_read(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as one, running(database, clock) as other:
@@ -274,7 +274,7 @@ class TestSeveralGateways:
             assert await one.has_spent(120)
             assert await other.has_spent(120)
 
-    async def test_a_key_in_steady_use_is_read_behind_its_requests(
+    async def test_key_in_steady_use_is_refreshed_in_the_background(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as one, running(database, clock) as other:
@@ -316,7 +316,7 @@ class TestOwners:
             clock.now += STALE_S
             assert await self.owner_has_spent(gateway, 120)
 
-    async def test_a_request_is_held_by_key_and_owner_and_given_back_by_both(
+    async def test_request_is_reserved_and_refunded_for_key_and_owner(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -331,7 +331,7 @@ class TestOwners:
             assert await self.owner_has_spent(gateway, 25)
 
     @pytest.mark.parametrize(("key", "owner"), [(59, 100), (100, 59)])
-    async def test_what_one_of_them_refuses_is_held_by_neither(
+    async def test_refused_request_is_reserved_for_neither(
         self, database: Faulty, clock: Clock, key: int, owner: int
     ) -> None:
         async with running(database, clock) as gateway:
@@ -339,7 +339,7 @@ class TestOwners:
             assert await gateway.has_spent(0)
             assert await self.owner_has_spent(gateway, 0)
 
-    async def test_requests_that_come_together_never_hold_more_than_either_budget(
+    async def test_concurrent_reservations_exceed_neither_budget(
         self, database: Faulty, clock: Clock
     ) -> None:
         """The first of them waits for the database with both accounts unknown."""
@@ -357,7 +357,7 @@ class TestOwners:
                     pass
             assert await self.owner_has_spent(gateway, 0)
 
-    async def test_the_message_says_whose_budget_it_was(
+    async def test_refusal_names_the_budget_of_key_or_owner(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -378,7 +378,7 @@ class TestOwners:
             ):
                 await gateway.budgets.reserve("key-1", None, None, 1, owner=research(0))
 
-    async def test_of_two_refusals_the_one_that_holds_for_longer_is_told(
+    async def test_refusal_by_both_budgets_reports_the_longer_wait(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -391,7 +391,7 @@ class TestOwners:
                     await gateway.budgets.reserve("key-1", daily, monthly, 50, owner=owner)
                 assert caught.value.retry_after_s == 9 * 86400 + 43200
 
-    async def test_a_request_of_no_stated_length_gets_a_share_of_the_tighter_budget(
+    async def test_request_without_max_tokens_gets_a_share_of_the_tighter_budget(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -400,7 +400,7 @@ class TestOwners:
                 with await asked as held:
                     assert held.tokens == 50
 
-    async def test_what_other_gateways_spend_and_what_was_spent_before_a_restart_counts(
+    async def test_spending_by_other_gateways_and_before_a_restart_counts(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as one, running(database, clock) as other:
@@ -413,9 +413,7 @@ class TestOwners:
         async with running(database, clock) as after:
             assert await self.owner_has_spent(after, 120)
 
-    async def test_an_owner_without_budgets_costs_no_reading(
-        self, database: Faulty, clock: Clock
-    ) -> None:
+    async def test_owner_without_budgets_is_not_read(self, database: Faulty, clock: Clock) -> None:
         async with running(database, clock) as gateway:
             assert await gateway.lets("key-1", 100, None, 1, research())
             assert database.reads == 1
@@ -433,7 +431,7 @@ class TestOwners:
             clock.now += FORGET_S
             assert [*gateway.budgets.used_up()] == [("day", 0, 0), ("month", 0, 0)]
 
-    async def test_while_the_database_is_down_a_known_owner_goes_on_and_an_unknown_does_not(
+    async def test_outage_serves_known_owners_and_refuses_unknown_ones(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -447,7 +445,7 @@ class TestOwners:
 
 
 class TestDatabaseDown:
-    async def test_a_known_key_goes_on_with_what_is_known(
+    async def test_outage_serves_known_keys_with_their_last_read(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -462,7 +460,7 @@ class TestDatabaseDown:
             await read_again(gateway, clock)
             assert await gateway.has_spent(105)
 
-    async def test_a_key_that_was_never_read_is_refused_and_served_afterwards(
+    async def test_outage_refuses_an_unread_key_until_recovery(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -474,7 +472,7 @@ class TestDatabaseDown:
             clock.now += REFRESH_S
             assert await gateway.has_spent(100)
 
-    async def test_a_database_that_is_down_is_not_asked_by_every_request(
+    async def test_outage_does_not_cause_a_query_per_request(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
@@ -484,7 +482,7 @@ class TestDatabaseDown:
                     await gateway.budgets.reserve("key-1", 1000, None, 1)
             assert database.reads == 1
 
-    async def test_a_key_nobody_uses_is_forgotten(self, database: Faulty, clock: Clock) -> None:
+    async def test_unused_key_is_evicted(self, database: Faulty, clock: Clock) -> None:
         async with running(database, clock) as gateway:
             assert await gateway.has_spent(0)
             clock.now += FORGET_S
@@ -494,9 +492,7 @@ class TestDatabaseDown:
             with pytest.raises(ServiceUnavailable):
                 await gateway.has_spent(0)
 
-    async def test_nothing_is_forgotten_while_it_could_not_be_read_again(
-        self, database: Faulty, clock: Clock
-    ) -> None:
+    async def test_outage_evicts_no_key(self, database: Faulty, clock: Clock) -> None:
         async with running(database, clock) as gateway:
             assert await gateway.has_spent(0)
             database.down = True
@@ -506,7 +502,7 @@ class TestDatabaseDown:
                 await gateway.has_spent(0, key_id="key-2")
             assert await gateway.has_spent(0)
 
-    async def test_a_fault_nobody_thought_of_is_told_once_and_passes(
+    async def test_unexpected_error_is_logged_once_and_recovers(
         self,
         database: Faulty,
         clock: Clock,

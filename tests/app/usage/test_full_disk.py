@@ -65,7 +65,7 @@ def metric(deployment: Deployment, name: str) -> float:
     return sum(one.value for family in families for one in family.samples if one.name == name)
 
 
-def test_requests_go_on_while_the_disk_is_full(fake_url: str, tmp_path: Path) -> None:
+def test_requests_continue_while_the_disk_is_full(fake_url: str, tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path / "disk", 2 * MIB)
     with gateway_on(disk, tmp_path, fake_url) as deployment, deployment.client() as client:
         pid = deployment.process.pid
@@ -112,7 +112,9 @@ def test_requests_go_on_while_the_disk_is_full(fake_url: str, tmp_path: Path) ->
 
 @pytest.mark.services
 @pytest.mark.skipif(os.getuid() != 0, reason="only root runs PostgreSQL on a disk of its own")
-async def test_a_postgresql_whose_disk_is_full(caplog: pytest.LogCaptureFixture) -> None:
+async def test_ledger_recovers_from_a_full_postgresql_disk(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Its table space, that is: one that cannot write its log ends, an outage like any other."""
     server = PostgresServer()
     disk = SmallDisk(server.directory / "disk", 32 * MIB, pwd.getpwnam("postgres").pw_uid)

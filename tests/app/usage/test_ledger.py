@@ -71,7 +71,7 @@ class TestWriting:
         (day,) = await rows(database, usage_daily)
         assert tuple(day) == ("2026-11-21", "key-1", "demo", 1, 0, 100, 60, 10, 4, row.cost_nano)
 
-    async def test_another_price_counts_from_now_on_and_others_stay(self, database: Faulty) -> None:
+    async def test_changed_price_applies_to_new_records_only(self, database: Faulty) -> None:
         ledger = ledger_for(database)
         ledger.reprice({"new": PriceSettings(completion=3.0)}, 1)
         usage = Usage(0, 10)
@@ -113,7 +113,7 @@ class TestWriting:
         assert day.completion_tokens == count * (count - 1)
 
     @pytest.mark.slow
-    async def test_what_waits_is_written_by_itself(self, database: Faulty) -> None:
+    async def test_waiting_records_are_written_in_the_background(self, database: Faulty) -> None:
         ledger = ledger_for(database)
         running = asyncio.create_task(ledger.run())
         ledger.add(record())
@@ -139,7 +139,7 @@ class TestWriting:
         await ledger.close()
         assert running.cancelled()
 
-    async def test_who_cancels_run_and_then_closes_loses_nothing(self, database: Faulty) -> None:
+    async def test_cancel_of_run_then_close_loses_no_record(self, database: Faulty) -> None:
         ledger = ledger_for(database)
         running = asyncio.create_task(ledger.run())
         await asyncio.sleep(0)
@@ -150,7 +150,7 @@ class TestWriting:
         assert (await totals(database))["requests"] == 1
 
     @pytest.mark.slow
-    async def test_gateways_that_write_the_same_sums_do_not_stand_in_each_others_way(
+    async def test_concurrent_writes_of_the_same_sums_do_not_deadlock(
         self, database: Faulty, caplog: pytest.LogCaptureFixture
     ) -> None:
         ledgers = [ledger_for(database) for _ in range(4)]
@@ -170,7 +170,7 @@ class TestWriting:
 
 
 class TestUnheardCommit:
-    async def test_a_batch_whose_commit_nobody_heard_of_is_not_written_twice(
+    async def test_batch_with_an_unconfirmed_commit_is_not_written_twice(
         self, database: Faulty
     ) -> None:
         database.unheard = 1
@@ -197,7 +197,7 @@ class TestUnheardCommit:
 
 
 class TestDatabaseDown:
-    async def test_an_outage_is_told_at_its_beginning_and_its_end(
+    async def test_outage_is_logged_at_its_start_and_end(
         self,
         database: Faulty,
         caplog: pytest.LogCaptureFixture,
@@ -224,7 +224,7 @@ class TestDatabaseDown:
         assert running.cancelled()
         assert (await totals(database))["requests"] == 10
 
-    async def test_when_memory_is_full_the_new_ones_are_lost_and_counted(
+    async def test_full_buffer_drops_and_counts_new_records(
         self, database: Faulty, caplog: pytest.LogCaptureFixture
     ) -> None:
         metrics = Metrics()
@@ -240,7 +240,7 @@ class TestDatabaseDown:
             "usage ledger available again; 50 records were lost",
         ]
 
-    async def test_what_cannot_be_written_at_the_end_is_counted_and_told(
+    async def test_records_unwritten_at_shutdown_are_counted_and_logged(
         self,
         database: Faulty,
         caplog: pytest.LogCaptureFixture,
@@ -281,7 +281,7 @@ class TestRefused:
         await forbid(database, "usage_records")
         return database
 
-    async def test_one_record_is_given_up_and_the_rest_of_its_batch_written(
+    async def test_rejected_record_is_dropped_and_the_rest_written(
         self, picky: Faulty, caplog: pytest.LogCaptureFixture
     ) -> None:
         metrics = Metrics()
@@ -297,7 +297,7 @@ class TestRefused:
         assert "picky" in first
         assert second == "usage ledger available again; 1 records were lost"
 
-    async def test_a_commit_that_nobody_heard_of_is_not_done_twice(self, picky: Faulty) -> None:
+    async def test_unconfirmed_commit_is_not_repeated(self, picky: Faulty) -> None:
         metrics = Metrics()
         ledger = ledger_for(picky, metrics)
         picky.unheard = 2  # what is found out about the batch, then the batch itself
@@ -305,7 +305,7 @@ class TestRefused:
         assert (await totals(picky))["requests"] == 2
         assert lost(metrics) == 1
 
-    async def test_a_batch_of_nothing_else_keeps_no_other_out(
+    async def test_batch_of_rejected_records_does_not_block_others(
         self, picky: Faulty, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(ledger_module, "MAX_TRIES", 20)
@@ -315,16 +315,14 @@ class TestRefused:
         assert lost(metrics) == BATCH
         assert (await totals(picky))["requests"] == 1
 
-    async def test_a_record_that_is_not_one_is_given_up(self, database: Faulty) -> None:
+    async def test_malformed_record_is_dropped(self, database: Faulty) -> None:
         metrics = Metrics()
         ledger = ledger_for(database, metrics)
         await flushed(ledger, record(), record(usage="7"), record())
         assert lost(metrics) == 1
         assert (await totals(database))["requests"] == 2
 
-    async def test_sums_that_the_database_refuses_keep_no_other_batch_out(
-        self, database: Faulty
-    ) -> None:
+    async def test_rejected_sums_do_not_block_other_batches(self, database: Faulty) -> None:
         await forbid(database, "usage_daily")
         metrics = Metrics()
         ledger = ledger_for(database, metrics)
@@ -334,7 +332,7 @@ class TestRefused:
 
 
 @pytest.mark.slow
-async def test_a_full_disk_is_an_outage_like_any_other(
+async def test_full_disk_is_handled_as_an_outage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = Faulty(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
@@ -360,7 +358,7 @@ async def test_a_full_disk_is_an_outage_like_any_other(
 
 
 class TestRetention:
-    async def test_old_records_go_and_their_sums_stay(self, database: Faulty) -> None:
+    async def test_retention_deletes_records_and_keeps_sums(self, database: Faulty) -> None:
         clock = Clock()
         old, kept = CHUNK + 3, 5
         ledger = ledger_for(database, clock=clock)
@@ -378,7 +376,7 @@ class TestRetention:
         (day,) = await rows(database, usage_daily)
         assert day.requests == old + kept
 
-    async def test_gateways_may_delete_at_the_same_time(self, database: Faulty) -> None:
+    async def test_concurrent_deletes_succeed(self, database: Faulty) -> None:
         clock = Clock()
         ledgers = [ledger_for(database, clock=clock) for _ in range(3)]
         await flushed(ledgers[0], *[record()] * (3 * CHUNK))
@@ -387,7 +385,7 @@ class TestRetention:
         assert await rows(database, usage_records) == []
         assert sum(gone) == 3 * CHUNK
 
-    async def test_it_runs_by_itself_and_a_database_that_is_down_does_not_end_it(
+    async def test_cleanup_task_survives_an_outage(
         self, database: Faulty, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(ledger_module, "RETENTION_EVERY_S", 0.01)
@@ -414,7 +412,7 @@ class TestBadInput:
     )  # fmt: skip
 
     @pytest.mark.parametrize("name", NAMES)
-    async def test_any_text_may_stand_in_a_record(self, database: Faulty, name: str) -> None:
+    async def test_record_may_contain_any_text(self, database: Faulty, name: str) -> None:
         fields = dict.fromkeys(("request_id", "key_id", "model", "engine", "endpoint"), name)
         for _ in range(2):
             await flushed(ledger_for(database), record(**fields))
@@ -427,7 +425,7 @@ class TestBadInput:
         assert (day.key_id, day.model, day.requests) == (clean[:64], clean[:256], 2)
 
     @pytest.mark.parametrize("tokens", [2**53 - 1, 2**53, 2**64, 10**40])
-    async def test_huge_counts_stop_at_what_the_columns_hold(
+    async def test_huge_counts_are_clamped_to_the_columns_range(
         self, database: Faulty, tokens: int
     ) -> None:
         usage = Usage(tokens, tokens, cached=0, reasoning=tokens)
@@ -438,7 +436,7 @@ class TestBadInput:
         (day,) = await rows(database, usage_daily)
         assert (day.prompt_tokens, day.cost_nano, day.requests) == (MAX_TOKENS, MAX_COST, 6)
 
-    async def test_negative_counts_and_times_that_are_none(self, database: Faulty) -> None:
+    async def test_negative_counts_and_missing_times_are_stored(self, database: Faulty) -> None:
         nan, inf = float("nan"), float("inf")
         usage = Usage(-1, -5, -7, -9)
         await flushed(

@@ -93,7 +93,7 @@ class TestPostgres:
         lost = metrics.registry.get_sample_value("gateway_usage_records_lost_total")
         assert not lost
 
-    async def test_a_server_that_stops_and_comes_back(
+    async def test_ledger_recovers_from_a_restarted_server(
         self, database: Database, server: PostgresServer
     ) -> None:
         metrics = Metrics()
@@ -111,7 +111,7 @@ class TestPostgres:
         await self.check(database, ledger, metrics, added)
         assert running.cancelled()
 
-    async def test_a_server_that_hangs_and_goes_on(
+    async def test_ledger_recovers_from_a_hanging_server(
         self, database: Database, server: PostgresServer
     ) -> None:
         metrics = Metrics()
@@ -129,7 +129,7 @@ class TestPostgres:
         await self.check(database, ledger, metrics, added)
         assert running.cancelled()
 
-    async def test_a_server_that_hangs_does_not_hold_up_the_end(
+    async def test_hanging_server_does_not_delay_shutdown(
         self, database: Database, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(ledger_module, "CLOSE_S", 0.5)
@@ -145,7 +145,7 @@ class TestPostgres:
         assert running.cancelled()
         assert metrics.registry.get_sample_value("gateway_usage_records_lost_total") == 7
 
-    async def test_budgets_of_known_keys_go_on_and_those_of_others_do_not(
+    async def test_outage_serves_known_keys_and_refuses_others(
         self, database: Database, server: PostgresServer
     ) -> None:
         ledger = ledger_for(database)

@@ -58,7 +58,7 @@ async def spent(database: Database) -> Database:
     return database
 
 
-async def test_every_group_has_its_sums_in_order(spent: Database) -> None:
+async def test_rows_have_the_sums_of_their_group_in_order(spent: Database) -> None:
     rows = await usage_report(spent, GROUPS, FIRST, LAST)
     assert [(row.day, row.key_id, row.model, row.requests) for row in rows] == [
         ("2026-11-20", "key-1", "demo", 2),
@@ -81,7 +81,7 @@ async def test_every_group_has_its_sums_in_order(spent: Database) -> None:
         (set(), [(None, None, None, 177)]),
     ],
 )
-async def test_what_it_is_not_grouped_by_is_summed(
+async def test_ungrouped_columns_are_summed(
     spent: Database, by: set[str], expected: list[object]
 ) -> None:
     rows = await usage_report(spent, by, FIRST, LAST)
@@ -92,18 +92,18 @@ async def test_what_it_is_not_grouped_by_is_summed(
     assert sum(row.cost_nano for row in rows) == (61 + 7) * 2000 + 40 * 500 + (11 + 3) * 8000
 
 
-async def test_one_key_alone(spent: Database) -> None:
+async def test_report_of_a_single_key(spent: Database) -> None:
     (row,) = await usage_report(spent, {"model"}, FIRST, LAST, "key-2")
     assert (row.model, row.prompt_tokens) == ("other", 50)
     assert await usage_report(spent, {"model"}, FIRST, LAST, "' OR 1=1 --") == []
     assert await usage_report(spent, set(), FIRST, LAST, "nobody") == []
 
 
-async def test_the_first_rows_alone(spent: Database) -> None:
+async def test_limit_returns_the_first_rows(spent: Database) -> None:
     assert len(await usage_report(spent, GROUPS, FIRST, LAST, None, 2)) == 2
 
 
-async def test_keys_are_named_deleted_ones_too(spent: Database) -> None:
+async def test_rows_name_keys_including_deleted_ones(spent: Database) -> None:
     await name(spent, "key-1", "ci", deleted_ms=1)
     rows = await usage_report(spent, {"key"}, FIRST, LAST)
     assert [(row.key_id, row.key_name) for row in rows] == [("key-1", "ci"), ("key-2", None)]

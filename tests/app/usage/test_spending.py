@@ -175,7 +175,7 @@ class TestRefusal:
             "request may take 41; a lower max_tokens may let it through"
         )
 
-    def test_what_is_used_up_is_no_matter_of_max_tokens(self) -> None:
+    def test_exhausted_budget_refuses_regardless_of_max_tokens(self) -> None:
         error = refused(Spent(130, 130), 100, None, 10)
         assert error is not None
         assert " 0 are left " in error.message
@@ -197,7 +197,7 @@ class TestRefusal:
         assert error.retry_after_s == retry_after_s
         assert f"until {until} 00:00 UTC" in error.message
 
-    def test_of_both_budgets_the_one_that_refuses_for_longer_is_told(self) -> None:
+    def test_refusal_by_both_budgets_reports_the_longer_wait(self) -> None:
         error = refused(Spent(100, 1000), 100, 1000, 1)
         assert error is not None
         assert error.message.startswith("of the monthly")
@@ -214,17 +214,17 @@ class TestRefusal:
         assert "lower max_tokens" in error.message
 
     @pytest.mark.parametrize("tokens", [0, 1, 2**53])
-    def test_a_budget_of_nothing_lets_nothing_through(self, tokens: int) -> None:
+    def test_zero_budget_admits_nothing(self, tokens: int) -> None:
         for daily, monthly in ((0, None), (None, 0), (0, 0)):
             error = refused(Spent(0, 0), daily, monthly, tokens)
             assert error is not None
             assert error.retry_after_s is None
 
-    def test_what_is_used_up_lets_not_even_nothing_through(self) -> None:
+    def test_exhausted_budget_refuses_even_zero_tokens(self) -> None:
         assert refused(Spent(100, 100), 100, None, 0) is not None
 
 
-def test_a_read_from_before_midnight_may_hold_what_came_after_it() -> None:
+def test_read_started_before_midnight_may_include_the_new_day() -> None:
     spending = Spending()
     spending.record(1, "2026-11-30", 5)
     spending.record(2, "2026-12-01", 7)

@@ -111,7 +111,7 @@ class TestWithholding:
         known=st.booleans(),
     )
     @settings(max_examples=200, deadline=None)
-    def test_no_text_is_taken_for_usage_or_for_an_end(
+    def test_generated_text_is_not_mistaken_for_usage_or_an_end(
         self,
         texts: list[tuple[int, str]],
         last: list[str],
@@ -135,23 +135,23 @@ class TestWithholding:
         assert b"".join(carry(meter, pieces)) == b"".join([*begun, *direct, DONE])
         assert meter.usage == Usage(7, 5)
 
-    def test_a_usage_chunk_nobody_asked_for_is_withheld(self) -> None:
+    def test_unrequested_usage_chunk_is_withheld(self) -> None:
         told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
         assert carry(meter_for(), [told, DONE]) == [b"", DONE, b""]
 
-    def test_of_one_choice_only_the_finishing_chunk_waits_and_only_for_the_next(self) -> None:
+    def test_single_choice_delays_only_the_finishing_chunk_by_one(self) -> None:
         events = chat_stream("demo", usage=True)
         out = carry(meter_for(fingerprint="of-another-engine"), events)
         *begun, finish, _ = chat_stream("demo", usage=False)
         assert out == [*begun, b"", finish, DONE, b""]
 
-    def test_of_several_choices_nothing_waits_where_the_fingerprint_is_known(self) -> None:
+    def test_several_choices_delay_nothing_with_a_known_fingerprint(self) -> None:
         events = chat_stream("demo", choices=3, usage=True)
         out = carry(meter_for(3, fingerprint=FINGERPRINT), events)
         *direct, done = chat_stream("demo", choices=3, usage=False)
         assert out == [*direct, b"", done, b""]
 
-    def test_of_several_choices_the_order_stays_where_the_fingerprint_is_not_known(self) -> None:
+    def test_several_choices_keep_their_order_without_a_fingerprint(self) -> None:
         events = chat_stream("demo", choices=2, usage=True)
         direct = chat_stream("demo", choices=2, usage=False)
         out = carry(meter_for(2), events)
@@ -172,7 +172,7 @@ class TestWithholding:
         assert b"".join(carry(meter, [begun, finish, told, DONE])) == begun + finish + DONE
         assert meter.usage == Usage(3, 2)
 
-    def test_that_an_engine_has_no_fingerprint_is_learned(self) -> None:
+    def test_absence_of_a_fingerprint_is_learned(self) -> None:
         """Else one that was started anew without would be said to have the old one for ever."""
         finishes = [chunk("demo", {}, "stop", index=index) for index in (0, 1)]
         events = [*finishes, usage_chunk({"prompt_tokens": 3}, None), DONE]
@@ -181,14 +181,14 @@ class TestWithholding:
         second = meter_for(2, fingerprint=first.fingerprint)
         assert carry(second, events) == [*finishes, b"", DONE, b""]
 
-    def test_a_fingerprint_that_is_there_already_is_not_put_in_again(self) -> None:
+    def test_existing_fingerprint_is_not_inserted_again(self) -> None:
         finish = chunk("demo", {}, "stop", system_fingerprint="there")
         told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
         for choices in (1, 2):
             meter = meter_for(choices, fingerprint=FINGERPRINT)
             assert b"".join(carry(meter, [finish, told, DONE])) == finish + DONE
 
-    def test_a_text_of_that_name_is_not_taken_for_it(self) -> None:
+    def test_text_containing_the_field_name_is_not_a_fingerprint(self) -> None:
         finish = chunk("demo", {"content": "system_fingerprint"}, "length")
         told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
         direct = chunk(
@@ -197,7 +197,7 @@ class TestWithholding:
         assert b"".join(carry(meter_for(), [finish, told, DONE])) == direct + DONE
 
     @pytest.mark.parametrize("choices", [1, 2])
-    def test_nothing_is_put_into_the_beginning_of_an_event(self, choices: int) -> None:
+    def test_fingerprint_is_not_inserted_into_a_partial_event(self, choices: int) -> None:
         """An event over the limit of `whole_events` comes in parts; so does the one that is cut."""
         event = chunk("demo", {"content": "x"}, "stop", index=1, more={"a": 1, "b": "c"})
         beginning = event[: event.index(b',"b"')]
@@ -207,14 +207,14 @@ class TestWithholding:
     @pytest.mark.parametrize(
         "fingerprint", ['say "hi"', "a\\b", "模型", "a\nb", "}", '"finish_reason":"']
     )
-    def test_any_fingerprint_is_put_in_as_json(self, fingerprint: str) -> None:
+    def test_fingerprint_is_inserted_as_json(self, fingerprint: str) -> None:
         told = usage_chunk({"prompt_tokens": 3}, fingerprint)
         finish, done, _ = carry(meter_for(), [chunk("demo", {}, "stop") + told, DONE])
         assert json.loads(finish[6:])["system_fingerprint"] == fingerprint
         assert list(json.loads(finish[6:]))[-1] == "system_fingerprint"
         assert done == DONE
 
-    def test_usage_beside_choices_goes_on_and_is_read(self) -> None:
+    def test_usage_next_to_choices_is_forwarded_and_read(self) -> None:
         """Some servers tell the usage in the chunk that finishes; that is more than usage."""
         usage = {"prompt_tokens": 3, "completion_tokens": 2}
         events = [chunk("demo", {"content": "x"}), chunk("demo", {}, "stop", usage=usage), DONE]
@@ -236,7 +236,7 @@ class TestWithholding:
             [{"choices": [], "usage": {"prompt_tokens": 1}}],
         ],
     )
-    def test_what_is_not_a_usage_chunk_goes_on(self, odd: object) -> None:
+    def test_other_chunks_are_forwarded(self, odd: object) -> None:
         assert b"".join(carry(meter_for(), [event(odd), DONE])) == event(odd) + DONE
 
     def test_a_usage_chunk_may_be_written_with_blanks(self) -> None:
@@ -277,7 +277,7 @@ class TestWithoutAUsageChunk:
         events = [chunk("demo", {}, "stop"), error, DONE]
         assert b"".join(carry(meter_for(), events)) == b"".join(events)
 
-    def test_what_was_flushed_is_not_given_again(self) -> None:
+    def test_flushed_bytes_are_not_returned_again(self) -> None:
         meter = meter_for()
         finish = chunk("demo", {}, "stop")
         assert meter.pass_on(finish) == b""
@@ -286,7 +286,7 @@ class TestWithoutAUsageChunk:
         assert meter.pass_on(DONE) == DONE
 
     @pytest.mark.parametrize("choices", [1, 2])
-    def test_what_waits_is_bounded_and_goes_on_in_order(self, choices: int) -> None:
+    def test_withheld_bytes_are_bounded_and_forwarded_in_order(self, choices: int) -> None:
         begun = chunk("demo", {"content": "x" * 5000}, index=1)
         events = [chunk("demo", {}, "stop"), *[begun] * 200]
         meter = meter_for(choices)
@@ -300,14 +300,14 @@ class TestWithoutAUsageChunk:
         assert len(out) > MAX_HELD
         assert out + meter.flush() == b"".join(events)
 
-    def test_up_to_the_bound_events_wait(self) -> None:
+    def test_events_are_withheld_up_to_the_bound(self) -> None:
         meter = meter_for(2)
         finish = chunk("demo", {}, "stop")
         filler = b": " + b"x" * (MAX_HELD - len(finish) - 4) + b"\n\n"
         assert meter.pass_on(finish) + meter.pass_on(filler) == b""
         assert meter.pass_on(b":\n\n") == finish + filler + b":\n\n"
 
-    def test_after_the_bound_a_finishing_chunk_waits_anew(self) -> None:
+    def test_finishing_chunk_after_the_bound_is_withheld_again(self) -> None:
         meter = meter_for(2)
         finish = chunk("demo", {}, "stop")
         big = b": " + b"x" * MAX_HELD + b"\n\n"
@@ -341,11 +341,11 @@ class TestPassing:
         assert b"".join(out) == stream
         assert meter.usage == (Usage(3, 2 * choices) if usage else None)
 
-    def test_nothing_ever_waits(self) -> None:
+    def test_nothing_is_withheld(self) -> None:
         events = chat_stream("demo", choices=2, usage=True)
         assert carry(meter_for(2, withhold=False), events) == [*events, b""]
 
-    def test_continuous_usage_ends_in_the_whole(self) -> None:
+    def test_continuous_usage_ends_with_the_total(self) -> None:
         """On its way each choice tells its own tokens; the usage chunk tells the sum."""
         events = []
         for index in (0, 1):
@@ -358,7 +358,7 @@ class TestPassing:
         carry(meter, [usage_chunk({"prompt_tokens": 9, "completion_tokens": 6})])
         assert meter.usage == Usage(9, 6)
 
-    def test_usage_of_null_is_none_yet(self) -> None:
+    def test_null_usage_is_ignored(self) -> None:
         events = [chunk("demo", {"content": "x"}, usage=None)] * 3
         meter = meter_for(withhold=False)
         assert carry(meter, events) == [*events, b""]
@@ -366,7 +366,7 @@ class TestPassing:
 
     @given(cuts=CUTS, withhold=st.booleans())
     @settings(max_examples=50, deadline=None)
-    def test_a_stream_of_messages_tells_its_prompt_first_and_its_output_last(
+    def test_messages_stream_reports_prompt_first_and_output_last(
         self, cuts: list[float], withhold: bool
     ) -> None:
         begun = {"input_tokens": 4, "cache_read_input_tokens": 8, "output_tokens": 0}
@@ -385,7 +385,7 @@ class TestPassing:
         assert b"".join(carry(meter, cut(b"".join(events), cuts))) == b"".join(events)
         assert meter.usage == Usage(12, 7, 8)
 
-    def test_a_messages_delta_without_the_prompt_leaves_the_one_that_was_told(self) -> None:
+    def test_messages_delta_without_a_prompt_count_keeps_the_first(self) -> None:
         meter = meter_for(withhold=False)
         usage = {"input_tokens": 4, "cache_creation_input_tokens": 2, "output_tokens": 1}
         meter.pass_on(named("message_start", message={"usage": usage}))
@@ -395,9 +395,7 @@ class TestPassing:
     @pytest.mark.parametrize("last", ["response.completed", "response.incomplete"])
     @given(cuts=CUTS)
     @settings(max_examples=25, deadline=None)
-    def test_a_streamed_response_tells_its_usage_at_its_end(
-        self, last: str, cuts: list[float]
-    ) -> None:
+    def test_responses_stream_reports_usage_at_its_end(self, last: str, cuts: list[float]) -> None:
         usage = {
             "input_tokens": 11,
             "input_tokens_details": {"cached_tokens": 8},
@@ -434,7 +432,7 @@ class TestPassing:
     ],
     ids=["fingerprint of no text", "name of no text", "deep", "deep and cut"],
 )
-def test_an_event_that_cannot_be_read_goes_on(data: bytes) -> None:
+def test_unparsable_event_is_forwarded(data: bytes) -> None:
     for withhold in (True, False):
         stream = b"data: " + data + b"\n\n"
         assert b"".join(carry(meter_for(withhold=withhold), [stream, DONE])) == stream + DONE
@@ -451,7 +449,7 @@ def test_an_event_that_cannot_be_read_goes_on(data: bytes) -> None:
     choices=st.integers(1, 2),
 )
 @settings(max_examples=100, deadline=None)
-def test_any_bytes_pass(pieces: list[bytes], withhold: bool, choices: int) -> None:
+def test_arbitrary_bytes_are_forwarded(pieces: list[bytes], withhold: bool, choices: int) -> None:
     stream = b"".join(pieces)
     meter = meter_for(choices, withhold=withhold)
     assert b"".join(carry(meter, pieces)) == stream
@@ -460,7 +458,7 @@ def test_any_bytes_pass(pieces: list[bytes], withhold: bool, choices: int) -> No
 class TestEstimates:
     """Of a stream that did not get to its end."""
 
-    def test_of_nothing_the_prompt_is_estimated(self) -> None:
+    def test_prompt_of_an_empty_stream_is_estimated(self) -> None:
         assert meter_for().so_far(100, 0) == Usage(100, 0, estimated=True)
         assert meter_for().so_far(64, 0) == Usage(64, 0, estimated=True)
 
@@ -475,7 +473,7 @@ class TestEstimates:
         carry(meter, [b"".join(events)] if together else events)
         assert meter.so_far(100, 0) == Usage(100, count - 1, estimated=True)
 
-    def test_of_a_completion_the_first_event_is_a_token_too(self) -> None:
+    def test_first_event_of_a_completion_counts_as_a_token(self) -> None:
         meter = StreamMeter(opened=False)
         carry(meter, [chunk("demo", {"content": "x"})] * 3)
         assert meter.so_far(100, 0) == Usage(100, 3, estimated=True)
@@ -487,7 +485,7 @@ class TestEstimates:
         carry(meter, [b"".join(events)] if together else events)
         assert meter.so_far(100, 0) == Usage(100, 4, estimated=True)
 
-    def test_what_the_engine_told_counts_where_it_is_more(self) -> None:
+    def test_reported_usage_counts_if_higher_than_the_estimate(self) -> None:
         usage = {
             "prompt_tokens": 30,
             "completion_tokens": 20,
@@ -498,14 +496,14 @@ class TestEstimates:
         carry(meter, [chunk("demo", {"content": "x"}, usage=usage)])
         assert meter.so_far(100, 0) == Usage(30, 20, 16, 5, estimated=True)
 
-    def test_tokens_after_the_last_telling_are_counted(self) -> None:
+    def test_tokens_after_the_last_reported_usage_are_counted(self) -> None:
         usage = {"input_tokens": 30, "output_tokens": 0}
         meter = meter_for(withhold=False)
         carry(meter, [named("message_start", message={"usage": usage})])
         carry(meter, [named("content_block_delta", delta={"text": "x"})] * 4)
         assert meter.so_far(10, 0) == Usage(30, 4, estimated=True)
 
-    def test_an_estimate_leaves_what_was_told_alone(self) -> None:
+    def test_estimate_does_not_change_reported_usage(self) -> None:
         meter = meter_for(withhold=False)
         carry(meter, [usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})])
         meter.so_far(100, 0)

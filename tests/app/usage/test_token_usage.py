@@ -130,17 +130,17 @@ class TestDialects:
         assert not read.estimated
 
     @pytest.mark.parametrize("wrapper", ["response", "message"])
-    def test_an_event_of_a_stream_holds_it_one_level_down(self, wrapper: str) -> None:
+    def test_usage_of_a_stream_event_is_nested_one_level(self, wrapper: str) -> None:
         event = {"type": "x", wrapper: {"id": "r", "usage": {"input_tokens": 4}}}
         assert read_usage(json.dumps(event).encode()) == Usage(4, 0)
 
-    def test_of_both_levels_the_upper_one_counts(self) -> None:
+    def test_top_level_usage_takes_precedence(self) -> None:
         inner = {"usage": {"input_tokens": 99}}
         assert usage_of({"input_tokens": 4}, response=inner, message=inner) == Usage(4, 0)
 
     @given(prompt=COUNTS, completion=COUNTS, cached=COUNTS, reasoning=COUNTS, others=OTHERS)
     @settings(max_examples=100, deadline=None)
-    def test_nothing_else_in_an_answer_changes_what_is_read(
+    def test_other_members_do_not_affect_usage(
         self, prompt: int, completion: int, cached: int, reasoning: int, others: dict[str, Any]
     ) -> None:
         usage = {
@@ -197,7 +197,7 @@ class TestOddNumbers:
             False,
         ],
     )
-    def test_what_cannot_be_counted_is_no_usage(self, usage: object) -> None:
+    def test_invalid_counts_are_no_usage(self, usage: object) -> None:
         assert usage_of(usage) is None
 
     @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         DEEP,
     ],
 )
-def test_an_answer_that_is_nested_too_deeply_tells_nothing(body: bytes) -> None:
+def test_too_deeply_nested_response_has_no_usage(body: bytes) -> None:
     """An answer repeats what a client sent, a schema for instance, a few levels further down."""
     assert read_usage(body) is None
 
@@ -260,7 +260,7 @@ def test_a_number_that_no_counter_can_hold_is_no_count(name: str, tokens: int) -
     ).map(lambda pair: pair[0] + b"".join(pair[1]))
 )
 @settings(max_examples=100, deadline=None)
-def test_any_bytes_are_read_or_tell_nothing(body: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_have_no_usage(body: bytes) -> None:
     for read in (read_usage(body), read_usage_in(body)):
         assert read is None or read.prompt >= 0
 
@@ -269,7 +269,7 @@ class TestMerging:
     def test_later_numbers_count_where_they_are_higher(self) -> None:
         assert Usage(10, 1, 4, 0).merged(Usage(0, 7, 0, 3)) == Usage(10, 7, 4, 3)
 
-    def test_what_the_engine_told_is_no_estimate(self) -> None:
+    def test_reported_usage_is_not_an_estimate(self) -> None:
         assert not Usage(1, 1, estimated=True).merged(Usage(1, 1)).estimated
 
 
@@ -277,7 +277,7 @@ class TestMerging:
     ("size", "longest", "tokens"),
     [(0, None, 0), (3, None, 0), (4, None, 1), (4000, None, 1000), (4000, 100, 100), (40, 100, 10)],
 )
-def test_a_prompt_is_estimated_at_four_bytes_a_token_up_to_what_the_model_takes(
+def test_prompt_estimate_is_four_bytes_per_token_up_to_the_model_length(
     size: int, longest: int | None, tokens: int
 ) -> None:
     assert estimate_prompt(size, longest) == tokens
@@ -294,7 +294,7 @@ class TestTail:
         blank=st.sampled_from([None, (", ", ": "), (",", ":")]),
     )
     @settings(max_examples=100, deadline=None)
-    def test_the_tail_tells_what_the_whole_would(
+    def test_tail_yields_the_same_usage_as_the_whole_body(
         self,
         prompt: int,
         cached: int | None,
@@ -338,7 +338,7 @@ class TestTail:
 
     @given(tail=st.text(st.sampled_from('{}[]",: 1a'), max_size=80))
     @settings(max_examples=100, deadline=None)
-    def test_any_tail_is_read_or_has_none(self, tail: str) -> None:
+    def test_arbitrary_tail_is_parsed_or_has_no_usage(self, tail: str) -> None:
         read = read_usage_in(b'"usage":{' + tail.encode())
         assert read is None or read.prompt >= 0
 
@@ -365,7 +365,7 @@ def test_only_an_object_of_that_name_holds_usage(text: bytes, holds: bool) -> No
 
 @given(text=st.text() | LOOKALIKES)
 @settings(max_examples=100, deadline=None)
-def test_no_text_that_a_model_writes_looks_like_usage(text: str) -> None:
+def test_generated_text_is_not_mistaken_for_usage(text: str) -> None:
     for ascii_only in (True, False):
         event = json.dumps({"content": text}, ensure_ascii=ascii_only)
         assert HOLDS_USAGE.search(event.encode(errors="replace")) is None

@@ -78,7 +78,7 @@ async def counts(gateway: Gateway) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-async def test_the_spans_of_requests_come_through_whole_and_unchanged(
+async def test_spans_arrive_complete_and_unchanged(
     fake: Fake,
     backend: Collector,
     collector: CollectorServer,
@@ -146,7 +146,7 @@ async def test_the_spans_of_requests_come_through_whole_and_unchanged(
     assert root.resource["deployment.environment.name"] == "test"
 
 
-async def test_a_collector_that_comes_up_after_the_gateway_gets_what_waited(
+async def test_late_collector_receives_queued_spans(
     fake: Fake,
     backend: Collector,
     collector: CollectorServer,
@@ -174,7 +174,7 @@ async def test_a_collector_that_comes_up_after_the_gateway_gets_what_waited(
 
 
 @pytest.mark.parametrize("patience_s", ["10", "0.7"], ids=["what waits fills up", "batches fail"])
-async def test_a_collector_that_is_killed_under_load_costs_spans_that_are_counted_and_nothing_else(
+async def test_killed_collector_loses_only_counted_spans(
     fake: Fake,
     backend: Collector,
     collector: CollectorServer,

@@ -92,7 +92,7 @@ class TestContext:
         assert one.state == ""
 
     @given(parent=st.binary(max_size=80), state=st.binary(max_size=40))
-    def test_whatever_a_client_sends_an_engine_is_told_well_formed_ids(
+    def test_engine_receives_well_formed_ids_whatever_the_client_sends(
         self, parent: bytes, state: bytes
     ) -> None:
         one = begun(tracer(), (b"traceparent", parent), (b"tracestate", state))
@@ -102,14 +102,14 @@ class TestContext:
         assert (again.trace_id, again.parent_id) == (one.trace_id, one.attempts[0].span_id)
         assert again.state == one.state
 
-    def test_a_version_to_come_is_read_as_far_as_it_is_known(self) -> None:
+    def test_future_traceparent_version_is_read_as_version_00(self) -> None:
         assert begun(tracer(), (b"traceparent", b"01" + PARENT[2:] + b"-x")).trace_id == TRACE_ID
 
     @pytest.mark.parametrize(
         "states",
         [[b"not a state"], [b"a=1,a=2"], [b"x=" + b"y" * 600], [b"a=" + b"y" * 300] * 2],
     )
-    def test_a_tracestate_that_is_not_valid_is_left_out_without_a_word(
+    def test_invalid_tracestate_is_dropped_silently(
         self, states: list[bytes], caplog: pytest.LogCaptureFixture
     ) -> None:
         one = otlp_tracer("http://127.0.0.1:1/v1/traces", 1.0)
@@ -117,7 +117,7 @@ class TestContext:
         assert (trace.trace_id, trace.state) == (TRACE_ID, "")
         assert log_lines(caplog) == []
 
-    def test_each_engine_that_is_asked_is_told_of_its_own_span(self) -> None:
+    def test_each_engine_call_receives_its_own_span_id(self) -> None:
         one = begun(tracer(), (b"traceparent", PARENT))
         told = []
         for engine in ("a", "b"):
@@ -129,7 +129,7 @@ class TestContext:
 
 
 class TestSampling:
-    def test_a_part_of_the_requests_is_sampled(self) -> None:
+    def test_sample_ratio_selects_a_share_of_requests(self) -> None:
         one = tracer(0.25)
         count = sum(begun(one).sampled for _ in range(2000))
         assert 400 < count < 600  # six standard deviations
@@ -141,7 +141,7 @@ class TestSampling:
 
     @pytest.mark.parametrize("flags", [b"00", b"01", b"02", b"03"])
     @pytest.mark.parametrize("ratio", [0.0, 1.0])
-    def test_the_clients_decision_holds(self, flags: bytes, ratio: float) -> None:
+    def test_sampling_decision_of_the_client_applies(self, flags: bytes, ratio: float) -> None:
         one = begun(tracer(ratio), (b"traceparent", PARENT[:-2] + flags))
         assert one.sampled == (flags in (b"01", b"03"))
         one.begin_attempt("demo-0")
@@ -150,7 +150,7 @@ class TestSampling:
 
 class TestImport:
     @pytest.mark.slow
-    def test_a_gateway_without_traces_needs_nothing_of_opentelemetry(self, tmp_path: Path) -> None:
+    def test_gateway_without_traces_does_not_import_opentelemetry(self, tmp_path: Path) -> None:
         # redis-py imports some of it where it finds it; of ours, any attempt would fail here.
         program = (
             "import sys\n"
@@ -192,7 +192,7 @@ class Gate(InMemorySpanExporter):
 
 
 class TestExport:
-    async def test_a_collector_gets_the_spans_and_who_we_are(
+    async def test_collector_receives_spans_and_service_attributes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=canary")
@@ -209,16 +209,14 @@ class TestExport:
         assert resource["deployment.environment.name"] == "test"
         assert one.counts() == (SPANS, 0)
 
-    async def test_headers_that_are_no_headers_are_not_shown(
+    async def test_malformed_exporter_headers_are_not_shown(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "canary")
         otlp_tracer("http://127.0.0.1:1/v1/traces", 1.0)
         assert log_lines(caplog) == []
 
-    async def test_the_name_of_the_service_can_be_given(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_service_name_can_be_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OTEL_SERVICE_NAME", "front")
         with Collector() as collector:
             one = otlp_tracer(f"{collector.url}/v1/traces", 1.0)

@@ -134,7 +134,7 @@ async def postponed(database: Database, clock: Clock) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_each_share_of_each_budget_is_told_once(
+async def test_each_share_of_each_budget_alerts_once(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     async with running(database, receiver, clock) as gateway:
@@ -153,7 +153,7 @@ async def test_each_share_of_each_budget_is_told_once(
         assert gateway.count("delivered") == 2
 
 
-async def test_an_owner_is_told_of_when_its_keys_together_reach_a_share(
+async def test_owner_alert_when_its_keys_together_reach_a_share(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     async with running(database, receiver, clock) as gateway:
@@ -164,7 +164,7 @@ async def test_an_owner_is_told_of_when_its_keys_together_reach_a_share(
         assert receiver.seen[0].message["data"]["period"] == "day"
 
 
-async def test_a_new_period_and_a_changed_budget_are_told_of_again(
+async def test_new_period_and_changed_budget_alert_again(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     async with running(database, receiver, clock, budget_shares=[0.5]) as gateway:
@@ -179,7 +179,7 @@ async def test_a_new_period_and_a_changed_budget_are_told_of_again(
         assert found == [("2026-11-22", 1000), ("2026-11-22", 2000), ("2026-11-23", 2000)]
 
 
-async def test_a_request_that_a_budget_refuses_is_told_of_once(
+async def test_refusal_by_a_budget_alerts_once(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     async with running(database, receiver, clock, budget_shares=[]) as gateway:
@@ -195,7 +195,7 @@ async def test_a_request_that_a_budget_refuses_is_told_of_once(
         assert receiver.messages == [("research", "refused")]
 
 
-async def test_alert_belongs_to_the_day_of_the_request_not_of_the_look(
+async def test_alert_belongs_to_the_day_of_the_request_not_of_the_check(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     clock.set("2026-11-22T23:59:59")
@@ -237,7 +237,7 @@ async def test_gateways_and_restarts_share_one_alert(
     assert sorted(receiver.messages) == [("key-1", 0.8), ("research", 0.8)]
 
 
-async def test_gateways_that_reach_a_share_together_see_it_whoever_commits_last(
+async def test_concurrent_gateways_alert_whichever_commits_last(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     """Neither sees more than half of the spending before it writes its own."""
@@ -251,7 +251,7 @@ async def test_gateways_that_reach_a_share_together_see_it_whoever_commits_last(
 
 
 @pytest.mark.parametrize("fault", [500, 404, 302, None], ids=str)
-async def test_what_fails_is_sent_again_with_the_same_id_and_body(
+async def test_failed_alert_is_retried_with_the_same_id_and_body(
     database: Faulty, receiver: Receiver, clock: Clock, fault: int | None
 ) -> None:
     receiver.statuses = [fault, fault]
@@ -282,7 +282,7 @@ async def test_no_redirect_is_followed(database: Faulty, receiver: Receiver, clo
         assert elsewhere.seen == []
 
 
-async def test_after_the_last_attempt_it_is_given_up(
+async def test_alert_is_given_up_after_the_last_attempt(
     database: Faulty, receiver: Receiver, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.statuses = [500] * 99
@@ -302,7 +302,7 @@ async def test_after_the_last_attempt_it_is_given_up(
     )
 
 
-async def test_what_a_gateway_has_not_delivered_at_its_end_the_next_one_sends(
+async def test_undelivered_alert_is_sent_by_the_next_gateway(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     receiver.statuses = [None]
@@ -316,7 +316,7 @@ async def test_what_a_gateway_has_not_delivered_at_its_end_the_next_one_sends(
     assert receiver.seen[0].id == receiver.seen[1].id
 
 
-async def test_what_was_spent_just_before_the_end_is_told_after_the_start(
+async def test_spending_just_before_shutdown_alerts_after_the_restart(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     gateway = Gateway(database, receiver, clock)  # nothing runs behind its requests
@@ -328,7 +328,7 @@ async def test_what_was_spent_just_before_the_end_is_told_after_the_start(
         await receiver.until(1)
 
 
-async def test_what_a_killed_gateway_had_claimed_is_sent_when_its_lease_ends(
+async def test_alert_claimed_by_a_killed_gateway_is_sent_when_its_lease_expires(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     dead = Gateway(database, receiver, clock)
@@ -346,7 +346,7 @@ async def test_what_a_killed_gateway_had_claimed_is_sent_when_its_lease_ends(
     assert receiver.seen[0].id == claimed.id
 
 
-async def test_while_the_database_is_down_requests_go_on_and_alerts_wait(
+async def test_database_outage_delays_alerts_and_not_requests(
     database: Faulty, receiver: Receiver, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(database, receiver, clock) as gateway:
@@ -377,7 +377,7 @@ async def test_no_secret_is_in_the_log_or_in_a_representation(
         assert secret not in caplog.text
 
 
-async def test_a_budget_of_nothing_and_a_key_without_one_alert_nobody(
+async def test_zero_budget_and_missing_budget_do_not_alert(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     async with running(database, receiver, clock) as gateway:
@@ -388,7 +388,7 @@ async def test_a_budget_of_nothing_and_a_key_without_one_alert_nobody(
     assert await rows(database, budget_alerts) == []
 
 
-async def test_no_more_accounts_wait_than_may(
+async def test_waiting_accounts_are_bounded(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     alerts = Gateway(database, receiver, clock).alerts
@@ -400,7 +400,7 @@ async def test_no_more_accounts_wait_than_may(
     assert len(alerts._waiting) == MAX_WAITING
 
 
-async def test_alerts_of_periods_long_over_are_deleted(
+async def test_alerts_of_past_periods_are_deleted(
     database: Faulty, receiver: Receiver, clock: Clock
 ) -> None:
     async with running(database, receiver, clock) as gateway:

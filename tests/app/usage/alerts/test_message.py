@@ -62,7 +62,7 @@ def test_during_a_rotation_each_secret_signs() -> None:
     assert both == " ".join(each)
 
 
-def test_a_message_of_an_owner_says_which_share_of_which_budget() -> None:
+def test_owner_message_names_share_and_budget() -> None:
     assert json.loads(body_of(OWNER)) == {
         "type": "budget.share_reached",
         "timestamp": "2026-12-11T14:40:00.000Z",
@@ -105,7 +105,7 @@ def test_a_month_ends_with_the_next_ones_first(day: str, end: str) -> None:
 
 
 @given(st.integers(1, MAX_ATTEMPTS - 1), st.floats(0, 1))
-def test_pauses_grow_to_a_bound_and_differ(attempts: int, chance: float) -> None:
+def test_backoff_grows_to_a_maximum_with_jitter(attempts: int, chance: float) -> None:
     longest = pause_s(attempts, 0.0)
     pause = pause_s(attempts, chance)
     assert longest is not None
@@ -114,7 +114,7 @@ def test_pauses_grow_to_a_bound_and_differ(attempts: int, chance: float) -> None
     assert longest == min(FIRST_PAUSE_S * 2 ** (attempts - 1), MAX_PAUSE_S)
 
 
-def test_there_is_a_last_attempt() -> None:
+def test_attempts_are_bounded() -> None:
     assert pause_s(MAX_ATTEMPTS, 0.0) is None
     total = sum(pause_s(number, 0.0) or 0 for number in range(1, MAX_ATTEMPTS))
     assert 10 * 3600 < total < 13 * 3600

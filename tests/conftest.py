@@ -1,4 +1,4 @@
-"""What all tests share: the loop of production, and one gateway with one real vLLM engine."""
+"""Fixtures for all tests: the event loop of production, and a gateway with a real vLLM engine."""
 
 import asyncio
 import gc

@@ -51,11 +51,11 @@ class Gateway:
         return await self.client.post("/v1/chat/completions", json=body)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Return the value of one series, 0 if it is not there."""
+        """Return the value of one series, 0 if it does not exist."""
         return self.state.metrics.registry.get_sample_value(name, labels) or 0.0
 
     async def raw(self, payload: bytes) -> bytes:
-        """Send bytes on a connection of their own; return all that comes back."""
+        """Send bytes on a new connection; return everything received."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(payload)

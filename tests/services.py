@@ -164,7 +164,7 @@ class PostgresServer(Server):
         return self.url(database)
 
     def emptied(self) -> str:
-        """Return the URL of a database that is empty and nobody else's, until the next call.
+        """Return the URL of an empty database that is not shared, until the next call.
 
         It is always the same one: to make a database takes ten times as long as to empty it.
         """

@@ -1,4 +1,4 @@
-"""What tests of the whole command share."""
+"""Fixtures for tests of the whole command."""
 
 import socket
 import subprocess

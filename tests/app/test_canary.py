@@ -74,7 +74,7 @@ class Watched:
         )
 
     def command(self, *arguments: str, code: int | None = None, **env: str) -> None:
-        """Run a command and keep what it says."""
+        """Run a command and record its output."""
         ended = subprocess.run(
             [*COMMAND, *arguments],
             env={**self.env, **env},

@@ -1,4 +1,4 @@
-"""What an import costs stays in memory: the libraries that a gateway which serves does not load."""
+"""Libraries that a serving gateway must not import, since they would stay in memory."""
 
 import subprocess
 import sys

@@ -93,7 +93,7 @@ def test_sighup_applies_the_file_and_a_fault_in_it_changes_nothing(
 
 
 def test_sighup_waits_until_the_gateway_has_started(tmp_path: Path) -> None:
-    """A remote server that nobody listens for is given up at once; one that is silent is not."""
+    """A refused connection fails a remote server at once; a silent server times out."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         demo = {"name": "demo", "engines": [remote(url)]}

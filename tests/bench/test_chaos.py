@@ -41,7 +41,7 @@ def event(code: str | int) -> bytes:
 
 
 def chunked(*pieces: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    """A streamed answer as it comes over the wire."""
+    """A streamed response as sent over the wire."""
     framed = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
     return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + framed + end
 

@@ -1,4 +1,4 @@
-"""The clients: what each must do, and a line that says what it did."""
+"""The clients: the task of each, and a line about its result."""
 
 import json
 import os
@@ -30,7 +30,7 @@ BROWSER = Path(__file__).with_name("gradio_browser.py")
 
 
 class ClientFault(AssertionError):
-    """A client does not do what it should; says what it printed."""
+    """A client failed; the text is its output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ PYTHON = "3.11"
 
 
 class Unavailable(Exception):
-    """A client cannot be installed here. Says why."""
+    """A client cannot be installed here; the text is the reason."""
 
 
 def programs(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""What a browser does with two messages in Gradio's chat; run in Gradio's environment.
+"""Acts as a browser with two messages in Gradio's chat; runs in Gradio's environment.
 
 The events are those of the page, in their order, the state between them is the server's, as when
 somebody types. The chat's public API cannot be used for this: in Gradio 6 it keeps no history of

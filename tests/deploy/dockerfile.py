@@ -38,7 +38,7 @@ class Stage:
         return [str(word) for word in words]
 
     def env(self) -> dict[str, str]:
-        """What ENV sets."""
+        """The variables that ENV sets."""
         return dict(word.split("=", 1) for text in self.all("ENV") for word in shlex.split(text))
 
 

@@ -22,7 +22,7 @@ CACHE = "/var/cache/vllm-gateway"
 
 
 class Image:
-    """What the Dockerfile makes for one target, below `directory`."""
+    """The image of one target of the Dockerfile, below `directory`."""
 
     def __init__(self, directory: Path, target: str = "gateway") -> None:
         self.directory = directory
@@ -112,7 +112,7 @@ class Image:
 
 
 def _unreadable(directory: str, names: list[str]) -> list[str]:
-    """What of /etc an unprivileged test could not copy; sockets and the like have no place here."""
+    """Ignore the parts of /etc that an unprivileged test cannot copy, and sockets and the like."""
     return [
         n
         for n in names
@@ -122,7 +122,7 @@ def _unreadable(directory: str, names: list[str]) -> list[str]:
 
 
 def _registries() -> dict[str, str]:
-    """How this machine reaches package indexes."""
+    """Settings of this machine for package indexes."""
     return {
         name: value
         for name, value in os.environ.items()

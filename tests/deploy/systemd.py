@@ -1,4 +1,4 @@
-"""A real systemd as the first process of a PID namespace, over a root that is thrown away."""
+"""A real systemd as the first process of a PID namespace, on a temporary root."""
 
 import os
 import shutil
@@ -87,7 +87,7 @@ class System:
         return dict(line.split("=", 1) for line in lines)
 
     def journal(self) -> str:
-        """What the unit printed."""
+        """The output of the unit."""
         return self.run("journalctl", "--no-pager", "--unit=vllm-gateway", "-o", "cat").stdout
 
 

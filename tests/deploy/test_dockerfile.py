@@ -1,4 +1,4 @@
-"""What the Dockerfile promises can be read in it."""
+"""Properties of the Dockerfile that can be checked without a build."""
 
 import fnmatch
 import re

@@ -36,7 +36,7 @@ pytestmark = [
 
 @cache
 def built(directory: Path) -> tuple[Manifest, ...]:
-    """What `kubectl apply -k` would send."""
+    """The manifests that `kubectl apply -k` would send."""
     text = subprocess.run(
         ["kubectl", "kustomize", directory], capture_output=True, text=True, check=True
     ).stdout
@@ -65,7 +65,7 @@ def labels(manifest: Manifest) -> dict[str, str]:
 
 
 def selects(selector: Mapping[str, Any], of: Mapping[str, str]) -> bool:
-    """Whether a selector by labels takes what has these."""
+    """Return whether a label selector matches these labels."""
     assert set(selector) <= {"matchLabels"}
     wanted: Mapping[str, str] = selector.get("matchLabels", {})
     return wanted.items() <= of.items()
@@ -209,7 +209,7 @@ def policies_for(pod: Manifest, direction: str) -> list[Manifest]:
 
 
 def may_reach(source: Manifest, target: Manifest, port: int) -> bool:
-    """Whether pods of one namespace may talk: the source's egress and the target's ingress."""
+    """Return whether the source's egress and the target's ingress allow a connection."""
 
     def allowed(one: Manifest, other: Manifest, direction: str, peers: str) -> bool:
         ruling = policies_for(one, direction)

@@ -59,7 +59,7 @@ def unsupported(path: Path) -> Path:
 
 
 def ranked(*commands: Path | str) -> list[list[str]]:
-    """Return what setup.sh knows of interpreters, the best first."""
+    """Return the interpreters that setup.sh finds, the best first."""
     ended = subprocess.run(
         ["bash", "-euc", '. deploy/interpreters.sh; rank_interpreters "$@"', "bash", *commands],
         cwd=ROOT,
@@ -175,7 +175,7 @@ class Clone:
 
     @property
     def python(self) -> Path:
-        """What the environment was made with."""
+        """The interpreter of the environment."""
         return (self.directory / ".venv/bin/python").readlink()
 
     def setup(

@@ -1,4 +1,4 @@
-"""The unit: what systemd-analyze says of it, and its life under a real systemd."""
+"""The unit under systemd-analyze and under a real systemd."""
 
 import configparser
 import os
@@ -62,7 +62,7 @@ def secrets(directory: Path, **more: str) -> Path:
 
 @pytest.fixture
 def runnable(tmp_path: Path) -> Path:
-    """The unit with a program that is there: systemd-analyze looks."""
+    """The unit with an existing program, which systemd-analyze checks."""
     text = UNIT.read_text()
     copy = tmp_path / UNIT.name
     copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.M))
@@ -171,7 +171,7 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
 @pytest.mark.vllm
 @bootable
 def test_real_vllm_serves_within_all_of_the_hardening(image: Image, tmp_path: Path) -> None:
-    """vLLM's CPU build comes up, answers, and is ended in order, and leaves nothing behind."""
+    """vLLM's CPU build starts, answers, shuts down gracefully and leaves nothing behind."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     config = tmp_path / "gateway.yaml"

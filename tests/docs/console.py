@@ -34,7 +34,7 @@ class Command:
 
     @property
     def serves(self) -> bool:
-        """Whether it runs until it is stopped, as in a terminal of its own."""
+        """True if it runs until stopped, as in a separate terminal."""
         return not self.fails and _SERVE.match(self.text) is not None
 
 

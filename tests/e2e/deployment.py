@@ -191,7 +191,7 @@ def traces(deployment: Deployment, processes: list[psutil.Process]) -> set[Path]
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

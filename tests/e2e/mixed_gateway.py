@@ -14,7 +14,7 @@ FAKE = (sys.executable, "-m", "tests.fakes.vllm")
 
 
 def launcher() -> tuple[str, ...]:
-    """Return what runs an engine: a shell that looks at the flags."""
+    """Return the command of an engine: a shell script that reads the flags."""
     fake, real = shlex.join(FAKE), shlex.join(vllm_launcher())
     script = f'case "$*" in *--fake-*) exec {fake} "$@";; *) exec {real} "$@";; esac'
     return "/bin/sh", "-c", script, "engine"

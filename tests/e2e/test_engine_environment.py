@@ -1,4 +1,4 @@
-"""What real vLLM inherits from a gateway that is full of secrets; it serves without them."""
+"""Real vLLM serves without inheriting the secrets of its gateway."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Starts that fail, on real vLLM: the one line that the user sees, and what it tells to change."""
+"""Failing starts of real vLLM: the line shown to the operator, and its advice."""
 
 import shutil
 from pathlib import Path
@@ -44,7 +44,7 @@ def corrupt(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What one gateway says of many engines, none of which can start; by the model's name."""
+    """The failure lines of a gateway whose engines all fail to start, by model name."""
     demo_model()
     directory = tmp_path_factory.mktemp("models")
     without_space = {k: v for k, v in BARE["env"].items() if k != "VLLM_CPU_KVCACHE_SPACE"}

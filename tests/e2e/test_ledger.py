@@ -21,7 +21,7 @@ PROMPTS = ("Tell me a story.", "What is the factorial of 5?", "Hello!", "你好"
 
 
 def mixed(dice: random.Random) -> tuple[str, dict[str, Any]]:
-    """Return a request of any kind that tells its client a usage."""
+    """Return a request of any kind whose response reports usage."""
     prompt = dice.choice(PROMPTS)
     messages = [{"role": "user", "content": prompt}]
     tokens = dice.randint(1, 24)

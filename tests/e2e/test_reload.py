@@ -28,7 +28,7 @@ PAUSE_S = 0.2
 
 @dataclass
 class Client:
-    """Asks every 200 ms, on a connection of its own each time."""
+    """Sends a request every 200 ms, each on a new connection."""
 
     url: str
     # How long each answer took, in seconds.
@@ -76,7 +76,7 @@ def reload(deployment: Deployment, longest: int, *, dry_run: bool = False) -> di
 
 
 def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    """Return what the gateway tells of each engine, by name."""
+    """Return the gateway's report on each engine, by name."""
     with deployment.client(ADMIN_KEY) as client:
         rows = client.get("/admin/engines").json()["data"]
     return {row["name"]: row for row in rows}

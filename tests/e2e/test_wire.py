@@ -1,4 +1,4 @@
-"""What passes on the wire: curl, raw sockets, and the same bytes as the engine's own."""
+"""HTTP on the wire: curl, raw sockets, and responses identical to the engine's."""
 
 import json
 import re

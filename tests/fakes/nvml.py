@@ -39,7 +39,7 @@ def load(path: Path) -> None:
 
 @dataclass
 class Driver:
-    """What the library says, GiB where it says bytes; `write` after a change."""
+    """Values that the library returns, with GiB for bytes; `write` after a change."""
 
     file: Path
     used: list[float] = field(default_factory=lambda: [0.5, 0.5])

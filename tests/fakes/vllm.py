@@ -269,7 +269,7 @@ class Fake:
             self.running -= 1
 
     def _has(self, path: str) -> bool:
-        """Whether there is such a route (vllm/entrypoints/launchers/api_server/routers.py)."""
+        """Return whether the route exists (vllm/entrypoints/launchers/api_server/routers.py)."""
         return self.serves is None or ROUTES.get(path, self.serves[0]) in self.serves
 
     def load_weights(self) -> None:
@@ -410,7 +410,7 @@ class Fake:
         return True
 
     async def _misbehave(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-        """Do what the `fake` field says; its value is a verb, with an argument behind a colon."""
+        """Execute the `fake` field; its value is a verb, with an argument after a colon."""
         verb, _, argument = str(body["fake"]).partition(":")
         event = chunk(self.model, {"content": "x"})
         match verb:

@@ -1,4 +1,4 @@
-"""What a model writes at most under a request's body, as vLLM 0.32 reads it. Pure.
+"""The maximum output of a model for a request's body, as vLLM 0.32 reads it. Pure.
 
 A token is one character, so that its bytes do not give away more of it than a real one's.
 """
@@ -30,7 +30,7 @@ class _Body(BaseModel):
 
     @property
     def wanted(self) -> int | None:
-        """How many tokens an answer may have; None: as many as the model can."""
+        """Return the maximum tokens of a response; None: up to the model's length."""
         raise NotImplementedError
 
     @property
@@ -189,7 +189,7 @@ def embedded(body: dict[str, Any]) -> int:
 
 
 def _elements(value: object) -> int:
-    """Return how many prompts a value is: a list of tokens is one."""
+    """Return the number of prompts in a value: a list of tokens is one."""
     if value is None or value == "":
         return 0
     if not isinstance(value, list):

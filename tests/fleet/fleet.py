@@ -1,4 +1,4 @@
-"""Several gateways as processes of their own, with one Redis and one PostgreSQL between them."""
+"""Several gateways in separate processes that share one Redis and one PostgreSQL."""
 
 import json
 import secrets

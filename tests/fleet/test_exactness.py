@@ -68,7 +68,7 @@ async def hammer(urls: list[str], key: str, number: int, found: list[Attempt]) -
 
 @dataclass
 class Streams:
-    """What the streaming clients did."""
+    """Results of the streaming clients."""
 
     whole: int = 0
     left: int = 0

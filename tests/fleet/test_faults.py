@@ -49,7 +49,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @dataclass
 class Load:
-    """What clients who never stop were told: by client, each status and how long it took."""
+    """Responses to clients that send continuously: status and duration, by client."""
 
     answers: list[list[tuple[int, float]]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Two gateways count: together exactly what was sent, and what the ledger they share says."""
+"""Metrics of two gateways: together exactly the requests sent, and equal to the shared ledger."""
 
 import asyncio
 import random

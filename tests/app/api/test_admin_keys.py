@@ -1,4 +1,4 @@
-"""The life of a key over HTTP, from the caller's side, and what becomes of bad input."""
+"""The life cycle of a key over HTTP, and errors for invalid input."""
 
 import asyncio
 import base64
@@ -63,7 +63,7 @@ async def until_status(gateway: Gateway, key: str, status: int) -> httpx.Respons
 
 
 def fault(response: httpx.Response, status: int = 400) -> str:
-    """Return what a refusal says, which is one line in the form of every error."""
+    """Return the message of a refusal, which is one line in the form of every error."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -506,7 +506,7 @@ async def open_to(fake: Fake, tmp_path: Path, *origins: str) -> AsyncIterator[Ga
 
 
 def preflight(origin: str, method: str = "POST") -> dict[str, str]:
-    """What a browser asks before a page's request leaves."""
+    """Preflight request of a browser."""
     return {
         "origin": origin,
         "access-control-request-method": method,

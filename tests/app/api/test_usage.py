@@ -1,4 +1,4 @@
-"""Who sees which usage, over HTTP, and what is said of questions that make no sense."""
+"""Usage over HTTP: the rights of each role, and errors for invalid parameters."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

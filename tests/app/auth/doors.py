@@ -1,4 +1,4 @@
-"""An Authenticator whose clocks the test moves."""
+"""An Authenticator with clocks that the test controls."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ LIMITS = LimitSettings(requests_per_minute=60, tokens_per_minute=1000, concurren
 
 @dataclass
 class Clock:
-    """Seconds since 1970, and since whenever."""
+    """A wall clock and a monotonic clock."""
 
     wall: float = 1_800_000_000.0
     monotonic: float = 0.0
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance both clocks."""
         self.wall += seconds
         self.monotonic += seconds
 

@@ -1,4 +1,4 @@
-"""Stored keys: looked up once, remembered, forgotten when they change, and when nobody answers."""
+"""Stored keys: lookup, caching, eviction on changes, and outages of the store."""
 
 import asyncio
 import logging
@@ -353,7 +353,7 @@ async def test_cached_refusal_is_evicted_when_the_key_changes(
 ) -> None:
     new = new_key()
     await refused(auth, new.text)
-    monkeypatch.setattr("app.auth.key_store.new_key", lambda: new)  # the id that somebody guessed
+    monkeypatch.setattr("app.auth.key_store.new_key", lambda: new)  # a guessed ID
     await made(store)
     await auth.poll()
     assert (await auth.authenticate(bearer(new.text))).id == new.id

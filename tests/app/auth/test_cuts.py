@@ -1,4 +1,4 @@
-"""Requests in flight of a key end when somebody asks for that: once, at every gateway."""
+"""A cut of a key ends its requests in flight: once, at every gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator

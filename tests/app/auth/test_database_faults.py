@@ -1,4 +1,4 @@
-"""Keys while a real PostgreSQL goes and comes back under a gateway that runs."""
+"""Keys during outages of a real PostgreSQL under a running gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -42,9 +42,9 @@ async def status(gateway: Gateway, key: str) -> int:
     return (await gateway.client.post("/v1/completions", json=body, headers=headers)).status_code
 
 
-async def until_status(gateway: Gateway, key: str, wanted: int) -> None:
+async def until_status(gateway: Gateway, key: str, expected: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while await status(gateway, key) != wanted:
+        while await status(gateway, key) != expected:
             await asyncio.sleep(0.05)
 
 

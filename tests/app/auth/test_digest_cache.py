@@ -1,4 +1,4 @@
-"""What is remembered, and that it never grows past its bound."""
+"""The cache of digests: least recently used eviction, and its bound."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Keys as rows, on both databases: what changes, what is told, what is left of one."""
+"""Keys as rows, on both databases: creation, changes, change feed and deletion."""
 
 import asyncio
 import contextlib
@@ -394,7 +394,7 @@ async def test_cut_is_reported_until_the_key_is_enabled(store: KeyStore, clock: 
     key = await made(store)
 
     async def cut_ms() -> int | None:
-        """Return what whoever knows only of the key's making is told."""
+        """Return the cut reported since the creation of the key."""
         return (await store.changed_since(1))[1][key.id].cut_ms
 
     await store.disable(key.id)
@@ -424,7 +424,7 @@ async def test_poll_without_new_commits_opens_no_transaction(
     store: KeyStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if database.dialect != "sqlite":
-        pytest.skip("only SQLite tells whether somebody has")
+        pytest.skip("only SQLite reports whether there were commits")
     key = await made(store)
     seen, _ = await store.changed_since(0)
     with monkeypatch.context() as patch:

@@ -123,7 +123,7 @@ async def test_valid_key_is_admitted_while_made_up_keys_fill_the_queue(
 async def test_valid_key_is_admitted_while_made_up_secrets_of_known_ids_fill_the_queue(
     auth: Authenticator, store: Slow
 ) -> None:
-    """Ids are public: a client knows its own, and logs and reports show them."""
+    """IDs are public: clients have their own, and logs and reports show them."""
     made_keys = [await made(store) for _ in range(3)]
     await auth.poll()
     store.delay_s = 0.05
@@ -231,7 +231,7 @@ async def test_ids_of_all_keys_are_loaded_and_updated(
 async def test_secret_newer_than_the_read_is_looked_up_again(
     auth: Authenticator, store: Slow
 ) -> None:
-    """Else a key would be refused that was rotated while somebody waited for its look-up."""
+    """Else a key rotated while a request waited for its lookup would be refused."""
     key_id, key = await made(store)
     await auth.poll()
     store.released.clear()
@@ -248,7 +248,7 @@ async def test_secret_newer_than_the_read_is_looked_up_again(
 async def test_cut_key_refuses_requests_that_waited_for_its_lookup(
     auth: Authenticator, store: Slow
 ) -> None:
-    """Whoever is let in after the cut would not be ended by it."""
+    """A request admitted after the cut would not be ended by it."""
     key_id, key = await made(store)
     await auth.poll()
     store.released.clear()
@@ -258,7 +258,7 @@ async def test_cut_key_refuses_requests_that_waited_for_its_lookup(
         store.released.set()
         while auth._known.get(digest(key.encode())) is None:
             await asyncio.sleep(0)
-        # The look-up has come back, and who waits for it has not gone on: now a poll does this.
+        # The lookup has returned, and its waiter has not resumed: now a poll does this.
         auth._known.invalidate(key_id, 10**9)
         assert await outcomes(waiting) == {InvalidApiKey: 1}
 

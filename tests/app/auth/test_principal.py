@@ -1,4 +1,4 @@
-"""Which models a list of patterns lets a caller use."""
+"""Model permissions from a list of patterns."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What may be said of a key, and in which words the rest is refused."""
+"""Validation of the fields of a key, and its error messages."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -90,7 +90,7 @@ def test_bar_shows_the_start_and_then_the_prompts() -> None:
     console = Console(file=out, force_terminal=True, width=120)
 
     def shown() -> str:
-        """What is on the terminal now."""
+        """The present content of the terminal."""
         out.seek(0)
         out.truncate()
         meter.refresh()

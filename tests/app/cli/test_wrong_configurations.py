@@ -1,4 +1,4 @@
-"""What `vllm-gateway check` says of configurations that cannot run: one line, exit code 2."""
+"""`vllm-gateway check` on configurations that cannot run: one line, exit code 2."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Configurations that people write and that cannot run, with the one line that tells each."""
+"""Common configuration errors, each with the line that reports it."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ DEEP = "/srv/" + "deep/" * 20 + "run"
 
 
 class Wrong(NamedTuple):
-    """A file, and what `check` says of it after `gateway.yaml`."""
+    """A file, and the output of `check` after `gateway.yaml`."""
 
     text: str
     line: str

@@ -1,4 +1,4 @@
-"""A config.yaml of LiteLLM's proxy, and what becomes of each part of it."""
+"""Import of a config.yaml of LiteLLM's proxy, part by part."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What SQLAlchemy's asyncio package does for connections, done without it."""
+"""Connections on asyncio without SQLAlchemy's asyncio package."""
 
 import asyncio
 import threading

@@ -134,7 +134,7 @@ def _upgrade_to_0002(connection: Connection) -> None:
 async def test_migration_waiting_for_a_reader_does_not_block_running_gateways(
     postgres_server: PostgresServer,
 ) -> None:
-    """What comes after an ALTER TABLE in PostgreSQL's queue of locks waits for it."""
+    """In PostgreSQL's lock queue, statements behind an ALTER TABLE wait for it."""
     url = postgres_server.emptied()
     engine = create_async_engine(url)
     async with engine.begin() as connection:
@@ -210,7 +210,7 @@ async def test_migration_waits_for_another_writer(
 class TestNewerGateway:
     @pytest.fixture
     async def newer(self, database_url: str) -> str:
-        """The URL of a database that a gateway after this one has brought to its version."""
+        """The URL of a database that a newer gateway has migrated."""
         database = Database(database_url)
         await database.migrate()
         async with database.write() as connection:

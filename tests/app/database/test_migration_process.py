@@ -1,4 +1,4 @@
-"""Migrations in a child: what it does to the database, what it tells, what it does not show."""
+"""Migrations in a child process: tables, error texts, and secrets."""
 
 import asyncio
 import os

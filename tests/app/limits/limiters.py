@@ -25,7 +25,7 @@ async def limiter_on(
     lease_s: float = LEASE_S,
     metrics: Metrics | None = None,
 ) -> AsyncIterator[Limiter]:
-    """A limiter as the lifespan runs it; unless told otherwise, one that hides no failure."""
+    """A limiter as the lifespan runs it; by default, it hides no failure."""
     state = StateSettings.model_validate(
         {"redis_url": url, "redis_prefix": prefix, "redis_timeout_s": timeout_s}
     )

@@ -1,4 +1,4 @@
-"""What becomes of requests when Redis is stopped, hangs, forgets, refuses or was never there."""
+"""Requests while Redis is stopped, hangs, loses its data, refuses writes or is unreachable."""
 
 import asyncio
 import logging
@@ -89,7 +89,7 @@ class Gateway:
 
 @dataclass
 class Load:
-    """Requests of several clients, one after the other each, until it is told to stop."""
+    """Sequential requests of several clients, until `stop`."""
 
     limiter: Limiter
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -149,7 +149,7 @@ async def test_busy_event_loop_at_the_deadline_is_not_a_redis_timeout(
         asked = asyncio.create_task(outcome(gateway.limiter, ANY))
         await turns(5)  # it is on its way
         server.resume()
-        time.sleep(1.1)  # Redis answers while nobody looks
+        time.sleep(1.1)  # Redis answers while the loop is blocked
         assert await asked == "passed"
         assert gateway.available
 
@@ -180,7 +180,7 @@ async def test_limits_recover_after_redis_restarts_empty(
 async def test_limits_recover_after_redis_hangs(
     server: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it had been sent before it hung, it does when it goes on; nothing of that is left."""
+    """Redis executes what it received before the hang afterwards; no slot may leak."""
     async with gateway_on(server.url, caplog, policy=policy) as gateway:
         async with loaded(gateway.limiter) as load:
             server.pause()
@@ -349,7 +349,7 @@ async def test_request_during_slot_restoration_waits_for_its_end(
         await store.close()
 
 
-# What nobody notices
+# Faults without a failed request
 
 
 async def test_redis_restart_while_idle_fails_no_request(

@@ -1,4 +1,4 @@
-"""What clients are told: headers as OpenAI sends them, and why they were refused."""
+"""Rate limit headers as OpenAI sends them, and refusal messages."""
 
 import re
 from itertools import accumulate

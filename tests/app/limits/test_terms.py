@@ -1,4 +1,4 @@
-"""What requests ask for is the same, whether or not the like of them came before."""
+"""Cached terms of a request equal newly built ones."""
 
 from hypothesis import given
 from hypothesis import strategies as st

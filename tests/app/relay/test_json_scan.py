@@ -130,7 +130,7 @@ def kind_of(value: object) -> Kind:
 
 
 class Counts(msgspec.Struct):
-    """What a body holds, counted by a parser that builds it."""
+    """Counts of a body's members, by a parser that builds it."""
 
     depth: int
     members: int

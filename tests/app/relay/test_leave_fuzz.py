@@ -44,7 +44,7 @@ PHASES = ("in the head", "in the body", "before the answer", "at the head", "in 
 
 @dataclass(frozen=True)
 class Visit:
-    """What one client does: sends these pieces, waits until a moment, leaves."""
+    """A client that sends pieces, waits until a moment and disconnects."""
 
     pieces: list[bytes]
     phase: str
@@ -146,7 +146,7 @@ async def tenant(gateway: Gateway, header: dict[str, str]) -> Tenant:
 
 
 def plan(random: Random, tenants: list[Tenant]) -> Visit:
-    """Return what one client does."""
+    """Return the actions of one client."""
     one = random.choices(tenants, (4, 4, 4, 2, 1))[0]
     head, body = request_of(random, one)
     phase = random.choice(PHASES if body else [p for p in PHASES if p != "in the body"])

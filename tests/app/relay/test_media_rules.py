@@ -188,7 +188,7 @@ PART = {"type": "image_url", "image_url": None}
     "letters", list(product(("u", r"\u0075"), ("u", r"\u0075"), ("i", r"\u0069"), ("d", r"\u0064")))
 )
 def test_media_uuid_is_refused_in_any_spelling(letters: tuple[str, ...]) -> None:
-    """vLLM caches it under that name, and gives it to whoever sends the name alone."""
+    """vLLM caches it under that name, and serves it to any request with the name alone."""
     name = "".join(letters).encode()
     raw = b'{"model":"m","messages":[{"content":[{"%s" : "a","type":"text"}]}]}' % name
     with pytest.raises(MediaNotAllowed, match="uuid"):

@@ -25,7 +25,7 @@ PATHS = ["/v1/chat/completions", "/v1/messages"]
 def serving(
     *urls: str, tmp_path: Path, server: dict[str, Any] | None = None, **queue: Any
 ) -> AbstractAsyncContextManager[Gateway]:
-    """Run a gateway whose engines take one request each, unless told otherwise."""
+    """Run a gateway whose engines take one request each by default."""
     engines = [remote(url) for url in urls]
     model = {"name": "demo", "engines": engines, "queue": {"max_in_flight": 1, **queue}}
     unlimited = {"default": dict.fromkeys(LimitSettings.model_fields)}

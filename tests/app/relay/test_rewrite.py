@@ -81,7 +81,7 @@ def send(endpoint: str, raw: bytes, bounds: Bounds = Bounds()) -> tuple[Rewrite,
 
 
 def sent(endpoint: str, bounds: Bounds = Bounds(), **members: str) -> Any:  # noqa: B008
-    """What the engine reads of a body of these members."""
+    """Return the body that the engine receives for these members."""
     return json.loads(send(endpoint, body_of(**members), bounds)[1])
 
 

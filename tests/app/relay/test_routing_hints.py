@@ -68,7 +68,7 @@ class TestSession:
 
         assert at("/v1/messages", "a") != at("/v1/messages", "b")
         assert at("/v1/messages", "a") == at("/v1/messages", "a")
-        # OpenAI's metadata are tags for whoever keeps the answers.
+        # OpenAI's metadata are tags for stored responses.
         assert at("/v1/responses", "a") == at("/v1/responses", "b")
 
     def test_a_form_has_the_session_of_its_header_or_key(self) -> None:

@@ -139,7 +139,7 @@ class TestErrorEvent:
 
 
 class TestAsEvent:
-    """An engine's refusal, told to a client that a keep-alive has promised a stream."""
+    """A refusal by the engine after a keep-alive comment has started the stream."""
 
     @pytest.mark.parametrize(
         "body",

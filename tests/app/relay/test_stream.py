@@ -45,7 +45,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 def stream(verb: str, path: bytes = b"/v1/chat/completions", **more: Any) -> bytes:
-    """Return a request for a stream in which the engine does what `verb` says."""
+    """Return a request for a stream in which the engine performs `verb`."""
     version = more.pop("version", b"1.1")
     return request(asking(stream=True, fake=verb, **more), path=path, version=version)
 
@@ -220,7 +220,7 @@ async def test_refusal_after_a_comment_is_one_event_and_no_done(
         )
         [answer] = await answers(raw + await client.rest())
     assert answer.status == 200
-    assert not answer.whole, "nobody may take it for a whole stream"
+    assert not answer.whole, "it must not pass for a complete stream"
     assert without_comments(answer.body) == name + b"data: " + refusal + b"\n\n"
 
 

@@ -51,8 +51,8 @@ def state(gateway: Gateway, engine: str) -> EngineState:
     return gateway.state.catalogue.find_replica(engine)[1].engine.state
 
 
-async def until_is(gateway: Gateway, engine: str, wanted: EngineState) -> None:
-    await wait_until(lambda: state(gateway, engine) is wanted)
+async def until_is(gateway: Gateway, engine: str, expected: EngineState) -> None:
+    await wait_until(lambda: state(gateway, engine) is expected)
 
 
 async def row(gateway: Gateway, name: str = "demo") -> Any:

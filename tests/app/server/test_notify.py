@@ -1,4 +1,4 @@
-"""The service manager hears how the gateway fares; its socket here is a real one."""
+"""Notifications to the service manager, on a real socket."""
 
 import os
 import secrets

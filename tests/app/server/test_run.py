@@ -69,7 +69,7 @@ def waiting(deployment: Deployment) -> int:
 
 
 def gauge(deployment: Deployment, name: str) -> int:
-    """Return what a gauge says of the model, 0 if it says nothing yet."""
+    """Return the value of a gauge for the model, 0 if there is none yet."""
     lines = httpx.get(f"{deployment.url}/metrics").text.splitlines()
     found = [line for line in lines if line.startswith(f'{name}{{model="demo"}}')]
     return int(float(found[0].split()[-1])) if found else 0

@@ -44,7 +44,7 @@ def stored(database: Database, clock: Clock) -> StoredResponses:
 
 @pytest.fixture
 def another(database: Database, clock: Clock) -> StoredResponses:
-    """What another gateway has, which remembers nothing of what this one did."""
+    """The owners of responses at another gateway, with an empty cache."""
     return StoredResponses(database, clock=clock)
 
 

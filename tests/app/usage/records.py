@@ -1,4 +1,4 @@
-"""Usage records for tests, and what a database says of them."""
+"""Usage records for tests, and queries for them."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

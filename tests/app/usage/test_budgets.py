@@ -18,7 +18,7 @@ from tests.app.usage.records import Clock, Faulty, ledger_for, record
 
 
 class Gateway:
-    """What one gateway has of usage."""
+    """The usage parts of one gateway."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.ledger: Ledger = ledger_for(database, clock=clock)
@@ -33,7 +33,7 @@ class Gateway:
         self.ledger.add(record(key_id=key_id, usage=usage, owner=owner))
 
     async def has_spent(self, today: int, month: int | None = None, key_id: str = "key-1") -> bool:
-        """Whether exactly so many tokens count: where seven more are left, eight are not."""
+        """Return whether exactly this many tokens count: seven more fit, eight do not."""
         month = today if month is None else month
         return (
             await self.lets(key_id, today + 7, None, 7)
@@ -227,7 +227,7 @@ class TestOneGateway:
 
 
 class TestWhatIsTold:
-    """What becomes gateway_budgets_nearly_used and gateway_budgets_exhausted."""
+    """Return the values of gateway_budgets_nearly_used and gateway_budgets_exhausted."""
 
     async def test_nearly_used_and_exhausted_budgets_are_counted(
         self, database: Faulty, clock: Clock
@@ -293,7 +293,7 @@ def research(daily: int | None = None, monthly: int | None = None) -> Owner:
 
 class TestOwners:
     async def owner_has_spent(self, gateway: Gateway, tokens: int) -> bool:
-        """Whether exactly so many tokens of the owner count, today and this month."""
+        """Return whether exactly this many of the owner's tokens count, today and this month."""
         return all(
             [
                 await gateway.lets("any", None, None, amount, research(*budgets)) is lets

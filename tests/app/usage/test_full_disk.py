@@ -115,7 +115,7 @@ def test_requests_continue_while_the_disk_is_full(fake_url: str, tmp_path: Path)
 async def test_ledger_recovers_from_a_full_postgresql_disk(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its table space, that is: one that cannot write its log ends, an outage like any other."""
+    """The disk of its tables; with a full WAL disk PostgreSQL exits, an ordinary outage."""
     server = PostgresServer()
     disk = SmallDisk(server.directory / "disk", 32 * MIB, pwd.getpwnam("postgres").pw_uid)
     server.within = disk.command()

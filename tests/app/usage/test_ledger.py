@@ -1,4 +1,4 @@
-"""What is added is in the database once, with its sums, whatever the database does meanwhile."""
+"""Every added record reaches the database exactly once, with its sums, despite outages."""
 
 import asyncio
 import logging

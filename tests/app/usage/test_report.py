@@ -141,7 +141,7 @@ async def test_usage_belongs_to_the_owner_that_a_key_had_then(database: Database
 
 
 async def test_sums_beyond_64_bits_of_cost_are_exact(database: Database) -> None:
-    """An engine that tells nonsense must not break the report of everybody else."""
+    """Nonsense counts from an engine must not break the reports of other keys."""
     for number in range(20):
         nonsense = Usage(MAX_TOKENS, MAX_TOKENS)
         await spend(database, "2026-11-20T10:00:00", *[nonsense] * 3, key_id=f"key-{number}")

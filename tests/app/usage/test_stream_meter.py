@@ -46,7 +46,7 @@ def named(name: str, **data: object) -> bytes:
 
 
 def usage_chunk(usage: dict[str, int], fingerprint: str | None = FINGERPRINT) -> bytes:
-    """What vLLM sends before the end where usage was asked for."""
+    """The usage chunk that vLLM sends before the end if requested."""
     data = json.loads(chunk("demo", {})[6:])
     data |= {"choices": [], "usage": usage}
     if fingerprint is not None:
@@ -173,7 +173,7 @@ class TestWithholding:
         assert meter.usage == Usage(3, 2)
 
     def test_absence_of_a_fingerprint_is_learned(self) -> None:
-        """Else one that was started anew without would be said to have the old one for ever."""
+        """Else a restarted engine without a fingerprint would keep the previous one for ever."""
         finishes = [chunk("demo", {}, "stop", index=index) for index in (0, 1)]
         events = [*finishes, usage_chunk({"prompt_tokens": 3}, None), DONE]
         first = meter_for(2, fingerprint="before")
@@ -198,7 +198,7 @@ class TestWithholding:
 
     @pytest.mark.parametrize("choices", [1, 2])
     def test_fingerprint_is_not_inserted_into_a_partial_event(self, choices: int) -> None:
-        """An event over the limit of `whole_events` comes in parts; so does the one that is cut."""
+        """An event over the limit of `whole_events` arrives in parts; so does a truncated one."""
         event = chunk("demo", {"content": "x"}, "stop", index=1, more={"a": 1, "b": "c"})
         beginning = event[: event.index(b',"b"')]
         meter = meter_for(choices, fingerprint=FINGERPRINT)
@@ -318,7 +318,7 @@ class TestWithoutAUsageChunk:
 
 
 class TestPassing:
-    """The client asked for usage itself, or the dialect tells it always."""
+    """The client requested usage, or the dialect always reports it."""
 
     @given(
         texts=st.lists(TEXT, max_size=4),
@@ -346,7 +346,7 @@ class TestPassing:
         assert carry(meter_for(2, withhold=False), events) == [*events, b""]
 
     def test_continuous_usage_ends_with_the_total(self) -> None:
-        """On its way each choice tells its own tokens; the usage chunk tells the sum."""
+        """Each choice reports its own tokens along the way; the usage chunk reports the sum."""
         events = []
         for index in (0, 1):
             for count in (1, 2, 3):
@@ -456,7 +456,7 @@ def test_arbitrary_bytes_are_forwarded(pieces: list[bytes], withhold: bool, choi
 
 
 class TestEstimates:
-    """Of a stream that did not get to its end."""
+    """Estimates for a stream that ended early."""
 
     def test_prompt_of_an_empty_stream_is_estimated(self) -> None:
         assert meter_for().so_far(100, 0) == Usage(100, 0, estimated=True)

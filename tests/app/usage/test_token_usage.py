@@ -1,4 +1,4 @@
-"""Reading what an answer took, in every dialect, and nothing out of what only looks like it."""
+"""Reading usage from responses of every dialect, and from nothing that resembles it."""
 
 import json
 from typing import Any

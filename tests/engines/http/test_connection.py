@@ -1,4 +1,4 @@
-"""Which responses are accepted, and whether their connection is reused."""
+"""Accepted and refused responses, and reuse of their connections."""
 
 import asyncio
 import datetime

@@ -283,7 +283,7 @@ ALL_LINES = sorted({line for path in LOGS.glob("*.log") for line in log(path.ste
 
 
 class TestFacts:
-    """Everything that a log tells, and nothing else."""
+    """Exactly the facts that a log contains."""
 
     @pytest.mark.parametrize(
         ("name", "facts"),

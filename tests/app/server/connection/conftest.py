@@ -1,4 +1,4 @@
-"""What tests of tasks share."""
+"""Fixtures for tests of tasks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,9 +9,9 @@ import pytest
 
 @pytest.fixture
 async def reported() -> AsyncIterator[list[dict[str, Any]]]:
-    """What the loop's exception handler was called with."""
+    """Contexts that the loop's exception handler was called with."""
     loop = asyncio.get_running_loop()
-    told: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: told.append(context))
-    yield told
+    contexts: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: contexts.append(context))
+    yield contexts
     loop.set_exception_handler(None)

@@ -1,4 +1,4 @@
-"""Requests of the data plane from socket to socket: pages beside them, other origins, methods."""
+"""Data plane requests from socket to socket: next to other pages, CORS, methods."""
 
 import asyncio
 import json

@@ -244,8 +244,8 @@ async def test_response_that_is_not_whole_closes_the_connection(started: bool) -
 
 
 async def test_exception_of_a_handler_closes_the_connection_and_is_reported() -> None:
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    contexts: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
 
     async def handler(_: ClientExchange) -> None:
         raise LookupError("missing")
@@ -253,7 +253,7 @@ async def test_exception_of_a_handler_closes_the_connection_and_is_reported() ->
     async with serving(handler) as server, server.connected() as client:
         client.send(request())
         assert await client.rest() == b""
-    assert [type(context["exception"]) for context in told] == [LookupError]
+    assert [type(context["exception"]) for context in contexts] == [LookupError]
 
 
 def test_buffered_bytes_is_the_high_water_mark_of_uvicorn() -> None:

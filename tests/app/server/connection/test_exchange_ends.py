@@ -1,4 +1,4 @@
-"""A client that is slow or gone, a request that is cut off, and what is told of a fault."""
+"""Slow and disconnected clients, canceled requests, and reports of unhandled exceptions."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ async def test_two_that_wait_for_a_slow_client_both_go_on() -> None:
         await exchange.start_response(200, [])
         filled.append(await fill(exchange))
         exchange.push(b"one")
-        other = asyncio.create_task(exchange.flush())  # as a keep-alive does beside the stream
+        other = asyncio.create_task(exchange.flush())  # as a keep-alive does next to the stream
         await asyncio.sleep(0)
         exchange.push(b"two")
         waiting.set()

@@ -1,4 +1,4 @@
-"""What the gateway makes of clients that are slow, broken, greedy or hostile, byte by byte."""
+"""Slow, broken, greedy and hostile clients, byte by byte."""
 
 import asyncio
 import gc
@@ -62,7 +62,7 @@ async def until_asked(fake: Fake) -> None:
 
 
 async def refused(gateway: Gateway, status: int) -> float:
-    """How many requests were refused with this status, each counted once."""
+    """Return the number of requests refused with this status, each counted once."""
     count = 0.0
     for endpoint in ("none", "/v1/completions"):
         labels = {"model": "unknown", "endpoint": endpoint, "status": str(status)}
@@ -653,7 +653,7 @@ def collects_nothing() -> Iterator[None]:
 
 
 def kept() -> int:
-    """How many requests and answers there are, those that wait for the collector too."""
+    """Return the number of live requests and responses, uncollected garbage included."""
     kinds = (RequestResponseCycle, AsgiTransport, HttpExchange, RequestContext)
     return sum(isinstance(one, kinds) for one in gc.get_objects())
 
@@ -877,7 +877,7 @@ async def unread(gateway: Gateway, payload: bytes) -> Client:
 
 
 def server_sockets(gateway: Gateway) -> int:
-    """How many client connections this process holds on the gateway's side."""
+    """Return the number of client connections on the gateway's side."""
     return sum(
         connection.laddr.port == gateway.port and connection.status == "ESTABLISHED"
         for connection in psutil.Process().net_connections("tcp4")

@@ -1,4 +1,4 @@
-"""The access line: what it tells, and what cannot get into it."""
+"""The access line: its fields, and its resistance to injection."""
 
 import asyncio
 import json

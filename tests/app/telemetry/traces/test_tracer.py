@@ -1,4 +1,4 @@
-"""Which requests are traced, and the way of their spans to a collector that may not be there."""
+"""Sampling, trace context, and export of spans to a collector that may be unreachable."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A receiver of webhooks on a real socket, which fails as a test says."""
+"""A receiver of webhooks on a real socket, which fails on demand."""
 
 import asyncio
 import base64
@@ -61,7 +61,7 @@ class Receiver:
 
     @property
     def messages(self) -> list[tuple[str, object]]:
-        """What arrived, in order: who, and which share or `refused`."""
+        """Received alerts in order: the subject, and its share or `refused`."""
         return [
             (one["data"].get("key_id") or one["data"]["owner"], one["data"].get("share", "refused"))
             for one in (delivery.message for delivery in self.seen)

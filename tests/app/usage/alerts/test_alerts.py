@@ -30,7 +30,7 @@ TEAM = Owner("research", NO_LIMITS, 1000, 10_000)
 
 
 class Gateway:
-    """What one gateway has of usage and alerts."""
+    """The usage and alerts of one gateway."""
 
     def __init__(self, database: Database, receiver: Receiver, clock: Clock, **fields: Any) -> None:
         settings = AlertsSettings.model_validate(

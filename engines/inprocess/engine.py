@@ -94,6 +94,9 @@ class InProcessEngine(Engine):
         self._drain_requested = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._grace = 0.0
+        # Ends the sentinel, which runs from the first load to the end of the task.
+        self._guard = contextlib.AsyncExitStack()
+        self._guarded = False
 
     @property
     def progress(self) -> Progress | None:
@@ -198,7 +201,7 @@ class InProcessEngine(Engine):
     async def _supervise(self) -> None:
         self._status.fire(Event.START)
         try:
-            async with _sentinel(self._mark):
+            async with self._guard:
                 await self._run_until_stopped()
         except Exception:
             log.exception(
@@ -208,6 +211,8 @@ class InProcessEngine(Engine):
             )
             if self._status.state is not EngineState.FAILED:
                 self._set_failed("unhandled exception in the gateway; its log has the traceback")
+        finally:
+            self._guarded = False
 
     async def _run_until_stopped(self) -> None:
         """Run the engine again and again until it is stopped or given up."""
@@ -289,6 +294,9 @@ class InProcessEngine(Engine):
             raise BuildFailed(f"{self._dir}: {error.strerror}") from None
         async with self._turn:  # before the first wait: engines load in the order of their start
             await self._sweep()
+            if not self._guarded:
+                await self._guard.enter_async_context(_sentinel(self._mark))
+                self._guarded = True
             if scratch.TMPDIR not in self._env:
                 try:
                     construction.temporary = scratch.create(self._dir)

@@ -2,17 +2,38 @@
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from engines.base import EngineNotReady, EngineRequest, EngineState
 from engines.inprocess.engine import InProcessEngine
-from engines.spec import InProcessSpec
+from engines.process import ProcessEngine
+from engines.spec import InProcessSpec, ProcessSpec
 
 
-def engine(run_dir: Path, model: str = "/nonexistent/model", **fields: object) -> InProcessEngine:
+class RecordedTurn(asyncio.Semaphore):
+    """A turn that is taken, and records who queues for it."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.queued: list[str] = []
+
+    async def acquire(self) -> Literal[True]:
+        task = asyncio.current_task()
+        assert task is not None
+        self.queued.append(task.get_coro().__qualname__)  # type: ignore[union-attr]
+        return await super().acquire()
+
+
+def engine(
+    run_dir: Path,
+    model: str = "/nonexistent/model",
+    turn: asyncio.Semaphore | None = None,
+    **fields: object,
+) -> InProcessEngine:
     spec = InProcessSpec.model_validate({"kind": "in_process", "model": model, **fields})
-    return InProcessEngine("m-0", spec, served_name="m", run_dir=run_dir)
+    return InProcessEngine("m-0", spec, served_name="m", run_dir=run_dir, turn=turn)
 
 
 def test_description_is_the_command_line_without_vllm(tmp_path: Path) -> None:
@@ -64,3 +85,22 @@ async def test_run_directory_that_cannot_be_created_is_a_one_line_error(tmp_path
     with pytest.raises(EngineNotReady, match="Not a directory"):
         await one.ensure_ready(asyncio.get_running_loop().time() + 60)
     await one.stop(0.0)
+
+
+async def test_engine_queues_for_its_turn_before_a_process_that_is_started_after_it(
+    tmp_path: Path,
+) -> None:
+    turn = RecordedTurn()
+    first = engine(tmp_path, model=str(tmp_path), turn=turn)
+    spec = ProcessSpec.model_validate({"kind": "process", "model": str(tmp_path)})
+    second = ProcessEngine(
+        "n-0", spec, served_name="n", run_dir=tmp_path, launcher=["false"], turn=turn
+    )
+    deadline = asyncio.get_running_loop().time() + 60
+    starts = [asyncio.create_task(one.ensure_ready(deadline)) for one in (first, second)]
+    async with asyncio.timeout(20):
+        while len(turn.queued) < 2:
+            await asyncio.sleep(0.01)
+    await asyncio.gather(first.stop(0.0), second.stop(0.0))
+    await asyncio.gather(*starts, return_exceptions=True)
+    assert turn.queued == ["InProcessEngine._start", "RecordedTurn.acquire"]

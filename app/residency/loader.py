@@ -179,12 +179,15 @@ class OnDemandLoader:
     async def unload(self, name: str) -> None:
         """Unload a model for an operator, after its requests in flight; return when it is done.
 
-        New requests wait meanwhile, and load it again. Raises KeyError for a model that is not on
-        demand.
+        New requests wait meanwhile, and load it again. Returns at once also if a reload removes the
+        model: the owner of its engines stops them. Raises KeyError for a model that is not on
+        demand, and EngineUnavailable while the gateway is shutting down.
         """
         state = self._states[name]
         if state.residency is Residency.UNLOADED:
             return
+        if self._closing:  # nothing is decided any more
+            raise EngineUnavailable(SHUTTING_DOWN)
         state.unload_requested = True
         self._decide()
         await self.changes.wait_for(lambda: not state.unload_requested)
@@ -203,6 +206,7 @@ class OnDemandLoader:
             new = self._states.get(name)
             if new is None:
                 old.answer(EngineUnavailable(f"the model {name!r} was removed"))
+                old.unload_requested = False
             elif new.model.engines == old.model.engines:
                 old.model = new.model
                 self._states[name] = old

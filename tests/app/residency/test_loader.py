@@ -483,6 +483,23 @@ class TestOperators:
             await scene.loader.close()
             await unload
 
+    async def test_unload_returns_when_a_reload_removes_the_model(self, start: StartLoader) -> None:
+        scene = start(on_demand(FakeEngine("a")))
+        with await scene.loader.lease("a"):
+            unload = asyncio.create_task(scene.loader.unload("a"))
+            await asyncio.sleep(0)
+            scene.loader.replace([])
+            async with asyncio.timeout(PATIENCE_S):
+                await unload
+
+    async def test_unload_is_refused_while_the_gateway_drains(self, start: StartLoader) -> None:
+        scene = start(on_demand(FakeEngine("a")))
+        await scene.loader.load("a")
+        scene.loader.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(EngineUnavailable, match="shutting down"):
+                await scene.loader.unload("a")
+
     async def test_load_by_an_operator_raises_the_reason_and_ignores_the_backoff(
         self, start: StartLoader
     ) -> None:

@@ -152,8 +152,8 @@ class ModelQueue:
 
     def _on_engine_change(self, change: asyncio.Future[None]) -> None:
         """Grant the slots of an engine that became READY; keep watching while requests wait."""
-        if change.cancelled():
-            return
+        if change is not self._engine_change:
+            return  # the queue was empty since, so this watch has ended
         self._engine_change = None
         self._grant_slots()
         if self._queue.size:

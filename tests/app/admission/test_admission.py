@@ -513,6 +513,23 @@ class TestCapacity:
         assert one.begun == ["a", "c"]
         assert not one.engine_changes._waiters
 
+    async def test_engines_are_watched_once_if_the_queue_empties_and_fills_at_a_change(
+        self, start: Start
+    ) -> None:
+        one = start(max_in_flight=1)
+        one.ask("a")
+        one.ask("b")
+        await turns()
+        one.tasks["b"].cancel()
+        one.ask("c")
+        one.engine_changes.notify()
+        await turns()
+        assert one.admission.waiting == 1
+        assert len(one.engine_changes._waiters) == 1
+        await one.finish("a")
+        assert one.begun == ["a", "c"]
+        assert not one.engine_changes._waiters
+
 
 class TestDrain:
     async def test_drain_refuses_new_requests_and_serves_waiting_ones(self, start: Start) -> None:

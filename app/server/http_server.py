@@ -41,8 +41,8 @@ class HttpServer(uvicorn.Server):
         yield
 
     def stop_listening(self) -> None:
-        """Close the port; open connections go on."""
-        for listening in self.servers:
+        """Close the port after `startup_ended`; open connections go on."""
+        for listening in self.servers if self.started else ():
             listening.close()
 
 

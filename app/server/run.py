@@ -253,9 +253,12 @@ async def hand_over(
 ) -> None:
     """Free ports, run directory and engines for the next gateway; requests in flight go on here."""
     application.admission.drain()
+    started = tuple(servers)
+    for server in started:  # before that it has no port to close, and would bind a closed one
+        await server.startup_ended.wait()
     await application.reloader.stop()
     await application.startup.release()
-    for server in servers:
+    for server in started:
         server.stop_listening()
     exclusive.close()
     log.info("the port and the engines are free for the next gateway")

@@ -1,7 +1,8 @@
 """Follows an engine's log file as it grows. Synchronous: long reads belong in a thread.
 
 The guardian renames a full log to NAME.1 and begins a new one; a new start of the engine renames
-it to NAME.previous. No file is held open: the one that was being read is recognized by its inode.
+it to NAME.previous. No file is held open: the one that was being read is recognized by its inode
+and by the last bytes that were read, since a new file may get the inode of a deleted one.
 """
 
 import os
@@ -16,6 +17,8 @@ BLOCK_BYTES = 64 * 1024
 # How far back `read_last` searches, and how much `read_new` reads at a time.
 MAX_SEARCH_BYTES = 8 * 1024 * 1024
 READ_BYTES = 512 * 1024
+# The last bytes that were read, by which a file is recognized; lines of a log have a time.
+MARK_BYTES = 256
 # A longer line is cut: binary garbage and progress bars may never end.
 MAX_LINE = 16 * 1024
 RECENT_LINES = 2000
@@ -42,7 +45,9 @@ def _decode(line: bytes) -> str:
 
 
 class LogFollower:
-    """Reads a log file that may grow, be replaced, or not exist yet; loses no line.
+    """Reads a log file that may grow, be replaced, or not exist yet.
+
+    It loses no line unless the file is replaced twice between two calls.
 
     With `newest_only` it skips what exceeds READ_BYTES, and the rest of a file that was replaced.
     """
@@ -53,9 +58,10 @@ class LogFollower:
         self._path = path
         self._show = show
         self._newest_only = newest_only
-        # Device and inode of the file that is being read, and the position in it.
+        # Device and inode of the file that is being read, the position in it, and what is before.
         self._file_id: tuple[int, int] | None = None
         self._offset = 0
+        self._mark = b""
         self._unfinished = b""  # the line before `_offset` that has no end yet
 
     def read_last(self, count: int) -> list[str]:
@@ -78,7 +84,9 @@ class LogFollower:
                 file.seek(start)
                 blocks.append(file.read(size))
                 ends += blocks[-1].count(b"\n")
-        *lines, self._unfinished = b"".join(reversed(blocks)).split(b"\n")
+        data = b"".join(reversed(blocks))
+        self._mark = data[-MARK_BYTES:]
+        *lines, self._unfinished = data.split(b"\n")
         if start > 0:
             lines = lines[1:]  # the first one is incomplete
         return [self._show(line) for line in lines[max(len(lines) - count, 0) :]]
@@ -91,12 +99,13 @@ class LogFollower:
             return self._read_renamed() or []
         with file:
             lines: list[str] = []
-            if (file_id := _file_id(file.fileno())) != self._file_id:
+            if not self._is_being_read(file):
                 if (renamed := self._read_renamed()) is not None:
                     return renamed
                 if not self._newest_only:
                     lines = self.unfinished()
-                self._file_id, self._offset, self._unfinished = file_id, 0, b""
+                self._file_id = _file_id(file.fileno())
+                self._begin_at(0)
             return lines + self._read(file)
 
     def unfinished(self) -> list[str]:
@@ -111,21 +120,34 @@ class LogFollower:
             except FileNotFoundError:
                 continue
             with file:
-                if _file_id(file.fileno()) == self._file_id:
+                if self._is_being_read(file):
                     before = self._offset
                     lines = self._read(file)
                     return lines if self._offset > before else None
         return None
 
+    def _is_being_read(self, file: FileIO) -> bool:
+        """Return whether this is the file of the last call; it may have been truncated since."""
+        fd = file.fileno()
+        if _file_id(fd) != self._file_id:
+            return False
+        found = os.pread(fd, len(self._mark), self._offset - len(self._mark))
+        return found == self._mark or os.fstat(fd).st_size < self._offset
+
+    def _begin_at(self, offset: int) -> None:
+        """Read on at another position."""
+        self._offset, self._mark, self._unfinished = offset, b"", b""
+
     def _read(self, file: FileIO) -> list[str]:
         size = os.fstat(file.fileno()).st_size
         if size < self._offset:  # truncated
-            self._offset, self._unfinished = 0, b""
+            self._begin_at(0)
         if self._newest_only and size - self._offset > READ_BYTES:
-            self._offset, self._unfinished = size - READ_BYTES, b""
+            self._begin_at(size - READ_BYTES)
         file.seek(self._offset)
         data = file.read(READ_BYTES)
         self._offset += len(data)
+        self._mark = (self._mark + data[-MARK_BYTES:])[-MARK_BYTES:]
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         if self._newest_only:
             self._unfinished = self._unfinished[-READ_BYTES:]

@@ -146,6 +146,18 @@ def test_no_control_character_is_shown(line: bytes) -> None:
     assert all(c.isprintable() or c == "\t" for c in printable(line))
 
 
+def test_new_file_with_the_inode_of_the_old_one_is_read_from_its_start(
+    follower: LogFollower, path: Path
+) -> None:
+    append(path, b"1 of the first run\n2 of it\n")
+    assert follower.read_last(1) == ["2 of it"]
+    # As after two starts between two calls: the first log was deleted, and its inode used again.
+    path.write_bytes(b"1 of the third run, with more\n2 of it\n")
+    assert follower.read_new() == ["1 of the third run, with more", "2 of it"]
+    append(path, b"3\n")
+    assert follower.read_new() == ["3"]
+
+
 def test_rotation_by_an_engine_start_loses_no_line(follower: LogFollower, path: Path) -> None:
     append(path, b"1\n")
     follower.read_last(5)
@@ -267,6 +279,14 @@ def test_truncated_file_is_read_from_its_start(path: Path) -> None:
     os.truncate(path, 0)
     append(path, b"new\n")
     assert newest(log) == ["a long first line", "second", "new"]
+
+
+def test_larger_new_file_with_the_inode_of_the_old_one_is_read_from_its_start(path: Path) -> None:
+    log = EngineLog(path)
+    append(path, b"old\n")
+    assert log.read() == ["old"]
+    path.write_bytes(b"new, and longer\n")
+    assert log.read() == ["new, and longer"]
 
 
 def test_only_the_newest_lines_are_kept(path: Path) -> None:

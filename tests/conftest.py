@@ -116,23 +116,29 @@ async def fake() -> AsyncIterator[Fake]:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A real Redis for tests that leave it running; each takes a prefix of its own."""
-    server = RedisServer()
-    try:
-        server.start()
+    with RedisServer() as server:
         yield server
-    finally:
-        server.remove()
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A real PostgreSQL for tests that leave it running; each has a database of its own."""
-    server = PostgresServer()
-    try:
-        server.start()
+    with PostgresServer() as server:
         yield server
-    finally:
-        server.remove()
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis that the test may stop."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL that the test may stop."""
+    with PostgresServer() as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])

@@ -4,9 +4,9 @@ import asyncio
 import secrets
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -147,6 +147,18 @@ async def running(
                 connection.shutdown()
             await until_tasks_end(one.server_state)
         await server.lifespan.shutdown()
+
+
+def serving_demo(
+    run_dir: Path,
+    *urls: str,
+    model: Mapping[str, Any] | None = None,
+    settle: bool = True,
+    **sections: Any,
+) -> AbstractAsyncContextManager[Gateway]:
+    """Run a gateway whose only model, demo, has remote engines; `model` are its other settings."""
+    demo = {"name": "demo", "engines": [remote(url) for url in urls], **(model or {})}
+    return running(settings_for(demo, run_dir=run_dir, **sections), settle=settle)
 
 
 async def until_tasks_end(server: ServerState) -> None:

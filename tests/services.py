@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import asyncpg
 import httpx
@@ -42,6 +42,17 @@ class Server:
         # Not below pytest's directory: PostgreSQL will not run as root, and nobody else may enter.
         self.directory = Path(tempfile.mkdtemp(prefix=f"gateway-{name}-"))
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def start(self) -> None:
         """Start it; return when it answers."""

@@ -3,12 +3,20 @@
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from tests.app.usage.records import Faulty, opened
 from tests.gateway import free_port
 from tests.waiting import poll_until
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Faulty]:
+    """A database with its tables, once of each kind; it fails when the test says so."""
+    async with opened(database_url) as database:
+        yield database
 
 
 @pytest.fixture

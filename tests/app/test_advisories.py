@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app.settings import digest
 from tests.fakes.vllm import Fake
-from tests.gateway import KEY, Gateway, remote, running, settings_for
+from tests.gateway import KEY, Gateway, serving_demo
 from tests.gateway import ROOT_KEY as ADMIN
 
 CANARY = "canary-4d1f0a"
@@ -26,9 +26,7 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "engines": [remote(fake.url)], "max_output_tokens": 100}
-    found = settings_for(model, run_dir=tmp_path)
-    async with running(found) as one:
+    async with serving_demo(tmp_path, fake.url, model={"max_output_tokens": 100}) as one:
         yield one
 
 

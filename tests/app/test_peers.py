@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from tests.app.bare import Bare, serving_app
 from tests.app.raw import Client, answers, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import remote, running, settings_for
+from tests.gateway import serving_demo
 from tests.waiting import PATIENCE_S, wait_until
 
 GET = request(None, method=b"GET", path=b"/health", key=False)
@@ -77,10 +77,8 @@ async def test_unix_socket_peer_has_no_connection_limit(tmp_path: Path) -> None:
 
 async def test_limit_per_peer_is_a_setting(tmp_path: Path) -> None:
     async with Fake() as fake:
-        model = {"name": "demo", "engines": [remote(fake.url)]}
         server = {"max_connections_per_peer": 1}
-        settings = settings_for(model, run_dir=tmp_path, server=server)
-        async with running(settings) as gateway:
+        async with serving_demo(tmp_path, fake.url, server=server) as gateway:
             async with connected(gateway) as one, connected(gateway) as two:
                 assert await is_served(one)
                 assert not await is_served(two)

@@ -22,6 +22,7 @@ from engines.process import ProcessEngine, vllm_launcher
 from engines.remote import RemoteEngine
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
+from tests.engines.processes import read
 from tests.fakes.vllm import Fake
 
 # Shorter than `send_long` takes on vLLM, longer than a busy machine delays a process.
@@ -71,13 +72,6 @@ class Subject:
         async with asyncio.timeout(PATIENCE_S):
             while bool(await self.running()) != busy:
                 await asyncio.sleep(0.01)
-
-
-async def read(response: EngineResponse) -> bytes:
-    body = b""
-    while data := await response.read():
-        body += data
-    return body
 
 
 async def ready(engine: Engine, seconds: float = 300) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,28 +23,6 @@ CLIENTS = 8
 # What one request may wait for Redis here: far above what a busy machine adds by itself.
 DEADLINE_S = 2.0
 PLENTY = {"requests_per_minute": 10**9, "tokens_per_minute": 10**9, "concurrent_requests": 10**6}
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    """A Redis that the test may stop."""
-    server = RedisServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
-
-
-@pytest.fixture
-def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL that the test may stop."""
-    server = PostgresServer()
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
 
 
 @dataclass
@@ -116,7 +94,7 @@ async def until_available(member: Member, available: bool) -> None:
 @pytest.mark.parametrize("fault", ["hangs", "is restarted empty"])
 async def test_redis_fails_under_load(
     tmp_path: Path,
-    redis: RedisServer,
+    own_redis: RedisServer,
     postgres_server: PostgresServer,
     policy: str,
     meanwhile: int,
@@ -127,7 +105,7 @@ async def test_redis_fails_under_load(
         "state": {"redis_timeout_s": DEADLINE_S},
         "limits": {"redis_unavailable": policy},
     }
-    with fleet(tmp_path, 1, redis, postgres_server, database, **sections) as found:
+    with fleet(tmp_path, 1, own_redis, postgres_server, database, **sections) as found:
         (member,) = found.members
         key = found.key(**PLENTY)
         async with load(member, key) as seen:
@@ -135,7 +113,7 @@ async def test_redis_fails_under_load(
             assert sample(member, "gateway_redis_available") == 1
             seen.clear()
 
-            await asyncio.to_thread(redis.pause if fault == "hangs" else redis.stop)
+            await asyncio.to_thread(own_redis.pause if fault == "hangs" else own_redis.stop)
             await until_available(member, available=False)
             await seen.more(meanwhile)
             await seen.more(meanwhile)
@@ -144,7 +122,7 @@ async def test_redis_fails_under_load(
                 # Whoever asked while nobody knew has waited; nobody has waited twice.
                 assert sum(seconds >= DEADLINE_S for _, seconds in answers) <= 1
 
-            await asyncio.to_thread(redis.resume if fault == "hangs" else redis.start)
+            await asyncio.to_thread(own_redis.resume if fault == "hangs" else own_redis.start)
             await until_available(member, available=True)
             await seen.more(200)  # a refusal from before may still have been on its way
             seen.clear()
@@ -158,15 +136,15 @@ async def test_redis_fails_under_load(
 
 @pytest.mark.parametrize("fault", ["stops", "hangs"])
 async def test_postgresql_fails_under_load(
-    tmp_path: Path, redis_server: RedisServer, postgres: PostgresServer, fault: str
+    tmp_path: Path, redis_server: RedisServer, own_postgres: PostgresServer, fault: str
 ) -> None:
     state = {"redis_prefix": f"faults-postgres-{fault}"}
-    with fleet(tmp_path, 1, redis_server, postgres, "faults", state=state) as found:
+    with fleet(tmp_path, 1, redis_server, own_postgres, "faults", state=state) as found:
         (member,) = found.members
         known, unknown = found.key(**PLENTY), found.key(**PLENTY)
         async with load(member, known) as seen:
             await seen.more(200)
-            await asyncio.to_thread(postgres.stop if fault == "stops" else postgres.pause)
+            await asyncio.to_thread(own_postgres.stop if fault == "stops" else own_postgres.pause)
 
             await seen.more(200)
             async with httpx.AsyncClient(timeout=60) as client:
@@ -182,7 +160,9 @@ async def test_postgresql_fails_under_load(
                 await seen.more(200)
                 assert set(seen.statuses) == {200}
 
-                await asyncio.to_thread(postgres.start if fault == "stops" else postgres.resume)
+                await asyncio.to_thread(
+                    own_postgres.start if fault == "stops" else own_postgres.resume
+                )
                 async with asyncio.timeout(60):
                     while (await ask(unknown)).status_code != 200:
                         await asyncio.sleep(0.1)

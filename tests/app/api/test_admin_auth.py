@@ -13,7 +13,16 @@ from app.auth import KeyFields, OwnerFields, OwnerStore, Role
 from app.errors import PermissionDenied
 from app.main import create_app
 from tests.app.raw import connected, request
-from tests.gateway import KEY, ROOT, ROOT_KEY, Gateway, free_port, remote, running, settings_for
+from tests.gateway import (
+    KEY,
+    ROOT,
+    ROOT_KEY,
+    Gateway,
+    free_port,
+    remote,
+    serving_demo,
+    settings_for,
+)
 
 # Who may besides the administrator and root; whoever adds a route adds its row.
 READERS = {"auditor", "manager"}
@@ -57,8 +66,7 @@ CALLERS = [*sorted(UNKNOWN), "client", "static client", "auditor", "manager", "a
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "engines": [remote(f"http://127.0.0.1:{free_port()}")]}
-    async with running(settings_for(model, run_dir=tmp_path), settle=False) as one:
+    async with serving_demo(tmp_path, f"http://127.0.0.1:{free_port()}", settle=False) as one:
         del one.client.headers["authorization"]
         yield one
 

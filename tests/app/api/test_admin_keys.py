@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from app.auth import KeyFields
 from app.auth.key_format import new_key
 from app.settings import digest
 from tests.app.raw import asking, connected, request
+from tests.app.tenants import request_as_root
 from tests.fakes.vllm import Fake
 from tests.gateway import KEY, ROOT, Gateway, remote, running, settings_for
 from tests.waiting import PATIENCE_S
@@ -33,14 +35,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
         yield one
 
 
-async def admin(
-    gateway: Gateway, method: str, path: str = "", body: Any = None, status: int = 200
-) -> Any:
-    """Do something as root; return what is answered."""
-    address = f"/admin/keys{path}"
-    response = await gateway.client.request(method, address, json=body, headers=ROOT)
-    assert response.status_code == status, response.text
-    return response.json() if response.content else None
+admin = partial(request_as_root, "/admin/keys")
 
 
 async def create(gateway: Gateway, **fields: Any) -> dict[str, Any]:

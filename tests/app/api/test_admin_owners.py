@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.app.tenants import make_key
+from tests.app.tenants import make_key, request_as_root
 from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.gateway import ROOT, Gateway, serving_demo
 from tests.waiting import PATIENCE_S
 
 Key = dict[str, str]
@@ -18,20 +19,12 @@ Key = dict[str, str]
 
 @pytest.fixture
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    async with running(settings_for(model, run_dir=tmp_path)) as one:
+    async with serving_demo(tmp_path, fake.url) as one:
         del one.client.headers["authorization"]
         yield one
 
 
-async def admin(
-    gateway: Gateway, method: str, path: str = "", body: Any = None, status: int = 200
-) -> Any:
-    """Do something as root; return what is answered."""
-    address = f"/admin/owners{path}"
-    response = await gateway.client.request(method, address, json=body, headers=ROOT)
-    assert response.status_code == status, response.text
-    return response.json() if response.content else None
+admin = partial(request_as_root, "/admin/owners")
 
 
 async def chat(gateway: Gateway, key: Key, **fields: Any) -> httpx.Response:

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from app.api.data_plane import ENDPOINTS, endpoint_of
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, Gateway, remote, running, settings_for
+from tests.gateway import AUTH, Gateway, serving_demo
 from tests.waiting import PATIENCE_S
 
 LIMIT = 100_000
@@ -24,8 +24,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 def serving(fake: Fake, run_dir: Path) -> AbstractAsyncContextManager[Gateway]:
     """Run a gateway with one model."""
-    model = {"name": "demo", "aliases": ["org/al"], "engines": [remote(fake.url)]}
-    return running(settings_for(model, run_dir=run_dir, server={"max_body_bytes": LIMIT}))
+    return serving_demo(
+        run_dir, fake.url, model={"aliases": ["org/al"]}, server={"max_body_bytes": LIMIT}
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -418,12 +419,10 @@ async def test_every_request_leaves_one_line(
 
 
 async def test_open_gateway_needs_no_key(tmp_path: Path) -> None:
-    async with Fake() as fake:
-        model = {"name": "demo", "engines": [remote(fake.url)]}
-        settings = settings_for(model, run_dir=tmp_path, auth={"enabled": False})
-        async with running(settings) as gateway:
-            del gateway.client.headers["authorization"]
-            assert (await gateway.chat()).status_code == 200
+    open_to_all = {"enabled": False}
+    async with Fake() as fake, serving_demo(tmp_path, fake.url, auth=open_to_all) as gateway:
+        del gateway.client.headers["authorization"]
+        assert (await gateway.chat()).status_code == 200
 
 
 # HEAD and OPTIONS
@@ -499,9 +498,8 @@ OTHER = "https://evil.example"
 @asynccontextmanager
 async def open_to(fake: Fake, tmp_path: Path, *origins: str) -> AsyncIterator[Gateway]:
     """Run a gateway that pages of these origins may call."""
-    model = {"name": "demo", "engines": [remote(fake.url)]}
     server = {"cors_origins": origins}
-    async with running(settings_for(model, run_dir=tmp_path, server=server)) as one:
+    async with serving_demo(tmp_path, fake.url, server=server) as one:
         yield one
 
 

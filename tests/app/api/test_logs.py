@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from app.settings import MAX_LEVELS
-from tests.gateway import AUTH, ROOT, Gateway, remote, running, settings_for
+from tests.gateway import AUTH, ROOT, Gateway, serving_demo
 
 pytestmark = pytest.mark.usefixtures("levels_as_before")
 
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "aliases": ["al"], "engines": [remote("http://127.0.0.1:1")]}
     logs = {"levels": {"limits": "error"}}
-    async with running(settings_for(model, run_dir=tmp_path, logs=logs), settle=False) as one:
+    async with serving_demo(
+        tmp_path, "http://127.0.0.1:1", model={"aliases": ["al"]}, settle=False, logs=logs
+    ) as one:
         yield one
 
 
@@ -205,11 +206,9 @@ class TestEveryRequest:
 async def test_a_preflight_has_a_line_at_debug_and_no_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
     server = {"cors_origins": ("https://chat.example",)}
-    settings = settings_for(model, run_dir=tmp_path, server=server)
     asked = {"access-control-request-method": "POST", "x-request-id": "browser"}
-    async with running(settings, settle=False) as gateway:
+    async with serving_demo(tmp_path, "http://127.0.0.1:1", settle=False, server=server) as gateway:
         path = "/v1/completions"
         for origin in ("https://chat.example", "https://evil.example"):
             await gateway.client.options(path, headers={"origin": origin, **asked})

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.settings import digest
 from tests.app.raw import asking, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.gateway import ROOT, Gateway, remote, running, serving_demo, settings_for
 
 METRICS_KEY = "sk-metrics-0123456789abcdef"
 WITH_KEY = {"authorization": f"Bearer {METRICS_KEY}"}
@@ -64,9 +64,8 @@ async def requests(gateway: Gateway) -> dict[tuple[str, str, str], float]:
 class TestKey:
     @pytest.fixture
     async def guarded(self, fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-        model = {"name": "demo", "engines": [remote(fake.url)]}
         key = digest(METRICS_KEY.encode())
-        async with running(settings_for(model, run_dir=tmp_path, metrics_key=key)) as one:
+        async with serving_demo(tmp_path, fake.url, metrics_key=key) as one:
             yield one
 
     async def test_whoever_has_it_may_read(self, guarded: Gateway) -> None:
@@ -117,9 +116,8 @@ class TestKey:
 class TestPort:
     @pytest.fixture
     async def apart(self, fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-        model = {"name": "demo", "engines": [remote(fake.url)]}
         metrics = {"host": "127.0.0.1", "port": 0}
-        async with running(settings_for(model, run_dir=tmp_path, metrics=metrics)) as one:
+        async with serving_demo(tmp_path, fake.url, metrics=metrics) as one:
             yield one
 
     @pytest.fixture

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -86,11 +87,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def database(tmp_path: Any) -> AsyncIterator[Faulty]:
-    database = Faulty(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
-    await database.migrate()
-    yield database
-    await database.close()
+def database_url(tmp_path: Path) -> str:
+    return f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
 
 
 @pytest.fixture

@@ -69,16 +69,8 @@ class Watched(KeyStore):
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
-    await database.migrate()
-    yield database
-    await database.close()
+def database_url(tmp_path: Path) -> str:
+    return f"sqlite+aiosqlite:///{tmp_path}/gateway.db"
 
 
 @pytest.fixture

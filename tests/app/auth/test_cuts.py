@@ -29,11 +29,6 @@ class Site:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 async def sites(database_url: str, clock: Clock) -> AsyncIterator[list[Site]]:
     """Two gateways that share a database."""
     found = []

@@ -9,7 +9,7 @@ import pytest
 from app.auth.key_format import new_key
 from app.auth.validation import KeyFields
 from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.gateway import ROOT, Gateway, serving_demo
 from tests.services import PostgresServer
 from tests.waiting import PATIENCE_S
 
@@ -17,23 +17,12 @@ pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[PostgresServer]:
-    """A server of the test's own: it does not leave it running."""
-    server = await asyncio.to_thread(PostgresServer)
-    try:
-        await asyncio.to_thread(server.start)
-        yield server
-    finally:
-        await asyncio.to_thread(server.remove)
-
-
-@pytest.fixture
-async def gateway(server: PostgresServer, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with Fake() as fake:
-        model = {"name": "demo", "engines": [remote(fake.url)]}
-        state = {"database_url": server.url("postgres")}
-        async with running(settings_for(model, run_dir=tmp_path, state=state)) as one:
-            yield one
+async def gateway(
+    own_postgres: PostgresServer, fake: Fake, tmp_path: Path
+) -> AsyncIterator[Gateway]:
+    state = {"database_url": own_postgres.url("postgres")}
+    async with serving_demo(tmp_path, fake.url, state=state) as one:
+        yield one
 
 
 async def status(gateway: Gateway, key: str) -> int:
@@ -62,7 +51,7 @@ FAULTS: list[tuple[Callable[[PostgresServer], None], Callable[[PostgresServer], 
 @pytest.mark.parametrize(("go", "come"), FAULTS, ids=["stopped", "hanging"])
 async def test_outage_keeps_known_keys_and_answers_unknown_ones_with_503(
     gateway: Gateway,
-    server: PostgresServer,
+    own_postgres: PostgresServer,
     go: Callable[[PostgresServer], None],
     come: Callable[[PostgresServer], None],
 ) -> None:
@@ -70,7 +59,7 @@ async def test_outage_keeps_known_keys_and_answers_unknown_ones_with_503(
     _, unseen = await create_key(gateway, "unseen")
     assert await status(gateway, known) == 200
 
-    await asyncio.to_thread(go, server)
+    await asyncio.to_thread(go, own_postgres)
     assert await status(gateway, unseen) == 503
     assert await status(gateway, new_key().text) == 503
     assert await status(gateway, known) == 200
@@ -79,7 +68,7 @@ async def test_outage_keeps_known_keys_and_answers_unknown_ones_with_503(
     assert (listed.status_code, listed.json()["error"]["code"]) == (503, "service_unavailable")
     assert (await gateway.client.get("/health")).status_code == 200
 
-    await asyncio.to_thread(come, server)
+    await asyncio.to_thread(come, own_postgres)
     await until_status(gateway, unseen, 200)
     await until_status(gateway, new_key().text, 401)
     await gateway.state.key_store.disable(known_id)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,19 +20,6 @@ from app.settings import FieldSettings, LimitSettings
 from tests.app.auth.doors import Clock
 
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    database = Database(database_url)
-    await database.migrate()
-    yield database
-    await database.close()
 
 
 @pytest.fixture

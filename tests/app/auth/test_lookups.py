@@ -20,6 +20,7 @@ from app.database import Database
 from app.errors import InvalidApiKey, ServiceUnavailable
 from app.settings import digest
 from tests.app.auth.doors import Clock, bearer, door
+from tests.app.usage.records import opened
 from tests.waiting import wait_until
 
 MANY = 3000
@@ -58,10 +59,8 @@ class Slow(KeyStore):
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=20)
-    await database.migrate()
-    yield database
-    await database.close()
+    async with opened(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=20) as database:
+        yield database
 
 
 @pytest.fixture

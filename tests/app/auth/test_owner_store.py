@@ -1,7 +1,6 @@
 """Owners as records on both databases, and how gateways hear of their changes."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,14 +11,6 @@ from app.auth.validation import KeyChanges, KeyFields, OwnerFields
 from app.database import Database
 from app.settings import LimitSettings
 from tests.app.auth.doors import bearer, door
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    database = Database(database_url)
-    await database.migrate()
-    yield database
-    await database.close()
 
 
 @pytest.fixture

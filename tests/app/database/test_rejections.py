@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.gateway import ROOT, Gateway, serving_demo
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with Fake() as fake:
-        model = {"name": "demo", "stores_responses": True, "engines": [remote(fake.url)]}
-        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
-            yield gateway
+async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with serving_demo(tmp_path, fake.url, model={"stores_responses": True}) as gateway:
+        yield gateway
 
 
 async def reject_inserts(gateway: Gateway, table: str) -> None:

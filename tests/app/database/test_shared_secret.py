@@ -12,7 +12,7 @@ from sqlalchemy import text
 from app.database import Database, DatabaseUnavailable, SharedSecret
 from app.database.shared_secret import LENGTH
 from app.main import SALT_SECRET
-from tests.gateway import remote, running, settings_for
+from tests.gateway import serving_demo
 from tests.waiting import wait_until
 
 
@@ -110,9 +110,7 @@ async def test_wait_for_the_database_ends_at_shutdown(tmp_path: Path) -> None:
 
 
 async def test_a_gateway_serves_with_the_shared_secret(tmp_path: Path) -> None:
-    model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
-    settings = settings_for(model, run_dir=tmp_path)
-    async with running(settings, settle=False) as gateway:
+    async with serving_demo(tmp_path, "http://127.0.0.1:1", settle=False) as gateway:
         secret = gateway.state.salt_secret
         assert repr(secret.value) not in repr(gateway.state)
         async with gateway.state.database.read() as connection:

@@ -43,17 +43,6 @@ def store_on(link: RedisConnection, on_change: Callable[[str | None], None]) -> 
     )
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[RedisServer]:
-    """A Redis of the test's own, which it may harm."""
-    server = RedisServer()
-    try:
-        await asyncio.to_thread(server.start)
-        yield server
-    finally:
-        await asyncio.to_thread(server.remove)
-
-
 @dataclass
 class Gateway:
     """A limiter and what it tells its operator."""
@@ -133,22 +122,22 @@ async def loaded(limiter: Limiter) -> AsyncIterator[Load]:
             load.going = False
 
 
-def slots(server: RedisServer) -> dict[str, int]:
+def slots(own_redis: RedisServer) -> dict[str, int]:
     """Return how many slots are taken, by key."""
-    with redis.Redis(port=server.port, decode_responses=True) as client:
+    with redis.Redis(port=own_redis.port, decode_responses=True) as client:
         keys = list(client.scan_iter("*:slots:*"))
         return {key: taken for key in keys if (taken := client.zcard(key))}
 
 
 async def test_busy_event_loop_at_the_deadline_is_not_a_redis_timeout(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(server.url, caplog, timeout_s=1.0) as gateway:
+    async with gateway_on(own_redis.url, caplog, timeout_s=1.0) as gateway:
         assert await outcome(gateway.limiter, ANY) == "passed"
-        server.pause()
+        own_redis.pause()
         asked = asyncio.create_task(outcome(gateway.limiter, ANY))
         await turns(5)  # it is on its way
-        server.resume()
+        own_redis.resume()
         time.sleep(1.1)  # Redis answers while the loop is blocked
         assert await asked == "passed"
         assert gateway.available
@@ -159,64 +148,66 @@ async def test_busy_event_loop_at_the_deadline_is_not_a_redis_timeout(
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_limits_recover_after_redis_restarts_empty(
-    server: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(server.url, caplog, policy=policy) as gateway:
+    async with gateway_on(own_redis.url, caplog, policy=policy) as gateway:
         async with loaded(gateway.limiter) as load:
-            server.stop()
+            own_redis.stop()
             await gateway.lost()
             await load.sees(MEANWHILE[policy])
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(own_redis.start)
             await gateway.found()
             await load.sees("passed")
         assert set(load.outcomes) == {"passed", MEANWHILE[policy]}
-        await wait_until(lambda: not slots(server))
+        await wait_until(lambda: not slots(own_redis))
     assert len(gateway.log) == 2
     assert " unavailable: " in gateway.log[0]
-    assert gateway.log[1] == f"Redis at 127.0.0.1:{server.port} available; limits are counted there"
+    assert (
+        gateway.log[1] == f"Redis at 127.0.0.1:{own_redis.port} available; limits are counted there"
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_limits_recover_after_redis_hangs(
-    server: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Redis executes what it received before the hang afterwards; no slot may leak."""
-    async with gateway_on(server.url, caplog, policy=policy) as gateway:
+    async with gateway_on(own_redis.url, caplog, policy=policy) as gateway:
         async with loaded(gateway.limiter) as load:
-            server.pause()
+            own_redis.pause()
             await gateway.lost()
             await load.sees(MEANWHILE[policy])
-            server.resume()
+            own_redis.resume()
             await gateway.found()
             await load.sees("passed")
         assert set(load.outcomes) == {"passed", MEANWHILE[policy]}
-        await wait_until(lambda: not slots(server))
+        await wait_until(lambda: not slots(own_redis))
     assert len(gateway.log) == 2
     assert "no answer within 0.5 s" in gateway.log[0]
 
 
 async def test_redis_restart_under_load(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(server.url, caplog) as gateway:
+    async with gateway_on(own_redis.url, caplog) as gateway:
         async with loaded(gateway.limiter) as load:
             for _ in range(3):
-                server.stop()
-                await asyncio.to_thread(server.start)
+                own_redis.stop()
+                await asyncio.to_thread(own_redis.start)
                 await gateway.found()
                 await load.sees("passed")
         assert set(load.outcomes) <= {"passed", "service_unavailable"}
-        await wait_until(lambda: not slots(server))
+        await wait_until(lambda: not slots(own_redis))
 
 
 # What the policies are
 
 
 async def test_local_mode_applies_the_same_limits_in_memory(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.stop()
-    async with gateway_on(server.url, caplog, policy="local") as gateway:
+    own_redis.stop()
+    async with gateway_on(own_redis.url, caplog, policy="local") as gateway:
         wanted = ask(limits(requests=2))
         assert [await passes(gateway.limiter, wanted) for _ in range(3)] == [True, True, False]
         headers = dict((await gateway.limiter.decide(wanted)).headers)
@@ -225,10 +216,10 @@ async def test_local_mode_applies_the_same_limits_in_memory(
 
 
 async def test_open_mode_has_no_limits_and_no_headers(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.stop()
-    async with gateway_on(server.url, caplog, policy="open") as gateway:
+    own_redis.stop()
+    async with gateway_on(own_redis.url, caplog, policy="open") as gateway:
         for _ in range(3):
             decision = await gateway.limiter.decide(ask(limits(requests=1, concurrent=1)))
             assert (decision.refusal, decision.headers) == (None, [])
@@ -236,10 +227,10 @@ async def test_open_mode_has_no_limits_and_no_headers(
 
 
 async def test_closed_mode_is_503_except_for_unlimited_requests(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.stop()
-    async with gateway_on(server.url, caplog, policy="closed") as gateway:
+    own_redis.stop()
+    async with gateway_on(own_redis.url, caplog, policy="closed") as gateway:
         assert await outcome(gateway.limiter, ANY) == "service_unavailable"
         assert await outcome(gateway.limiter, ask()) == "passed"
     assert gateway.log[0].endswith("; until then requests are refused")
@@ -249,11 +240,11 @@ async def test_closed_mode_is_503_except_for_unlimited_requests(
 
 
 async def test_redis_hang_costs_one_timeout_then_fails_fast(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(server.url, caplog, policy="local") as gateway:
+    async with gateway_on(own_redis.url, caplog, policy="local") as gateway:
         assert await passes(gateway.limiter, ANY)
-        server.pause()
+        own_redis.pause()
         first = asyncio.create_task(passes(gateway.limiter, ANY))
         await turns(5)  # the call is under way
         others = [asyncio.create_task(passes(gateway.limiter, ANY)) for _ in range(20)]
@@ -263,26 +254,26 @@ async def test_redis_hang_costs_one_timeout_then_fails_fast(
 
 
 async def test_gateway_shuts_down_while_redis_hangs(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(server.url, caplog, policy="local") as gateway:
+    async with gateway_on(own_redis.url, caplog, policy="local") as gateway:
         with await gateway.limiter.decide(ANY):
-            server.pause()
+            own_redis.pause()
 
 
 # What was decided before a fault is settled after it
 
 
 async def test_slot_granted_by_redis_is_released_in_redis(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = ask(limits(tokens=100, concurrent=1), tokens=60)
-    async with gateway_on(server.url, caplog, policy="local") as gateway:
+    async with gateway_on(own_redis.url, caplog, policy="local") as gateway:
         with await gateway.limiter.decide(wanted) as decision:
-            server.pause()
+            own_redis.pause()
             assert await passes(gateway.limiter, wanted)  # by this gateway's own count
             decision.settle(40)
-        server.resume()
+        own_redis.resume()
         await gateway.found()
         after = await gateway.limiter.decide(wanted)
         assert after.refusal is None
@@ -291,36 +282,36 @@ async def test_slot_granted_by_redis_is_released_in_redis(
 
 
 async def test_slot_granted_locally_is_released_locally(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = ask(limits(concurrent=1))
-    async with gateway_on(server.url, caplog, policy="local") as gateway:
-        server.pause()
+    async with gateway_on(own_redis.url, caplog, policy="local") as gateway:
+        own_redis.pause()
         with await gateway.limiter.decide(wanted):
-            server.resume()
+            own_redis.resume()
             await gateway.found()
             assert await passes(gateway.limiter, wanted)
         assert not await passes(gateway.limiter, wanted)  # Redis's slot is still taken
-        server.stop()
+        own_redis.stop()
         assert await passes(gateway.limiter, wanted)  # the one here is not
 
 
 async def test_slots_in_use_are_restored_in_an_empty_redis(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = ask(limits(concurrent=1))
-    async with gateway_on(server.url, caplog) as gateway:
+    async with gateway_on(own_redis.url, caplog) as gateway:
         with await gateway.limiter.decide(wanted):
-            server.stop()
+            own_redis.stop()
             assert await outcome(gateway.limiter, wanted) == "service_unavailable"
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(own_redis.start)
             await gateway.found()
             assert await outcome(gateway.limiter, wanted) == "rate_limit_exceeded"
         assert await outcome(gateway.limiter, wanted) == "passed"
 
 
 async def test_request_during_slot_restoration_waits_for_its_end(
-    server: RedisServer,
+    own_redis: RedisServer,
 ) -> None:
     """They are more than one call may hold."""
     held = 2 * MAX_BATCH + 1
@@ -331,16 +322,16 @@ async def test_request_during_slot_restoration_waits_for_its_end(
         if reason is None:
             asked.append(asyncio.create_task(store.decide(terms)))
 
-    link = RedisConnection(server.url, PATIENT_S)
+    link = RedisConnection(own_redis.url, PATIENT_S)
     store = store_on(link, changed)
     running = asyncio.create_task(store.run())
     try:
         for _ in range(held):
             assert (await store.decide(terms)).reading.admitted
-        server.stop()
+        own_redis.stop()
         with pytest.raises(RedisUnavailable):
             await store.decide(terms)
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own_redis.start)
         await wait_until(lambda: bool(asked))
         assert (await asked[0]).reading.admitted == 0
     finally:
@@ -353,23 +344,23 @@ async def test_request_during_slot_restoration_waits_for_its_end(
 
 
 async def test_redis_restart_while_idle_fails_no_request(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(server.url, caplog, timeout_s=10) as gateway:
+    async with gateway_on(own_redis.url, caplog, timeout_s=10) as gateway:
         for _ in range(3):
             assert await outcome(gateway.limiter, ANY) == "passed"
-            await wait_until(lambda: not slots(server))
-            server.stop()
-            await asyncio.to_thread(server.start)
+            await wait_until(lambda: not slots(own_redis))
+            own_redis.stop()
+            await asyncio.to_thread(own_redis.start)
         assert await outcome(gateway.limiter, ANY) == "passed"
         assert (gateway.errors, gateway.log) == (0, [])
 
 
 async def test_cut_connection_or_flushed_script_fails_no_request(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(server.url, caplog, timeout_s=10) as gateway:
-        with redis.Redis(port=server.port) as client:
+    async with gateway_on(own_redis.url, caplog, timeout_s=10) as gateway:
+        with redis.Redis(port=own_redis.port) as client:
             assert await outcome(gateway.limiter, ANY) == "passed"
             client.script_flush()
             assert await outcome(gateway.limiter, ANY) == "passed"
@@ -382,10 +373,10 @@ async def test_cut_connection_or_flushed_script_fails_no_request(
 
 
 async def test_read_only_redis_is_unavailable_until_it_accepts_writes(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with gateway_on(server.url, caplog) as gateway:
-        with redis.Redis(port=server.port) as client:
+    async with gateway_on(own_redis.url, caplog) as gateway:
+        with redis.Redis(port=own_redis.port) as client:
             client.config_set("maxmemory", 1)
             assert await outcome(gateway.limiter, ANY) == "service_unavailable"
             client.config_set("maxmemory", 0)
@@ -395,19 +386,19 @@ async def test_read_only_redis_is_unavailable_until_it_accepts_writes(
 
 
 async def test_wrong_password_is_reported_without_showing_it(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with redis.Redis(port=server.port) as client:
+    with redis.Redis(port=own_redis.port) as client:
         client.config_set("requirepass", "right")
     for given, reason in ("", "Authentication required"), (":canary@", "invalid username-password"):
-        url = f"redis://{given}127.0.0.1:{server.port}/0"
+        url = f"redis://{given}127.0.0.1:{own_redis.port}/0"
         async with gateway_on(url, caplog, timeout_s=10) as gateway:
             assert await outcome(gateway.limiter, ANY) == "service_unavailable"
         assert len(gateway.log) == 1
         assert reason in gateway.log[0]
         assert "canary" not in f"{gateway.log}{gateway.limiter!r}"
         caplog.clear()
-    url = f"redis://:right@127.0.0.1:{server.port}/1"
+    url = f"redis://:right@127.0.0.1:{own_redis.port}/1"
     async with gateway_on(url, caplog, timeout_s=10) as gateway:
         assert await outcome(gateway.limiter, ANY) == "passed"
 

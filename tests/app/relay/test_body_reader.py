@@ -15,7 +15,7 @@ from app.relay.body_memory import BodyMemory, BodyMemoryBounds
 from tests.app.raw import KEY_LINE, Client, connected, request
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, remote, running, settings_for
+from tests.gateway import Gateway, serving_demo
 from tests.waiting import wait_until
 
 MIB = 1024 * 1024
@@ -24,8 +24,7 @@ PATH = b"/v1/completions"
 
 @asynccontextmanager
 async def serving(tmp_path: Path, fake: Fake, **sections: Any) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    async with running(settings_for(model, run_dir=tmp_path, **sections)) as gateway:
+    async with serving_demo(tmp_path, fake.url, **sections) as gateway:
         yield gateway
         await wait_until(lambda: not gateway.state.body_memory.held)
 

@@ -14,17 +14,14 @@ from app.relay.engine_request import EngineIds
 from tests.app.raw import asking, connected, request
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.gateway import ROOT, Gateway, serving_demo
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @asynccontextmanager
 async def serving(tmp_path: Path, fake: Fake, **model: Any) -> AsyncIterator[Gateway]:
-    settings = settings_for(
-        {"name": "demo", "engines": [remote(fake.url)], **model}, run_dir=tmp_path
-    )
-    async with running(settings) as gateway:
+    async with serving_demo(tmp_path, fake.url, model=model) as gateway:
         yield gateway
 
 

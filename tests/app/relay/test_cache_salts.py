@@ -14,7 +14,7 @@ from app.relay.rewrite import SALTED
 from app.settings import NO_LIMITS
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, remote, running, settings_for
+from tests.gateway import Gateway, serving_demo
 
 
 def principal(key_id: str, owner: str = "") -> Principal:
@@ -61,10 +61,7 @@ class TestSalts:
 
 @asynccontextmanager
 async def serving(tmp_path: Path, fake: Fake, **model: Any) -> AsyncIterator[Gateway]:
-    settings = settings_for(
-        {"name": "demo", "engines": [remote(fake.url)], **model}, run_dir=tmp_path
-    )
-    async with running(settings) as gateway:
+    async with serving_demo(tmp_path, fake.url, model=model) as gateway:
         yield gateway
 
 

@@ -13,7 +13,7 @@ from app.relay.in_flight import KEY_DISABLED
 from app.server.connection import ClientConnection
 from tests.app.raw import Client, asking, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import ROOT, Gateway, remote, running, settings_for
+from tests.gateway import ROOT, Gateway, serving_demo
 from tests.waiting import PATIENCE_S, wait_until
 
 PATHS = [b"/v1/chat/completions", b"/v1/messages", b"/v1/responses", b"/v1/completions"]
@@ -23,8 +23,7 @@ LARGE = 900_000  # of a body that is scanned as it comes
 @pytest.fixture
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     """A gateway whose model serves one request at a time; nothing is left when a test ends."""
-    model = {"name": "demo", "engines": [remote(fake.url)], "queue": {"max_in_flight": 1}}
-    async with running(settings_for(model, run_dir=tmp_path)) as one:
+    async with serving_demo(tmp_path, fake.url, model={"queue": {"max_in_flight": 1}}) as one:
         yield one
         await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
         await fake.until_idle()

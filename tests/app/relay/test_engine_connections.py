@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway import remote, running, settings_for
+from tests.gateway import serving_demo
 
 ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}).encode()
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -66,11 +66,9 @@ async def test_complete_response_keeps_its_connection_alive(
     tmp_path: Path, pieces: list[bytes]
 ) -> None:
     peer = Peer(pieces)
-    async with listening(peer) as url:
-        model = {"name": "demo", "engines": [remote(url)]}
-        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
-            for _ in range(3):
-                answer = await gateway.chat()
-                assert answer.status_code == 200
+    async with listening(peer) as url, serving_demo(tmp_path, url) as gateway:
+        for _ in range(3):
+            answer = await gateway.chat()
+            assert answer.status_code == 200
     assert len(peer.asked) == 3
     assert len(set(peer.asked)) == 1

@@ -15,7 +15,7 @@ from app.relay.field_rules import DROPPED, MAX_RULED, FieldRules
 from app.settings import FieldSettings
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake
-from tests.gateway import remote, running, settings_for
+from tests.gateway import serving_demo
 
 
 def applied(rules: FieldRules, fields: Mapping[str, Any]) -> Any:
@@ -131,8 +131,7 @@ def test_no_field_that_is_dropped_reaches_the_engine(fields: dict[str, Any], spa
 async def test_rules_of_model_and_key_apply_to_requests(tmp_path: Path) -> None:
     async with Fake() as fake:
         rules_of_model = {"deny": ["prompt_logprobs"], "max": {"logprobs": 3}}
-        model = {"name": "demo", "fields": rules_of_model, "engines": [remote(fake.url)]}
-        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+        async with serving_demo(tmp_path, fake.url, model={"fields": rules_of_model}) as gateway:
             headers = await make_key(gateway, "k", fields={"force": {"temperature": 0}})
 
             async def ask(**fields: Any) -> int:

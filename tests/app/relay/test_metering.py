@@ -11,7 +11,7 @@ import pytest
 from tests.app.raw import connected, request
 from tests.app.tenants import make_key, tokens
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, Gateway, remote, running, settings_for
+from tests.gateway import AUTH, Gateway, serving_demo
 from tests.waiting import PATIENCE_S
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -26,8 +26,7 @@ async def fake() -> AsyncIterator[Fake]:
 
 @pytest.fixture
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    async with running(settings_for(model, run_dir=tmp_path)) as one:
+    async with serving_demo(tmp_path, fake.url) as one:
         yield one
 
 
@@ -52,10 +51,9 @@ async def test_events_with_many_tokens_are_billed_by_their_bytes(
 ) -> None:
     """As vLLM bundles them for a client that reads slowly."""
     fields = {"allow": ["stream_interval"]}
-    model = {"name": "demo", "fields": fields, "engines": [remote(fake.url)]}
     body = {**CHAT, "stream": True, "stream_interval": 500, "fake": "tokens:100000:0.01"}
     words = 0
-    async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+    async with serving_demo(tmp_path, fake.url, model={"fields": fields}) as gateway:
         async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for line in answer.aiter_lines():
                 words += line.count("word")
@@ -102,8 +100,7 @@ async def test_response_without_usage_is_billed_by_its_bytes(gateway: Gateway, p
 async def test_response_longer_than_reserved_is_billed_in_full(fake: Fake, tmp_path: Path) -> None:
     """A request that states no length reserves less than the model may write."""
     limits = {"unstated_output_tokens": 8}
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:
+    async with serving_demo(tmp_path, fake.url, limits=limits) as gateway:
         answer = await gateway.chat(fake="silent:300")
         assert await tokens(gateway, "completion") == len(answer.content)
 
@@ -167,8 +164,7 @@ async def test_count_tokens_takes_a_fraction_of_the_limit(
     fake: Fake, tmp_path: Path, path: str
 ) -> None:
     limits = {"default": {"tokens_per_minute": 10_000}, "tokenize_weight": 0.1}
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:
+    async with serving_demo(tmp_path, fake.url, limits=limits) as gateway:
         body = {"model": "demo", "prompt": "x" * 40_000}
         answer = await gateway.client.post(path, json=body)
         assert answer.status_code == 200
@@ -216,14 +212,13 @@ class TestPromptsTimesChoices:
     async def test_one_request_blocks_its_limit_for_a_minute_at_most(
         self, fake: Fake, tmp_path: Path
     ) -> None:
-        model = {
-            "name": "demo",
-            "max_sequences": None,
-            "limits": {"tokens_per_minute": 1_000_000},
-            "engines": [remote(fake.url)],
-        }
         limits = {"default": {"tokens_per_minute": None}}
-        async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:
+        async with serving_demo(
+            tmp_path,
+            fake.url,
+            model={"max_sequences": None, "limits": {"tokens_per_minute": 1_000_000}},
+            limits=limits,
+        ) as gateway:
             body = {"model": "demo", "prompt": ["x"] * 2000, "n": 128, "max_tokens": 4000}
             body["fake"] = "hang"
             async with connected(gateway) as client:
@@ -275,8 +270,7 @@ class TestBudgets:
 
 async def test_refused_request_is_counted(fake: Fake, tmp_path: Path) -> None:
     limits = {"default": {"requests_per_minute": 3}}
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    async with running(settings_for(model, run_dir=tmp_path, limits=limits)) as gateway:
+    async with serving_demo(tmp_path, fake.url, limits=limits) as gateway:
         found = [
             (await gateway.client.post("/v1/completions", content=body, headers=AUTH)).status_code
             for body in (b"{", b'{"model":"nobody"}', b'{"n":1}', b"{")

@@ -15,7 +15,7 @@ import pytest_asyncio
 from app.api.data_plane import ENDPOINTS
 from engines.base import EngineState
 from tests.fakes.vllm import Fake
-from tests.gateway import AUTH, Gateway, free_port, remote, running, settings_for
+from tests.gateway import AUTH, Gateway, free_port, remote, running, serving_demo, settings_for
 from tests.waiting import PATIENCE_S, wait_until
 
 
@@ -190,8 +190,7 @@ async def test_fault_in_mid_stream_is_one_error_event_and_no_done(
 
 
 async def test_request_of_a_dead_engine_is_retried_once(fake: Fake, tmp_path: Path) -> None:
-    model = {"name": "demo", "engines": [remote(fake.url) for _ in range(3)]}
-    async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+    async with serving_demo(tmp_path, *(fake.url for _ in range(3))) as gateway:
         assert (await gateway.chat(fake="dead")).status_code == 502
         assert sum(one.target == "/v1/chat/completions" for one in fake.seen) == 2
         assert await gateway.metric("gateway_retries_total", reason="EngineDied") == 1
@@ -350,8 +349,7 @@ async def test_request_is_retried_when_an_engine_dies_before_the_first_byte(tmp_
     async with Fake() as alive:
         dying = await asyncio.start_server(_close_posts, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{dying.sockets[0].getsockname()[1]}"
-        model = {"name": "demo", "engines": [remote(url), remote(alive.url)]}
-        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
+        async with serving_demo(tmp_path, url, alive.url) as gateway:
             answers = [await gateway.chat() for _ in range(4)]
             assert {answer.status_code for answer in answers} == {200}
             assert await gateway.metric("gateway_retries_total", reason="ClosedBeforeAnswer") > 0
@@ -392,17 +390,19 @@ async def test_no_engine_up_is_503_with_retry_after(tmp_path: Path) -> None:
 
 
 async def test_requests_spread_over_replicas_by_least_in_flight(tmp_path: Path) -> None:
-    async with Fake() as one, Fake() as two:
-        model = {"name": "demo", "engines": [remote(one.url), remote(two.url)]}
-        async with running(settings_for(model, run_dir=tmp_path)) as gateway:
-            waiting = [asyncio.create_task(gateway.chat(fake="hang")) for _ in range(6)]
-            await one.until_running(3)
-            await two.until_running(3)
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            await one.until_idle()
-            await two.until_idle()
+    async with (
+        Fake() as one,
+        Fake() as two,
+        serving_demo(tmp_path, one.url, two.url) as gateway,
+    ):
+        waiting = [asyncio.create_task(gateway.chat(fake="hang")) for _ in range(6)]
+        await one.until_running(3)
+        await two.until_running(3)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await one.until_idle()
+        await two.until_idle()
 
 
 async def test_remote_server_gets_its_own_key_and_never_the_clients(

@@ -133,18 +133,7 @@ class TestAskingForUsage:
             '{"include_usage":1}',
             '{"include_usage":"yes"}',
             '{"include_\\u0075sage":true}',
-        ],
-    )
-    def test_clients_own_include_usage_is_kept(self, endpoint: str, options: str) -> None:
-        raw = body_of(stream="true", stream_options=options)
-        plan, engine_gets = send(endpoint, raw)
-        assert engine_gets is raw
-        assert not plan.withhold_usage
-
-    @pytest.mark.parametrize("endpoint", GENERATING)
-    @pytest.mark.parametrize(
-        "options",
-        [
+            # Invalid: the engine refuses them in its own words.
             "true",
             "false",
             "5",
@@ -159,7 +148,7 @@ class TestAskingForUsage:
             '{"include_usage":"maybe"}',
         ],
     )
-    def test_invalid_stream_options_are_left_to_the_engine(
+    def test_include_usage_of_the_client_and_invalid_options_are_forwarded(
         self, endpoint: str, options: str
     ) -> None:
         raw = body_of(stream="true", stream_options=options)

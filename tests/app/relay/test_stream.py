@@ -18,7 +18,7 @@ from app.settings import ServerSettings
 from tests.app.raw import Client, answers, asking, connected, request
 from tests.app.server.connection.exchanges import exchanging
 from tests.fakes.vllm import Fake, chunk
-from tests.gateway import Gateway, remote, running, settings_for
+from tests.gateway import Gateway, remote, running, serving_demo, settings_for
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -137,9 +137,8 @@ async def before_puppet(puppet: Puppet, tmp_path: Path) -> AsyncIterator[Gateway
     """A gateway with the puppet as its engine."""
     server = await asyncio.start_server(puppet.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    model = {"name": "demo", "engines": [remote(url)]}
     quick = {"sse_keepalive_s": QUIET_S}
-    async with running(settings_for(model, run_dir=tmp_path, server=quick)) as one:
+    async with serving_demo(tmp_path, url, server=quick) as one:
         yield one
         puppet.say(None)
         await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)

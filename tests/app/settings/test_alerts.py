@@ -7,15 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from app.settings import AlertsSettings, ConfigError, load_settings, schema
-from tests.app.configuration import GOOD, isolate
+from tests.app.configuration import GOOD
 
 SECRET = "whsec_" + base64.b64encode(bytes(24)).decode()
 URL = "https://hooks.example.com/a-secret-path"
-
-
-@pytest.fixture(autouse=True)
-def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
 
 
 def test_url_is_in_the_file_and_the_secret_in_the_environment(

@@ -1,11 +1,9 @@
 """The configuration file: the line of each setting, numbers in `env`, keys that are given twice."""
 
-from pathlib import Path
-
 import pytest
 
 from app.settings import ConfigError
-from tests.app.configuration import isolate, load
+from tests.app.configuration import load
 
 FILE = """\
 server:
@@ -21,11 +19,6 @@ models:
           max_model_len: 1
           --port: 9
 """
-
-
-@pytest.fixture(autouse=True)
-def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
 
 
 def refused(text: str) -> list[str]:

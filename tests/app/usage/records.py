@@ -85,9 +85,9 @@ def ledger_for(database: Database, metrics: Metrics | None = None, **options: An
 
 
 @asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[Database]:
+async def opened(url: str, **options: Any) -> AsyncIterator[Faulty]:
     """A database whose tables are there."""
-    database = Database(url, **options)
+    database = Faulty(url, **options)
     try:
         await database.migrate()
         yield database

@@ -62,14 +62,6 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Faulty]:
-    database = Faulty(database_url)
-    await database.migrate()
-    yield database
-    await database.close()
-
-
 @asynccontextmanager
 async def running(database: Database, clock: Clock) -> AsyncIterator[Gateway]:
     gateway = Gateway(database, clock)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,14 +28,6 @@ DAY_S = 86_400
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "RETRY_S", (0.005, 0.01))
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Faulty]:
-    database = Faulty(database_url)
-    await database.migrate()
-    yield database
-    await database.close()
 
 
 async def flushed(ledger: Ledger, *records: UsageRecord) -> None:

@@ -55,17 +55,8 @@ async def test_a_sigkill_loses_at_most_the_last_second(database_url: str) -> Non
 @pytest.mark.services
 class TestPostgres:
     @pytest.fixture
-    async def server(self) -> AsyncIterator[PostgresServer]:
-        server = PostgresServer()
-        try:
-            await asyncio.to_thread(server.start)
-            yield server
-        finally:
-            await asyncio.to_thread(server.remove)
-
-    @pytest.fixture
-    async def database(self, server: PostgresServer) -> AsyncIterator[Database]:
-        async with opened(server.url("postgres"), deadline_s=0.3) as database:
+    async def database(self, own_postgres: PostgresServer) -> AsyncIterator[Database]:
+        async with opened(own_postgres.url("postgres"), deadline_s=0.3) as database:
             yield database
 
     async def load_through(
@@ -94,7 +85,7 @@ class TestPostgres:
         assert not lost
 
     async def test_ledger_recovers_from_a_restarted_server(
-        self, database: Database, server: PostgresServer
+        self, database: Database, own_postgres: PostgresServer
     ) -> None:
         metrics = Metrics()
         ledger = ledger_for(database, metrics)
@@ -103,16 +94,16 @@ class TestPostgres:
         async def faults() -> None:
             for _ in range(3):
                 await asyncio.sleep(0.6)
-                await asyncio.to_thread(server.stop)
+                await asyncio.to_thread(own_postgres.stop)
                 await asyncio.sleep(0.3)
-                await asyncio.to_thread(server.start)
+                await asyncio.to_thread(own_postgres.start)
 
         added = await self.load_through(ledger, faults)
         await self.check(database, ledger, metrics, added)
         assert running.cancelled()
 
     async def test_ledger_recovers_from_a_hanging_server(
-        self, database: Database, server: PostgresServer
+        self, database: Database, own_postgres: PostgresServer
     ) -> None:
         metrics = Metrics()
         ledger = ledger_for(database, metrics)
@@ -121,23 +112,23 @@ class TestPostgres:
         async def faults() -> None:
             for hang_s in (0.1, 0.7, 0.4, 1.0):
                 await asyncio.sleep(0.37)
-                server.pause()
+                own_postgres.pause()
                 await asyncio.sleep(hang_s)
-                server.resume()
+                own_postgres.resume()
 
         added = await self.load_through(ledger, faults)
         await self.check(database, ledger, metrics, added)
         assert running.cancelled()
 
     async def test_hanging_server_does_not_delay_shutdown(
-        self, database: Database, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+        self, database: Database, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(ledger_module, "CLOSE_S", 0.5)
         metrics = Metrics()
         ledger = ledger_for(database, metrics)
         running = asyncio.create_task(ledger.run())
         await asyncio.sleep(0)
-        server.pause()
+        own_postgres.pause()
         for _ in range(7):
             ledger.add(record())
         async with asyncio.timeout(20):
@@ -146,21 +137,21 @@ class TestPostgres:
         assert metrics.registry.get_sample_value("gateway_usage_records_lost_total") == 7
 
     async def test_outage_serves_known_keys_and_refuses_others(
-        self, database: Database, server: PostgresServer
+        self, database: Database, own_postgres: PostgresServer
     ) -> None:
         ledger = ledger_for(database)
         budgets = Budgets(database, ledger)
         try:
             with await budgets.reserve("key-1", 100, None, 10):
                 pass
-            server.pause()
+            own_postgres.pause()
             for _ in range(3):
                 ledger.add(record(usage=Usage(10, 0)))
                 with await budgets.reserve("key-1", 100, None, 10):
                     pass
             with pytest.raises(ServiceUnavailable):
                 await budgets.reserve("key-2", 100, None, 10)
-            server.resume()
+            own_postgres.resume()
             await ledger.close()
             assert (await totals(database))["requests"] == 3
         finally:

@@ -1,6 +1,5 @@
 """Sums of what was used, on both databases."""
 
-from collections.abc import AsyncIterator
 from datetime import date
 from typing import Any
 
@@ -12,15 +11,9 @@ from app.database.schema import api_keys
 from app.usage.records import MAX_TOKENS
 from app.usage.report import GROUPS, usage_report
 from app.usage.token_usage import Usage
-from tests.app.usage.records import Clock, ledger_for, opened, record
+from tests.app.usage.records import Clock, ledger_for, record
 
 FIRST, LAST = date(2026, 11, 20), date(2026, 11, 21)
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    async with opened(database_url) as database:
-        yield database
 
 
 async def spend(database: Database, at: str, *usages: Usage, **fields: str) -> None:

@@ -16,7 +16,6 @@ from engines.base import (
     EngineNotReady,
     EngineProtocolError,
     EngineRequest,
-    EngineResponse,
     FirstByteTimeout,
     StallTimeout,
 )
@@ -24,6 +23,7 @@ from engines.http.response import HIGH_WATER
 from engines.inprocess import bridge as bridge_module
 from engines.inprocess.bridge import App, Bridge, Message, Receive, Send
 from engines.spec import Timeouts
+from tests.engines.processes import read
 
 
 class Server:
@@ -131,18 +131,11 @@ def post(target: str, body: bytes = b"{}") -> EngineRequest:
     return EngineRequest("POST", target, ((b"content-type", b"application/json"),), body)
 
 
-async def whole(response: EngineResponse) -> bytes:
-    body = b""
-    while data := await response.read():
-        body += data
-    return body
-
-
 async def test_request_and_response_are_complete(bridge: Bridge) -> None:
     response = await bridge.send(post("/echo?a=1&b=%2F", b'{"x":"\xc3\xa9"}'))
     assert response.status == 200
     assert dict(response.headers)[b"x-seen"] == b"yes"
-    seen = json.loads(await whole(response))
+    seen = json.loads(await read(response))
     assert (seen["method"], seen["path"], seen["query"]) == ("POST", "/echo", "a=1&b=%2F")
     assert seen["headers"]["content-length"] == "10"
     assert seen["headers"]["content-type"] == "application/json"
@@ -154,7 +147,7 @@ async def test_request_and_response_are_complete(bridge: Bridge) -> None:
 
 
 async def test_get_has_no_body_and_an_unknown_path_is_a_404(bridge: Bridge) -> None:
-    seen = json.loads(await whole(await bridge.send(EngineRequest("GET", "/echo", (), b""))))
+    seen = json.loads(await read(await bridge.send(EngineRequest("GET", "/echo", (), b""))))
     assert seen["body"] == ""
     assert "content-length" not in seen["headers"]
     assert (await bridge.send(EngineRequest("GET", "/nowhere", (), b""))).status == 404
@@ -247,7 +240,7 @@ async def test_sink_that_takes_no_more_leaves_the_rest(bridge: Bridge, server: S
     assert not await response.pump(lambda _: False)
     for chunk in (b"two", None):
         server.chunks.put_nowait(chunk)
-    assert await whole(response) == b"two"
+    assert await read(response) == b"two"
 
 
 async def test_exception_of_the_sink_reaches_the_caller(bridge: Bridge, server: Server) -> None:
@@ -313,7 +306,7 @@ async def test_slow_reader_applies_backpressure(bridge: Bridge, server: Server) 
         await asyncio.sleep(0.01)
     bound = HIGH_WATER // 16384 + 2
     assert server.sent <= bound
-    assert len(await whole(response)) == 64 * 16384
+    assert len(await read(response)) == 64 * 16384
 
 
 async def test_close_releases_an_application_under_backpressure(
@@ -331,7 +324,7 @@ async def test_exception_before_the_head_is_the_applications_500(bridge: Bridge)
     """Starlette responds with 500 and raises; a client of uvicorn sees the response only."""
     response = await bridge.send(post("/raise"))
     assert response.status == 500
-    assert await whole(response) == b"Internal Server Error"
+    assert await read(response) == b"Internal Server Error"
 
 
 async def test_exception_before_any_message_is_engine_died() -> None:
@@ -360,7 +353,7 @@ async def test_early_return_of_the_application_is_engine_died(head: bool) -> Non
 
     async with bridged(app) as bridge:
         with pytest.raises(EngineDied, match="ended in the middle of a response"):
-            await whole(await bridge.send(post("/")))
+            await read(await bridge.send(post("/")))
 
 
 @pytest.mark.parametrize("kind", ["http.response.body", "http.response.trailers"])
@@ -444,7 +437,7 @@ async def test_close_cancels_applications_that_run_after_their_response() -> Non
             raise
 
     async with bridged(app) as bridge:
-        assert await whole(await bridge.send(post("/"))) == b"whole"
+        assert await read(await bridge.send(post("/"))) == b"whole"
         assert bridge.in_flight == 0
     assert cancelled.is_set()
 
@@ -452,6 +445,6 @@ async def test_close_cancels_applications_that_run_after_their_response() -> Non
 async def test_concurrent_responses_do_not_mix(bridge: Bridge) -> None:
     async def one(number: int) -> int:
         response = await bridge.send(post("/echo", b"%d" % number))
-        return int(json.loads(await whole(response))["body"])
+        return int(json.loads(await read(response))["body"])
 
     assert await asyncio.gather(*map(one, range(50))) == list(range(50))

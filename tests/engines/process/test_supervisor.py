@@ -358,6 +358,15 @@ class TestSleep:
         assert await ask(engine) == 200
 
 
+async def leave_running(make: Make, **fields: Any) -> list[psutil.Process]:
+    """Start an engine that outlives its gateway, and release it; return its processes."""
+    engine = make(keep=True, **fields)
+    await ready(engine)
+    processes = family(engine)
+    await engine.release()
+    return processes
+
+
 class TestAdoption:
     async def test_next_gateway_adopts_a_running_engine(self, make: Make) -> None:
         old = make(keep=True, args={"fake-children": True})
@@ -377,10 +386,7 @@ class TestAdoption:
         assert gone(processes)
 
     async def test_released_engine_is_not_restarted_by_its_former_gateway(self, make: Make) -> None:
-        old = make(keep=True, restart=AT_ONCE)
-        await ready(old)
-        processes = family(old)
-        await old.release()
+        processes = await leave_running(make, restart=AT_ONCE)
         processes[1].kill()
         await wait_until(lambda: gone(processes))
         new = make(keep=True)
@@ -388,20 +394,14 @@ class TestAdoption:
         assert new.pid != processes[1].pid
 
     async def test_engine_of_another_configuration_is_replaced(self, make: Make) -> None:
-        old = make(keep=True)
-        await ready(old)
-        processes = family(old)
-        await old.release()
+        processes = await leave_running(make)
         new = make(keep=True, args={"max-model-len": 17})
         await ready(new)
         assert gone(processes)
         assert "--max-model-len=17" in psutil.Process(new.pid).cmdline()
 
     async def test_changed_variables_are_another_configuration(self, make: Make) -> None:
-        old = make(keep=True)
-        await ready(old)
-        processes = family(old)
-        await old.release()
+        processes = await leave_running(make)
         new = make(keep=True, env={"A": "1"})
         await ready(new)
         assert gone(processes)
@@ -424,10 +424,7 @@ class TestAdoption:
     async def test_adopted_engine_ends_with_a_gateway_that_does_not_keep_it(
         self, make: Make
     ) -> None:
-        old = make(keep=True)
-        await ready(old)
-        processes = family(old)
-        await old.release()
+        processes = await leave_running(make)
         new = make(keep=False)
         await ready(new)
         assert new.pid == processes[1].pid
@@ -435,10 +432,7 @@ class TestAdoption:
         await wait_until(lambda: gone(processes))
 
     async def test_unconfigured_engine_is_stopped(self, make: Make, tmp_path: Path) -> None:
-        old = make(keep=True)
-        await ready(old)
-        processes = family(old)
-        await old.release()
+        processes = await leave_running(make)
         await guardian_client.stop_unconfigured(tmp_path, {"another"})
         assert gone(processes)
 
@@ -472,10 +466,7 @@ class TestLeftovers:
         assert json.loads((directory / "engine.json").read_text())["engine"] == engine.pid
 
     async def test_leftovers_of_a_crash_are_ended_before_the_next_start(self, make: Make) -> None:
-        old = make(keep=True, args={"fake-children": True})
-        await ready(old)
-        processes = family(old)
-        await old.release()
+        processes = await leave_running(make, args={"fake-children": True})
         for process in processes:
             process.suspend()  # no process can clean up
         processes[0].kill()
@@ -488,10 +479,7 @@ class TestLeftovers:
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(guardian_client, "HELLO_TIMEOUT_S", 0.3)
-        old = make(keep=True, args={"fake-children": True})
-        await ready(old)
-        processes = family(old)
-        await old.release()
+        processes = await leave_running(make, args={"fake-children": True})
         processes[0].suspend()
         new = make(keep=True)
         await ready(new)

@@ -14,7 +14,7 @@ from app.server.connection import protocol
 from tests.app.bare import serving
 from tests.app.raw import BODY, Answer, answers, asking, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, remote, running, settings_for, until_tasks_end
+from tests.gateway import Gateway, serving_demo, until_tasks_end
 from tests.waiting import PATIENCE_S, wait_until
 
 CHUNKED = b"transfer-encoding: chunked"
@@ -26,8 +26,7 @@ PLAIN = request(asking(messages=[]), path=CHAT)
 
 
 def running_over(fake: Fake, tmp_path: Path, **server: Any) -> AbstractAsyncContextManager[Gateway]:
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    return running(settings_for(model, run_dir=tmp_path, server=server))
+    return serving_demo(tmp_path, fake.url, server=server)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from app.server.connection.asgi_transport import AsgiTransport
 from app.server.connection.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 from tests.app.raw import BODY, KEY_LINE, Client, answers, asking, connected, request
 from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, remote, running, settings_for
+from tests.gateway import Gateway, serving_demo
 from tests.waiting import PATIENCE_S, wait_until
 
 LIMIT = 1_000_000
@@ -29,9 +29,8 @@ CHUNKED = b"transfer-encoding: chunked"
 def serving(fake: Fake, tmp_path: Path, **server: Any) -> AbstractAsyncContextManager[Gateway]:
     """Run a gateway with settings of its own for the server."""
     # Without a salt a body reaches the engine as the client wrote it.
-    model = {"name": "demo", "isolation": "none", "engines": [remote(fake.url)]}
     server = {"max_body_bytes": LIMIT, **server}
-    return running(settings_for(model, run_dir=tmp_path, server=server))
+    return serving_demo(tmp_path, fake.url, model={"isolation": "none"}, server=server)
 
 
 @pytest.fixture

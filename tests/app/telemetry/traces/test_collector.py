@@ -18,7 +18,7 @@ from tests.app.raw import asking, connected, request
 from tests.e2e.deployment import UNLIMITED
 from tests.fakes.collector import Collector, Received, decoded
 from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, remote, running, settings_for
+from tests.gateway import Gateway, remote, running, serving_demo, settings_for
 from tests.services import CollectorServer
 from tests.waiting import wait_until
 
@@ -156,9 +156,7 @@ async def test_late_collector_receives_queued_spans(
 ) -> None:
     monkeypatch.setattr(tracing, "EXPORT_EVERY_S", 0.01)
     caplog.set_level(logging.INFO)
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    settings = settings_for(model, run_dir=tmp_path, traces={"endpoint": collector.url})
-    async with running(settings) as gateway:
+    async with serving_demo(tmp_path, fake.url, traces={"endpoint": collector.url}) as gateway:
         assert (await gateway.chat()).status_code == 200
         await wait_until(lambda: log_lines(caplog))
         assert (await gateway.chat()).status_code == 200
@@ -191,13 +189,6 @@ async def test_killed_collector_loses_only_counted_spans(
     caplog.set_level(logging.INFO)
     collector.start()
     enough = asyncio.Event()
-    model = {"name": "demo", "engines": [remote(fake.url)]}
-    settings = settings_for(
-        model,
-        run_dir=tmp_path,
-        traces={"endpoint": collector.url},
-        limits={"default": UNLIMITED},
-    )
 
     async def load() -> list[httpx.Response]:
         answers = []
@@ -205,7 +196,9 @@ async def test_killed_collector_loses_only_counted_spans(
             answers.append(await gateway.chat())
         return answers
 
-    async with running(settings) as gateway:
+    async with serving_demo(
+        tmp_path, fake.url, traces={"endpoint": collector.url}, limits={"default": UNLIMITED}
+    ) as gateway:
         tracer = gateway.state.tracer
         assert tracer is not None
         clients = [asyncio.create_task(load()) for _ in range(CLIENTS)]

@@ -83,14 +83,6 @@ async def receiver() -> AsyncIterator[Receiver]:
         yield receiver
 
 
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Faulty]:
-    database = Faulty(database_url)
-    await database.migrate()
-    yield database
-    await database.close()
-
-
 @asynccontextmanager
 async def running(
     database: Database, receiver: Receiver, clock: Clock, **fields: Any

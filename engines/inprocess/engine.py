@@ -17,7 +17,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engines import environment, media
@@ -283,27 +283,19 @@ class InProcessEngine(Engine):
         """Build the engine; return a client of its application. Raises BuildFailed."""
         if missing := self._spec.missing_model():
             raise BuildFailed(missing)
-        try:
+        with self._directory_faults():
             directories.make_private(self._dir)
             self._dir.chmod(0o700)
             if self._log.path.exists():
                 self._log.path.replace(self._log.path.with_suffix(".log.previous"))
-        except directories.ForeignDirectory as error:
-            raise BuildFailed(str(error)) from None
-        except OSError as error:
-            raise BuildFailed(f"{self._dir}: {error.strerror}") from None
         async with self._turn:  # before the first wait: engines load in the order of their start
             await self._sweep()
             if not self._guarded:
                 await self._guard.enter_async_context(_sentinel(self._mark))
                 self._guarded = True
             if scratch.TMPDIR not in self._env:
-                try:
+                with self._directory_faults():
                     construction.temporary = scratch.create(self._dir)
-                except scratch.SocketPathTooLong as error:
-                    raise BuildFailed(str(error)) from None
-                except OSError as error:
-                    raise BuildFailed(f"{self._dir}: {error.strerror}") from None
             hosted = await asyncio.to_thread(construction.run)
         try:
             app = await hosted.application()
@@ -315,6 +307,16 @@ class InProcessEngine(Engine):
             startup.feed(line)
         self._status.facts = startup.facts.updated(await EngineProbe(bridge).fetch_facts())
         return bridge
+
+    @contextlib.contextmanager
+    def _directory_faults(self) -> Iterator[None]:
+        """Raise BuildFailed for what is wrong with the engine's directories."""
+        try:
+            yield
+        except (directories.ForeignDirectory, scratch.SocketPathTooLong) as error:
+            raise BuildFailed(str(error)) from None
+        except OSError as error:
+            raise BuildFailed(f"{self._dir}: {error.strerror}") from None
 
     async def _serve(self, construction: Construction, stop: asyncio.Task[bool]) -> None:
         """Watch a READY engine until it is stopped or dies."""

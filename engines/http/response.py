@@ -99,8 +99,11 @@ class ResponseBody:
         """Accept a chunk of the body; return whether the buffer is within its limit.
 
         `finish` follows the last chunk at once and wakes the reader. Not earlier: the reader may
-        drop the response at its end, and the source must be done with it by then.
+        drop the response at its end, and the source must be done with it by then. What follows an
+        error of the sink is dropped: the reader, which wakes in a later turn, gets the error.
         """
+        if self._error is not None:
+            return True
         self._complete = last
         sink = self._sink
         if sink is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from engines.base import EngineDied, EngineError
 from engines.http import Http1Client
-from engines.http.response import HIGH_WATER
+from engines.http.response import HIGH_WATER, ResponseBody
 from tests.engines.http.exchanges import post, read_all
 from tests.fakes.vllm import Fake
 from tests.waiting import wait_until
@@ -132,3 +132,34 @@ async def test_bytes_after_the_sink_returned_false_are_kept(
     else:
         with pytest.raises(EngineDied):
             await response.pump(sink)
+
+
+class NoSource:
+    """The source of a response that a test feeds."""
+
+    def resume(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+async def test_pump_raises_an_error_of_the_sink_also_if_more_arrives_in_the_same_turn() -> None:
+    response = ResponseBody(NoSource(), asyncio.get_running_loop())
+    pieces: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        if data == b"error":
+            raise EngineDied("it reports its own death")
+        pieces.append(data)
+        return True
+
+    pumping = asyncio.create_task(response.pump(sink))
+    await asyncio.sleep(0)
+    for data in (b"token", b"error", b"[DONE]"):
+        response.feed(data, False)
+    response.feed(b"the end", True)
+    response.finish()
+    with pytest.raises(EngineDied, match="its own death"):
+        await pumping
+    assert pieces == [b"token"]

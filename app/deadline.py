@@ -1,22 +1,22 @@
-"""A timeout that tolerates an event loop which is itself late."""
+"""A timeout for responses of other services that allows for a late event loop."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from engines.timing import ONE_TURN_S
+from engines.timing import LOOP_GRACE_S
 
 
 @contextlib.asynccontextmanager
 async def deadline(moment: float) -> AsyncIterator[None]:
-    """Raise TimeoutError if the body is not done by a moment of the loop's time.
+    """Raise TimeoutError if the body is not done by `moment`, in the loop's time.
 
-    On a late loop, timers run before sockets are read: `asyncio.timeout` would cancel a wait whose
-    answer has already arrived. So the timeout fires one turn of the loop later.
+    An event loop that is late runs its timers before it reads its sockets: `asyncio.timeout` would
+    cancel a wait whose response has arrived. So the loop has one more iteration.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as bound:
-        timer = loop.call_at(moment, lambda: bound.reschedule(loop.time() + ONE_TURN_S))
+        timer = loop.call_at(moment, lambda: bound.reschedule(loop.time() + LOOP_GRACE_S))
         try:
             yield
         finally:

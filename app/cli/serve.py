@@ -22,12 +22,12 @@ def serve(
     ] = None,
 ) -> None:
     """Run the gateway."""
-    from app.server.demo_key import read_or_make
+    from app.server.demo_key import read_or_create_key
     from app.server.run import serve as run
     from app.telemetry.logs import configured_log
 
     with faults():
-        key = read_or_make(key_file) if key_file else None
+        key = read_or_create_key(key_file) if key_file else None
         source = partial(load_settings, config, extra_keys=[key] if key else [])
         settings = source()
         with configured_log(settings.logs) as output:

@@ -1,4 +1,4 @@
-"""The uvicorn servers of a gateway: the main port, and the metrics' own."""
+"""The uvicorn servers of a gateway: the main port, and the metrics port."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from app.telemetry import RequestRecord
 from app.telemetry.logs import new_id
 from app.telemetry.metrics import NO_ENDPOINT
 
-# Connections of the metrics' own port: one Prometheus, and people who look at the page.
+# Connections of the metrics port: one Prometheus, and people who view the page.
 MAX_SCRAPERS = 64
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the gateway's own drain first."""
+    """uvicorn without its signal handlers: the gateway drains before it stops."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -41,7 +41,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     def stop_listening(self) -> None:
-        """Close the port after `startup_ended`; open connections go on."""
+        """Close the port after `startup_ended`; open connections stay."""
         for listening in self.servers if self.started else ():
             listening.close()
 
@@ -68,7 +68,7 @@ def gateway_server(application: Application) -> HttpServer:
 
 
 def metrics_server(application: Application) -> HttpServer | None:
-    """Return the server of the metrics' own port; None: metrics are on the main port."""
+    """Return the server of the metrics port; None: metrics are on the main port."""
     if application.metrics_asgi is None:
         return None
     settings = application.settings.server
@@ -78,7 +78,7 @@ def metrics_server(application: Application) -> HttpServer | None:
         peers = PeerConnections()
 
         def on_refusal(self, error: GatewayError) -> None:
-            """Scrapes are not counted."""
+            """Do nothing: scrapes are not counted."""
 
     return HttpServer(_config(application.metrics_asgi, Connection, settings, lifespan="off"))
 
@@ -113,6 +113,6 @@ def _config(
         proxy_headers=False,  # no part of the gateway trusts a forwarded address
         lifespan=lifespan,
         backlog=BACKLOG,
-        # Its own wait for open connections; by then the drain has ended all that may go on.
+        # uvicorn's own wait for open connections; the drain has ended their requests by then.
         timeout_graceful_shutdown=1,
     )

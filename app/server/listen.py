@@ -1,4 +1,4 @@
-"""What only one gateway can have: its ports and its run directory."""
+"""Exclusive resources of a gateway: its ports and its run directory."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int, example: str = "GATEWAY_SERVER__PORT=8001") -> socket.socket:
-    """Return a listening socket. Raises ConfigError when the address cannot be had.
+    """Return a listening socket. Raises ConfigError if the address is not available.
 
     `example` is a variable that sets another port.
     """
@@ -36,9 +36,9 @@ def listen(host: str, port: int, example: str = "GATEWAY_SERVER__PORT=8001") -> 
 
 @contextlib.contextmanager
 def lock_run_dir(run_dir: Path) -> Iterator[None]:
-    """Hold a run directory for this process.
+    """Lock a run directory for this process.
 
-    Raises ConfigError when another gateway holds it, or another user controls it.
+    Raises ConfigError if another gateway has locked it, or another user controls it.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -1,6 +1,6 @@
-"""Telling the service manager how the gateway fares: systemd's sd_notify(3), without libsystemd.
+"""Reports the gateway's state to systemd: sd_notify(3), without libsystemd.
 
-One datagram a message, one assignment a line. Where nobody asked, nothing is sent.
+Each message is one datagram with one assignment per line. Without NOTIFY_SOCKET nothing is sent.
 """
 
 import logging
@@ -20,17 +20,17 @@ WATCHDOG_PID = "WATCHDOG_PID"
 
 @dataclass(frozen=True, slots=True)
 class ServiceManager:
-    """Who started us and wants to know; `address` of its socket in the kernel's form."""
+    """systemd's notification socket; `address` is in the kernel's form."""
 
     address: bytes
-    # It ends us when it was not told for so long that we live; None: it does not watch.
+    # systemd kills the process if no ping arrives for this long; None: no watchdog.
     watchdog_s: float | None = None
 
     @classmethod
     def take_from(cls, environ: MutableMapping[str, str]) -> Self | None:
-        """Return the service manager that the environment names, None where there is none.
+        """Return the service manager that the environment names; None: there is none.
 
-        Its variables are taken out: what we start must not speak for us.
+        Removes its variables, so that child processes cannot send notifications.
         """
         name = environ.pop(SOCKET, "")
         usec = environ.pop(WATCHDOG_USEC, "")
@@ -47,30 +47,30 @@ class ServiceManager:
         return cls(address, int(usec) / 1e6 if watched else None)
 
     def ready(self, status: str) -> bool:
-        """Say that the start, or a reload, is over. Return whether that was heard."""
-        return self._tell("READY=1", f"STATUS={status}")
+        """Report that start-up or a reload is complete; return False if it was not received."""
+        return self._send("READY=1", f"STATUS={status}")
 
     def alive(self, status: str) -> None:
-        """Say how we fare; the watchdog counts anew."""
-        self._tell(*(["WATCHDOG=1"] if self.watchdog_s else ()), f"STATUS={status}")
+        """Report the status, and ping the watchdog."""
+        self._send(*(["WATCHDOG=1"] if self.watchdog_s else ()), f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Say that a reload began; `ready` ends it."""
+        """Report that a reload has begun; `ready` ends it."""
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={now}", "STATUS=reloading the configuration")
+        self._send("RELOADING=1", f"MONOTONIC_USEC={now}", "STATUS=reloading the configuration")
 
     def stopping(self, status: str, within_s: float) -> None:
-        """Say that the end began, and ask not to be killed before so many seconds."""
+        """Report that the shutdown has begun, and request `within_s` seconds for it."""
         extension = f"EXTEND_TIMEOUT_USEC={within_s * 1e6:.0f}"
-        self._tell("STOPPING=1", extension, f"STATUS={status}")
+        self._send("STOPPING=1", extension, f"STATUS={status}")
 
-    def _tell(self, *assignments: str) -> bool:
+    def _send(self, *assignments: str) -> bool:
         lines = (assignment.replace("\n", " ") for assignment in assignments)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.setblocking(False)  # a service manager that does not listen must not stop us
+            sock.setblocking(False)  # a service manager that does not read must not block us
             try:
                 sock.sendto("\n".join(lines).encode(), self.address)
             except OSError as error:
-                log.debug("the service manager did not hear %r: %s", assignments[0], error)
+                log.debug("systemd notification %r not sent: %s", assignments[0], error)
                 return False
         return True

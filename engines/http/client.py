@@ -14,7 +14,7 @@ from engines.http.address import Address
 from engines.http.connection import ClosedBeforeResponse, Http1Connection
 from engines.http.response import ResponseBody
 from engines.spec import Timeouts
-from engines.timing import ONE_TURN_S
+from engines.timing import LOOP_GRACE_S
 
 # uvicorn, which serves vLLM, closes idle connections after 5 s; close them before it does.
 MAX_IDLE_S = 4.0
@@ -104,7 +104,7 @@ class Http1Client:
         address = self.address
 
         def expire() -> None:
-            limit.reschedule(loop.time() + ONE_TURN_S)
+            limit.reschedule(loop.time() + LOOP_GRACE_S)
 
         timer = loop.call_later(self.timeouts.connect_s, expire)
         try:

@@ -16,7 +16,7 @@ from engines.base import (
 from engines.http.address import Address
 from engines.http.response import ResponseBody
 from engines.spec import Timeouts
-from engines.timing import ONE_TURN_S
+from engines.timing import LOOP_GRACE_S
 
 # nginx allows 4 or 8 KiB of response headers by default, Go's client 10 MiB; vLLM sends below 1.
 MAX_HEAD_BYTES = 64 * 1024
@@ -338,7 +338,7 @@ class Http1Connection(asyncio.Protocol):
             self._set_timer(due)
         else:
             self._timer_due = due
-            self._timer = self._loop.call_later(ONE_TURN_S, self._on_expiry)
+            self._timer = self._loop.call_later(LOOP_GRACE_S, self._on_expiry)
 
     def _on_expiry(self) -> None:
         self._timer = None

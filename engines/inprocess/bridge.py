@@ -23,7 +23,7 @@ from engines.base import (
 )
 from engines.http import ResponseBody
 from engines.spec import Timeouts
-from engines.timing import ONE_TURN_S
+from engines.timing import LOOP_GRACE_S
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class _Exchange:
         # One timer per exchange, moved only when it fires: a chunk costs one assignment.
         left = self._time_left()
         if left <= 0:
-            self._timer = self._loop.call_later(ONE_TURN_S, self._on_expiry)
+            self._timer = self._loop.call_later(LOOP_GRACE_S, self._on_expiry)
         else:
             self._timer = self._loop.call_later(left, self._on_timer)
 

@@ -1,4 +1,4 @@
-"""Adapts responses of the ASGI application, and writes refusals."""
+"""Adapts responses of the ASGI application to the connection, and encodes refusals."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from app.errors import Dialect, GatewayError
 
 
 class AsgiTransport:
-    """The transport of one response: closing it is left to the connection."""
+    """Transport of one response; the connection decides how it is closed."""
 
     __slots__ = ("_close", "_cycle", "_transport", "write")
 
     def __init__(
         self, cycle: RequestResponseCycle, close: Callable[[RequestResponseCycle], None]
     ) -> None:
-        """`close` is called instead of closing the connection under this response."""
+        """`close` is called when the response closes its transport."""
         self._cycle = cycle
         self._transport = cycle.transport
         self._close = close
@@ -32,9 +32,9 @@ class AsgiTransport:
 async def without_chunks(
     app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Run the application for an HTTP/1.0 client: a body without a length ends the connection.
+    """Run the application for an HTTP/1.0 client: a body without a length ends with the connection.
 
-    uvicorn would send chunks, which HTTP/1.0 does not know (RFC 9112, section 6.1).
+    uvicorn would send chunks, which HTTP/1.0 does not have (RFC 9112, section 6.1).
     """
     unframed = False
 
@@ -54,7 +54,7 @@ async def without_chunks(
 
 
 def error_response(error: GatewayError) -> bytes:
-    """Return the bytes of a whole response that refuses a request and ends the connection."""
+    """Return the response that refuses a request and closes the connection, encoded."""
     body = error.body(Dialect.OPENAI)
     headers = b"".join(b"%b: %b\r\n" % header for header in error.headers())
     return (

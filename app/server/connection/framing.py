@@ -1,19 +1,20 @@
-"""The header fields that say where a request's body ends, read more strictly than the parser does.
+"""Message framing: the headers that say where a request's body ends, checked strictly.
 
-llhttp refuses a length beside chunks, several lengths, and a length that is no number or over 64
-bits. It takes any transfer codings that end in `chunked`, and any number of zeros before a length.
+llhttp refuses content-length together with chunked encoding, several lengths, and a length that is
+not a number or exceeds 64 bits. It accepts any transfer codings that end in `chunked`, and any
+number of leading zeros in a length.
 """
 
 FRAMING_FIELDS = frozenset({b"content-length", b"transfer-encoding"})
-# A client may fill up with zeros. Python refuses to read numbers of more than 4,300 digits.
+# Leading zeros included. Python refuses to convert numbers of more than 4,300 digits.
 MAX_LENGTH_CHARACTERS = 32
-# All numbers of so many digits are below 2^64.
+# All numbers of this many digits are below 2^64.
 MAX_LENGTH_DIGITS = 19
 
 
 def content_length(value: bytes) -> int | None:
-    """Return the length that a content-length field names; None if it is none."""
-    digits = value.strip(b" \t")  # spaces after a value are no part of it
+    """Return the value of a content-length header; None if it is invalid."""
+    digits = value.strip(b" \t")  # whitespace around a value is not part of it
     if (
         not digits.isdigit()
         or len(digits) > MAX_LENGTH_CHARACTERS
@@ -24,5 +25,5 @@ def content_length(value: bytes) -> int | None:
 
 
 def is_chunked(value: bytes) -> bool:
-    """Whether a transfer-encoding field names chunks and no other coding."""
+    """Return True if a transfer-encoding header is `chunked` and nothing else."""
     return value.lower() == b"chunked"

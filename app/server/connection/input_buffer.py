@@ -1,4 +1,4 @@
-"""What a connection has received and not parsed yet, and whether its socket is read."""
+"""The buffer between a connection's socket and its parser, for backpressure."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 
 class InputBuffer(FlowControl):
-    """uvicorn's flow control, with a buffer between socket and parser, for backpressure.
+    """uvicorn's flow control, with a buffer of bytes received and not parsed yet.
 
     Invariant: the socket is read only while the buffer is empty and reading is not paused. So the
-    buffer holds at most what one read of the socket returned, and bytes are parsed in order.
+    buffer holds at most the bytes of one read, and bytes are parsed in order.
     """
 
     def __init__(
@@ -19,7 +19,7 @@ class InputBuffer(FlowControl):
         loop: asyncio.AbstractEventLoop,
         parse: Callable[[], None],
     ) -> None:
-        """`parse` is called in a turn of the loop of its own when parsing may go on."""
+        """`parse` is called by the event loop when parsing may resume."""
         super().__init__(transport)
         self._loop = loop
         self._parse = parse
@@ -31,35 +31,35 @@ class InputBuffer(FlowControl):
         self.read_paused = True
 
     def unpause(self) -> None:
-        """Go on parsing after all, in the parser's own turn."""
+        """Undo `pause_reading` before the parser returns."""
         self.read_paused = False
 
     def resume_reading(self) -> None:
-        """Go on parsing, then reading, once the caller has returned."""
+        """Resume parsing, then reading, once the caller has returned."""
         if self.read_paused:
             self.read_paused = False
             self._loop.call_soon(self._parse)
 
     def take(self) -> bytes:
-        """Return what is in the buffer, to be parsed; `keep` must follow."""
+        """Empty the buffer and return its bytes for parsing; `keep` must follow."""
         unparsed, self.unparsed = self.unparsed, b""
         return unparsed
 
     def keep(self, rest: bytes) -> None:
-        """Buffer what was not parsed; read the socket if that is nothing and there is no pause."""
+        """Buffer the unparsed rest; read the socket if it is empty and parsing is not paused."""
         self.unparsed = rest
         if rest and not self.read_paused:
             self._loop.call_soon(self._parse)
         self._pause_socket(bool(rest) or self.read_paused)
 
     def discard(self) -> None:
-        """Drop the buffer and read on: nothing will be parsed any more."""
+        """Drop the buffer and keep reading: nothing is parsed any more."""
         self.unparsed = b""
         self.read_paused = False
         self._pause_socket(False)
 
     def close(self) -> None:
-        """Release buffer and connection; the socket has closed."""
+        """Release the buffer and the connection after the socket has closed."""
         self.unparsed = b""
         self.read_paused = False
         self._parse = _do_nothing

@@ -28,7 +28,9 @@ def clues(
 ) -> RequestHints:
     raw = body if isinstance(body, bytes) else json.dumps({"model": "demo", **body}).encode()
     no_connection: Any = None
-    exchange = HttpExchange(no_connection, unserved, "POST", path, b"", list(headers))
+    exchange = HttpExchange(
+        no_connection, unserved, method="POST", path=path, query=b"", headers=list(headers)
+    )
     return RequestHints(exchange, key, parse(content_type, raw))
 
 

@@ -10,7 +10,7 @@ from app.asgi import ClientDisconnected, ClientExchange, ClientStalled, Exchange
 from app.errors import EngineFailed, GatewayError, InvalidApiKey, TooManyConnections
 from app.relay.response import send_error
 from app.server.connection import HttpExchange
-from app.server.connection.exchange import Carrier
+from app.server.connection.exchange import Connection
 from tests.app.raw import request
 from tests.app.server.connection.exchanges import answered, exchanging, fill, forever
 from tests.waiting import wait_until
@@ -289,14 +289,14 @@ async def test_disconnect_before_the_first_step_still_runs_the_handler() -> None
         except asyncio.CancelledError:
             faults.append(exchange.take_fault())
 
-    class Connection:
+    class StubConnection:
         loop = asyncio.get_running_loop()
 
         def exchange_ended(self, exchange: HttpExchange, task: asyncio.Task[None]) -> None:
             ended.set()
 
-    connection = cast(Carrier, Connection())
-    exchange = HttpExchange(connection, handler, "POST", "/", b"", [])
+    connection = cast(Connection, StubConnection())
+    exchange = HttpExchange(connection, handler, method="POST", path="/", query=b"", headers=[])
     exchange.start()
     exchange.disconnect()
     await ended.wait()

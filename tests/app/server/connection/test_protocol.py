@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from app.relay.request_context import RequestContext
 from app.server.connection import HttpExchange
 from app.server.connection.asgi_transport import AsgiTransport
-from app.server.connection.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
+from app.server.connection.protocol import MAX_PIPELINED
+from app.server.connection.request_parser import MAX_HEAD_BYTES, MAX_HEADERS
 from tests.app.raw import BODY, KEY_LINE, Client, answers, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, serving_demo

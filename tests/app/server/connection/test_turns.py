@@ -132,7 +132,7 @@ async def read_paths(client: Client, count: int) -> list[bytes]:
 async def test_many_tiny_chunks_leave_the_loop_to_others(
     server: Bare, echo: Echo, monkeypatch: pytest.MonkeyPatch, chunk: bytes
 ) -> None:
-    monkeypatch.setattr(protocol, "TURN_S", 0.0)
+    monkeypatch.setattr(protocol, "MAX_PARSE_S", 0.0)
     echo.may_read.set()
     echo.may_answer.set()
     count = PIECE // len(chunk)
@@ -146,7 +146,7 @@ async def test_many_tiny_chunks_leave_the_loop_to_others(
 async def test_body_of_known_length_is_parsed_in_one_turn(
     server: Bare, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "TURN_S", 0.0)
+    monkeypatch.setattr(protocol, "MAX_PARSE_S", 0.0)
     fed: list[int] = []
     feed = protocol.ClientConnection._feed
 
@@ -169,7 +169,7 @@ async def test_body_of_known_length_is_parsed_in_one_turn(
 async def test_chunks_of_all_sizes_come_through_slices_unchanged(
     server: Bare, echo: Echo, monkeypatch: pytest.MonkeyPatch, turn_s: float
 ) -> None:
-    monkeypatch.setattr(protocol, "TURN_S", turn_s)
+    monkeypatch.setattr(protocol, "MAX_PARSE_S", turn_s)
     body = bytes(range(256)) * 2000
     pieces, start, size = [], 0, 1
     while start < len(body):

@@ -30,6 +30,12 @@ def poll_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
     return value
 
 
+async def run_pending_tasks(turns: int = 50) -> None:
+    """Let the event loop turn so often that every task that can run has run."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
 def _message(condition: Callable[[], object], timeout_s: float) -> str:
     try:
         source = inspect.getsource(condition).strip()

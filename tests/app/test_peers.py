@@ -75,15 +75,14 @@ async def test_unix_socket_peer_has_no_connection_limit(tmp_path: Path) -> None:
         assert len(server.peers) == 0
 
 
-async def test_limit_per_peer_is_a_setting(tmp_path: Path) -> None:
-    async with Fake() as fake:
-        server = {"max_connections_per_peer": 1}
-        async with serving_demo(tmp_path, fake.url, server=server) as gateway:
-            async with connected(gateway) as one, connected(gateway) as two:
-                assert await is_served(one)
-                assert not await is_served(two)
-            labels = {"model": "unknown", "endpoint": "none", "status": "503"}
-            assert await gateway.metric("gateway_requests_total", **labels) == 1
+async def test_limit_per_peer_is_a_setting(fake: Fake, tmp_path: Path) -> None:
+    server = {"max_connections_per_peer": 1}
+    async with serving_demo(tmp_path, fake.url, server=server) as gateway:
+        async with connected(gateway) as one, connected(gateway) as two:
+            assert await is_served(one)
+            assert not await is_served(two)
+        labels = {"model": "unknown", "endpoint": "none", "status": "503"}
+        assert await gateway.metric("gateway_requests_total", **labels) == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "unix"])

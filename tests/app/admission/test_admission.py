@@ -21,10 +21,7 @@ from app.errors import EngineOverloaded, EngineUnavailable, ModelNotFound
 from app.settings import QueueSettings
 from app.telemetry.metrics import Metrics
 from engines.base import ChangeNotifier
-
-PATIENCE_S = 20.0
-# More turns of the loop than any step here needs to settle.
-TURNS = 12
+from tests.waiting import PATIENCE_S, run_pending_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +31,6 @@ async def calm() -> AsyncIterator[None]:
     asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
     yield
     assert faults == []
-
-
-async def turns(count: int = TURNS) -> None:
-    """Let the event loop turn this often."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 @dataclass(eq=False)
@@ -74,7 +65,7 @@ class Scenario:
     async def finish(self, name: str) -> None:
         """End a request, and let everything that follows run."""
         self.end(name)
-        await turns()
+        await run_pending_tasks()
 
     async def close(self) -> None:
         """End all requests; nothing may be left."""
@@ -143,9 +134,9 @@ async def test_free_slot_is_acquired_without_a_turn_of_the_loop(start: Start) ->
     with at_once(one.admission.permit("demo", "a")), at_once(one.admission.permit("demo", "b")):
         assert one.admission.in_flight == 2
         one.ask("c")
-        await turns()
+        await run_pending_tasks()
         assert one.admission.waiting == one.gauge("gateway_queue_depth") == 1
-    await turns()
+    await run_pending_tasks()
     assert one.begun == ["c"]
 
 
@@ -174,7 +165,7 @@ async def test_models_have_separate_queues(start: Start) -> None:
 async def test_permit_has_the_wait_if_there_was_one(start: Start) -> None:
     one = start(max_in_flight=1)
     first, second = one.ask("a"), one.ask("b")
-    await turns()
+    await run_pending_tasks()
     await one.finish("a")
     await one.finish("b")
     assert await first is None
@@ -190,7 +181,7 @@ class TestOrder:
         one.ask("holder")
         for name in ("a1", "a2", "a3", "b1", "c1", "c2"):
             one.ask(name, name[0])
-        await turns()
+        await run_pending_tasks()
         while one.begun != (before := list(one.begun)) or len(before) < 7:
             await one.finish(before[-1])
         assert one.begun == ["holder", "a1", "b1", "c1", "a2", "c2", "a3"]
@@ -203,7 +194,7 @@ class TestOrder:
             one.ask(f"huge-{number}", "h", 0, 1.0, 1000)
             one.ask(f"heavy-{number}", "w", 0, 4.0, 1000)
             one.ask(f"small-{number}", "s", 0, 1.0, 100)
-        await turns()
+        await run_pending_tasks()
         for _ in range(12):
             await one.finish(one.begun[-1])
         names = [name for name in one.begun if not name.startswith("behind")]
@@ -214,12 +205,12 @@ class TestOrder:
         one = start(max_in_flight=1)
         held = at_once(one.admission.permit("demo", "a"))
         one.ask("waits")
-        await turns()
+        await run_pending_tasks()
         with held:
             pass
         # The slot is granted already, though its task has not run yet.
         one.ask("late")
-        await turns()
+        await run_pending_tasks()
         assert one.begun == ["waits"]
 
 
@@ -228,7 +219,7 @@ class TestRefusal:
         one = start(max_in_flight=1, max_waiting=2)
         for name in ("runs", "waits-1", "waits-2"):
             one.ask(name)
-        await turns()
+        await run_pending_tasks()
         with pytest.raises(EngineOverloaded) as caught:
             next(one.admission.permit("demo", "a").__await__())
         error = caught.value
@@ -238,7 +229,7 @@ class TestRefusal:
         assert error.message.endswith(f"; try again in {error.retry_after_s} s")
         await one.finish("runs")
         one.ask("finds a place")
-        await turns()
+        await run_pending_tasks()
         assert one.admission.waiting == 2
 
     async def test_retry_after_follows_the_service_rate(
@@ -249,7 +240,7 @@ class TestRefusal:
         one = start(max_in_flight=1, max_waiting=4)
 
         async def retry_after() -> int | None:
-            await turns()
+            await run_pending_tasks()
             with pytest.raises(EngineOverloaded) as caught:
                 await one.admission.permit("demo", "a")
             return caught.value.retry_after_s
@@ -267,7 +258,7 @@ class TestRefusal:
         now += 1000
         for name in "hijkl":
             one.ask(name)
-        await turns()
+        await run_pending_tasks()
         now += 5
         assert await retry_after() == 20  # as if the first went now; an idle period does not count
 
@@ -296,11 +287,11 @@ class TestRefusal:
         one = start(max_in_flight=1, timeout_s=0.1)
         held = at_once(one.admission.permit("demo", "a"))
         one.ask("waits")
-        await turns()
+        await run_pending_tasks()
         time.sleep(0.11)  # of the whole loop: the timeout is due, and runs behind what follows
         with held:
             pass
-        await turns()
+        await run_pending_tasks()
         assert one.begun == ["waits"]
 
     async def test_slot_granted_right_after_the_timeout_goes_to_the_next(
@@ -309,7 +300,7 @@ class TestRefusal:
         one = start(max_in_flight=1, timeout_s=0.005)
         held = at_once(one.admission.permit("demo", "a"))
         late = one.ask("late")
-        await turns()
+        await run_pending_tasks()
         loop = asyncio.get_running_loop()
 
         def release_and_ask() -> None:
@@ -322,7 +313,7 @@ class TestRefusal:
         one.ask("next")
         with pytest.raises(EngineOverloaded):
             await late
-        await turns()
+        await run_pending_tasks()
         assert one.begun == ["next"]
 
 
@@ -331,12 +322,12 @@ class TestCancellation:
         one = start(max_in_flight=1, max_waiting=1)
         one.ask("runs")
         gone = one.ask("gone")
-        await turns()
+        await run_pending_tasks()
         gone.cancel()
-        await turns(1)
+        await run_pending_tasks(1)
         assert one.admission.waiting == 0
         one.ask("takes its place")
-        await turns()
+        await run_pending_tasks()
         await one.finish("runs")
         assert one.begun == ["runs", "takes its place"]
 
@@ -349,7 +340,7 @@ class TestCancellation:
         held = at_once(one.admission.permit("demo", "a"))
         gone = one.ask("gone")
         one.ask("next")
-        await turns()
+        await run_pending_tasks()
 
         def release() -> None:
             with held:
@@ -358,8 +349,8 @@ class TestCancellation:
         steps: list[Callable[[], object]] = [release, gone.cancel]
         for step in steps if first == "release" else reversed(steps):
             step()
-            await turns(after)
-        await turns()
+            await run_pending_tasks(after)
+        await run_pending_tasks()
         assert one.begun[-1] == "next"
         assert one.admission.in_flight == 1
         assert gone.cancelled()
@@ -371,13 +362,13 @@ class TestCancellation:
         one = start(max_in_flight=1)
         held = at_once(one.admission.permit("demo", "a"))
         gone = [one.ask(f"gone-{number}") for number in range(3)]
-        await turns()
+        await run_pending_tasks()
         with held:
             pass
-        await turns(after)
+        await run_pending_tasks(after)
         for task in gone:
             task.cancel()
-        await turns()
+        await run_pending_tasks()
         assert one.admission.in_flight == 0
         with at_once(one.admission.permit("demo", "a")):
             pass
@@ -387,13 +378,13 @@ class TestCancellation:
         held = at_once(one.admission.permit("demo", "a"))
         gone = [one.ask(f"gone-{number}") for number in range(5)]
         one.ask("stays")
-        await turns()
+        await run_pending_tasks()
         gone[1].cancel()
         with held:
             pass
         for task in (gone[0], gone[2], gone[4], gone[3]):
             task.cancel()
-        await turns()
+        await run_pending_tasks()
         assert one.begun == ["stays"]
 
     async def test_canceled_request_costs_its_key_nothing(self, start: Start) -> None:
@@ -402,11 +393,11 @@ class TestCancellation:
         huge = one.ask("huge", "a", 0, 1.0, 1_000_000)
         for name in ("a1", "b1", "a2", "b2"):
             one.ask(name, name[0], 0, 1.0, 100)
-        await turns()
+        await run_pending_tasks()
         huge.cancel()
         with held:
             pass
-        await turns()
+        await run_pending_tasks()
         for _ in range(3):
             await one.finish(one.begun[-1])
         assert one.begun == ["a1", "b1", "a2", "b2"]
@@ -415,9 +406,9 @@ class TestCancellation:
         one = start(max_in_flight=1)
         runs = one.ask("runs")
         one.ask("next")
-        await turns()
+        await run_pending_tasks()
         runs.cancel()
-        await turns()
+        await run_pending_tasks()
         assert one.begun == ["runs", "next"]
 
     async def test_waiting_request_leaves_no_garbage(self) -> None:
@@ -430,11 +421,11 @@ class TestCancellation:
         one = scenario(max_in_flight=1, timeout_s=3600)
         for name in "abc":
             one.ask(name)
-        await turns()
+        await run_pending_tasks()
         one.tasks["b"].cancel()
         await one.close()
         one.tasks.clear()  # a cancelled one holds on to its stack
-        await turns()
+        await run_pending_tasks()
         assert kept() <= before
 
     async def test_closing_a_waiting_coroutine_leaves_nothing(self, start: Start) -> None:
@@ -451,14 +442,14 @@ class TestCapacity:
         one = start(ready=3, max_in_flight=2)
         for number in range(8):
             one.ask(str(number))
-        await turns()
+        await run_pending_tasks()
         assert len(one.begun) == 6
 
     async def test_without_a_ready_engine_the_limit_is_that_of_one(self, start: Start) -> None:
         one = start(ready=0, max_in_flight=2)
         for number in range(5):
             one.ask(str(number))
-        await turns()
+        await run_pending_tasks()
         assert len(one.begun) == 2
         await one.finish("0")
         assert len(one.begun) == 3
@@ -467,7 +458,7 @@ class TestCapacity:
         one = start(ready=2, max_in_flight=1)
         for name in ("a", "b", "c"):
             one.ask(name)
-        await turns()
+        await run_pending_tasks()
         one.ready[0] = 1
         await one.finish("a")
         assert one.begun == ["a", "b"]
@@ -478,35 +469,35 @@ class TestCapacity:
         one = start(max_in_flight=1)
         for name in ("a", "b", "c"):
             one.ask(name)
-        await turns()
+        await run_pending_tasks()
         one.ready[0] = 3
         one.ask("d")
-        await turns()
+        await run_pending_tasks()
         assert one.begun == ["a", "b", "c"]
         one.ready[0] = 9
         with at_once(one.admission.permit("demo", "e")):
-            await turns()
+            await run_pending_tasks()
             assert one.begun == ["a", "b", "c", "d"]
 
     async def test_engine_that_becomes_ready_admits_waiting_requests(self, start: Start) -> None:
         one = start(max_in_flight=1)
         for name in ("a", "b", "c"):
             one.ask(name)
-        await turns()
+        await run_pending_tasks()
         for ready in (2, 3):
             one.ready[0] = ready
             one.engine_changes.notify()
-            await turns()
+            await run_pending_tasks()
             assert one.begun == ["a", "b", "c"][:ready]
 
     async def test_engines_are_watched_only_while_a_request_waits(self, start: Start) -> None:
         one = start(max_in_flight=1)
         one.ask("a")
-        await turns()
+        await run_pending_tasks()
         assert not one.engine_changes._waiters
         one.ask("b")
         one.ask("c")
-        await turns()
+        await run_pending_tasks()
         assert len(one.engine_changes._waiters) == 1
         one.tasks["b"].cancel()
         await one.finish("a")
@@ -536,7 +527,7 @@ class TestDrain:
         one = start(max_in_flight=1)
         one.ask("runs")
         one.ask("waits")
-        await turns()
+        await run_pending_tasks()
         one.admission.drain()
         assert one.admission.draining
         with pytest.raises(EngineUnavailable):
@@ -550,7 +541,7 @@ class TestDrain:
         one = start(max_in_flight=1)
         for name in ("a", "b", "c"):
             one.ask(name)
-        await turns()
+        await run_pending_tasks()
         one.admission.drain()
         idle = asyncio.create_task(one.admission.idle())
         for name in ("a", "b"):
@@ -564,7 +555,7 @@ class TestDrain:
         one.ask("a")
         one.ask("b", model="other")
         one.ask("c", model=None)
-        await turns()
+        await run_pending_tasks()
         idle = asyncio.create_task(one.admission.idle())
         for name in ("b", "a"):
             await one.finish(name)
@@ -599,13 +590,13 @@ def test_no_slot_is_lost_or_given_twice_in_any_order_of_events(
                 one.ready[0] = argument
                 most = max(most, bound * argument)
             elif what == "turn":
-                await turns(argument)
+                await run_pending_tasks(argument)
             elif tasks and what == "end":
                 one.end(tasks[argument % len(tasks)])
             elif tasks:
                 one.tasks[tasks[argument % len(tasks)]].cancel()
             assert one.admission.in_flight <= most
-        await turns()
+        await run_pending_tasks()
         one.ready[0] = 1
         # No request waits while a slot is free, and none runs without a slot.
         running = sum(name in one.begun and not task.done() for name, task in one.tasks.items())
@@ -626,12 +617,12 @@ async def test_raised_limit_grants_slots_at_once(start: Start) -> None:
     with at_once(one.admission.permit("demo", "a")):
         one.ask("b")
         one.ask("c")
-        await turns()
+        await run_pending_tasks()
         one.admission.open("demo", QueueSettings(max_in_flight=2))
-        await turns()
+        await run_pending_tasks()
         assert one.begun == ["b"]
         one.admission.open("demo", QueueSettings())
-        await turns()
+        await run_pending_tasks()
         assert one.begun == ["b", "c"]
 
 
@@ -639,12 +630,12 @@ async def test_lowered_queue_limit_keeps_waiting_requests(start: Start) -> None:
     one = start(max_in_flight=1)
     with at_once(one.admission.permit("demo", "a")):
         one.ask("b")
-        await turns()
+        await run_pending_tasks()
         one.admission.open("demo", QueueSettings(max_in_flight=1, max_waiting=0))
         with pytest.raises(EngineOverloaded):
             await one.admission.permit("demo", "c")
         assert one.admission.waiting == 1
-    await turns()
+    await run_pending_tasks()
     assert one.begun == ["b"]
 
 
@@ -667,9 +658,9 @@ async def test_removed_model_is_not_found_and_its_requests_are_counted_to_their_
         one.admission.close("other")
         assert one.admission.in_flight == 1
         idle = asyncio.create_task(one.admission.idle())
-        await turns()
+        await run_pending_tasks()
         assert not idle.done()
-    await turns()
+    await run_pending_tasks()
     assert idle.done()
     assert one.admission.in_flight == 0
 
@@ -678,10 +669,10 @@ async def test_model_is_idle_when_none_is_in_flight_or_waits(start: Start) -> No
     one = start(max_in_flight=1)
     await one.admission.idle("demo")
     first = one.ask("a")
-    await turns()
+    await run_pending_tasks()
     idle = asyncio.create_task(one.admission.idle("demo"))
     one.ask("b")
-    await turns()
+    await run_pending_tasks()
     await one.finish("a")
     assert first.done()
     assert not idle.done()

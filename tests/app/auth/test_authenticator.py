@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,60 +12,16 @@ from app.auth import authenticator
 from app.auth.authenticator import Authenticator
 from app.auth.key_format import new_key
 from app.auth.key_store import KeyStore
-from app.auth.keys import Change, Credential
 from app.auth.principal import Allowed, Principal, Role
 from app.auth.validation import KeyChanges, KeyFields
-from app.database import Database, DatabaseUnavailable
+from app.database import Database
 from app.errors import InvalidApiKey, PermissionDenied, ServiceUnavailable
 from app.settings import FieldSettings, digest
-from tests.app.auth.doors import LIMITS, Clock, bearer, door
-from tests.waiting import wait_until
+from tests.app.auth.doors import LIMITS, Clock, WatchedStore, bearer, door
+from tests.waiting import run_pending_tasks, wait_until
 
 GRACE_S = 3600.0
 ROOT = "root-0123456789abcdef0123"
-
-
-class Watched(KeyStore):
-    """The real store, whose look-ups are counted and may be held or made to fail."""
-
-    def __init__(self, database: Database, clock: Clock) -> None:
-        super().__init__(database, now_ms=clock.wall_ms)
-        self.finds = 0
-        self.at_once = 0
-        self.most_at_once = 0
-        self.down = False
-        self.broken = False
-        self.read = asyncio.Event()  # a look-up has read what it will come back with
-        # Set: look-ups come back at once; cleared: when it is set.
-        self.released = asyncio.Event()
-        self.released.set()
-
-    async def find(self, key_id: str) -> tuple[int, Credential | None]:
-        self._check_up()
-        self.finds += 1
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            found = await super().find(key_id)
-            self.read.set()
-            await self.released.wait()
-        finally:
-            self.at_once -= 1
-        return found
-
-    async def changed_since(self, seen: int | None) -> tuple[int, dict[str, Change]]:
-        self._check_up()
-        return await super().changed_since(seen)
-
-    async def touch(self, used_ms: Mapping[str, int]) -> None:
-        self._check_up()
-        await super().touch(used_ms)
-
-    def _check_up(self) -> None:
-        if self.broken:
-            raise ZeroDivisionError
-        if self.down:
-            raise DatabaseUnavailable("the database does not answer: it is a test")
 
 
 @pytest.fixture
@@ -74,12 +30,12 @@ def database_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(database: Database, clock: Clock) -> Watched:
-    return Watched(database, clock)
+def store(database: Database, clock: Clock) -> WatchedStore:
+    return WatchedStore(database, clock)
 
 
 @pytest.fixture
-async def auth(store: Watched, clock: Clock) -> AsyncIterator[Authenticator]:
+async def auth(store: WatchedStore, clock: Clock) -> AsyncIterator[Authenticator]:
     static = [digest(b"sk-static-0123456789abcdef")]
     root = digest(ROOT.encode())
     one = door(static, store=store, clock=clock, admin=root, offline_grace_s=GRACE_S)
@@ -102,17 +58,11 @@ async def refused(auth: Authenticator, key: str) -> str:
     return caught.value.message
 
 
-async def settle() -> None:
-    """Let every task run that can."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 # Let in
 
 
 async def test_stored_key_has_its_own_limits_and_rights(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     key_id, key = await made(
         store,
@@ -133,16 +83,16 @@ async def test_stored_key_has_its_own_limits_and_rights(
     assert principal.limits == LIMITS.model_copy(update={"tokens_per_minute": 0})
 
 
-async def test_a_key_is_looked_up_once(auth: Authenticator, store: Watched) -> None:
+async def test_a_key_is_looked_up_once(auth: Authenticator, store: WatchedStore) -> None:
     _, key = await made(store)
     assert auth.recall(bearer(key)) is None
     first = await auth.look_up(bearer(key))
     assert auth.recall(bearer(key)) == first
-    assert store.finds == 1
+    assert store.finds.total() == 1
 
 
 async def test_static_keys_and_root_never_reach_the_store(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     store.down = True
     assert (await auth.authenticate(bearer("sk-static-0123456789abcdef"))).id.startswith("key-")
@@ -152,7 +102,9 @@ async def test_static_keys_and_root_never_reach_the_store(
 # Refused
 
 
-async def test_a_key_with_the_id_of_another_is_refused(auth: Authenticator, store: Watched) -> None:
+async def test_a_key_with_the_id_of_another_is_refused(
+    auth: Authenticator, store: WatchedStore
+) -> None:
     """CVE-2025-59425: what is compared is a digest, in constant time."""
     key_id, key = await made(store)
     assert await refused(auth, new_key(key_id).text) == "the API key is not valid"
@@ -160,7 +112,7 @@ async def test_a_key_with_the_id_of_another_is_refused(auth: Authenticator, stor
 
 
 async def test_cached_key_does_not_admit_another_secret(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     """CVE-2026-35030: a cache was keyed on a token's beginning."""
     key_id, key = await made(store)
@@ -172,7 +124,7 @@ async def test_cached_key_does_not_admit_another_secret(
 
 
 async def test_malformed_key_is_refused_without_a_lookup(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     _, key = await made(store)
     wrong = "a" if key[-1] != "a" else "b"
@@ -181,23 +133,23 @@ async def test_malformed_key_is_refused_without_a_lookup(
             auth.recall(bearer(bad))
         with pytest.raises(InvalidApiKey):
             await auth.look_up(bearer(bad))
-    assert store.finds == 0
+    assert store.finds.total() == 0
 
 
 async def test_unknown_key_is_looked_up_once_per_interval(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     key = new_key().text
     for _ in range(5):
         await refused(auth, key)
-    assert store.finds == 1
+    assert store.finds.total() == 1
     clock.advance(authenticator.UNKNOWN_TTL_S)
     await refused(auth, key)
-    assert store.finds == 2
+    assert store.finds.total() == 2
 
 
 async def test_a_key_expires_to_the_millisecond(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     _, key = await made(store, expires="2027-01-15T08:00:01.000Z")
     clock.wall = 1_800_000_000.999
@@ -207,17 +159,17 @@ async def test_a_key_expires_to_the_millisecond(
 
 
 async def test_key_that_expired_a_millisecond_ago_is_refused_at_first_use(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     _, key = await made(store, expires="2027-01-15T08:00:01.000Z")
     clock.wall = 1_800_000_001.001
     assert "expired" in await refused(auth, key)
     assert "expired" in await refused(auth, key)
-    assert store.finds == 1
+    assert store.finds.total() == 1
 
 
 async def test_previous_secret_works_for_its_grace_period_only(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     key_id, first = await made(store)
     _, second = await store.rotate(key_id, 60)
@@ -229,7 +181,7 @@ async def test_previous_secret_works_for_its_grace_period_only(
 
 
 async def test_key_expires_during_the_grace_period_too(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     key_id, first = await made(store, expires="2027-01-15T08:00:01Z")
     _, second = await store.rotate(key_id, 60)
@@ -240,7 +192,7 @@ async def test_key_expires_during_the_grace_period_too(
 
 @pytest.mark.parametrize("role", [Role.AUDITOR, Role.MANAGER, Role.ADMIN])
 async def test_admin_key_is_refused_on_the_data_plane(
-    auth: Authenticator, store: Watched, role: Role
+    auth: Authenticator, store: WatchedStore, role: Role
 ) -> None:
     key_id, key = await made(store, role=role)
     for _ in range(2):  # looked up, and remembered
@@ -248,7 +200,7 @@ async def test_admin_key_is_refused_on_the_data_plane(
     assert (await auth.admin(bearer(key))).id == key_id
 
 
-async def test_client_key_is_refused_on_admin(auth: Authenticator, store: Watched) -> None:
+async def test_client_key_is_refused_on_admin(auth: Authenticator, store: WatchedStore) -> None:
     _, key = await made(store)
     for one in (key, key, "sk-static-0123456789abcdef"):
         with pytest.raises(PermissionDenied):
@@ -259,14 +211,14 @@ async def test_root_key_is_refused_on_the_data_plane(auth: Authenticator) -> Non
     await refused(auth, ROOT)
 
 
-async def test_admin_without_a_root_key_admits_no_static_key(store: Watched) -> None:
+async def test_admin_without_a_root_key_admits_no_static_key(store: WatchedStore) -> None:
     auth = door(store=store)
     for headers in ([], bearer(""), bearer("None"), bearer(ROOT)):
         with pytest.raises(InvalidApiKey):
             await auth.admin(headers)
 
 
-async def test_admin_requires_a_key_while_auth_is_disabled(store: Watched) -> None:
+async def test_admin_requires_a_key_while_auth_is_disabled(store: WatchedStore) -> None:
     auth = door(store=store, enabled=False)
     assert (await auth.authenticate([])).id == "anonymous"
     with pytest.raises(InvalidApiKey):
@@ -277,7 +229,7 @@ async def test_admin_requires_a_key_while_auth_is_disabled(store: Watched) -> No
 
 
 async def test_changed_key_is_reread_after_the_next_poll(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
@@ -292,7 +244,7 @@ async def test_changed_key_is_reread_after_the_next_poll(
     assert (await auth.authenticate(bearer(key))).weight == 9
 
 
-async def test_poll_keeps_unchanged_keys_cached(auth: Authenticator, store: Watched) -> None:
+async def test_poll_keeps_unchanged_keys_cached(auth: Authenticator, store: WatchedStore) -> None:
     changed, first = await made(store)
     _, second = await made(store)
     for key in (first, second):
@@ -307,7 +259,7 @@ async def test_poll_keeps_unchanged_keys_cached(auth: Authenticator, store: Watc
 
 
 async def test_poll_keeps_keys_that_were_read_after_their_change(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     _, key = await made(store)
     await made(store)
@@ -316,11 +268,11 @@ async def test_poll_keeps_keys_that_were_read_after_their_change(
     store.down = True
     await auth.poll()
     assert auth.recall(bearer(key)) is not None
-    assert store.finds == 1
+    assert store.finds.total() == 1
 
 
 async def test_rotation_without_grace_evicts_both_previous_secrets(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     key_id, first = await made(store)
     _, second = await store.rotate(key_id, 60)
@@ -332,7 +284,7 @@ async def test_rotation_without_grace_evicts_both_previous_secrets(
         assert await refused(auth, key) == "the API key is not valid"
 
 
-async def test_deleted_key_is_refused(auth: Authenticator, store: Watched) -> None:
+async def test_deleted_key_is_refused(auth: Authenticator, store: WatchedStore) -> None:
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
     await store.delete(key_id)
@@ -341,7 +293,7 @@ async def test_deleted_key_is_refused(auth: Authenticator, store: Watched) -> No
 
 
 async def test_cached_refusal_is_evicted_when_the_key_changes(
-    auth: Authenticator, store: Watched, monkeypatch: pytest.MonkeyPatch
+    auth: Authenticator, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = new_key()
     await refused(auth, new.text)
@@ -352,7 +304,7 @@ async def test_cached_refusal_is_evicted_when_the_key_changes(
 
 
 async def test_lookup_that_raced_with_a_change_is_repeated(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     key_id, key = await made(store)
     store.released.clear()
@@ -363,12 +315,12 @@ async def test_lookup_that_raced_with_a_change_is_repeated(
     store.released.set()
     with pytest.raises(InvalidApiKey, match="disabled"):
         await waiting
-    assert store.finds == 2
+    assert store.finds.total() == 2
     assert "disabled" in await refused(auth, key)
 
 
 async def test_database_restored_from_a_backup_is_believed(
-    auth: Authenticator, store: Watched, database: Database
+    auth: Authenticator, store: WatchedStore, database: Database
 ) -> None:
     key_id, key = await made(store)
     await auth.poll()
@@ -385,24 +337,24 @@ async def test_database_restored_from_a_backup_is_believed(
 
 
 async def test_concurrent_requests_with_one_key_share_a_lookup(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     _, key = await made(store)
     store.released.clear()
     waiting = [asyncio.create_task(auth.authenticate(bearer(key))) for _ in range(20)]
-    await settle()
+    await run_pending_tasks()
     waiting[0].cancel()  # the one that began it
-    await settle()
+    await run_pending_tasks()
     store.released.set()
     first, *others = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(first, asyncio.CancelledError)
     assert all(isinstance(one, Principal) for one in others)
-    assert store.finds == 1
+    assert store.finds.total() == 1
 
 
 @pytest.mark.slow
 async def test_made_up_keys_cause_no_writes_and_no_growth(
-    auth: Authenticator, store: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    auth: Authenticator, store: WatchedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unauthenticated scanner wrote 91,000 rows in a peer's database."""
     monkeypatch.setattr(auth._unknown, "_size", 100)  # reached without 10,000 look-ups
@@ -428,7 +380,7 @@ async def test_made_up_keys_cause_no_writes_and_no_growth(
 
 
 async def test_unknown_key_is_503_while_the_store_is_unavailable(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     """litellm#34479: a peer answered 401 to good keys when its database was exhausted."""
     _, key = await made(store)
@@ -442,7 +394,7 @@ async def test_unknown_key_is_503_while_the_store_is_unavailable(
 
 
 async def test_known_key_works_for_offline_grace_and_is_503_after(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     _, key = await made(store)
     await auth.authenticate(bearer(key))
@@ -461,7 +413,7 @@ async def test_known_key_works_for_offline_grace_and_is_503_after(
 
 
 async def test_keys_changed_during_an_outage_are_evicted(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     key_id, key = await made(store)
     await auth.poll()
@@ -476,7 +428,9 @@ async def test_keys_changed_during_an_outage_are_evicted(
     assert "disabled" in await refused(auth, key)
 
 
-async def test_lookups_resume_when_the_store_recovers(auth: Authenticator, store: Watched) -> None:
+async def test_lookups_resume_when_the_store_recovers(
+    auth: Authenticator, store: WatchedStore
+) -> None:
     _, key = await made(store)
     store.down = True
     with pytest.raises(ServiceUnavailable):
@@ -487,7 +441,7 @@ async def test_lookups_resume_when_the_store_recovers(auth: Authenticator, store
 
 
 async def test_key_expires_while_the_store_is_unavailable(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     _, key = await made(store, expires="2027-01-15T08:00:01Z")
     await auth.authenticate(bearer(key))
@@ -498,7 +452,7 @@ async def test_key_expires_while_the_store_is_unavailable(
 
 
 async def test_outage_and_recovery_are_logged_once_each(
-    auth: Authenticator, store: Watched, caplog: pytest.LogCaptureFixture
+    auth: Authenticator, store: WatchedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     for down in (True, True, True, False, False, True):
@@ -513,7 +467,9 @@ async def test_outage_and_recovery_are_logged_once_each(
 # When a key was last used
 
 
-async def test_flush_writes_last_use(auth: Authenticator, store: Watched, clock: Clock) -> None:
+async def test_flush_writes_last_use(
+    auth: Authenticator, store: WatchedStore, clock: Clock
+) -> None:
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
     clock.advance(1.5)
@@ -524,7 +480,7 @@ async def test_flush_writes_last_use(auth: Authenticator, store: Watched, clock:
 
 
 async def test_failed_write_of_last_use_is_repeated(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     key_id, key = await made(store)
     await auth.authenticate(bearer(key))
@@ -536,7 +492,7 @@ async def test_failed_write_of_last_use_is_repeated(
 
 
 async def test_refused_request_does_not_count_as_use(
-    auth: Authenticator, store: Watched, clock: Clock
+    auth: Authenticator, store: WatchedStore, clock: Clock
 ) -> None:
     ids = []
     for fields in ({"expires": "2027-01-15T08:00:00Z"}, {"role": "admin"}, {}):
@@ -551,7 +507,7 @@ async def test_refused_request_does_not_count_as_use(
 
 @pytest.mark.slow
 async def test_the_task_polls_and_flushes_until_it_is_cancelled(
-    auth: Authenticator, store: Watched, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    auth: Authenticator, store: WatchedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authenticator, "POLL_S", 0.001)
     running = asyncio.create_task(auth.run())
@@ -570,7 +526,7 @@ async def test_the_task_polls_and_flushes_until_it_is_cancelled(
 
 async def test_unexpected_store_error_counts_as_unavailable(
     auth: Authenticator,
-    store: Watched,
+    store: WatchedStore,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -578,7 +534,7 @@ async def test_unexpected_store_error_counts_as_unavailable(
     _, key = await made(store)
     store.broken = True
     running = asyncio.create_task(auth.run())
-    await settle()
+    await run_pending_tasks()
     with pytest.raises(ServiceUnavailable):
         await auth.authenticate(bearer(key))
     assert len([record for record in caplog.records if record.exc_info]) == 1
@@ -603,7 +559,7 @@ async def test_reloaded_static_keys_apply_at_once(auth: Authenticator) -> None:
 
 
 async def test_reloaded_limits_reach_stored_keys_at_the_next_poll(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     _, key = await made(store)
     await auth.authenticate(bearer(key))
@@ -618,7 +574,7 @@ async def test_reloaded_limits_reach_stored_keys_at_the_next_poll(
 
 
 async def test_reload_with_equal_limits_keeps_keys_cached(
-    auth: Authenticator, store: Watched
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     _, key = await made(store)
     await auth.authenticate(bearer(key))

@@ -13,48 +13,16 @@ from app.auth import authenticator, lookups
 from app.auth.authenticator import Authenticator
 from app.auth.key_format import new_key
 from app.auth.key_store import KeyStore
-from app.auth.keys import Credential
 from app.auth.principal import Principal
 from app.auth.validation import KeyFields
 from app.database import Database
 from app.errors import InvalidApiKey, ServiceUnavailable
 from app.settings import digest
-from tests.app.auth.doors import Clock, bearer, door
+from tests.app.auth.doors import Clock, WatchedStore, bearer, door
 from tests.app.usage.records import opened
-from tests.waiting import wait_until
+from tests.waiting import run_pending_tasks, wait_until
 
 MANY = 3000
-
-
-class Slow(KeyStore):
-    """The real store, whose look-ups take longer, may be held, and are counted."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self.delay_s = 0.0
-        self.broken = False
-        self.read = asyncio.Event()  # a look-up has read what it will come back with
-        # Set: look-ups come back at once; cleared: when it is set.
-        self.released = asyncio.Event()
-        self.released.set()
-        self.finds: Counter[str] = Counter()
-        self.at_once = 0
-        self.most_at_once = 0
-
-    async def find(self, key_id: str) -> tuple[int, Credential | None]:
-        self.finds[key_id] += 1
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            if self.broken:
-                raise ZeroDivisionError
-            found = await super().find(key_id)
-            self.read.set()
-            await self.released.wait()
-            await asyncio.sleep(self.delay_s)
-        finally:
-            self.at_once -= 1
-        return found
 
 
 @pytest.fixture
@@ -64,12 +32,12 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-def store(database: Database) -> Slow:
-    return Slow(database)
+def store(database: Database) -> WatchedStore:
+    return WatchedStore(database, Clock())
 
 
 @pytest.fixture
-async def auth(store: Slow) -> AsyncIterator[Authenticator]:
+async def auth(store: WatchedStore) -> AsyncIterator[Authenticator]:
     one = door(store=store, clock=Clock())
     await one.poll()
     yield one
@@ -101,15 +69,9 @@ async def outcomes(requests: "list[asyncio.Task[Principal]]") -> dict[type, int]
     return Counter(map(type, await asyncio.gather(*requests, return_exceptions=True)))
 
 
-async def settle() -> None:
-    """Let every task run that can."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 @pytest.mark.slow
 async def test_valid_key_is_admitted_while_made_up_keys_fill_the_queue(
-    auth: Authenticator, store: Slow
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     key_id, key = await made(store)
     await auth.poll()
@@ -120,7 +82,7 @@ async def test_valid_key_is_admitted_while_made_up_keys_fill_the_queue(
 
 @pytest.mark.slow
 async def test_valid_key_is_admitted_while_made_up_secrets_of_known_ids_fill_the_queue(
-    auth: Authenticator, store: Slow
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     """IDs are public: clients have their own, and logs and reports show them."""
     made_keys = [await made(store) for _ in range(3)]
@@ -134,7 +96,9 @@ async def test_valid_key_is_admitted_while_made_up_secrets_of_known_ids_fill_the
     assert max(store.finds.values()) <= 3, "those who wait for one id share a look-up"
 
 
-async def test_a_key_of_another_process_works_at_once(auth: Authenticator, store: Slow) -> None:
+async def test_a_key_of_another_process_works_at_once(
+    auth: Authenticator, store: WatchedStore
+) -> None:
     """No poll has heard of it yet."""
     key_id, key = await made(store)
     assert auth._ids == set()
@@ -142,7 +106,9 @@ async def test_a_key_of_another_process_works_at_once(auth: Authenticator, store
 
 
 @pytest.mark.slow
-async def test_concurrent_lookups_are_bounded_per_queue(auth: Authenticator, store: Slow) -> None:
+async def test_concurrent_lookups_are_bounded_per_queue(
+    auth: Authenticator, store: WatchedStore
+) -> None:
     good = [(await made(store))[1] for _ in range(20)]
     await auth.poll()
     store.released.clear()
@@ -151,7 +117,7 @@ async def test_concurrent_lookups_are_bounded_per_queue(auth: Authenticator, sto
         attacked(auth, good) as requests,
     ):
         await wait_until(lambda: store.at_once >= lookups.MAX_READS + lookups.MAX_UNKNOWN_READS)
-        await settle()
+        await run_pending_tasks()
         store.released.set()
         assert await outcomes(made_up) == {InvalidApiKey: 20}
         assert await outcomes(requests) == {Principal: 20}
@@ -160,7 +126,7 @@ async def test_concurrent_lookups_are_bounded_per_queue(auth: Authenticator, sto
 
 
 async def test_waiting_lookups_are_bounded_per_queue(
-    auth: Authenticator, store: Slow, monkeypatch: pytest.MonkeyPatch
+    auth: Authenticator, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth._lookups._existing, "max_pending", 4)
     monkeypatch.setattr(auth._lookups._unknown, "max_pending", 3)
@@ -180,7 +146,7 @@ async def test_waiting_lookups_are_bounded_per_queue(
 
 @pytest.mark.slow
 async def test_single_queue_when_there_are_too_many_keys(
-    auth: Authenticator, store: Slow, monkeypatch: pytest.MonkeyPatch
+    auth: Authenticator, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authenticator, "MAX_IDS", 2)
     for _ in range(2):
@@ -201,7 +167,7 @@ async def test_single_queue_when_there_are_too_many_keys(
 
 
 async def test_ids_of_all_keys_are_loaded_and_updated(
-    auth: Authenticator, store: Slow, database: Database, monkeypatch: pytest.MonkeyPatch
+    auth: Authenticator, store: WatchedStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.auth.key_store._PAGE", 2)
     ids = {(await made(store))[0] for _ in range(5)}
@@ -228,7 +194,7 @@ async def test_ids_of_all_keys_are_loaded_and_updated(
 
 
 async def test_secret_newer_than_the_read_is_looked_up_again(
-    auth: Authenticator, store: Slow
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     """Else a key rotated while a request waited for its lookup would be refused."""
     key_id, key = await made(store)
@@ -245,7 +211,7 @@ async def test_secret_newer_than_the_read_is_looked_up_again(
 
 
 async def test_cut_key_refuses_requests_that_waited_for_its_lookup(
-    auth: Authenticator, store: Slow
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     """A request admitted after the cut would not be ended by it."""
     key_id, key = await made(store)
@@ -263,7 +229,7 @@ async def test_cut_key_refuses_requests_that_waited_for_its_lookup(
 
 
 async def test_error_reaches_every_waiter_and_leaves_no_state(
-    auth: Authenticator, store: Slow
+    auth: Authenticator, store: WatchedStore
 ) -> None:
     key_id, key = await made(store)
     await auth.poll()
@@ -275,7 +241,7 @@ async def test_error_reaches_every_waiter_and_leaves_no_state(
     assert (await auth.authenticate(bearer(key))).id == key_id
 
 
-async def test_shutdown_ends_lookups(auth: Authenticator, store: Slow) -> None:
+async def test_shutdown_ends_lookups(auth: Authenticator, store: WatchedStore) -> None:
     keys_ = [(await made(store))[1] for _ in range(20)]
     await auth.poll()
     store.released.clear()

@@ -29,10 +29,9 @@ from app.settings import ConfigError
 from app.usage import usage_report
 from tests.gateway import free_port, remote, settings_for
 from tests.services import PostgresServer
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 # Far above what anything takes here, however busy the machine is.
-PATIENCE_S = 20.0
 
 
 @pytest.fixture

@@ -71,9 +71,3 @@ def metric(metrics: Metrics, name: str) -> float:
     value = metrics.registry.get_sample_value(name)
     assert value is not None
     return value
-
-
-async def turns(number: int) -> None:
-    """Let the loop turn."""
-    for _ in range(number):
-        await asyncio.sleep(0)

@@ -18,10 +18,10 @@ from app.limits.script_calls import RedisUnavailable
 from app.limits.terms import terms_of
 from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import ask, limits
-from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, metric, outcome, passes, turns
+from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, metric, outcome, passes
 from tests.gateway import free_port
 from tests.services import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import run_pending_tasks, wait_until
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -136,7 +136,7 @@ async def test_busy_event_loop_at_the_deadline_is_not_a_redis_timeout(
         assert await outcome(gateway.limiter, ANY) == "passed"
         own_redis.pause()
         asked = asyncio.create_task(outcome(gateway.limiter, ANY))
-        await turns(5)  # it is on its way
+        await run_pending_tasks(5)  # it is on its way
         own_redis.resume()
         time.sleep(1.1)  # Redis answers while the loop is blocked
         assert await asked == "passed"
@@ -246,7 +246,7 @@ async def test_redis_hang_costs_one_timeout_then_fails_fast(
         assert await passes(gateway.limiter, ANY)
         own_redis.pause()
         first = asyncio.create_task(passes(gateway.limiter, ANY))
-        await turns(5)  # the call is under way
+        await run_pending_tasks(5)  # the call is under way
         others = [asyncio.create_task(passes(gateway.limiter, ANY)) for _ in range(20)]
         assert all(await asyncio.gather(first, *others))
         assert gateway.errors == 1  # one call failed, and all were answered by that

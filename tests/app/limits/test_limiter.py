@@ -23,8 +23,9 @@ from app.limits.terms import LimitRequest, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import NONE, ask, limits, owned
-from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes, turns
+from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, outcome, passes
 from tests.services import RedisServer
+from tests.waiting import run_pending_tasks
 
 # Of so many a minute none comes back while a test runs, however busy the machine is: six seconds.
 SLOW = 10
@@ -389,9 +390,9 @@ async def test_requests_canceled_while_redis_hangs_leave_no_slots(
         redis_server.pause()
         try:
             under_way = asyncio.create_task(limiter.decide(wanted))
-            await turns(5)
+            await run_pending_tasks(5)
             queued = asyncio.create_task(limiter.decide(wanted))
-            await turns(5)
+            await run_pending_tasks(5)
             for task in under_way, queued:
                 task.cancel()
             await asyncio.gather(under_way, queued, return_exceptions=True)

@@ -2,10 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,18 +14,6 @@ from tests.fakes.vllm import Fake
 from tests.gateway import ROOT, Gateway, serving_demo
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-
-
-@asynccontextmanager
-async def serving(tmp_path: Path, fake: Fake, **model: Any) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url, model=model) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-async def gateway(tmp_path: Path, fake: Fake) -> AsyncIterator[Gateway]:
-    async with serving(tmp_path, fake) as one:
-        yield one
 
 
 class TestIds:
@@ -115,7 +100,7 @@ class TestMedia:
         self, tmp_path: Path, fake: Fake, isolation: str, status: int
     ) -> None:
         part = {"type": "image_url", "image_url": None, "uuid": "the victim's"}
-        async with serving(tmp_path, fake, isolation=isolation) as gateway:
+        async with serving_demo(tmp_path, fake.url, model={"isolation": isolation}) as gateway:
             answer = await gateway.chat(messages=[{"role": "user", "content": [part]}])
             assert answer.status_code == status
 
@@ -136,7 +121,7 @@ class TestMedia:
 
     async def test_media_url_of_an_allowed_host_passes(self, tmp_path: Path, fake: Fake) -> None:
         media = {"domains": ["images.example"]}
-        async with serving(tmp_path, fake, media=media) as gateway:
+        async with serving_demo(tmp_path, fake.url, model={"media": media}) as gateway:
             part = {"image_url": {"url": "https://images.example/a.png"}}
             answer = await gateway.chat(messages=[{"role": "user", "content": [part]}])
             assert answer.status_code == 200

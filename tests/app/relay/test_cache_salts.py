@@ -1,8 +1,6 @@
 """Cache salts as engines see them."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +57,6 @@ class TestSalts:
         assert salts.salt("key", principal("0")) != before
 
 
-@asynccontextmanager
-async def serving(tmp_path: Path, fake: Fake, **model: Any) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url, model=model) as gateway:
-        yield gateway
-
-
 async def salt_of(
     gateway: Gateway, fake: Fake, headers: dict[str, str], path: str = "/v1/chat/completions"
 ) -> Any:
@@ -74,16 +66,15 @@ async def salt_of(
 
 
 @pytest.mark.parametrize("path", sorted(SALTED))
-async def test_client_cannot_choose_its_salt(tmp_path: Path, path: str) -> None:
-    async with Fake() as fake, serving(tmp_path, fake) as gateway:
-        a, b = await make_key(gateway, "a"), await make_key(gateway, "b")
-        salts = [await salt_of(gateway, fake, headers, path) for headers in (a, b, a)]
-        assert salts[0] == salts[2] != salts[1]
-        assert "the victim's" not in salts
+async def test_client_cannot_choose_its_salt(gateway: Gateway, fake: Fake, path: str) -> None:
+    a, b = await make_key(gateway, "a"), await make_key(gateway, "b")
+    salts = [await salt_of(gateway, fake, headers, path) for headers in (a, b, a)]
+    assert salts[0] == salts[2] != salts[1]
+    assert "the victim's" not in salts
 
 
-async def test_owner_isolation_shares_a_salt_within_an_owner(tmp_path: Path) -> None:
-    async with Fake() as fake, serving(tmp_path, fake, isolation="owner") as gateway:
+async def test_owner_isolation_shares_a_salt_within_an_owner(fake: Fake, tmp_path: Path) -> None:
+    async with serving_demo(tmp_path, fake.url, model={"isolation": "owner"}) as gateway:
         a = await make_key(gateway, "a", owner="team")
         b = await make_key(gateway, "b", owner="team")
         c = await make_key(gateway, "c", owner="others")
@@ -91,15 +82,14 @@ async def test_owner_isolation_shares_a_salt_within_an_owner(tmp_path: Path) -> 
         assert salts[0] == salts[1] != salts[2]
 
 
-async def test_without_isolation_the_clients_salt_is_kept(tmp_path: Path) -> None:
-    async with Fake() as fake, serving(tmp_path, fake, isolation="none") as gateway:
+async def test_without_isolation_the_clients_salt_is_kept(fake: Fake, tmp_path: Path) -> None:
+    async with serving_demo(tmp_path, fake.url, model={"isolation": "none"}) as gateway:
         assert await salt_of(gateway, fake, {}) == "the victim's"
 
 
-async def test_salts_survive_a_restart(tmp_path: Path) -> None:
-    async with Fake() as fake:
-        found = []
-        for _ in range(2):
-            async with serving(tmp_path, fake) as gateway:
-                found.append(await salt_of(gateway, fake, {}))
-        assert found[0] == found[1]
+async def test_salts_survive_a_restart(fake: Fake, tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        async with serving_demo(tmp_path, fake.url) as gateway:
+            found.append(await salt_of(gateway, fake, {}))
+    assert found[0] == found[1]

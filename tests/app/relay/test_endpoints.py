@@ -10,7 +10,7 @@ import pytest
 from app.settings import Settings
 from engines.base import EngineCapabilities, EngineState
 from tests.fakes.vllm import Fake
-from tests.gateway import Gateway, remote, running, serving_demo, settings_for
+from tests.gateway import Gateway, remote, running, settings_for
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 SERVED = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages"
@@ -57,11 +57,10 @@ class TestRemote:
                     },
                 }
 
-    async def test_other_404_of_an_engine_is_forwarded(self, tmp_path: Path) -> None:
-        async with Fake() as fake, serving_demo(tmp_path, fake.url) as gateway:
-            answer = await gateway.chat(fake="status:404")
-            assert (answer.status_code, answer.json()) == (404, {"detail": "as asked"})
-            assert answer.headers["x-gateway-model"] == "demo"
+    async def test_other_404_of_an_engine_is_forwarded(self, gateway: Gateway) -> None:
+        answer = await gateway.chat(fake="status:404")
+        assert (answer.status_code, answer.json()) == (404, {"detail": "as asked"})
+        assert answer.headers["x-gateway-model"] == "demo"
 
     async def test_fallback_without_the_endpoint_is_skipped(self, tmp_path: Path) -> None:
         async with Fake() as broken, Fake("chat", serves=("generate",)) as chat:
@@ -116,18 +115,16 @@ class TestPathsThatMissTheVersion:
         ],
     )
     async def test_path_without_version_names_the_right_path(
-        self, tmp_path: Path, method: str, path: str, meant: str
+        self, gateway: Gateway, method: str, path: str, meant: str
     ) -> None:
-        async with Fake() as fake, serving_demo(tmp_path, fake.url) as gateway:
-            answer = await gateway.client.request(method, path)
-            assert answer.status_code == 404
-            error = answer.json()["error"]
-            assert error["code"] == "not_found"
-            assert error["message"] == f"there is no {path} here; did you mean {meant}?"
+        answer = await gateway.client.request(method, path)
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert error["code"] == "not_found"
+        assert error["message"] == f"there is no {path} here; did you mean {meant}?"
 
-    async def test_unknown_path_gets_no_suggestion(self, tmp_path: Path) -> None:
-        async with Fake() as fake, serving_demo(tmp_path, fake.url) as gateway:
-            for path in ("/sleep", "/v1/sleep", "/v1", "/", "/v1/nothing"):
-                answer = await gateway.client.post(path)
-                assert answer.status_code == 404
-                assert answer.json()["error"]["message"] == f"there is no {path} here"
+    async def test_unknown_path_gets_no_suggestion(self, gateway: Gateway) -> None:
+        for path in ("/sleep", "/v1/sleep", "/v1", "/", "/v1/nothing"):
+            answer = await gateway.client.post(path)
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"] == f"there is no {path} here"

@@ -128,23 +128,22 @@ def test_no_field_that_is_dropped_reaches_the_engine(fields: dict[str, Any], spa
     assert found == {"model": "served", **kept}
 
 
-async def test_rules_of_model_and_key_apply_to_requests(tmp_path: Path) -> None:
-    async with Fake() as fake:
-        rules_of_model = {"deny": ["prompt_logprobs"], "max": {"logprobs": 3}}
-        async with serving_demo(tmp_path, fake.url, model={"fields": rules_of_model}) as gateway:
-            headers = await make_key(gateway, "k", fields={"force": {"temperature": 0}})
+async def test_rules_of_model_and_key_apply_to_requests(fake: Fake, tmp_path: Path) -> None:
+    rules_of_model = {"deny": ["prompt_logprobs"], "max": {"logprobs": 3}}
+    async with serving_demo(tmp_path, fake.url, model={"fields": rules_of_model}) as gateway:
+        headers = await make_key(gateway, "k", fields={"force": {"temperature": 0}})
 
-            async def ask(**fields: Any) -> int:
-                body = {"model": "demo", "messages": [], **fields}
-                path = "/v1/chat/completions"
-                answer = await gateway.client.post(path, json=body, headers=headers)
-                return answer.status_code
+        async def ask(**fields: Any) -> int:
+            body = {"model": "demo", "messages": [], **fields}
+            path = "/v1/chat/completions"
+            answer = await gateway.client.post(path, json=body, headers=headers)
+            return answer.status_code
 
-            assert await ask(prompt_logprobs=1) == 400
-            assert await ask(logprobs=20, temperature=1.5, kv_transfer_params={}) == 200
-            seen = fake.seen[-1].json
-            assert (seen["logprobs"], seen["temperature"]) == (3, 0)
-            assert "kv_transfer_params" not in seen
+        assert await ask(prompt_logprobs=1) == 400
+        assert await ask(logprobs=20, temperature=1.5, kv_transfer_params={}) == 200
+        seen = fake.seen[-1].json
+        assert (seen["logprobs"], seen["temperature"]) == (3, 0)
+        assert "kv_transfer_params" not in seen
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,6 @@ async def fake() -> AsyncIterator[Fake]:
         yield server
 
 
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with serving_demo(tmp_path, fake.url) as one:
-        yield one
-
-
 async def test_canceled_stream_is_billed_for_its_chunks(gateway: Gateway, fake: Fake) -> None:
     """With stream_interval, an event would hold 500 tokens and count as one."""
     body = {**CHAT, "stream": True, "stream_interval": 500, "fake": "tokens:100000:0.01"}

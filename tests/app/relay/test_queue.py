@@ -154,8 +154,8 @@ async def test_small_requests_overtake_huge_ones_of_another_key(
     assert prompts(fake) == ["H1", "s1", "s2", "s3", "H2"]
 
 
-async def test_requests_for_other_models_or_none_do_not_wait(tmp_path: Path) -> None:
-    async with Fake() as fake, Fake(model="free") as free:
+async def test_requests_for_other_models_or_none_do_not_wait(fake: Fake, tmp_path: Path) -> None:
+    async with Fake(model="free") as free:
         fake.stored = {"resp_1"}
         busy = {"name": "demo", "engines": [remote(fake.url)], "queue": {"max_in_flight": 1}}
         other = {"name": "free", "engines": [remote(free.url)], "queue": {"max_in_flight": 1}}
@@ -261,8 +261,8 @@ async def test_mass_disconnect_frees_the_queue_for_the_remaining_request(
     assert prompts(fake)[-1] == "stays"
 
 
-async def test_dead_engine_ends_the_wait_of_queued_requests(tmp_path: Path) -> None:
-    async with Fake() as fake, serving(fake.url, tmp_path=tmp_path) as gateway:
+async def test_dead_engine_ends_the_wait_of_queued_requests(fake: Fake, tmp_path: Path) -> None:
+    async with serving(fake.url, tmp_path=tmp_path) as gateway:
         tasks = [asyncio.create_task(gateway.chat(fake="hang")) for _ in range(6)]
         await fake.until_running(timeout=PATIENCE_S)
         await until_waiting(gateway, 5)

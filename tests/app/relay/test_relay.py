@@ -406,14 +406,13 @@ async def test_requests_spread_over_replicas_by_least_in_flight(tmp_path: Path) 
 
 
 async def test_remote_server_gets_its_own_key_and_never_the_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOX_KEY", "box-secret")
-    async with Fake() as fake:
-        engine = remote(fake.url, api_key_env="BOX_KEY", served_model_name="org/real")
-        fake.model = "org/real"
-        settings = settings_for({"name": "demo", "engines": [engine]}, run_dir=tmp_path)
-        async with running(settings) as gateway:
-            assert (await gateway.chat()).status_code == 200
-            assert fake.seen[-1].header("authorization") == "Bearer box-secret"
-            assert fake.seen[-1].json["model"] == "org/real"
+    engine = remote(fake.url, api_key_env="BOX_KEY", served_model_name="org/real")
+    fake.model = "org/real"
+    settings = settings_for({"name": "demo", "engines": [engine]}, run_dir=tmp_path)
+    async with running(settings) as gateway:
+        assert (await gateway.chat()).status_code == 200
+        assert fake.seen[-1].header("authorization") == "Bearer box-secret"
+        assert fake.seen[-1].json["model"] == "org/real"

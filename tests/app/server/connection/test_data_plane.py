@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,7 @@ from tests.app.bare import serving
 from tests.app.raw import BODY, Answer, answers, asking, connected, request
 from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, serving_demo, until_tasks_end
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 CHUNKED = b"transfer-encoding: chunked"
 PAGE = "https://chat.example"
@@ -23,18 +20,6 @@ OTHER = "https://evil.example"
 CHAT = b"/v1/chat/completions"
 STREAM = request(asking(stream=True, messages=[]), path=CHAT)
 PLAIN = request(asking(messages=[]), path=CHAT)
-
-
-def running_over(fake: Fake, tmp_path: Path, **server: Any) -> AbstractAsyncContextManager[Gateway]:
-    return serving_demo(tmp_path, fake.url, server=server)
-
-
-@pytest.fixture
-async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with running_over(fake, tmp_path) as one:
-        yield one
-        await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
-        await fake.until_idle()
 
 
 def get(path: bytes, method: bytes = b"GET") -> bytes:
@@ -234,7 +219,7 @@ async def test_page_of_an_allowed_origin_alone_may_read_every_response(
     fake: Fake, tmp_path: Path, asked: str
 ) -> None:
     payload, status = ASKED[asked]
-    async with running_over(fake, tmp_path, cors_origins=(PAGE,)) as gateway:
+    async with serving_demo(tmp_path, fake.url, server={"cors_origins": (PAGE,)}) as gateway:
         got: dict[str | None, Answer] = {}
         for origin in (PAGE, OTHER, None):
             async with connected(gateway) as client:
@@ -254,7 +239,7 @@ async def test_page_of_any_origin_may_read_responses_where_all_are_allowed(
 ) -> None:
     payload, status = ASKED[asked]
     async with (
-        running_over(fake, tmp_path, cors_origins=("*",)) as gateway,
+        serving_demo(tmp_path, fake.url, server={"cors_origins": ("*",)}) as gateway,
         connected(gateway) as client,
     ):
         client.send(from_origin(payload, OTHER))
@@ -266,7 +251,7 @@ async def test_page_of_any_origin_may_read_responses_where_all_are_allowed(
 async def test_preflight_is_answered_without_the_relay(fake: Fake, tmp_path: Path) -> None:
     lines = (b"origin: " + PAGE.encode(), b"access-control-request-method: POST")
     preflight = request(None, *lines, method=b"OPTIONS", path=CHAT, key=False)
-    async with running_over(fake, tmp_path, cors_origins=(PAGE,)) as gateway:
+    async with serving_demo(tmp_path, fake.url, server={"cors_origins": (PAGE,)}) as gateway:
         async with connected(gateway) as client:
             client.send(preflight + from_origin(PLAIN, PAGE))
             first, second = [await client.answer() for _ in range(2)]

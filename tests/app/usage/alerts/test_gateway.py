@@ -23,9 +23,9 @@ async def chat(gateway: Gateway, key: dict[str, str], max_tokens: int) -> int:
 
 
 async def test_a_teams_budget_alerts_once_over_a_failing_receiver_and_a_restart(
-    tmp_path: Path,
+    fake: Fake, tmp_path: Path
 ) -> None:
-    async with Fake() as fake, Receiver([500]) as receiver:
+    async with Receiver([500]) as receiver:
 
         def settings(**alerts: Any) -> Settings:
             model = {"name": "demo", "engines": [remote(fake.url)]}

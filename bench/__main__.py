@@ -1,4 +1,4 @@
-"""The benchmarks: the gateway and its peers beside each other, on a stub engine and on real vLLM.
+"""The benchmarks: the gateway and its peers side by side, on a stub engine and on real vLLM.
 
     python -m bench [--quick] [--only PART]... [--noise] [--before TREE]
 
@@ -55,15 +55,15 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 # Written by `make soak` and `make chaos`; a run of the benchmarks keeps them.
 KEPT = ("Soak", ACTS, REQUESTS, CHECKS)
 METHOD = """\
-Everything talks to loopback on one machine: a stub engine that answers like `vllm serve` and
+Everything runs on one machine over loopback: a stub engine that answers like `vllm serve` and
 computes nothing (`bench/stub_engine.py`), a target in front of it, and a load client
 (`bench/load.py`). All targets run at the same time, and each round loads one after the other, every
-second round in reverse order, so that a drift of the machine meets all alike. A figure is the
-median over the rounds, and a ratio is taken within each round. The interval in parentheses covers
+second round in reverse order, so that a drift of the machine affects all alike. A figure is the median
+over the rounds, and a ratio is taken within each round. The interval in parentheses covers
 the median with 95 % confidence and needs six rounds (`bench/figures.py`). CPU is what the target's
-processes used, to the nanosecond by the kernel's clock of each process. “Added” is the difference
-to `direct`, the stub itself, in the same round. All have their settings at defaults and log to a
-file; the gateway and LiteLLM check a key, vllm-router has none to check.
+processes used, to the nanosecond by each process's CPU clock. “Added” is the difference
+to `direct`, the stub itself, in the same round. All targets run with default settings and log to a
+file; the gateway and LiteLLM check a key, vllm-router has no keys.
 """
 
 
@@ -154,7 +154,7 @@ def _interpreter(path: str) -> str:
 
 
 def parts_of(chosen: Sequence[str] | None) -> list[str]:
-    """Return the parts that were asked for, in their order; all if none was."""
+    """Return the selected parts in their order; all if none is selected."""
     names = {*(chosen or PARTS)}
     if names & {"proxies", LITELLM}:
         names |= {*PROXIES}

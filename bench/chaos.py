@@ -1,4 +1,4 @@
-"""Processes are killed and frozen under load, on real vLLM; then: what is left, and who was told.
+"""The chaos run: kills and freezes processes under load, on real vLLM, then checks for leaks.
 
     python -m bench.chaos [--minutes 10] [--seed 1]
 
@@ -41,7 +41,7 @@ from engines.guard import process_tree
 RESULTS = Path(__file__).with_name("RESULTS.md")
 WORTH_KEEPING_MIN = 5.0
 CLIENTS = 6
-# On two cores and a cold page cache 57 s were seen for one engine; they load one after the other.
+# On two cores and a cold page cache one engine took 57 s; they load one after the other.
 READY_S = 300.0
 END_READY_S = 180.0
 # Between two acts, once every engine is READY again: time to serve.
@@ -55,7 +55,7 @@ Say = Callable[[str], None]
 
 
 class Storm:
-    """One chaos run: the acts, one after the other, and what came of each."""
+    """One chaos run: the acts, one after the other, and the result of each."""
 
     def __init__(
         self, chaos: Chaos, gateway: Gateway, watcher: Watcher, load: Load, say: Say
@@ -78,7 +78,7 @@ class Storm:
             await self._strike(next(deck), self._dice.choice(list(MODELS)))
 
     def _targets(self) -> list[Target]:
-        """Return who can be struck in every engine; a small executor has no worker of its own."""
+        """Return the targets that every engine has; a small executor has no separate worker."""
         runs = [run for model in MODELS if (run := self._watcher.run(model)) is not None]
         common = [acts.members(run).keys() for run in runs]
         always = (Target.GATEWAY, Target.LOADING)
@@ -126,7 +126,7 @@ class Storm:
 
     async def _strike_gateway(self, act: Act) -> None:
         if act.signum is signal.SIGKILL:
-            # What leaked so far would be forgotten with the process.
+            # A leak before this act would be lost with the process.
             await leases(self._chaos, self._watcher, self._load)
             await self._watcher.until(lambda: False, QUIET_S[0])
         before = {m: run for m in MODELS if (run := self._watcher.run(m)) is not None}
@@ -176,7 +176,7 @@ class Storm:
 
 
 async def leases(chaos: Chaos, watcher: Watcher, load: Load) -> None:
-    """Let the clients rest, look whether anything is still taken, and let them go on."""
+    """Pause the clients, check for leaked leases, and resume the clients."""
     await load.pause()
     sums = await watcher.open_leases()
     if not sums:
@@ -189,12 +189,12 @@ async def leases(chaos: Chaos, watcher: Watcher, load: Load) -> None:
                 f"key {index}: of {SLOTS + 1} requests at once {whole} were answered and {refused} "
                 f"refused, not {SLOTS} and 1"
             )
-    chaos.lease_looks += 1
+    chaos.lease_checks += 1
     load.resume()
 
 
 async def _last_look(chaos: Chaos, watcher: Watcher, load: Load) -> None:
-    """Look at a gateway that nobody strikes any more."""
+    """Check the gateway after the last act."""
     chaos.all_ready = await watcher.until(lambda: watcher.all_ready, END_READY_S)
     for model in MODELS:
         body = chat(model, 8, stream=False)
@@ -237,7 +237,7 @@ async def _serve(chaos: Chaos, gateway: Gateway, say: Say) -> None:
 
 
 def run(minutes: float, seed: int, say: Say) -> Chaos:
-    """Run everything; return what came of it. Raises StartError."""
+    """Run everything; return the results. Raises StartError."""
     make_model()
     _forget_logs()
     chaos = Chaos(minutes, seed)
@@ -258,7 +258,7 @@ def run(minutes: float, seed: int, say: Say) -> Chaos:
 
 
 def _forget_logs() -> None:
-    """Remove what an earlier run left, so that nobody reads it as this one's."""
+    """Remove files of an earlier run, so that they do not pass for this one's."""
     for file in (WORK / "log").glob("chaos-*"):
         file.unlink()
 
@@ -277,7 +277,7 @@ def _keep_logs(run_dir: Path) -> None:
 
 
 def _traces(starts: int) -> Iterator[str]:
-    """Yield the gateway's logs with something in them that nobody thought of."""
+    """Yield the gateway's logs that contain a stack trace."""
     for number in range(1, starts + 1):
         name = f"chaos-gateway-{number}.log"
         if "Traceback" in (WORK / "log" / name).read_text(errors="replace"):

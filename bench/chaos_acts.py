@@ -1,4 +1,4 @@
-"""Whom the chaos run strikes: the processes of engines by what they are, and in which order."""
+"""The acts of the chaos run: signals, and the processes that receive them."""
 
 import enum
 import json
@@ -23,13 +23,13 @@ class Target(enum.StrEnum):
     WORKER = "worker"
     GUARDIAN = "guardian"
     GATEWAY = "gateway"
-    # Any process of an engine that was killed before and is on its way up again.
+    # Any process of an engine that was killed before and is starting again.
     LOADING = "loading engine"
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One blow."""
+    """A signal to a process."""
 
     signum: signal.Signals
     target: Target
@@ -40,7 +40,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One start of an engine, told from every other by the start times."""
+    """One start of an engine; start times distinguish it from every other."""
 
     guardian: int
     guardian_started: int
@@ -48,14 +48,14 @@ class Run:
     engine_started: int
 
 
-# pid → start time: together they name one process for good.
+# pid → start time: together they identify a process uniquely.
 Family = dict[int, int]
 
 
 def deck(dice: random.Random, targets: list[Target]) -> Iterator[Act]:
-    """Yield acts without end: each pair of signal and target once, in any order, then anew.
+    """Yield acts endlessly: each pair of signal and target once, in random order, then again.
 
-    What is stopped while it loads is found by the bound of a start alone: that is left out.
+    SIGSTOP of a loading engine is omitted: only the start timeout would detect it.
     """
     acts = [Act(signal.SIGKILL, t) for t in targets]
     acts += [Act(signal.SIGSTOP, t) for t in targets if t is not Target.LOADING]
@@ -65,7 +65,7 @@ def deck(dice: random.Random, targets: list[Target]) -> Iterator[Act]:
 
 
 def run_of(directory: Path) -> Run | None:
-    """Return what runs in an engine's directory according to its guardian."""
+    """Return the run in an engine's directory according to its guardian."""
     try:
         record = json.loads((directory / RECORD_FILE).read_text())
         return Run(*(int(record[name]) for name in Run.__slots__))
@@ -84,7 +84,7 @@ def members(run: Run) -> dict[Target, list[int]]:
 
 
 def job(run: Run, pid: int, title: str) -> Target | None:
-    """Return what a process of an engine does, or None for a helper (a resource tracker)."""
+    """Return the job of an engine's process, or None for a helper (a resource tracker)."""
     if pid == run.guardian:
         return Target.GUARDIAN
     if pid == run.engine:
@@ -96,7 +96,7 @@ def job(run: Run, pid: int, title: str) -> Target | None:
 
 
 def family(root: int) -> Family:
-    """Return everything below a process."""
+    """Return all descendants of a process."""
     return {pid: one.start_time for pid, one in process_tree.descendants(root).items()}
 
 
@@ -106,7 +106,7 @@ def family_of(run: Run) -> Family:
 
 
 def vital(run: Run) -> list[int]:
-    """Return the processes without which an engine that loads cannot come up, titled or not yet."""
+    """Return the processes that a loading engine cannot start without, titled or not yet."""
     return [
         pid
         for pid in sorted(family_of(run))
@@ -115,7 +115,7 @@ def vital(run: Run) -> list[int]:
 
 
 def alive(them: Mapping[int, int]) -> list[int]:
-    """Return those of some processes that still live."""
+    """Return the processes that are still alive."""
     return [pid for pid, started in them.items() if process_tree.is_alive(pid, started)]
 
 
@@ -127,14 +127,14 @@ def marked(run_dir: Path) -> Family:
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
-            continue  # it ended meanwhile, or is somebody else's
+            continue  # it has exited or belongs to another user
         if one.state != "Z" and any(v.startswith(sign) for v in environ.split(b"\0")):
             found[pid] = one.start_time
     return found
 
 
 def live_sockets(run_dir: Path) -> list[Path]:
-    """Return the sockets in a run directory on which somebody listens."""
+    """Return the sockets in a run directory that accept connections."""
     found = []
     for path in sorted(run_dir.glob("*/*.sock")):
         with socket.socket(socket.AF_UNIX) as sock:

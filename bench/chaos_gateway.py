@@ -1,4 +1,4 @@
-"""The gateway of the chaos run: its process, and what can be seen of it and its engines."""
+"""The gateway of the chaos run: its process, and the observed states of its engines."""
 
 import asyncio
 import contextlib
@@ -34,13 +34,13 @@ _GAUGE = re.compile(
 
 
 class Gateway:
-    """The gateway's process, started again and again on one port and one run directory."""
+    """The gateway's process, restarted on the same port and run directory."""
 
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
         self.run_dir = directory / "run"
         self.starts = 0
-        # Everything that was ever below it: EngineCore's title hides the mark of its environment.
+        # All its descendants so far: EngineCore's title hides the marker in its environment.
         self.family: Family = {}
         self._directory = directory
         self._config = directory / "gateway.yaml"
@@ -68,12 +68,12 @@ class Gateway:
         self._child = self._stack.enter_context(running)
 
     def kill(self) -> None:
-        """Kill it, and only it."""
+        """Kill the gateway's process alone."""
         os.kill(self.pid, signal.SIGKILL)
         self._stack.close()
 
     def end(self) -> int | None:
-        """Send SIGTERM; return the exit code once it has ended, None if it was not there."""
+        """Send SIGTERM; return the exit code once it has ended, None if it was not running."""
         if self._child is None:
             return None
         if not self._child.ended:
@@ -83,7 +83,7 @@ class Gateway:
 
 
 class Watcher:
-    """Looks at the gateway and its run directory, and keeps what it saw."""
+    """Polls the gateway and its run directory, and records the states and runs."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -94,7 +94,7 @@ class Watcher:
         self.runs: dict[str, set[Run]] = {}
 
     async def look(self) -> str | None:
-        """Look once; return what /metrics says, or None when it does not answer."""
+        """Poll once; return the text of /metrics, or None when it does not answer."""
         seen = self._gateway.family
         for record in self._gateway.run_dir.glob(f"*/{RECORD_FILE}"):
             if (run := acts.run_of(record.parent)) is not None:
@@ -113,7 +113,7 @@ class Watcher:
     async def until(
         self, condition: Callable[[], bool], within_s: float, *, every_s: float = POLL_S
     ) -> bool:
-        """Look until a condition holds; return whether it did in time."""
+        """Poll until a condition holds; return whether it did in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
         while True:
@@ -129,7 +129,7 @@ class Watcher:
         return [self.states.get(f"{name}-0") for name in MODELS] == ["ready"] * len(MODELS)
 
     def run(self, model: str) -> Run | None:
-        """Return what runs of a model now."""
+        """Return the present run of a model's engine."""
         return acts.run_of(self._gateway.run_dir / f"{model}-0")
 
     async def open_leases(self) -> dict[str, float]:
@@ -154,7 +154,7 @@ def _states(exposition: str) -> Iterator[tuple[str, str]]:
 
 
 def gauges(exposition: str) -> dict[str, float]:
-    """Return the sums over all models of what must be 0 when nobody asks."""
+    """Return the sums over all models of the gauges that must be 0 without requests."""
     sums = {"gateway_requests_in_flight": 0.0, "gateway_queue_depth": 0.0}
     for name, value in _GAUGE.findall(exposition):
         sums[name] += float(value)
@@ -162,7 +162,7 @@ def gauges(exposition: str) -> dict[str, float]:
 
 
 async def make_keys(gateway: Gateway, count: int) -> tuple[str, ...]:
-    """Make keys that may have SLOTS requests under way; return their secrets."""
+    """Create keys limited to SLOTS concurrent requests; return their secrets."""
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     url = f"http://127.0.0.1:{gateway.port}"
     async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as admin:

@@ -1,7 +1,7 @@
-"""The clients of the chaos run, and what may become of a request while engines die.
+"""The clients of the chaos run, and the permitted outcomes of a request while engines die.
 
-A request is answered whole, fails as the contract says, is left by its client, or ends with the
-gateway's own process. Everything else is a fault of the gateway's.
+A request is answered completely, fails as the contract says, is canceled by its client, or ends
+with the gateway's own process. Every other outcome is a fault of the gateway.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PATH = "/v1/chat/completions"
-# An engine that was stopped is found after FROZEN_S and a look (engines/process/watchdog.py), its
-# remains are swept in 10 s, the gateway itself stands still for 5 s; the rest is for a busy
+# A stopped engine is detected after FROZEN_S and a sample (engines/process/watchdog.py), its
+# remains are removed in 10 s, the gateway itself is stopped for 5 s; the rest is for a busy
 # machine.
 PATIENCE_S = 90.0
-# Slots of one key; each client has one request at a time, so that what leaks is soon missing.
+# Slots of one key; each client has one request at a time, so that a leak is soon noticed.
 SLOTS = 8
 SLOTS_TRIES = 3
-# Bounded: while one engine answers, the other has to load, on two cores perhaps.
+# Bounded: while one engine answers, the other has to load, possibly on two cores.
 PAUSE_S = 1.5
-# After a refusal, as a client that was told to come back does.
+# Backoff after a refusal.
 BACK_OFF_S = 1.0
 READ = 65536
-# Of a fault: enough to see what it is.
+# Bytes of a faulty response that are reported.
 SHOWN = 300
 
-# What a good request may be told while its engine, or nothing, is there (CONTRACT.md).
+# Errors that a valid request may get while its engine is unavailable.
 EXPECTED = {
     "engine_overloaded": 503,
     "engine_unavailable": 503,
@@ -42,7 +42,7 @@ DONE = b"data: [DONE]"
 
 
 class Ending(enum.Enum):
-    """How a connection ended."""
+    """The end of a connection."""
 
     CLOSED = enum.auto()
     RESET = enum.auto()
@@ -52,18 +52,18 @@ class Ending(enum.Enum):
 
 
 class Outcome(enum.StrEnum):
-    """What became of a request."""
+    """The outcome of a request."""
 
-    WHOLE = "answered whole"
-    TOLD = "failed as the contract says"
-    LEFT = "left by the client"
+    WHOLE = "answered completely"
+    CONTRACT_ERROR = "failed as the contract says"
+    LEFT = "canceled by the client"
     GONE = "ended with the gateway's process"
-    FAULT = "anything else"
+    FAULT = "any other outcome"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came, how it ended, and the longest wait for a byte of it."""
+    """A received response, its end, and the longest wait for a byte of it."""
 
     raw: bytes
     ending: Ending
@@ -72,7 +72,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An outcome in words. `cut`: it may be explained by the death of the gateway."""
+    """An outcome with a description. `cut`: the death of the gateway may explain it."""
 
     outcome: Outcome
     words: str
@@ -80,7 +80,7 @@ class Verdict:
 
 
 def judge(answer: bytes, ending: Ending, *, stream: bool) -> Verdict:
-    """Return what became of a request from the bytes that came and the way they ended. Pure."""
+    """Return the outcome of a request from the received bytes and the connection's end. Pure."""
     if ending is Ending.LEFT:
         return Verdict(Outcome.LEFT, "stream" if stream else "plain")
     if ending is Ending.LATE:
@@ -107,7 +107,7 @@ def _stream(body: bytes, *, complete: bool) -> Verdict:
     if events and events[-1].startswith(b'data: {"error"'):
         code = _code(events[-1].removeprefix(b"data: "))
         if code in EXPECTED and not tail and DONE not in events:
-            return Verdict(Outcome.TOLD, f"event {code}")
+            return Verdict(Outcome.CONTRACT_ERROR, f"event {code}")
         return Verdict(Outcome.FAULT, f"event with another error: {_shown(events[-1])}")
     if any(event.startswith(b'data: {"error"') for event in events):
         return Verdict(Outcome.FAULT, f"an error and then more: {_shown(b'  '.join(events[-3:]))}")
@@ -137,7 +137,7 @@ def _refusal(status: int, head: bytes, body: bytes) -> Verdict:
         return Verdict(Outcome.FAULT, f"HTTP {status}: {_shown(body)}")
     if status == 503 and b"\r\nretry-after:" not in head.lower():
         return Verdict(Outcome.FAULT, f"HTTP 503 {code} without Retry-After")
-    return Verdict(Outcome.TOLD, f"{status} {code}")
+    return Verdict(Outcome.CONTRACT_ERROR, f"{status} {code}")
 
 
 def _code(text: bytes) -> str | None:
@@ -152,7 +152,7 @@ def _code(text: bytes) -> str | None:
 
 
 def _body(head: bytes, rest: bytes) -> tuple[bytes, bool]:
-    """Return the body without its framing (RFC 9112, section 6), and whether all of it is there."""
+    """Return the body without its framing (RFC 9112, section 6), and whether it is complete."""
     length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
     if length is not None:
         return rest, len(rest) == int(length[1])
@@ -177,7 +177,7 @@ def _shown(text: bytes) -> str:
 
 @dataclass(slots=True)
 class Load:
-    """The clients together: what became of their requests, and when the gateway was not there."""
+    """All clients: the outcomes of their requests, and the outages of the gateway."""
 
     port: int
     models: tuple[str, ...]
@@ -185,29 +185,29 @@ class Load:
     seed: int
     outcomes: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    # The longest that anybody waited for a byte, or for the end, of an answer.
+    # The longest wait of a client for a byte, or for the end, of a response.
     silence_s: float = 0.0
-    # From a SIGKILL of the gateway until the next one listens, on the loop's clock.
+    # From each SIGKILL of the gateway until the next one listens, on the loop's clock.
     gone: list[tuple[float, float]] = field(default_factory=list)
     _open: asyncio.Event = field(default_factory=asyncio.Event)
     _busy: set[int] = field(default_factory=set)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def gateway_goes(self) -> None:
-        """Note that the gateway is about to be killed."""
+        """Record that the gateway is about to be killed."""
         self.gone.append((asyncio.get_running_loop().time(), math.inf))
 
     def gateway_is_back(self) -> None:
-        """Note that the next one listens."""
+        """Record that the next gateway listens."""
         began, _ = self.gone.pop()
         self.gone.append((began, asyncio.get_running_loop().time()))
 
     def resume(self) -> None:
-        """Let the clients send."""
+        """Resume sending."""
         self._open.set()
 
     async def pause(self) -> None:
-        """Return when no client has a request under way; none sends another."""
+        """Stop sending; return when no request is in flight."""
         self._open.clear()
         while self._busy:
             self._idle.clear()
@@ -265,7 +265,7 @@ def _ask(dice: random.Random, models: tuple[str, ...]) -> dict[str, Any]:
 
 
 def chat(model: str, tokens: int, words: str = "hello", *, stream: bool) -> dict[str, Any]:
-    """Return a request whose answer has just so many tokens."""
+    """Return a request whose response has exactly this many tokens."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": words}],
@@ -279,7 +279,7 @@ def chat(model: str, tokens: int, words: str = "hello", *, stream: bool) -> dict
 async def exchange(
     port: int, key: str, body: dict[str, Any], request_id: str, leave_s: float | None = None
 ) -> Answer:
-    """Send a request on a connection of its own; return what came.
+    """Send a request on a new connection; return the response.
 
     With `leave_s` the client hangs up after so many seconds if the answer has not ended by then.
     """

@@ -1,4 +1,4 @@
-"""What came of a chaos run: the acts, the requests, the checks. Pure."""
+"""The results of a chaos run: the acts, the requests, the checks. Pure."""
 
 import statistics
 from collections import Counter
@@ -27,7 +27,7 @@ class Done:
 
 @dataclass(slots=True)
 class Chaos:
-    """Everything that was seen."""
+    """All observations of a run."""
 
     minutes: float
     seed: int
@@ -37,10 +37,10 @@ class Chaos:
     silence_s: float = 0.0
     starts: dict[str, int] = field(default_factory=dict)
     gateway_starts: int = 0
-    # Processes of before an act that lived when the engine was READY again.
+    # Processes from before an act that were alive when the engine was READY again.
     left: list[str] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
-    lease_looks: int = 0
+    lease_checks: int = 0
     all_ready: bool = False
     unanswered: list[str] = field(default_factory=list)
     exit_code: int | None = None
@@ -49,21 +49,21 @@ class Chaos:
     traces: list[str] = field(default_factory=list)
 
     def checks(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield what has to hold, and what speaks against it."""
+        """Yield each requirement and the observations that violate it."""
         late = [f"{d.act} of {d.model or 'all'}" for d in self.acts if d.recovery_s is None]
         yield "every engine READY again after each act", late if self.acts else ["no act"]
-        yield "nothing left of the engine before it is READY again", self.left
+        yield "no process of the failed engine left when it is READY again", self.left
         whole = sum(n for (outcome, _), n in self.outcomes.items() if outcome is Outcome.WHOLE)
         yield "requests were answered", [] if whole else ["none"]
         yield "no request without an answer or the contract's error", self.faults
         yield "every engine READY at the end", [] if self.all_ready else ["no"]
         yield "each model answers at the end", self.unanswered
-        looked = f"no lease leaked (looked {self.lease_looks} times)"
-        yield looked, self.leaks if self.lease_looks else ["nobody looked"]
+        checked = f"no lease leaked (checked {self.lease_checks} times)"
+        yield checked, self.leaks if self.lease_checks else ["never checked"]
         exited = [] if self.exit_code == 0 else [f"exit code {self.exit_code}"]
-        yield "SIGTERM ends the gateway in order", exited
+        yield "SIGTERM shuts the gateway down gracefully", exited
         yield "no process left after it", self.orphans
-        yield "no socket on which somebody listens left after it", self.sockets
+        yield "no listening socket left after it", self.sockets
         yield "no stack trace in the gateway's logs", self.traces
 
     @property
@@ -99,8 +99,8 @@ def _acts(chaos: Chaos) -> Table:
         rows,
         f"{chaos.minutes:g} minutes, seed {chaos.seed}, two real vLLM engines on the demo model "
         "behind one gateway. Seconds are from the act until every engine is READY again, those "
-        "that were struck as new processes. A gateway that was killed is started after 1 s; one "
-        "that was stopped goes on after 5 s; any other process that was stopped stays so. "
+        "that were hit as new processes. A killed gateway is restarted after 1 s; a "
+        "stopped gateway continues after 5 s; any other stopped process stays stopped. "
         f"Starts: gateway {chaos.gateway_starts}, {started}.",
     )
 
@@ -115,9 +115,9 @@ def _requests(chaos: Chaos) -> Table:
         REQUESTS,
         ["", "requests"],
         rows,
-        "As the clients saw them. A stream is whole with its usage and `[DONE]`; an error counts "
-        "as the contract's with its code, its status and its `Retry-After`. The longest that "
-        f"anybody waited for a byte: {chaos.silence_s:.1f} s.",
+        "As the clients saw them. A stream is complete with its usage and `[DONE]`; an error "
+        "counts as the contract's with its code, its status and its `Retry-After`. The longest "
+        f"wait for a byte: {chaos.silence_s:.1f} s.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Child processes of a benchmark: started in groups of their own, ended by pid whatever happens."""
+"""Child processes of a benchmark: started in separate groups, always ended by pid."""
 
 import contextlib
 import os
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Everything that a run leaves behind: environments of the peers, logs, samples.
+# All files of a run: environments of the peers, logs, samples.
 WORK = ROOT / ".bench"
 END_S = 10.0
 
 
 class StartError(Exception):
-    """A process could not be started or did not come up; the text is one line."""
+    """A process could not be started or did not become ready; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Child:
 
     @property
     def ended(self) -> bool:
-        """Whether it ended. It is not reaped before `end`, so its number stays its own."""
+        """True if it has exited. It is not reaped before `end`, so its pid is not reused."""
         return self.process.returncode is not None or ended(self.pid)
 
     def end(self, within_s: float) -> None:
-        """Send SIGTERM, and SIGKILL to what is left of its group; return when it is gone."""
+        """Send SIGTERM, then SIGKILL to the rest of its group; return when it has exited."""
         if self.process.returncode is not None:
             return
         try:
@@ -52,7 +52,7 @@ class Child:
 
 
 def ended(pid: int) -> bool:
-    """Whether a child of ours that nobody has reaped yet has ended."""
+    """Return whether an unreaped child process has exited."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -65,7 +65,7 @@ def child(
     env: Mapping[str, str] | None = None,
     end_s: float = END_S,
 ) -> Iterator[Child]:
-    """Run a command while the body does; its output goes to a file of its name.
+    """Run a command during the body; its output goes to a file of its name.
 
     It has `end_s` seconds to end after SIGTERM. Raises StartError.
     """
@@ -80,7 +80,7 @@ def child(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for the benchmark, which ends its children in its own order.
+                # Ctrl-C goes to the benchmark alone, which ends its children in order.
                 start_new_session=True,
             )
     except OSError as error:
@@ -106,7 +106,7 @@ def wait_until(condition: Callable[[], bool], running: Child, timeout_s: float) 
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return our environment without the gateway's settings, and `more` beside it.
+    """Return our environment without the gateway's settings, with `more` added.
 
     Bytecode may be cached: without it an import of vLLM or LiteLLM takes minutes in sum.
     """

@@ -31,7 +31,7 @@ def cpu_us(acts: Iterator[Callable[[], object]]) -> float:
 
 
 def cost_table(title: str, costs: Sequence[Cost], note: str) -> Table:
-    """Return the section of the report; the median is judged."""
+    """Return the section of the report; the median is compared with the budget."""
     rows = []
     for cost in costs:
         middle = median(cost.values)

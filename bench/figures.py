@@ -52,7 +52,7 @@ def percentile(values: Iterable[float], q: float) -> float | None:
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """Return the median of what was measured; None if nothing was."""
+    """Return the median of the measured values; None if there are none."""
     found = estimate(values)
     return None if found is None else found.median
 
@@ -110,7 +110,7 @@ def longest_busy(
 
 
 def stall_free(reads: Sequence[float], pace_s: float) -> bool:
-    """Whether a stream, once begun, never kept its reader waiting for more than three paces."""
+    """Return whether a stream, after its first chunk, never stalled for over three intervals."""
     return max(gaps(reads), default=0.0) <= 3 * pace_s
 
 

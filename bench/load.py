@@ -1,4 +1,4 @@
-"""Load on an OpenAI-compatible endpoint, and what it costs the processes that stand in the way.
+"""Load on an OpenAI-compatible endpoint, and its cost in the processes between.
 
     python -m bench.load --url http://127.0.0.1:8000 --streams 64 --requests 256 --pid PID
 
@@ -31,7 +31,7 @@ TAIL_S = 0.3
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send, how often, and what to measure meanwhile."""
+    """The requests to send, their number, and the processes to measure."""
 
     url: str
     path: str = "/v1/chat/completions"
@@ -52,7 +52,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it. Times in milliseconds as the client saw them, None where nothing was."""
+    """Results. Times in milliseconds as measured by the client, None without a measurement."""
 
     ok: int
     failed: int
@@ -76,7 +76,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(Exception):
-    """An answer that is not what was asked for; the text is its name in the result."""
+    """An unexpected response; the text is its name in the result."""
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Run:
-    """One run: its workers share what is left to send, and what came back."""
+    """One run: its workers share the remaining requests and the results."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -242,7 +242,7 @@ def payload(load: Load) -> bytes:
 
 
 async def run(load: Load) -> Result:
-    """Send the load; return what came of it."""
+    """Send the load; return the results."""
     work = _Run(load)
     pids = proc.family(load.pid) if load.pid else []
     proc.reset_peak_rss(pids)
@@ -252,7 +252,7 @@ async def run(load: Load) -> Result:
     if load.pid is None:
         return _result(work, wall, None, None)
     await asyncio.sleep(TAIL_S)
-    # Their children too, those that came meanwhile.
+    # Including children started meanwhile.
     pids = proc.family(load.pid)
     cpu = proc.cpu_spent(before, proc.cpu_clocks(pids))
     return _result(work, wall, cpu, round(proc.peak_rss_kib(pids) / 1024, 1))
@@ -326,7 +326,7 @@ def main() -> None:
         else:
             parser.add_argument(flag, default=field.default)
     load = msgspec.convert(vars(parser.parse_args()), Load, strict=False)
-    # A pause of the client's own would be counted as a stall of whoever is measured.
+    # A pause of the client itself would count as a stall of the measured target.
     gc.disable()
     print(msgspec.json.encode(uvloop.run(run(load))).decode())
 

@@ -1,4 +1,4 @@
-"""What the benchmarks ran on, without a name or a path that tells whose machine it is."""
+"""Describes the machine of the benchmarks, without names and paths that identify it."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ def describe() -> dict[str, str]:
 
 
 def _pgo() -> str:
-    """Return what the interpreter's configuration says of profile-guided optimization.
+    """Return the profile-guided optimization flags of the interpreter's build.
 
     Debian and Ubuntu build with it by rules of their own, and their configuration does not say so.
     """

@@ -16,7 +16,7 @@ from bench.samples import Sample
 
 PART = "memory"
 ROUNDS = 6
-# In this order; each finds the memory that the one before it left.
+# In this order; each starts with the memory that the previous one left.
 CASES = (
     Case(part=PART, size=32, seconds=2.0, stream=False, ramp_s=0.0),
     Case(part=PART, size=512, seconds=2.2, ramp_s=1.0),

@@ -33,9 +33,9 @@ from bench.seats import direct
 ADMIN_KEY = "sk-bench-admin-0123456789abcdef"
 SENDS = 3  # of each body, one at a time
 CALM_S = 2.0  # of a round without a hostile body
-# Time before a send in which the streams recover from the one before it.
+# Time before a send in which the streams recover from the previous one.
 SETTLE_S = 0.5
-# Time after a send that counts as part of it: what the body left is freed.
+# Time after a send that counts as part of it: the body's memory is freed.
 TAIL_S = 0.3
 END_S = 10.0
 

@@ -1,4 +1,4 @@
-"""Who is measured: the gateway and its peers, each installed, started and waited for.
+"""The measured programs: the gateway and its peers, installed, started and awaited.
 
 Every one stands in front of the same stub engine and has its settings at defaults; keys are on
 where it has keys.
@@ -55,7 +55,7 @@ HERE = Build()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An address that takes load. `pid` is None where nothing stands in between."""
+    """An address that takes load. `pid` is None without a proxy process."""
 
     name: str
     url: str
@@ -64,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One that can stand in front of an engine; `start` is a context in which it does."""
+    """A program that can proxy an engine; it runs within the context `start`."""
 
     name: str
     version: str
@@ -75,7 +75,7 @@ class Peer:
 def peers(
     say: Callable[[str], None], *, before: Build | None, copy: bool, litellm: bool
 ) -> list[Peer]:
-    """Return the gateways and every peer that could be installed; `say` is told of the others.
+    """Return the gateways and every installable peer; the others are reported to `say`.
 
     `before` is an earlier gateway and `copy` a second process of this one, for comparison.
     """
@@ -289,7 +289,7 @@ def _litellm(engine: str, directory: Path) -> Iterator[Target]:
         WORK / LITELLM / "bin" / "litellm",
         *("--config", file, "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"),
     ]
-    # As its production guide says: no debug log, no .env; and no prices from the network.
+    # As in its production guide: no debug log, no .env; and no prices from the network.
     env = environment(
         LITELLM_MODE="PRODUCTION", LITELLM_LOG="ERROR", LITELLM_LOCAL_MODEL_COST_MAP="True"
     )
@@ -300,7 +300,7 @@ def _litellm(engine: str, directory: Path) -> Iterator[Target]:
 
 
 def answers(url: str, model: str = MODEL) -> bool:
-    """Whether a chat completion comes back with 200."""
+    """Return whether a chat completion is answered with 200."""
     body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
     headers = {"authorization": f"Bearer {KEY}"}
     try:

@@ -1,4 +1,4 @@
-"""What /proc says of a process and its children. Linux only, as vLLM is."""
+"""CPU time and memory of a process and its children, from /proc. Linux only, as vLLM is."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ def cpu_spent(before: Mapping[int, float], after: Mapping[int, float]) -> float:
 
 
 def rss_kib(pids: Sequence[int]) -> int:
-    """Return the resident memory of the processes in KiB; what they share counts for each."""
+    """Return the resident memory of the processes in KiB; shared pages count for each."""
     pages = 0
     for pid in pids:
         try:

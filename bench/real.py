@@ -1,4 +1,4 @@
-"""Real vLLM, past everything, through the gateway and through the Rust router: one engine."""
+"""Real vLLM with one engine: directly, through the gateway and through the Rust router."""
 
 import subprocess
 import sys

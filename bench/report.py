@@ -19,7 +19,7 @@ MAX_STOP_MS = 20
 AGAINST_ROUTER = f"× {ROUTER}"
 ADDED = "added latency p50 ms"
 STREAM_TIMES = ("added TTFT p50 ms", "p99 ms", "gap p50 ms", "gap p99 ms")
-# What is compared with another build: the figure, its part, its size.
+# Figures compared with another build: the figure, its part, its size.
 COMPARED: tuple[tuple[str, str, int, Figure], ...] = (
     ("CPU µs per plain request, 1 at a time", "plain", 1, "cpu_us_per_request"),
     ("CPU µs per plain request, 32 at a time", "plain", 32, "cpu_us_per_request"),
@@ -118,7 +118,7 @@ def _plain(samples: Samples) -> Table:
         "Plain requests",
         ["", "at a time", "CPU µs per request", AGAINST_ROUTER, ADDED, "requests/s"],
         rows,
-        "With traces on, every request is traced, and a collector takes its spans.",
+        "With traces on, every request is traced, and a collector receives its spans.",
     )
 
 
@@ -132,9 +132,9 @@ def _stall(samples: Samples) -> Table:
         "Stall-free streams",
         ["streams at once", *(number(size, 0) for size in sizes)],
         rows,
-        "How many of them never kept their reader waiting for more than three times the pace of "
-        "20 ms. The stub and the load client share the cores: no more than `direct` can be had. "
-        f"{LITELLM} is left out: it cannot keep the pace of 64 streams.",
+        "Streams without a gap of more than three token intervals of 20 ms. The stub and the load "
+        "client share the cores, so `direct` is the upper bound. "
+        f"{LITELLM} is left out: it cannot sustain 64 streams.",
     )
 
 
@@ -167,8 +167,8 @@ def _real(samples: Samples) -> Table:
         "real",
         ROUTER,
         "Real vLLM",
-        "The demo model on vLLM's CPU build, one engine on TCP for all. Engine, client and whoever "
-        "stands between them share the machine's cores: what one takes the others lack.",
+        "The demo model on vLLM's CPU build, one engine on TCP for all targets. Engine, client and "
+        "target share the machine's cores, so CPU used by one is missing to the others.",
     )
 
 
@@ -179,7 +179,7 @@ def _kinds(samples: Samples) -> Table:
         PROCESS,
         "In process against process",
         "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
-        "socket, one whose engine is inside it. One of the two idles while the other is asked.",
+        "socket, one whose engine is inside it. One of the two idles while the other is loaded.",
     )
 
 
@@ -312,14 +312,14 @@ def middle(estimate: Estimate | None) -> float | None:
 
 
 def facts(title: str, values: Mapping[str, str]) -> Table:
-    """Return a table of names and what they are."""
+    """Return a table of names and descriptions."""
     return Table(title, ["", "is"], [[name, value] for name, value in values.items()])
 
 
 def replace_section(text: str, section: str) -> str:
-    """Return Markdown in which a section stands in place of the one of its heading, or at the end.
+    """Return Markdown with a section in place of the one with its heading, or at the end.
 
-    A section goes from its `## ` to the next.
+    A section extends from its `## ` to the next.
     """
     heading = section.splitlines()[0]
     pattern = re.compile(rf"^{re.escape(heading)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ from bench.peers import COPY, KEY, LITELLM, MODEL, WITH_REDIS, WITH_TRACES, Targ
 from bench.samples import Sample
 from bench.seats import Seat
 
-# Told in a few words what is going on.
+# Receives progress messages.
 Say = Callable[[str], None]
 TurnT = TypeVar("TurnT")
 
@@ -25,9 +25,9 @@ TOKENS = 64
 PACE_MS = 20.0
 # At 20 ms a token these last 2.6 s, five times as long as they take to start.
 STALL_TOKENS = 128
-# How often a round is begun with one who dies in it.
+# Attempts of a round whose target dies.
 TRIES = 3
-# Of LiteLLM, which is 30 to 200 times slower: few rounds show that.
+# Rounds of LiteLLM, which is 30 to 200 times slower: few are enough.
 LITELLM_ROUNDS = 3
 LITELLM_STREAMS = 64
 
@@ -44,7 +44,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ramp_s: float = 0.2
 
     def includes(self, target: str, number: int) -> bool:
-        """Whether a target takes part in a round.
+        """Return whether a target takes part in a round.
 
         What Redis and traces cost is paid once for a request, so streams have nothing to add.
         """
@@ -69,7 +69,7 @@ CASES = (
 
 
 def cases(parts: Iterable[str], *, quick: bool) -> list[Case]:
-    """Return the cases of the parts that were asked for."""
+    """Return the cases of the selected parts."""
     return [
         msgspec.structs.replace(case, rounds=1) if quick else case
         for case in CASES
@@ -85,7 +85,7 @@ def turns(members: Sequence[TurnT], number: int) -> Sequence[TurnT]:
 def measure(cases: Sequence[Case], seats: Sequence[Seat], say: Say, note: Say) -> Iterator[Sample]:
     """Yield one sample for each case, round and seat that takes part.
 
-    A round in which somebody died is played again; `note` is told. Raises StartError when it
+    A round in which a target died is repeated; `note` receives a message. Raises StartError when it
     does not start any more.
     """
     for seat in seats:
@@ -131,7 +131,7 @@ def load(case: Case, target: Target) -> Load:
 
 
 def send(load: Load) -> Result:
-    """Send a load from a process of its own, whose pauses are nobody else's; return the result."""
+    """Send a load from a separate process, unaffected by pauses here; return the result."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.load", *arguments(load)],
         cwd=ROOT,

@@ -37,7 +37,7 @@ class Samples:
         return sorted({size for one, size, _, _ in self._by_place if one == part})
 
     def targets(self, part: str, size: int | None = None) -> list[str]:
-        """Return who took part, at one size or at any, in the order of the first round."""
+        """Return the targets, at one size or at any, in the order of the first round."""
         places = ((p, s, t) for p, s, t, _ in self._by_place)
         return list(dict.fromkeys(t for p, s, t in places if p == part and size in (None, s)))
 
@@ -52,7 +52,7 @@ class Samples:
 
     def rounds(self, part: str, size: int, target: str, figure: Figure) -> Rounds:
         """Return the figure of each round in which a request succeeded."""
-        # Of a round in which nothing succeeded there is no figure, not even 0 requests/s.
+        # A round without a success has no figure, not even 0 requests/s.
         return {
             number: getattr(result, figure)
             for (p, s, t, number), result in self._by_place.items()
@@ -78,13 +78,13 @@ class Samples:
         )
 
     def added(self, part: str, size: int, target: str, direct: str, figure: Figure) -> float | None:
-        """Return the median of what each round has more than `direct` had in the same round."""
+        """Return the median of the differences to `direct` in the same round."""
         return median(self._added(part, size, target, direct, figure).values())
 
     def ratio_of_added(
         self, part: str, size: int, target: str, other: str, direct: str, figure: Figure
     ) -> Estimate | None:
-        """Return what the target adds over what the other adds in the same round."""
+        """Return the target's addition over the other's in the same round."""
         return _compare(
             ratio_of_added,
             self._added(part, size, target, direct, figure),

@@ -1,4 +1,4 @@
-"""What clients do in the soak: good ones, those who leave, slow readers, errors, broken engines.
+"""Client scenarios of the soak test: valid requests, disconnects, slow readers, failures.
 
 Every scenario is one connection and returns the name of what came of it, a small set of names.
 """
@@ -21,7 +21,7 @@ FAULTY = "faulty"  # the fake that misbehaves on request
 PATIENCE_S = 30.0
 READ = 65536
 
-# What the fake can be told, see tests/fakes/vllm.py.
+# Verbs of the fake, see tests/fakes/vllm.py.
 FAULTS = (
     "hang", "close", "reset", "garbage", "stall:2", "die:2", "die_in_event", "bad_chunk",
     "truncate", "until_close", "split:7", "flood:1", "status:400", "status:429", "status:500",
@@ -31,7 +31,7 @@ FAULTS = (
 
 @dataclass(slots=True)
 class Client:
-    """A user of the gateway with a die of its own."""
+    """A client of the gateway with its own random generator."""
 
     port: int
     key: str
@@ -113,7 +113,7 @@ class Client:
             return "whole" if b"data: [DONE]" in tail else "truncated"
 
     async def wrong_key(self) -> str:
-        """Ask with a key that nobody has."""
+        """Send a request with an invalid key."""
         return await self._read_all(_chat(PACED), key="sk-nobody-0123456789abcdef")
 
     async def wrong_model(self) -> str:
@@ -125,15 +125,15 @@ class Client:
         return await self._read_all(_chat(PACED), path=f"/v1/{self.dice.randint(0, 9999)}")
 
     async def bad_json(self) -> str:
-        """Send what is not JSON."""
+        """Send a body that is not JSON."""
         return await self._read_raw(self._request(b'{"model": "paced", '))
 
     async def not_http(self) -> str:
-        """Send what is not HTTP."""
+        """Send bytes that are not HTTP."""
         return await self._read_raw(self.dice.randbytes(64).replace(b"\n", b"") + b"\r\n\r\n")
 
     async def faulty_engine(self) -> str:
-        """Meet one of the engine's faults, streamed or not."""
+        """Trigger a failure of the engine, streamed or not."""
         fault = self.dice.choice(FAULTS)
         body = _chat(FAULTY, fake=fault, stream=self.dice.random() < 0.5)
         return f"{fault}: {await self._read_all(body)}"
@@ -146,7 +146,7 @@ class Client:
         return await self._read_raw(payload, done=body["stream"] and body["model"] != FAULTY)
 
     async def _read_raw(self, payload: bytes, *, done: bool = False) -> str:
-        """Send a request and read to the end of the connection; return what came.
+        """Send a request and read to the end of the connection; return the bytes.
 
         `done`: a stream is whole only with its closing event.
         """
@@ -196,7 +196,7 @@ class Client:
         try:
             yield reader, writer
         finally:
-            # Half of those who leave say goodbye, the other half are cut off.
+            # Half of the disconnects are orderly, the other half are resets.
             if self.dice.random() < 0.5:
                 writer.transport.abort()
             writer.close()
@@ -204,7 +204,7 @@ class Client:
 
 Scenario = Callable[[Client], Awaitable[str]]
 
-# How often each is played, beside the others.
+# Relative frequency of each scenario.
 WEIGHTS: dict[Scenario, int] = {
     Client.good_stream: 20,
     Client.good_plain: 20,
@@ -223,7 +223,7 @@ WEIGHTS: dict[Scenario, int] = {
     Client.faulty_engine: 12,
 }
 NO_END = "no end"
-# Those that nothing may happen to.
+# Scenarios that must succeed.
 ALWAYS_WHOLE = ("good stream", "good plain", "keep alive", "large prompt")
 
 
@@ -233,7 +233,7 @@ def name_of(scenario: Scenario) -> str:
 
 
 async def play(client: Client) -> tuple[str, str]:
-    """Play one scenario that the client's die picks; return its name and what came of it."""
+    """Play a randomly chosen scenario; return its name and its outcome."""
     client.played += 1
     scenario = client.dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     try:
@@ -258,7 +258,7 @@ def _chat(model: str, *, tokens: int = 16, stream: bool = False, **fields: Any) 
 
 
 def judge(answer: bytes) -> str:
-    """Return what an answer is: its status unless 200, else whether all of it is there."""
+    """Return the class of a response: its status unless 200, else whether it is complete."""
     status = _status(answer)
     if status != "200":
         return f"HTTP {status}"

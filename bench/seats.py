@@ -1,4 +1,4 @@
-"""One who is measured keeps a seat: started once, and again if it dies."""
+"""Keeps a measured peer running: started once, and restarted if it dies."""
 
 import contextlib
 from pathlib import Path
@@ -31,7 +31,7 @@ class Seat:
         self._stack.close()
 
     def target(self) -> Target:
-        """Return where it answers, started if it does not run. Raises StartError."""
+        """Return the peer's address; start it if it does not run. Raises StartError."""
         if self._target is None or not self.alive:
             self._stack.close()
             self._target = None
@@ -40,12 +40,12 @@ class Seat:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs; one that is nobody's process always does."""
+        """True if it runs; always true without a process."""
         if self._target is None:
             return False
         return self._target.pid is None or not ended(self._target.pid)
 
 
 def direct() -> Peer:
-    """Return the peer that is none: the engine itself."""
+    """Return the engine itself, without a peer in front."""
     return Peer(DIRECT, "", lambda engine, _: contextlib.nullcontext(Target(DIRECT, engine, None)))

@@ -1,4 +1,4 @@
-"""A long mixture of good, faulty and impatient clients; then: what is left, and how memory went.
+"""The soak test: a long mixture of valid, faulty and impatient clients, then checks for leaks.
 
     python -m bench.soak [--minutes 10] [--clients 48] [--seed 1]
 
@@ -51,7 +51,7 @@ QUICK = {"connect_s": 1.0, "first_byte_s": 0.5, "stall_s": 0.5}
 
 @dataclass(slots=True)
 class Soaked:
-    """What came of it. Memory by seconds since the start, in KiB."""
+    """Results of the soak test. Memory in KiB, by seconds since the start."""
 
     minutes: float
     clients: int
@@ -60,12 +60,12 @@ class Soaked:
     rss: list[tuple[float, int]] = field(default_factory=list)
     leftovers: Leftovers | None = None
 
-    # Ids of requests that did not end in time, for a look at the gateway's log.
+    # IDs of requests that did not end in time, to find them in the gateway's log.
     unfinished: list[str] = field(default_factory=list)
 
     @property
     def spoiled(self) -> int:
-        """How many requests failed that nothing may happen to, or did not end."""
+        """Number of requests that failed although they must succeed, or did not end."""
         return sum(
             count
             for (scenario, outcome), count in self.outcomes.items()
@@ -102,9 +102,9 @@ def table(soaked: Soaked) -> Table:
         ["", "count"],
         rows,
         f"{soaked.minutes:g} minutes of {soaked.clients} clients at once, seed {soaked.seed}: "
-        "good ones, slow readers, those who leave at any time, wrong requests, and an engine with "
-        "the faults of `tests/fakes/vllm.py`. `engine idle` are connections that are kept for the "
-        "next request; a fault's outcome is what its client was told.",
+        "valid requests, slow readers, disconnects at any time, invalid requests, and an engine "
+        "with the faults of `tests/fakes/vllm.py`. `engine idle` are connections kept open for "
+        "the next request; the outcome of a fault is the response that its client got.",
     )
 
 
@@ -171,7 +171,7 @@ def gateway(directory: Path, engines: dict[str, str]) -> Iterator[tuple[Child, i
 
 
 def soak(minutes: float, clients: int, seed: int) -> Soaked:
-    """Run everything; return what came of it. Raises StartError."""
+    """Run everything; return the results. Raises StartError."""
     soaked = Soaked(minutes, clients, seed)
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -187,7 +187,7 @@ def soak(minutes: float, clients: int, seed: int) -> Soaked:
 
 
 def _last_words(running: Child) -> Leftovers:
-    """End the gateway; return what it says is left. Raises StartError when it says nothing."""
+    """End the gateway; return its report on leaks. Raises StartError without a report."""
     running.end(30)
     last = running.log.read_text().splitlines()[-1]
     try:

@@ -1,4 +1,4 @@
-"""The gateway's real application in a process of its own, which tells in the end what is left open.
+"""The gateway's application in a separate process, which reports open resources at its end.
 
     GATEWAY_API_KEYS=… python -m bench.soak_gateway CONFIG
 
@@ -23,13 +23,13 @@ from app.settings import Settings, load_settings
 from app.telemetry.logs import Output, configured_log
 from engines.remote import RemoteEngine
 
-# What is only on its way out is given this long before it counts as left.
+# Time for ending resources before they count as leaked.
 SETTLE_S = 5.0
 SETTLE_TRIES = 100
 
 
 class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """What is still open after the load has ended. Only `engine_idle` may be more than 0."""
+    """Resources still open after the load has ended. Only `engine_idle` may be above 0."""
 
     permits: int
     slots: int  # of keys and models with a limit of concurrent requests
@@ -39,11 +39,11 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
     engine_lost: int  # engine connections that are open and neither of the two
     client_connections: int
     server_tasks: int
-    tasks: list[str]  # names of those that were not there when the load began
+    tasks: list[str]  # names of the tasks that were started since the load began
 
     @property
     def clean(self) -> bool:
-        """Whether nothing leaked."""
+        """True if nothing leaked."""
         counts = (self.permits, self.slots, self.leases, self.exchanges, self.engine_lost)
         return not any((*counts, self.client_connections, self.server_tasks, self.tasks))
 
@@ -51,8 +51,8 @@ class Leftovers(msgspec.Struct, frozen=True, kw_only=True):
 def leftovers(
     state: Application, server: uvicorn.Server, before: set[asyncio.Task[object]]
 ) -> Leftovers:
-    """Return what is open now; `before` are the tasks that may be there."""
-    # The pool tells how many exchanges it has, not how many connections: that is its own affair.
+    """Return the open resources; `before` are the tasks that may exist."""
+    # The pool reports its exchanges, not its connections, which are internal.
     clients = [e._client for e in state.catalogue.engines if isinstance(e, RemoteEngine)]
     opened = sum(len(client._open) for client in clients)
     idle = sum(len(client._idle) for client in clients)
@@ -74,7 +74,7 @@ def leftovers(
 async def settled(
     state: Application, server: uvicorn.Server, before: set[asyncio.Task[object]]
 ) -> Leftovers:
-    """Return what is open once nothing is, or when what is on its way out had its time."""
+    """Return the open resources once there are none, or after the time for ending ones."""
     for _ in range(SETTLE_TRIES):
         if leftovers(state, server, before).clean:
             break
@@ -83,7 +83,7 @@ async def settled(
 
 
 async def serve(settings: Settings, output: Output) -> Leftovers:
-    """Serve until SIGTERM; return what was open then."""
+    """Serve until SIGTERM; return the resources that stayed open."""
     state = create_app(settings, output=output)
     server = gateway_server(state)
     stop = asyncio.Event()

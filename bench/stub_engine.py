@@ -1,4 +1,4 @@
-"""A vLLM-shaped HTTP server that costs almost nothing, to measure what stands in front of it.
+"""A vLLM-shaped HTTP server that costs almost nothing, to measure proxies in front of it.
 
 It answers like `vllm serve` (same routes, same chunk shapes and sizes) but computes no tokens: a
 streamed answer is `max_tokens` events, one every `--itl-ms` (0: all at once), the first of them
@@ -45,7 +45,7 @@ STREAM_WITHIN = 256  # leading bytes of a larger body that are searched for `str
 
 
 class Stub:
-    """What all connections share: how to answer, and how many answers are under way."""
+    """State that all connections share: settings of responses, and their number in flight."""
 
     def __init__(self, model: str, ttft_s: float, itl_s: float) -> None:
         self.model = model
@@ -114,7 +114,7 @@ class Stub:
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection; one answer at a time."""
+    """A client connection; one response at a time."""
 
     def __init__(self, stub: Stub) -> None:
         self._stub = stub

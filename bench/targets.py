@@ -7,7 +7,7 @@ from bench.figures import Estimate, estimate
 from bench.peers import DIRECT, GATEWAY, ROUTER, WITH_REDIS
 from bench.samples import Figure, Samples
 
-# Streams at which stalls and memory are judged.
+# Number of streams for the targets on stalls and memory.
 MANY = 1024
 Measured = tuple[Estimate | None, bool]  # and whether its part ran
 
@@ -20,7 +20,7 @@ class Goal:
     measured: Estimate | None
     ran: bool  # whether its part of the benchmarks ran
     bound: float | None = None  # None: the figure is reported and not judged
-    aim: float | None = None  # what we would like, beyond the bound
+    aim: float | None = None  # the goal beyond the bound
     at_least: bool = False  # the bound is a floor, not a ceiling
     unit: str = "×"
 
@@ -40,7 +40,7 @@ class Goal:
 
 
 def goals(samples: Samples) -> Iterator[Goal]:
-    """Return every goal; those of a part that did not run have no measured value."""
+    """Return every target; those of a part that did not run have no measured value."""
 
     def ratio(
         figure: Figure, part: str, size: int, target: str = GATEWAY, other: str = ROUTER
@@ -77,7 +77,7 @@ def goals(samples: Samples) -> Iterator[Goal]:
 
 
 def stall_free_streams(samples: Samples, target: str) -> Estimate | None:
-    """Return how many of MANY streams never stalled in the rounds in which none of direct did."""
+    """Return the number of MANY streams without a stall, in rounds in which direct had none."""
     if target not in samples.targets("stall", MANY):
         return None
     direct = samples.rounds("stall", MANY, DIRECT, "stall_free")

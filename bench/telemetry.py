@@ -1,4 +1,4 @@
-"""What telling costs: a scrape of a busy gateway, and the metrics and access line of one request.
+"""Cost of telemetry: a scrape of a busy gateway, and the metrics and access line of a request.
 
 In process and alone: no sockets, no engine. What is called are the public faces, as the relay and
 the server call them.
@@ -77,8 +77,8 @@ def table(costs: Sequence[Cost]) -> Table:
         TITLE,
         costs,
         "In process, CPU time. Every second request is a stream, whose gaps are counted for "
-        f"{CHUNKS} chunks and are part of the figure. The median is judged; where the machine is "
-        "busy with other things, its caches are cold and the shortest tells more.",
+        f"{CHUNKS} chunks and are part of the figure. The median is compared with the budget; on a "
+        "busy machine caches are cold, and the minimum is more meaningful.",
     )
 
 
@@ -130,7 +130,7 @@ def _all(state: Application) -> Iterator[Callable[[], None]]:
 
 
 def _metrics(metrics: Metrics) -> Iterator[Callable[[], None]]:
-    """Return what the relay, admission and the stream count for a request, plain and streamed."""
+    """Return the metrics updates of a request, plain and streamed."""
 
     def plain() -> None:
         model = "org/model-7"
@@ -152,7 +152,7 @@ def _metrics(metrics: Metrics) -> Iterator[Callable[[], None]]:
 
 
 def _access(access: AccessLog) -> Iterator[Callable[[], None]]:
-    """Return what writes one line; what waits is written out as often as a busy gateway does."""
+    """Return a function that logs one line; the buffer is flushed as often as in a busy gateway."""
     record = RequestRecord(
         "0f1e2d3c4b5a69788796a5b4c3d2e1f0",
         "/v1/chat/completions",
@@ -182,7 +182,7 @@ def _access(access: AccessLog) -> Iterator[Callable[[], None]]:
 
 
 def _timed_ms(act: Callable[[], object]) -> float:
-    """Return the CPU time of a call: what else the machine does is not its cost."""
+    """Return the CPU time of a call, unaffected by other load on the machine."""
     began = time.thread_time_ns()
     act()
     return (time.thread_time_ns() - began) / 1e6

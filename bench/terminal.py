@@ -5,7 +5,7 @@ from rich.console import Console
 
 from bench.report import Table
 
-# Of a pipe or a file, which have none.
+# Width for a pipe or a file, which have none.
 WIDTH = 140
 
 

@@ -1,4 +1,4 @@
-"""What a person reads of a gateway: the ready banner and the status line."""
+"""The ready banner and the status line, for people."""
 
 import contextlib
 import ipaddress

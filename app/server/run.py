@@ -62,7 +62,7 @@ def serve(
             metrics_sock = exclusive.enter_context(listen(metrics.host, metrics.port, example))
         exclusive.enter_context(lock_run_dir(server.run_dir))
         application = create_app(settings, source=source, output=output)
-        # What is there now stays: the collector need not walk it again (5 % of the CPU here).
+        # Objects created so far stay: the collector need not scan them again (5 % of the CPU here).
         gc.freeze()
         # Requests leave no cycles: a collection every 700 objects took 3 % of the CPU here. One of
         # 10,000 objects takes 2 ms, during which no token is relayed.

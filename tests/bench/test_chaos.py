@@ -60,22 +60,22 @@ def sized(status: int, body: bytes, *more: bytes) -> bytes:
         (
             chunked(CHUNK, event("engine_failed")),
             True,
-            Verdict(Outcome.TOLD, "event engine_failed"),
+            Verdict(Outcome.CONTRACT_ERROR, "event engine_failed"),
         ),
         (
             chunked(CHUNK, event("engine_failed"), end=b""),
             True,
-            Verdict(Outcome.TOLD, "event engine_failed"),
+            Verdict(Outcome.CONTRACT_ERROR, "event engine_failed"),
         ),
         (
             sized(502, error("engine_failed")),
             False,
-            Verdict(Outcome.TOLD, "502 engine_failed"),
+            Verdict(Outcome.CONTRACT_ERROR, "502 engine_failed"),
         ),
         (
             sized(503, error("engine_unavailable"), b"Retry-After: 1"),
             True,
-            Verdict(Outcome.TOLD, "503 engine_unavailable"),
+            Verdict(Outcome.CONTRACT_ERROR, "503 engine_unavailable"),
         ),
     ],
 )
@@ -300,9 +300,9 @@ def finished(**fields: object) -> Chaos:
         1,
         7,
         acts=[Done(Act(KILL, Target.WORKER), "alpha", 30.0)],
-        outcomes=Counter({(Outcome.WHOLE, "stream"): 1200, (Outcome.TOLD, "502 x"): 3}),
+        outcomes=Counter({(Outcome.WHOLE, "stream"): 1200, (Outcome.CONTRACT_ERROR, "502 x"): 3}),
         starts={"alpha-0": 2, "beta-0": 1},
-        lease_looks=1,
+        lease_checks=1,
         all_ready=True,
         exit_code=0,
     )
@@ -324,7 +324,7 @@ def test_a_run_without_a_fault_passes() -> None:
         {"faults": ["x"]},
         {"left": ["x"]},
         {"leaks": ["x"]},
-        {"lease_looks": 0},
+        {"lease_checks": 0},
         {"all_ready": False},
         {"unanswered": ["x"]},
         {"exit_code": None},
@@ -348,9 +348,9 @@ def test_tables_show_acts_and_outcomes() -> None:
         ["SIGSTOP EngineCore", "1", "0", "–", "–"],
     ]
     assert "alpha-0 2, beta-0 1" in acts.note
-    assert ["answered whole", "1,200"] in requests.rows
+    assert ["answered completely", "1,200"] in requests.rows
     assert ["failed as the contract says: 502 x", "3"] in requests.rows
     shown = {row[0]: row[1] for row in checks.rows}
-    assert shown["no lease leaked (looked 1 times)"].endswith("a/b and 2 more")
+    assert shown["no lease leaked (checked 1 times)"].endswith("a/b and 2 more")
     assert shown["every engine READY again after each act"] == "failed: SIGSTOP EngineCore of beta"
     assert shown["no process left after it"] == "passed"

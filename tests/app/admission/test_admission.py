@@ -510,11 +510,11 @@ class TestCapacity:
         one = start(max_in_flight=1)
         one.ask("a")
         one.ask("b")
-        await turns()
+        await run_pending_tasks()
         one.tasks["b"].cancel()
         one.ask("c")
         one.engine_changes.notify()
-        await turns()
+        await run_pending_tasks()
         assert one.admission.waiting == 1
         assert len(one.engine_changes._waiters) == 1
         await one.finish("a")

@@ -190,7 +190,10 @@ class Applier:
         """Unload an on-demand model, change its engines, and load it again if it was loaded."""
         loader, name = self._services.loader, change.new.name
         was_loaded = any(one.engine.state not in IDLE_STATES for one in deployment.engines)
-        await loader.unload(name)
+        try:
+            await loader.unload(name)
+        except GatewayError as error:  # the gateway is shutting down
+            return error.message
         if (fault := await self._swap(deployment, change.plan, change.new)) is not None:
             return fault
         if not was_loaded or change.new.load == "eager":

@@ -58,8 +58,8 @@ METHOD = """\
 Everything runs on one machine over loopback: a stub engine that answers like `vllm serve` and
 computes nothing (`bench/stub_engine.py`), a target in front of it, and a load client
 (`bench/load.py`). All targets run at the same time, and each round loads one after the other, every
-second round in reverse order, so that a drift of the machine affects all alike. A figure is the median
-over the rounds, and a ratio is taken within each round. The interval in parentheses covers
+second round in reverse order, so that a drift of the machine affects all alike. A figure is the
+median over the rounds, and a ratio is taken within each round. The interval in parentheses covers
 the median with 95 % confidence and needs six rounds (`bench/figures.py`). CPU is what the target's
 processes used, to the nanosecond by each process's CPU clock. “Added” is the difference
 to `direct`, the stub itself, in the same round. All targets run with default settings and log to a

@@ -20,7 +20,7 @@ from app.routing.catalogue import Catalogue
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import tracer_for
-from engines.base import Engine, EngineNotReady
+from engines.base import Engine, EngineNotReady, EngineState
 from engines.gpu.placement import Placement
 from engines.guard.guardian_client import RECORD_FILE, stop_unconfigured
 from engines.process import Origin
@@ -124,9 +124,12 @@ class EngineStartup:
             *(self._adopt(name) for name in self._left_loaded()),
         )
         managed = [e for e in catalogue.engines if e.capabilities.managed]
-        # One of them may come up by a restart.
+        # One of them may come up by a restart, unless an operator has stopped it.
         await catalogue.changes.wait_for(
-            lambda: catalogue.ready or all(engine.given_up for engine in managed)
+            lambda: (
+                catalogue.ready
+                or all(e.given_up or e.state is EngineState.STOPPED for e in managed)
+            )
         )
         self.settled.set()
 

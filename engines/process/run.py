@@ -106,20 +106,30 @@ class Run:
         async with contextlib.AsyncExitStack() as turn:
             # Before the first wait: engines load in the order in which they are started.
             acquiring = self._queue_for_turn(turn)
-            guardian = await self._find_running()
+            guardian = await find_guardian(self._launch.directory)
+            if guardian is not None and guardian.fingerprint != self._launch.fingerprint:
+                await turn.aclose()  # its requests may take long to end, and others must not wait
+                self._phase = "ending the engine of another configuration"
+                await self._retire(guardian)
+                guardian = None
+                acquiring = self._queue_for_turn(turn)
             adopted = guardian is not None
-            if adopted:
+            if guardian is not None:
                 await turn.aclose()
-            if guardian is None:
+                log.info(
+                    "engine %s adopted, pid %d",
+                    self._launch.name,
+                    guardian.engine_pid,
+                    extra={"engine": self._launch.name},
+                )
+            else:
                 self._phase = "waiting for its turn"
                 if not await self._has_turn(acquiring):
                     self._shared.fire(Event.STOP)
                     self._shared.fire(Event.EXIT)
                     return None
                 self._phase = "starting processes"
-                if (
-                    self._status.load_s is None
-                ):  # an earlier gateway's measurement is the best guess
+                if self._status.load_s is None:  # the previous gateway's is the best estimate
                     _, self._status.load_s = self._launch.recall()
                 try:
                     guardian = await self._spawn()
@@ -132,13 +142,6 @@ class Run:
             guardian.keep(self._launch.keep)
             exited = asyncio.create_task(guardian.wait(), name=f"guardian of {self._launch.name}")
             try:
-                if adopted:
-                    log.info(
-                        "engine %s adopted, pid %d",
-                        self._launch.name,
-                        guardian.engine_pid,
-                        extra={"engine": self._launch.name},
-                    )
                 failure = await self._wait_until_ready(guardian, exited, adopted=adopted)
                 await turn.aclose()
                 if failure is None and self._status.state is State.READY:
@@ -158,15 +161,6 @@ class Run:
                         guardian.kill()
 
     # Starting
-
-    async def _find_running(self) -> GuardianClient | None:
-        """Return the engine to adopt; one of another configuration is ended first."""
-        guardian = await find_guardian(self._launch.directory)
-        if guardian is None or guardian.fingerprint == self._launch.fingerprint:
-            return guardian
-        self._phase = "ending the engine of another configuration"
-        await self._retire(guardian)
-        return None
 
     def _queue_for_turn(self, stack: contextlib.AsyncExitStack) -> asyncio.Future[Any] | None:
         """Queue for the turn to load; the stack gives back the turn, or the place in the queue."""

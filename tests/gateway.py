@@ -178,6 +178,21 @@ async def _listening(server: uvicorn.Server, host: str, port: int) -> int:
     return found
 
 
+def chat(url: str, key: str) -> httpx.Response:
+    """Send a chat completion to a gateway in another process."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}/v1/chat/completions", headers=headers, json=body)
+
+
+def responds(url: str) -> bool:
+    """Return whether a server answers a GET with 200."""
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def free_port() -> int:
     """Return a port that nothing listens on, and that stays so until the caller has it listened on.
 

@@ -22,7 +22,7 @@ import psutil
 import redis
 import yaml
 
-from tests.gateway import free_port
+from tests.gateway import free_port, responds
 
 START_S = 30.0
 # Whoever was there before holds no lock any more, and nothing is left of what it made.
@@ -246,10 +246,7 @@ class PrometheusServer(Server):
         return ["prometheus", *(f"--{name}={value}" for name, value in options.items())]
 
     def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/-/ready").status_code == 200
-        except httpx.TransportError:
-            return False
+        return responds(f"{self.url}/-/ready")
 
     def ask(self, path: str, **parameters: Any) -> Any:
         """Return the data of an answer of the HTTP API below /api/v1. Raises RuntimeError."""

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -21,7 +20,7 @@ from tests.e2e.deployment import (
     until_ready,
     write_config,
 )
-from tests.gateway import free_port, remote
+from tests.gateway import free_port, remote, responds
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
@@ -119,14 +118,7 @@ def test_closing_the_terminal_stops_the_gateway(fake_url: str, tmp_path: Path) -
         stderr=slave,
     )
     os.close(slave)
-
-    def serving() -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    poll_until(serving, 30)
+    poll_until(lambda: responds(f"http://127.0.0.1:{port}/ready"), 30)
     os.close(master)
     process.send_signal(signal.SIGHUP)
     assert process.wait(20) == 0

@@ -15,7 +15,7 @@ import yaml
 
 from tests.deploy.image import ROOT, Image
 from tests.e2e.deployment import ADMIN_KEY, KEY
-from tests.gateway import free_port, remote
+from tests.gateway import chat, free_port, remote
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
@@ -95,11 +95,7 @@ def test_the_image_serves_on_a_root_that_cannot_be_written(
         assert healthy.returncode == 0
 
         poll_until(lambda: httpx.get(f"{running.url}/ready").status_code == 200, 30)
-        answer = httpx.post(
-            f"{running.url}/v1/chat/completions",
-            headers={"authorization": f"Bearer {KEY}"},
-            json={"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
-        )
+        answer = chat(running.url, KEY)
         assert answer.status_code == 200
         made = httpx.post(
             f"{running.url}/admin/keys",

@@ -19,7 +19,7 @@ from app.settings import ServerSettings
 from tests.deploy.image import STATE, Image
 from tests.deploy.systemd import SYSTEMD, UNITS, booted
 from tests.e2e.deployment import ADMIN_KEY, ENGINE, KEY, START_S, demo_model
-from tests.gateway import free_port, remote
+from tests.gateway import chat, free_port, remote
 from tests.waiting import poll_until
 
 UNIT = UNITS / "vllm-gateway.service"
@@ -127,11 +127,7 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
     with booted(image, tmp_path, config, secrets(tmp_path)) as system:
         assert system.systemctl("start") == 0, system.journal()
         poll_until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
-        answer = httpx.post(
-            f"{url}/v1/chat/completions",
-            headers={"authorization": f"Bearer {KEY}"},
-            json={"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
-        )
+        answer = chat(url, KEY)
         assert answer.status_code == 200
         unit = system.shows()
         assert (unit["ActiveState"], unit["SubState"]) == ("active", "running")

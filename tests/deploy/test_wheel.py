@@ -5,11 +5,10 @@ import signal
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.deploy.image import ROOT
-from tests.gateway import free_port
+from tests.gateway import chat, free_port, responds
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
@@ -75,20 +74,9 @@ def test_serves_a_remote_engine_outside_of_the_repository(
         text=True,
     )
     base = f"http://127.0.0.1:{port}"
-
-    def ready() -> bool:
-        try:
-            return httpx.get(f"{base}/ready").status_code == 200
-        except httpx.TransportError:
-            return False
-
     try:
-        poll_until(ready, 30)
-        answer = httpx.post(
-            f"{base}/v1/chat/completions",
-            headers={"authorization": f"Bearer {KEY}"},
-            json={"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
-        )
+        poll_until(lambda: responds(f"{base}/ready"), 30)
+        answer = chat(base, KEY)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"]
     finally:

@@ -15,7 +15,7 @@ import psutil
 import yaml
 
 from app.settings import LimitSettings
-from tests.gateway import free_port
+from tests.gateway import free_port, responds
 from tests.waiting import poll_until
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def deployed(directory: Path, *models: dict[str, Any], **server: Any) -> Iterato
         )
     deployment = Deployment(process, port, directory / "run", output)
     try:
-        poll_until(lambda: process.poll() is not None or _listening(deployment), 30)
+        poll_until(lambda: process.poll() is not None or responds(f"{deployment.url}/health"), 30)
         yield deployment
     finally:
         family = deployment.family() if process.poll() is None else []
@@ -147,13 +147,6 @@ def deployed(directory: Path, *models: dict[str, Any], **server: Any) -> Iterato
         for one in left:
             one.kill()
         assert not left, f"SIGTERM left processes behind: {left}\n{deployment.said()}"
-
-
-def _listening(deployment: Deployment) -> bool:
-    try:
-        return httpx.get(f"{deployment.url}/health").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def until_ready(deployment: Deployment) -> None:

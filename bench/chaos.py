@@ -26,7 +26,7 @@ from rich.console import Console
 from bench import chaos_acts as acts
 from bench.chaos_acts import Act, Family, Run, Target
 from bench.chaos_gateway import MODELS, Gateway, Watcher, make_keys
-from bench.chaos_load import SLOTS, Load, Outcome, chat, exchange, judge, slots
+from bench.chaos_load import SLOTS, Load, Outcome, chat, classify, exchange, slots
 from bench.chaos_report import Chaos, Done, tables
 from bench.children import (
     WORK,
@@ -199,7 +199,7 @@ async def _last_look(chaos: Chaos, watcher: Watcher, load: Load) -> None:
     for model in MODELS:
         body = chat(model, 8, stream=False)
         answer = await exchange(load.port, load.keys[0], body, f"last-{model}")
-        verdict = judge(answer.raw, answer.ending, stream=False)
+        verdict = classify(answer.raw, answer.ending, stream=False)
         if verdict.outcome is not Outcome.WHOLE:
             chaos.unanswered.append(f"{model}: {verdict.words}")
     await leases(chaos, watcher, load)

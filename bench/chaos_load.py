@@ -79,7 +79,7 @@ class Verdict:
     cut: bool = False
 
 
-def judge(answer: bytes, ending: Ending, *, stream: bool) -> Verdict:
+def classify(answer: bytes, ending: Ending, *, stream: bool) -> Verdict:
     """Return the outcome of a request from the received bytes and the connection's end. Pure."""
     if ending is Ending.LEFT:
         return Verdict(Outcome.LEFT, "stream" if stream else "plain")
@@ -241,7 +241,7 @@ class Load:
         began = clock()
         answer = await exchange(self.port, self.keys[index], body, request_id, leave_s)
         self.silence_s = max(self.silence_s, answer.silence_s)
-        verdict = judge(answer.raw, answer.ending, stream=body["stream"])
+        verdict = classify(answer.raw, answer.ending, stream=body["stream"])
         if verdict.cut and any(began <= end and clock() >= start for start, end in self.gone):
             verdict = Verdict(Outcome.GONE, verdict.words.partition(" after ")[0])
         if verdict.outcome is Outcome.FAULT:
@@ -326,7 +326,7 @@ async def slots(port: int, key: str, model: str) -> tuple[int, int]:
     for _ in range(SLOTS_TRIES):
         asked = (exchange(port, key, body, f"slots-{n}") for n in range(SLOTS + 1))
         answers = await asyncio.gather(*asked)
-        verdicts = [judge(answer.raw, answer.ending, stream=True) for answer in answers]
+        verdicts = [classify(answer.raw, answer.ending, stream=True) for answer in answers]
         whole = sum(verdict.outcome is Outcome.WHOLE for verdict in verdicts)
         refused = sum(answer.raw.startswith(b"HTTP/1.1 429") for answer in answers)
         if whole <= SLOTS:

@@ -156,7 +156,7 @@ class Client:
             while piece := await reader.read(READ):
                 pieces.append(piece)
         answer = b"".join(pieces)
-        outcome = judge(answer)
+        outcome = classify(answer)
         if outcome == "whole" and done and b"data: [DONE]" not in answer[-64:]:
             return "without its closing event"
         return outcome
@@ -257,7 +257,7 @@ def _chat(model: str, *, tokens: int = 16, stream: bool = False, **fields: Any) 
     }
 
 
-def judge(answer: bytes) -> str:
+def classify(answer: bytes) -> str:
     """Return the class of a response: its status unless 200, else whether it is complete."""
     status = _status(answer)
     if status != "200":

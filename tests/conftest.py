@@ -76,7 +76,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """The demo model on real vLLM, beside remote servers that play dead, slow and broken."""
+    """The demo model on real vLLM, with remote servers that are dead, slow and broken."""
     demo_model()
     fake_port = free_port()
     fake = subprocess.Popen(

@@ -35,7 +35,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def create(gateway: Gateway, maker: str = ADMIN, **fields: Any) -> dict[str, Any]:
-    """Make a key; return what its maker was told."""
+    """Create a key; return the response."""
     body = {"name": f"key {secrets.token_hex(4)}", **fields}
     answer = await gateway.client.post("/admin/keys", json=body, headers=bearer(maker))
     assert answer.status_code == 201, answer.text

@@ -97,7 +97,7 @@ class Watched:
 
 
 def _refusing_vllm(directory: Path) -> Path:
-    """Return where a vLLM lies that tells its flags, as the real one does, and ends."""
+    """Return the path of a fake vLLM that prints its flags, as the real one does, and exits."""
     package = directory / "path" / "vllm" / "entrypoints" / "launchers" / "api_server"
     package.mkdir(parents=True)
     for one in (package, *package.parents[:3]):

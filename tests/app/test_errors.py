@@ -70,7 +70,7 @@ def make(kind: type[GatewayError], message: str = "something is wrong") -> Gatew
     return kind(message)
 
 
-def told(error: GatewayError, dialect: Dialect) -> Any:
+def body_of(error: GatewayError, dialect: Dialect) -> Any:
     return json.loads(error.body(dialect))
 
 
@@ -87,7 +87,7 @@ def test_the_contracts_rows_have_their_status_and_code(
 @pytest.mark.parametrize("kind", EVERY)
 def test_openai_clients_get_their_error_object(kind: type[GatewayError]) -> None:
     error = make(kind)
-    body = told(error, Dialect.OPENAI)
+    body = body_of(error, Dialect.OPENAI)
     assert list(body) == ["error"]
     assert list(body["error"]) == ["message", "type", "param", "code"]
     assert body["error"]["message"] == "something is wrong"
@@ -97,7 +97,7 @@ def test_openai_clients_get_their_error_object(kind: type[GatewayError]) -> None
 
 @pytest.mark.parametrize("kind", EVERY)
 def test_anthropic_clients_get_their_error_object(kind: type[GatewayError]) -> None:
-    body = told(make(kind), Dialect.ANTHROPIC)
+    body = body_of(make(kind), Dialect.ANTHROPIC)
     assert list(body) == ["type", "error"]
     assert body["type"] == "error"
     assert list(body["error"]) == ["type", "message"]
@@ -109,8 +109,8 @@ def test_anthropic_clients_get_their_error_object(kind: type[GatewayError]) -> N
 def test_status_and_types_agree_on_client_or_server_error(kind: type[GatewayError]) -> None:
     error = make(kind)
     assert 400 <= error.status <= 599
-    openai_type = told(error, Dialect.OPENAI)["error"]["type"]
-    anthropic_type = told(error, Dialect.ANTHROPIC)["error"]["type"]
+    openai_type = body_of(error, Dialect.OPENAI)["error"]["type"]
+    anthropic_type = body_of(error, Dialect.ANTHROPIC)["error"]["type"]
     assert (openai_type == "server_error") is (error.status >= 500)
     assert (anthropic_type in {"api_error", "overloaded_error", "timeout_error"}) is (
         error.status >= 500

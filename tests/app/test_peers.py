@@ -41,7 +41,7 @@ async def test_connection_over_the_limit_per_peer_is_503_and_other_peers_are_ser
         async with server.connected("127.0.0.2") as one, server.connected("127.0.0.2") as two:
             assert await is_served(one)
             assert await is_served(two)
-            for count in range(1, 4):  # those that linger take nobody's place
+            for count in range(1, 4):  # lingering connections do not count
                 async with server.connected("127.0.0.2") as third:
                     [answer] = await answers(await third.rest())
                 assert (answer.status, answer.code) == (503, "too_many_connections")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bench import chaos_acts
 from bench.chaos_acts import Act, Run, Target, deck, job
 from bench.chaos_gateway import Gateway, gauges
-from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, judge, slots
+from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, classify, slots
 from bench.chaos_report import ACTS, CHECKS, REQUESTS, Chaos, Done, tables
 from engines.guard import process_tree
 from engines.guard.process_tree import MARKER_VARIABLE
@@ -83,7 +83,7 @@ def test_complete_responses_and_contract_errors_are_recognized(
     answer: bytes, stream: bool, expected: Verdict
 ) -> None:
     for ending in (Ending.CLOSED, Ending.RESET):
-        assert judge(answer, ending, stream=stream) == expected
+        assert classify(answer, ending, stream=stream) == expected
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_complete_responses_and_contract_errors_are_recognized(
     ],
 )
 def test_anything_else_is_a_fault(answer: bytes, stream: bool, words: str) -> None:
-    verdict = judge(answer, Ending.CLOSED, stream=stream)
+    verdict = classify(answer, Ending.CLOSED, stream=stream)
     assert verdict.outcome is Outcome.FAULT
     assert words in verdict.words
     assert not verdict.cut
@@ -119,7 +119,7 @@ def test_anything_else_is_a_fault(answer: bytes, stream: bool, words: str) -> No
 @given(st.binary(max_size=400), st.sampled_from(Ending), st.booleans())
 def test_arbitrary_responses_are_classified(noise: bytes, ending: Ending, stream: bool) -> None:
     for answer in (noise, chunked(noise), chunked(noise)[: len(noise)], sized(503, noise)):
-        assert judge(answer, ending, stream=stream).outcome in Outcome
+        assert classify(answer, ending, stream=stream).outcome in Outcome
 
 
 @pytest.mark.parametrize(
@@ -128,15 +128,15 @@ def test_arbitrary_responses_are_classified(noise: bytes, ending: Ending, stream
 def test_truncated_response_is_never_complete(answer: bytes, stream: bool) -> None:
     for at in range(len(answer)):
         part = answer[:at]
-        verdict = judge(part, Ending.RESET, stream=stream)
+        verdict = classify(part, Ending.RESET, stream=stream)
         assert verdict.outcome is not Outcome.WHOLE
         # Such an end may be laid at the door of a gateway that was killed.
         assert verdict.cut
 
 
 def test_disconnect_is_no_fault_and_endless_wait_is() -> None:
-    assert judge(chunked(CHUNK, end=b""), Ending.LEFT, stream=True).outcome is Outcome.LEFT
-    assert judge(chunked(CHUNK, end=b""), Ending.LATE, stream=True).outcome is Outcome.FAULT
+    assert classify(chunked(CHUNK, end=b""), Ending.LEFT, stream=True).outcome is Outcome.LEFT
+    assert classify(chunked(CHUNK, end=b""), Ending.LATE, stream=True).outcome is Outcome.FAULT
 
 
 def test_every_act_occurs_once_before_any_repeats() -> None:

@@ -64,5 +64,5 @@ def test_load_round_trips_through_the_command_line() -> None:
     assert "--no-stream" in arguments(load)
     assert "--ignore-eos" in arguments(load)
     assert "--prompt=--a b" in arguments(load)
-    nobody = Load(url="http://127.0.0.1:1")
-    assert not any(word.startswith("--pid") for word in arguments(nobody))
+    target = Load(url="http://127.0.0.1:1")
+    assert not any(word.startswith("--pid") for word in arguments(target))

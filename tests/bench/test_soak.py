@@ -3,7 +3,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from bench.scenarios import ALWAYS_WHOLE, FAULTS, WEIGHTS, judge, name_of
+from bench.scenarios import ALWAYS_WHOLE, FAULTS, WEIGHTS, classify, name_of
 from bench.soak import Soaked, table
 from bench.soak_gateway import Leftovers
 
@@ -34,7 +34,7 @@ NOTHING = Leftovers(
     ],
 )
 def test_response_is_classified_by_its_framing(answer: bytes, expected: str) -> None:
-    assert judge(answer) == expected
+    assert classify(answer) == expected
 
 
 def test_required_scenarios_are_played() -> None:

@@ -174,8 +174,8 @@ def test_a_gateway_has_what_its_image_expects() -> None:
         assert service["build"]["dockerfile"] == str(DOCKERFILE.relative_to(ROOT))
         mounts = {where: what for what, where, _ in binds(service)}
         assert mounts["/etc/vllm-gateway/gateway.yaml"] == f"./docker/gateway.{profile}.yaml"
-        wanted = {STATE} if target == "gateway" else {STATE, CACHE}
-        assert {where for where in mounts if where.startswith("/var")} == wanted
+        expected = {STATE} if target == "gateway" else {STATE, CACHE}
+        assert {where for where in mounts if where.startswith("/var")} == expected
         assert service["init"] is True
         (port,) = service["ports"]
         assert port.endswith(f":{ServerSettings().port}")

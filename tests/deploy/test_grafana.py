@@ -110,13 +110,13 @@ def test_panels_are_on_the_grid_and_do_not_overlap(name: str) -> None:
     placed = [panel["gridPos"] for panel in BOARDS[name]["panels"]]
     assert all(place["x"] + place["w"] <= 24 for place in placed)
     for one, other in combinations(placed, 2):
-        apart = (
+        distinct = (
             one["x"] + one["w"] <= other["x"]
             or other["x"] + other["w"] <= one["x"]
             or one["y"] + one["h"] <= other["y"]
             or other["y"] + other["h"] <= one["y"]
         )
-        assert apart, (one, other)
+        assert distinct, (one, other)
     ids = [panel["id"] for panel in BOARDS[name]["panels"]]
     assert len(set(ids)) == len(ids)
     titles = [panel["title"] for panel in panels(BOARDS[name])]

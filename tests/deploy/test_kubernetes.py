@@ -67,8 +67,8 @@ def labels(manifest: Manifest) -> dict[str, str]:
 def selects(selector: Mapping[str, Any], of: Mapping[str, str]) -> bool:
     """Return whether a label selector matches these labels."""
     assert set(selector) <= {"matchLabels"}
-    wanted: Mapping[str, str] = selector.get("matchLabels", {})
-    return wanted.items() <= of.items()
+    expected: Mapping[str, str] = selector.get("matchLabels", {})
+    return expected.items() <= of.items()
 
 
 def config() -> str:

@@ -22,7 +22,7 @@ CHAT: dict[str, Any] = {"model": "demo", "messages": [PROMPT], "max_tokens": 5}
 
 
 def processes(deployment: Deployment, kind: str) -> list[psutil.Process]:
-    """Every process of the engine apart from the gateway's own."""
+    """Every process of the engine, without the gateway's own."""
     if kind == "process":
         return deployment.family()
     return [psutil.Process(pid) for pid in find_marked(str(deployment.run_dir / "demo-0"))]
@@ -55,6 +55,6 @@ def test_engine_serves_without_the_secrets_of_its_gateway(
             assert CANARY.encode() not in environment
         assert any(b"VLLM_MEDIA_URL_ALLOW_REDIRECTS=0" in environment for environment in seen)
         with deployment.client(ADMIN_KEY) as admin:
-            told = admin.get("/admin/engines").text
-        assert "--allowed-media-domains media.invalid --enable-prompt-tokens-details" in told
+            listing = admin.get("/admin/engines").text
+        assert "--allowed-media-domains media.invalid --enable-prompt-tokens-details" in listing
         assert CANARY not in (deployment.run_dir / "demo-0" / "engine.log").read_text()

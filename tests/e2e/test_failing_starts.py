@@ -70,12 +70,12 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     assert "Traceback" not in ended.stderr
     lines = [line for line in ended.stderr.splitlines() if line.startswith("vllm-gateway: ")]
     assert len(lines) == len(engines), ended.stderr
-    told = {}
+    reported = {}
     for name, line in zip(engines, lines, strict=True):
         start = f"vllm-gateway: engine {name}-0: "
         assert line.startswith(start)
-        told[name] = line.removeprefix(start).replace(str(directory), "DIR")
-    return told
+        reported[name] = line.removeprefix(start).replace(str(directory), "DIR")
+    return reported
 
 
 FILES = (

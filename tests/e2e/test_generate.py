@@ -199,8 +199,8 @@ def test_several_answers_with_greedy_sampling_are_refused_before_the_load() -> N
 def test_refusal_by_vllm_is_one_line() -> None:
     done = generate(*EAGER, "--max-model-len", "99999", "--prompt", "a")
     assert (done.returncode, done.stdout) == (2, "")
-    [told] = done.stderr.splitlines()
-    assert told.startswith(
+    [error] = done.stderr.splitlines()
+    assert error.startswith(
         "vllm-gateway: User-specified max_model_len (99999) is greater than the derived "
         "max_model_len"
     )

@@ -1,4 +1,4 @@
-"""The ledger on real vLLM: what it holds is what clients were told, to the token."""
+"""The ledger on real vLLM equals the usage reported to clients, to the token."""
 
 import asyncio
 import json
@@ -45,8 +45,8 @@ def mixed(dice: random.Random) -> tuple[str, dict[str, Any]]:
             return "/v1/messages", {"model": "demo", **body}
 
 
-def told(answer: bytes) -> tuple[int, int]:
-    """Return the prompt and completion tokens that a client was told, whatever the dialect."""
+def reported_usage(answer: bytes) -> tuple[int, int]:
+    """Return the prompt and completion tokens reported to a client, in any dialect."""
     documents = [answer]
     if not answer.startswith(b"{"):
         lines = answer.splitlines()
@@ -69,7 +69,7 @@ def told(answer: bytes) -> tuple[int, int]:
 async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> tuple[int, int]:
     answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    found = told(answer.content)
+    found = reported_usage(answer.content)
     assert found[0] > 0, answer.text
     return found
 

@@ -71,7 +71,7 @@ def test_cold_requests_start_one_engine_which_evicts_another_and_unloads_when_id
         assert [answer.status_code for answer in cold] == [200, 200]
         assert starts(deployment, "one-0") == 1
         first = deployment.family()
-        told = [f"one is loaded: RSS of its family {rss_mib(deployment):.0f} MiB"]
+        notes = [f"one is loaded: RSS of its family {rss_mib(deployment):.0f} MiB"]
 
         assert ask(deployment, "two").status_code == 200
         assert not [process for process in first if alive(process)]
@@ -79,14 +79,14 @@ def test_cold_requests_start_one_engine_which_evicts_another_and_unloads_when_id
         assert evicted == ['gateway_model_evictions_total{model="one",reason="room"} 1.0']
         second = deployment.family()
         before = rss_mib(deployment)
-        told.append(f"two is loaded, one was evicted: {before:.0f} MiB")
+        notes.append(f"two is loaded, one was evicted: {before:.0f} MiB")
 
         poll_until(lambda: not any(alive(process) for process in second), 30)
         after = rss_mib(deployment)
-        told.append(f"two was idle for 3 s: {after:.0f} MiB")
+        notes.append(f"two was idle for 3 s: {after:.0f} MiB")
         assert before - after > FREED_MIB
         assert httpx.get(f"{deployment.url}/ready").status_code == 200
-        told += series(deployment, "gateway_engine_load_seconds_sum")
+        notes += series(deployment, "gateway_engine_load_seconds_sum")
         assert deployment.terminate() == 0
-        told += [line for line in deployment.said().splitlines() if " model " in line]
-    show("\n".join(told))
+        notes += [line for line in deployment.said().splitlines() if " model " in line]
+    show("\n".join(notes))

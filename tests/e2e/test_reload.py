@@ -71,8 +71,8 @@ def reload(deployment: Deployment, longest: int, *, dry_run: bool = False) -> di
     with deployment.client(ADMIN_KEY) as client:
         answer = client.post("/admin/reload", json={"dry_run": dry_run}, timeout=300)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    notes: dict[str, Any] = answer.json()
+    return notes
 
 
 def engines(deployment: Deployment) -> dict[str, dict[str, Any]]:
@@ -91,7 +91,7 @@ def test_reload_fails_no_request_whether_it_succeeds_or_not(
         client, stream = Client(deployment.url), LongStream(deployment.url)
         first = [process for process in deployment.family() if alive(process)]
         longest = ENGINE["args"]["max-model-len"]
-        told: list[str] = []
+        notes: list[str] = []
 
         with client.asking():
             reading = threading.Thread(target=stream.run)
@@ -114,7 +114,7 @@ def test_reload_fails_no_request_whether_it_succeeds_or_not(
         assert (name, row["facts"]["max_model_len"]) == ("demo-1", longest - 64)
         # Who had to wait for an engine would have waited for a load.
         assert max(client.answered) < row["load_s"] / 2
-        told.append(
+        notes.append(
             f"reload in {took_s:.1f} s, of which {row['load_s']:.1f} s load beside the old engine: "
             f"{_told(client.answered)}; one engine takes {row['memory_gib']:.2f} GiB"
         )
@@ -128,8 +128,8 @@ def test_reload_fails_no_request_whether_it_succeeds_or_not(
         assert report["reason"].endswith("; demo-1 serves on")
         assert not client.refused
         assert engines(deployment) == {"demo-1": {**row, "in_flight": 0}}
-        told += [f"refused by vLLM: {_told(client.answered)}", *refused["lines"]]
-    show("\n".join(told))
+        notes += [f"refused by vLLM: {_told(client.answered)}", *refused["lines"]]
+    show("\n".join(notes))
 
 
 def _told(seconds: list[float]) -> str:

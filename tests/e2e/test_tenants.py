@@ -1,4 +1,4 @@
-"""Two tenants on one real vLLM engine: caches, stored responses and charges are kept apart."""
+"""Two tenants on one real vLLM engine: caches, stored responses and charges are separate."""
 
 import json
 import re

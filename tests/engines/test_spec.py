@@ -121,8 +121,8 @@ class TestFlags:
     @settings(max_examples=100, deadline=None)
     def test_scalar_never_adds_another_flag(self, args: dict[str, Any]) -> None:
         argv = process(args).argv()
-        told = [word.partition("=")[0] for word in argv]
-        assert told == [
+        names = [word.partition("=")[0] for word in argv]
+        assert names == [
             f"--no-{name}" if value is False else f"--{name}"
             for name, value in args.items()
             if value is not None
@@ -314,7 +314,7 @@ class TestRemote:
         assert found.endswith("environment variable of that name is not set")
 
     @pytest.mark.parametrize(
-        ("fields", "told"),
+        ("fields", "names"),
         [
             ({"args": {"hf-token=canary": 1}}, "'hf-token…' is not the name of a flag"),
             ({"args": {"hf-token canary": 1}}, "'hf-token…' is not the name of a flag"),
@@ -322,7 +322,7 @@ class TestRemote:
             ({"inherit_env": ["HF_TOKEN=canary"]}, "'HF_TOKEN…' is neither the name of a variable"),
         ],
     )
-    def test_value_after_a_name_is_hidden(self, fields: dict[str, Any], told: str) -> None:
+    def test_value_after_a_name_is_hidden(self, fields: dict[str, Any], names: str) -> None:
         [found] = faults(with_engine(**fields))
-        assert told in found
+        assert names in found
         assert "canary" not in found

@@ -91,13 +91,13 @@ def chat_stream(model: str, *, choices: int = 1, usage: bool = False) -> list[by
         events += [chunk(model, {"content": word}, index=n) for word in ("hello", " there")]
         events.append(chunk(model, {}, "stop", index=n, **mark))
     if usage:
-        told = {
+        counts = {
             "prompt_tokens": 3,
             "total_tokens": 3 + 2 * choices,
             "completion_tokens": 2 * choices,
         }
         last = json.loads(chunk(model, {})[6:])
-        last |= {"choices": [], "usage": told, "system_fingerprint": FINGERPRINT}
+        last |= {"choices": [], "usage": counts, "system_fingerprint": FINGERPRINT}
         events.append(b"data: " + json.dumps(last, separators=(",", ":")).encode() + b"\n\n")
     return [*events, b"data: [DONE]\n\n"]
 
@@ -324,7 +324,7 @@ class Fake:
                 return self._plain(writer, bytes(range(256)) * 16 + b"\n")
             case "half_line":
                 return self._plain(writer, page[:-20])
-            case "gzip":  # which nobody asked for
+            case "gzip":  # although it was not requested
                 body = gzip.compress(page)
                 head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
                 writer.write(head % len(body) + body)
@@ -387,8 +387,8 @@ class Fake:
         tells = self.fault == "write"
         if not writes(path):
             count = embedded(body)
-            told = {"usage": {"prompt_tokens": count, "total_tokens": count}} if tells else {}
-            return self._plain(writer, json.dumps({"data": [], **told}).encode())
+            counts = {"usage": {"prompt_tokens": count, "total_tokens": count}} if tells else {}
+            return self._plain(writer, json.dumps({"data": [], **counts}).encode())
         try:
             writing = Writing(path, body, self.max_model_len, tells=tells)
         except ValueError as error:
@@ -487,8 +487,8 @@ class Fake:
                 count, _, pace = argument.partition(":")
                 return await self._tokens(body, writer, int(count), float(pace or 0) / 1000)
             case "bytes":  # embeddings of so many tokens as octets (vLLM 0.32, pooling/utils.py)
-                told = {"prompt_tokens": int(argument), "total_tokens": int(argument)}
-                data = json.dumps({"id": "embd-fake", "data": [], "usage": told}).encode()
+                counts = {"prompt_tokens": int(argument), "total_tokens": int(argument)}
+                data = json.dumps({"id": "embd-fake", "data": [], "usage": counts}).encode()
                 bare = body.get("encoding_format") == "bytes_only"
                 head = b"" if bare else b"metadata: " + data + b"\r\n"
                 writer.write(
@@ -503,8 +503,8 @@ class Fake:
             case "silent":  # a plain answer of so many characters that tells no usage
                 return self._plain(writer, json.dumps({"text": "x" * int(argument)}).encode())
             case "usage":  # a plain answer that tells an absurd usage
-                told = {"prompt_tokens": int(argument), "completion_tokens": int(argument)}
-                return self._plain(writer, json.dumps({"usage": told}).encode())
+                counts = {"prompt_tokens": int(argument), "completion_tokens": int(argument)}
+                return self._plain(writer, json.dumps({"usage": counts}).encode())
             case "framed":  # a stream with a length
                 data = b"".join(chat_stream(self.model, usage=True))
                 writer.write(
@@ -522,9 +522,9 @@ class Fake:
                 )
                 return True
             case "long":  # a plain answer of so many KiB, its usage in the middle, as with logprobs
-                told = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
+                counts = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
                 half = "x" * (int(argument) * 512)
-                answer = {"a": half, "usage": told, "prompt_text": half}
+                answer = {"a": half, "usage": counts, "prompt_text": half}
                 return self._plain(writer, json.dumps(answer).encode())
             case "status":
                 return self._plain(writer, b'{"detail":"as asked"}', int(argument))
@@ -563,19 +563,19 @@ class Fake:
         if body.get("store", True):
             self.stored.add(one)
         status = "queued" if body.get("background") else "completed"
-        told = None if body.get("background") else {"input_tokens": 3, "output_tokens": 2}
+        counts = None if body.get("background") else {"input_tokens": 3, "output_tokens": 2}
         return self._plain(
-            writer, json.dumps({"id": one, "status": status, "usage": told}).encode()
+            writer, json.dumps({"id": one, "status": status, "usage": counts}).encode()
         )
 
     async def _tokens(
         self, body: dict[str, Any], writer: asyncio.StreamWriter, count: int, pace_s: float
     ) -> bool:
         """A whole chat completion of `count` tokens after a prompt of 3."""
-        told = {"prompt_tokens": 3, "total_tokens": 3 + count, "completion_tokens": count}
+        counts = {"prompt_tokens": 3, "total_tokens": 3 + count, "completion_tokens": count}
         if not body.get("stream"):
             await asyncio.sleep(count * pace_s)
-            answer = json.loads(completion(self.model, "x" * count)) | {"usage": told}
+            answer = json.loads(completion(self.model, "x" * count)) | {"usage": counts}
             return self._plain(writer, json.dumps(answer).encode())
         self._stream_head(writer)
         await self._chunk(writer, chunk(self.model, {"role": "assistant", "content": ""}))
@@ -586,7 +586,7 @@ class Fake:
             await asyncio.sleep(pace_s * together)
         await self._chunk(writer, chunk(self.model, {}, "stop"))
         if (body.get("stream_options") or {}).get("include_usage"):
-            last = json.loads(chunk(self.model, {})[6:]) | {"choices": [], "usage": told}
+            last = json.loads(chunk(self.model, {})[6:]) | {"choices": [], "usage": counts}
             await self._chunk(writer, b"data: " + json.dumps(last).encode() + b"\n\n")
         await self._chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")

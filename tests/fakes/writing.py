@@ -127,8 +127,8 @@ class Writing:
 
     def whole(self) -> bytes:
         """Return a plain answer."""
-        told = {"usage": self._usage(self.tokens)} if self._tells else {}
-        return json.dumps({"choices": "x" * self.tokens, **told}).encode()
+        usage = {"usage": self._usage(self.tokens)} if self._tells else {}
+        return json.dumps({"choices": "x" * self.tokens, **usage}).encode()
 
     def events(self) -> Iterator[tuple[bytes, int]]:
         """Return the events of a stream, and how many tokens each brings."""
@@ -143,16 +143,16 @@ class Writing:
                 yield _data({"response": {"usage": None}}, "response.created"), 0
                 for _ in range(self.each):
                     yield _data({"delta": "x"}, "response.output_text.delta"), 1
-                told = self._usage(self.each) if self._tells else None
-                yield _data({"response": {"usage": told}}, "response.completed"), 0
+                usage = self._usage(self.each) if self._tells else None
+                yield _data({"response": {"usage": usage}}, "response.completed"), 0
             case "/v1/messages":
-                told = {"input_tokens": PROMPT_TOKENS, "output_tokens": 0} if self._tells else None
-                yield _data({"message": {"usage": told}}, "message_start"), 0
+                usage = {"input_tokens": PROMPT_TOKENS, "output_tokens": 0} if self._tells else None
+                yield _data({"message": {"usage": usage}}, "message_start"), 0
                 for _ in range(self.each):
                     delta = {"type": "text_delta", "text": "x"}
                     yield _data({"delta": delta}, "content_block_delta"), 1
-                told = self._usage(self.each) if self._tells else None
-                yield _data({"delta": {}, "usage": told}, "message_delta"), 0
+                usage = self._usage(self.each) if self._tells else None
+                yield _data({"delta": {}, "usage": usage}, "message_delta"), 0
                 yield _data({}, "message_stop"), 0
         if self._path.endswith("completions"):
             yield b"data: [DONE]\n\n", 0

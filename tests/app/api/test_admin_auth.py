@@ -24,7 +24,7 @@ from tests.gateway import (
     settings_for,
 )
 
-# Who may besides the administrator and root; whoever adds a route adds its row.
+# Who may besides the administrator and root; a new route needs a row here.
 READERS = {"auditor", "manager"}
 ROWS: dict[tuple[str, str], set[str]] = {
     ("GET", "/admin/keys"): READERS,
@@ -125,9 +125,9 @@ async def test_routes_let_in_who_has_the_right_and_nobody_else(
             # 409: who asks may, but a remote engine has no log here.
             assert response.status_code in (200, 201, 202, 204, 409), (method, path)
             continue
-        wanted = 401 if caller in UNKNOWN else 403
+        expected = 401 if caller in UNKNOWN else 403
         code = "invalid_api_key" if caller in UNKNOWN else "permission_denied"
-        assert (response.status_code, response.json()["error"]["code"]) == (wanted, code)
+        assert (response.status_code, response.json()["error"]["code"]) == (expected, code)
         assert await store.get(target.id) == before
         assert target.id not in response.text
 

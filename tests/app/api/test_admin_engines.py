@@ -76,8 +76,8 @@ async def test_every_engine_with_what_it_told(gateway: Gateway) -> None:
     first, second = answer.json()["data"]
     assert (first["name"], first["model"], first["state"]) == ("org-demo-0", "org/demo", "ready")
     assert (first["pid"], first["restarts"], first["kind"]) == (42, 3, "process")
-    told = {"version": "0.32.0", "kv_cache_tokens": 16384, "supported_tasks": ["generate"]}
-    assert first["facts"] == told
+    reported = {"version": "0.32.0", "kv_cache_tokens": 16384, "supported_tasks": ["generate"]}
+    assert first["facts"] == reported
     assert (second["kind"], second["pid"], second["facts"]) == ("remote", None, {})
     assert CANARY not in answer.text
     one = await gateway.client.get("/admin/engines/org-demo-0")
@@ -87,8 +87,8 @@ async def test_every_engine_with_what_it_told(gateway: Gateway) -> None:
 async def test_progress_while_it_starts(gateway: Gateway) -> None:
     progress = Progress("loading weights", 1, 4)
     put(gateway, Process("org-demo-0", EngineState.STARTING, progress=progress))
-    told = (await gateway.client.get("/admin/engines/org-demo-0")).json()["progress"]
-    assert told == {"phase": "loading weights", "done": 1, "total": 4}
+    reported = (await gateway.client.get("/admin/engines/org-demo-0")).json()["progress"]
+    assert reported == {"phase": "loading weights", "done": 1, "total": 4}
 
 
 @pytest.mark.parametrize("path", ["", "/log", "/log?follow=true"])

@@ -205,10 +205,10 @@ async def test_another_model_is_refused_as_one_that_does_not_exist(
     headers = {"authorization": f"Bearer {key}"}
     seen = len(fake.seen)
     for model in ("org/large", "org/nothing"):
-        wanted = f"the model {model!r} does not exist; see /v1/models"
-        assert fault(await ask(gateway, key, model), 404) == wanted
+        expected = f"the model {model!r} does not exist; see /v1/models"
+        assert fault(await ask(gateway, key, model), 404) == expected
         response = await gateway.client.get(f"/v1/models/{model}", headers=headers)
-        assert fault(response, 404) == wanted
+        assert fault(response, 404) == expected
     assert len(fake.seen) == seen
 
 

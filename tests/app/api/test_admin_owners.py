@@ -41,8 +41,8 @@ async def until_status(gateway: Gateway, key: Key, status: int) -> httpx.Respons
 
 
 def message(response: httpx.Response) -> str:
-    told: str = response.json()["error"]["message"]
-    return told
+    error_message: str = response.json()["error"]["message"]
+    return error_message
 
 
 async def test_an_owner_is_put_shown_changed_listed_and_deleted(gateway: Gateway) -> None:
@@ -59,12 +59,12 @@ async def test_an_owner_is_put_shown_changed_listed_and_deleted(gateway: Gateway
     }  # fmt: skip
     assert await admin(gateway, "DELETE", "/team/a%20b", status=204) is None
     for method in ("GET", "PATCH", "DELETE"):
-        told = await admin(gateway, method, "/team/a%20b", {}, 404)
-        assert told["error"]["message"] == "there is no such owner"
+        error_message = await admin(gateway, method, "/team/a%20b", {}, 404)
+        assert error_message["error"]["message"] == "there is no such owner"
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "error_message"),
     [
         ("/a", {"requests_per_minute": -1}, "requests_per_minute: "),
         ("/a", {"daily_tokens": "7"}, "daily_tokens: "),
@@ -75,10 +75,10 @@ async def test_an_owner_is_put_shown_changed_listed_and_deleted(gateway: Gateway
     ],
 )
 async def test_what_is_wrong_is_told_in_one_line(
-    gateway: Gateway, path: str, body: dict[str, Any], told: str
+    gateway: Gateway, path: str, body: dict[str, Any], error_message: str
 ) -> None:
     answer = await admin(gateway, "PUT", path, body, 400)
-    assert answer["error"]["message"].startswith(told)
+    assert answer["error"]["message"].startswith(error_message)
     assert (await admin(gateway, "GET"))["data"] == []
 
 

@@ -59,7 +59,7 @@ async def gateway(shared: Gateway) -> AsyncIterator[Gateway]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def own(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
-    """A gateway that no other test has asked anything, or will."""
+    """A gateway that no other test uses."""
     async with serving(fake, tmp_path) as one:
         yield one
 
@@ -331,8 +331,8 @@ async def test_health_ready_and_metrics_need_no_key(gateway: Gateway) -> None:
     assert (await gateway.client.get("/ready")).status_code == 200
     metrics = await gateway.client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
-    wanted = 'gateway_engine_state{gateway_engine="demo-0",model="demo",state="ready"} 1.0'
-    assert wanted in metrics.text
+    expected = 'gateway_engine_state{gateway_engine="demo-0",model="demo",state="ready"} 1.0'
+    assert expected in metrics.text
 
 
 async def test_draining_gateway_refuses_and_says_so(own: Gateway) -> None:
@@ -400,22 +400,26 @@ async def test_every_request_leaves_one_line(
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     ids = [answer.headers["x-request-id"] for answer in answers]
     # The gateway that other tests share may write what it had to say just now.
-    told = [one for one in lines if one["request_id"] in ids]
-    assert [one["request_id"] for one in told] == ids
-    assert [(one["method"], one["endpoint"], one["status"]) for one in told] == [
+    entries = [one for one in lines if one["request_id"] in ids]
+    assert [one["request_id"] for one in entries] == ids
+    assert [(one["method"], one["endpoint"], one["status"]) for one in entries] == [
         ("POST", "/v1/chat/completions", 200),
         ("POST", "/v1/chat/completions", 404),
         ("GET", "/v1/chat/completions", 405),
     ]
-    assert [(one["model"], one["engine"]) for one in told] == [
+    assert [(one["model"], one["engine"]) for one in entries] == [
         ("demo", "demo-0"),
         ("unknown", None),
         ("unknown", None),
     ]
-    assert (told[0]["prompt_tokens"], told[0]["completion_tokens"]) == (3, 2)
-    assert (told[0]["key"][:4], told[1]["key"][:4], told[2]["key"]) == ("key-", "key-", None)
-    assert all(one["total_ms"] >= 0 and not one["client_gone"] for one in told)
-    assert all(one["bytes_out"] > 0 for one in told)
+    assert (entries[0]["prompt_tokens"], entries[0]["completion_tokens"]) == (3, 2)
+    assert (entries[0]["key"][:4], entries[1]["key"][:4], entries[2]["key"]) == (
+        "key-",
+        "key-",
+        None,
+    )
+    assert all(one["total_ms"] >= 0 and not one["client_gone"] for one in entries)
+    assert all(one["bytes_out"] > 0 for one in entries)
 
 
 async def test_open_gateway_needs_no_key(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ async def put(gateway: Gateway, levels: object) -> Any:
     return answer.json()
 
 
-def told(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+def logged_lines(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """Return the access lines that were written."""
     gateway.state.access.flush()
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
@@ -89,12 +89,12 @@ class TestLevels:
         self, gateway: Gateway, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await put(gateway, {"access": "warning"})
-        told(gateway, capsys)
+        logged_lines(gateway, capsys)
         await gateway.chat()
-        assert told(gateway, capsys) == []
+        assert logged_lines(gateway, capsys) == []
         await put(gateway, {"access": None, "root": "info"})
         await gateway.chat()
-        assert [one["endpoint"] for one in told(gateway, capsys)] == [
+        assert [one["endpoint"] for one in logged_lines(gateway, capsys)] == [
             "/admin/logs",
             "/v1/chat/completions",
         ]
@@ -131,7 +131,7 @@ class TestEveryRequest:
         answer = await gateway.client.request(method, path, headers=asked)
         assert answer.status_code == status
         assert answer.headers["x-request-id"] == "abc"
-        [one] = told(gateway, capsys)
+        [one] = logged_lines(gateway, capsys)
         assert (one["request_id"], one["status"], one["endpoint"]) == ("abc", status, endpoint)
         assert (one["key"] or "").startswith(key or "")
         assert (one["key"] is None) == (key is None)
@@ -144,7 +144,7 @@ class TestEveryRequest:
         self, gateway: Gateway, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await gateway.raw(b"garbage\r\n\r\n")
-        [one] = told(gateway, capsys)
+        [one] = logged_lines(gateway, capsys)
         assert (one["status"], one["endpoint"]) == (400, "none")
         assert one["fault"] == "this is not an HTTP/1.1 request"
 
@@ -169,14 +169,14 @@ class TestEveryRequest:
         self, gateway: Gateway, capsys: pytest.CaptureFixture[str], verb: str
     ) -> None:
         await gateway.client.post(f"/admin/models/al/{verb}?wait=true", headers=ROOT)
-        [one] = told(gateway, capsys)
+        [one] = logged_lines(gateway, capsys)
         assert (one["model"], one["endpoint"]) == ("demo", f"/admin/models/{{name:path}}/{verb}")
 
     async def test_that_restarts_an_engine_names_it(
         self, gateway: Gateway, capsys: pytest.CaptureFixture[str]
     ) -> None:
         await gateway.client.post("/admin/engines/demo-0/restart", headers=ROOT)
-        [one] = told(gateway, capsys)
+        [one] = logged_lines(gateway, capsys)
         assert (one["model"], one["engine"], one["status"]) == ("demo", "demo-0", 202)
 
     async def test_of_an_operator_that_looks_is_there_at_debug_only(
@@ -185,10 +185,10 @@ class TestEveryRequest:
         for path in ("engines", "engines/demo-0", "models", "keys", "usage"):
             answer = await gateway.client.get(f"/admin/{path}", headers=ROOT)
             assert answer.status_code == 200
-        assert told(gateway, capsys) == []
+        assert logged_lines(gateway, capsys) == []
         await put(gateway, {"access": "debug"})
         await gateway.client.get("/admin/models", headers=ROOT)
-        lines = told(gateway, capsys)
+        lines = logged_lines(gateway, capsys)
         assert (lines[-1]["endpoint"], lines[-1]["level"]) == ("/admin/models", "debug")
 
     async def test_of_a_machine_that_looks_in_is_there_at_debug_only(
@@ -196,10 +196,10 @@ class TestEveryRequest:
     ) -> None:
         for path in ("/health", "/ready", "/metrics"):
             await gateway.client.get(path)
-        assert told(gateway, capsys) == []
+        assert logged_lines(gateway, capsys) == []
         await put(gateway, {"access": "debug"})
         await gateway.client.get("/health")
-        lines = told(gateway, capsys)
+        lines = logged_lines(gateway, capsys)
         assert (lines[-1]["endpoint"], lines[-1]["level"]) == ("/health", "debug")
 
 
@@ -212,17 +212,17 @@ async def test_a_preflight_has_a_line_at_debug_and_no_count(
         path = "/v1/completions"
         for origin in ("https://chat.example", "https://evil.example"):
             await gateway.client.options(path, headers={"origin": origin, **asked})
-        assert told(gateway, capsys) == []
+        assert logged_lines(gateway, capsys) == []
         await put(gateway, {"access": "debug"})
-        told(gateway, capsys)
+        logged_lines(gateway, capsys)
         for origin, status in (("https://chat.example", 200), ("https://evil.example", 400)):
             answer = await gateway.client.options(path, headers={"origin": origin, **asked})
             assert (answer.status_code, answer.headers["x-request-id"]) == (status, "browser")
-            [line] = told(gateway, capsys)
+            [line] = logged_lines(gateway, capsys)
             assert (line["method"], line["endpoint"]) == ("OPTIONS", "preflight")
             assert (line["status"], line["level"]) == (status, "debug")
         await gateway.client.options(path, headers={"origin": "https://chat.example"})
-        [line] = told(gateway, capsys)
+        [line] = logged_lines(gateway, capsys)
         assert (line["endpoint"], line["status"], line["level"]) == (path, 204, "info")
         counted = gateway.state.metrics.registry.collect()
         [requests] = [one for one in counted if one.name == "gateway_requests"]

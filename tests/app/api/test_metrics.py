@@ -56,8 +56,8 @@ async def requests(gateway: Gateway) -> dict[tuple[str, str, str], float]:
     found = {}
     for (name, labels), value in (await scrape(gateway)).items():
         if name == "gateway_requests_total":
-            told = dict(labels)
-            found[told["model"], told["endpoint"], told["status"]] = value
+            named = dict(labels)
+            found[named["model"], named["endpoint"], named["status"]] = value
     return found
 
 
@@ -115,39 +115,41 @@ class TestKey:
 
 class TestPort:
     @pytest.fixture
-    async def apart(self, fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+    async def separate(self, fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
         metrics = {"host": "127.0.0.1", "port": 0}
         async with serving_demo(tmp_path, fake.url, metrics=metrics) as one:
             yield one
 
     @pytest.fixture
-    async def scraper(self, apart: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-        url = f"http://127.0.0.1:{apart.metrics_port}"
+    async def scraper(self, separate: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+        url = f"http://127.0.0.1:{separate.metrics_port}"
         async with httpx.AsyncClient(base_url=url, verify=False) as client:
             yield client
 
     async def test_the_page_is_there_and_not_on_the_main_port(
-        self, apart: Gateway, scraper: httpx.AsyncClient
+        self, separate: Gateway, scraper: httpx.AsyncClient
     ) -> None:
-        await apart.chat()
+        await separate.chat()
         page = (await scraper.get("/metrics")).text
         assert f'gateway_requests_total{{endpoint="{CHAT}",model="demo",status="200"}} 1.0' in page
         assert (await scraper.head("/metrics")).status_code == 200
-        hidden = await apart.client.get("/metrics")
+        hidden = await separate.client.get("/metrics")
         assert hidden.status_code == 404
         assert hidden.json()["error"]["code"] == "not_found"
 
-    async def test_nothing_else_is_there(self, apart: Gateway, scraper: httpx.AsyncClient) -> None:
+    async def test_nothing_else_is_there(
+        self, separate: Gateway, scraper: httpx.AsyncClient
+    ) -> None:
         for path in (CHAT, "/v1/models", "/admin/keys", "/health", "/openapi.json", "/docs"):
             answer = await scraper.get(path, headers=ROOT)
             assert answer.status_code == 404
             assert answer.json()["error"]["code"] == "not_found"
-        assert (await apart.client.get("/health")).status_code == 200
+        assert (await separate.client.get("/health")).status_code == 200
 
     async def test_scrapers_are_no_clients(
-        self, apart: Gateway, scraper: httpx.AsyncClient
+        self, separate: Gateway, scraper: httpx.AsyncClient
     ) -> None:
-        assert (await apart.client.get("/health")).status_code == 200
+        assert (await separate.client.get("/health")).status_code == 200
         page = (await scraper.get("/metrics")).text
         assert "\ngateway_connections 1.0\n" in page
         assert "\ngateway_connections_limit 4096.0\n" in page
@@ -270,12 +272,12 @@ async def test_every_way_a_request_may_end_is_counted_once(gateway: Gateway, fak
         for (name, place), value in (await scrape(gateway)).items()
         if name == "gateway_request_duration_seconds_count" and (labels := dict(place))
     }
-    wanted: dict[tuple[str, str], float] = {}
+    by_endpoint: dict[tuple[str, str], float] = {}
     for (model, endpoint, _), value in expected.items():
-        wanted[model, endpoint] = wanted.get((model, endpoint), 0) + value
-    wanted.pop(("unknown", "none"))
+        by_endpoint[model, endpoint] = by_endpoint.get((model, endpoint), 0) + value
+    by_endpoint.pop(("unknown", "none"))
     assert durations.pop(("unknown", "none")) == 1  # what is no HTTP has no duration
-    assert durations == wanted
+    assert durations == by_endpoint
     metric = gateway.metric
     assert await metric("gateway_client_disconnects_total") == 2
     assert await metric("gateway_queue_wait_seconds_count", model="narrow") == 1

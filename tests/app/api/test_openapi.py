@@ -18,7 +18,7 @@ from app.errors import Dialect, GatewayError, dialect_of
 from app.main import create_app
 from tests.app.api.openapi import Document
 from tests.app.raw import Answer, connected, request
-from tests.app.test_errors import EVERY, make, told
+from tests.app.test_errors import EVERY, body_of, make
 from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, ROOT, Gateway, free_port, remote, running, settings_for
 
@@ -166,7 +166,7 @@ async def test_document_is_served(gateway: Gateway, document: Document) -> None:
 def test_error_schema_matches_its_body_and_no_other(
     kind: type[GatewayError], dialect: Dialect
 ) -> None:
-    body = told(make(kind), dialect)
+    body = body_of(make(kind), dialect)
     assert Draft202012Validator(error_schema(kind, dialect)).is_valid(body)
     if dialect is Dialect.OPENAI:
         others = (error_schema(other, dialect) for other in EVERY if other is not kind)

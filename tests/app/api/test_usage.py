@@ -49,7 +49,7 @@ async def auditor(request: Request) -> Caller:
     return caller
 
 
-async def told(_: Request, error: Exception) -> Response:
+async def error_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
     return Response(error.body(Dialect.OPENAI), error.status, media_type="application/json")
 
@@ -59,7 +59,7 @@ async def key_id(named: str) -> str:
 
 
 def app_for(report: Any, clock: Clock) -> FastAPI:
-    app = FastAPI(exception_handlers={GatewayError: told})
+    app = FastAPI(exception_handlers={GatewayError: error_response})
     app.include_router(usage_router(report, client, auditor, key_id, clock))
     return app
 

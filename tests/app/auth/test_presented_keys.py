@@ -183,8 +183,8 @@ class TestRefused:
             refused(door, headers)
 
     def test_refusal_does_not_reveal_a_near_match(self, door: Authenticator) -> None:
-        told = {refused(door, bearer(key)).message for key in (KEY[:-1], b"x", KEY.lower())}
-        assert len(told) == 1
+        messages = {refused(door, bearer(key)).message for key in (KEY[:-1], b"x", KEY.lower())}
+        assert len(messages) == 1
 
     @given(key=st.binary(max_size=80))
     @settings(max_examples=200, deadline=None)

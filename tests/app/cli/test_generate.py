@@ -11,7 +11,7 @@ from engines.offline import SAMPLING
 
 @pytest.fixture(autouse=True)
 def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A working directory with what looks like a model in it, and something that does not."""
+    """A working directory with one directory that resembles a model and one that does not."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "m").mkdir(parents=True)
     (tmp_path / "models" / "m" / "config.json").write_text("{}")

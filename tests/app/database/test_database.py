@@ -253,8 +253,8 @@ class TestNewerGateway:
         await database.open()
         await wait_until(lambda: tries >= 4)
         await database.close()
-        told = [one.message for one in caplog.records if "newer gateway" in one.message]
-        assert len(told) == 1
+        messages = [one.message for one in caplog.records if "newer gateway" in one.message]
+        assert len(messages) == 1
 
 
 async def test_a_transaction_that_raises_changes_nothing(database: Database) -> None:

@@ -40,23 +40,23 @@ async def limiter_on(
         await limiter.close()
 
 
-async def passes(limiter: Limiter, wanted: LimitRequest) -> bool:
-    """Return whether a request may begin; it goes on for ever."""
-    return (await limiter.decide(wanted)).refusal is None
+async def passes(limiter: Limiter, request: LimitRequest) -> bool:
+    """Return whether a request is admitted; it never ends."""
+    return (await limiter.decide(request)).refusal is None
 
 
-async def outcome(limiter: Limiter, wanted: LimitRequest) -> str:
+async def outcome(limiter: Limiter, request: LimitRequest) -> str:
     """Return `passed` or the code of the error of a request that ends at once."""
     try:
-        with await limiter.decide(wanted):
+        with await limiter.decide(request):
             return "passed"
     except GatewayError as error:
         return error.code
 
 
-def at_once(limiter: Limiter, wanted: LimitRequest) -> Decision:
+def at_once(limiter: Limiter, request: LimitRequest) -> Decision:
     """Return a decision that waits for nothing at all."""
-    deciding = limiter.decide(wanted)
+    deciding = limiter.decide(request)
     try:
         deciding.send(None)
     except StopIteration as stopped:

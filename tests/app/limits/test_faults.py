@@ -45,7 +45,7 @@ def store_on(link: RedisConnection, on_change: Callable[[str | None], None]) -> 
 
 @dataclass
 class Gateway:
-    """A limiter and what it tells its operator."""
+    """A limiter and its log."""
 
     limiter: Limiter
     metrics: Metrics
@@ -208,9 +208,9 @@ async def test_local_mode_applies_the_same_limits_in_memory(
 ) -> None:
     own_redis.stop()
     async with gateway_on(own_redis.url, caplog, policy="local") as gateway:
-        wanted = ask(limits(requests=2))
-        assert [await passes(gateway.limiter, wanted) for _ in range(3)] == [True, True, False]
-        headers = dict((await gateway.limiter.decide(wanted)).headers)
+        request = ask(limits(requests=2))
+        assert [await passes(gateway.limiter, request) for _ in range(3)] == [True, True, False]
+        headers = dict((await gateway.limiter.decide(request)).headers)
         assert headers[b"x-ratelimit-limit-requests"] == b"2"
     assert gateway.log[0].endswith("; until then this gateway counts limits for itself")
 
@@ -267,15 +267,15 @@ async def test_gateway_shuts_down_while_redis_hangs(
 async def test_slot_granted_by_redis_is_released_in_redis(
     own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = ask(limits(tokens=100, concurrent=1), tokens=60)
+    request = ask(limits(tokens=100, concurrent=1), tokens=60)
     async with gateway_on(own_redis.url, caplog, policy="local") as gateway:
-        with await gateway.limiter.decide(wanted) as decision:
+        with await gateway.limiter.decide(request) as decision:
             own_redis.pause()
-            assert await passes(gateway.limiter, wanted)  # by this gateway's own count
+            assert await passes(gateway.limiter, request)  # by this gateway's own count
             decision.settle(40)
         own_redis.resume()
         await gateway.found()
-        after = await gateway.limiter.decide(wanted)
+        after = await gateway.limiter.decide(request)
         assert after.refusal is None
         # 100 less 40 and 60, and what a second or more has refilled.
         assert int(dict(after.headers)[b"x-ratelimit-remaining-tokens"]) < 20
@@ -284,30 +284,30 @@ async def test_slot_granted_by_redis_is_released_in_redis(
 async def test_slot_granted_locally_is_released_locally(
     own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = ask(limits(concurrent=1))
+    request = ask(limits(concurrent=1))
     async with gateway_on(own_redis.url, caplog, policy="local") as gateway:
         own_redis.pause()
-        with await gateway.limiter.decide(wanted):
+        with await gateway.limiter.decide(request):
             own_redis.resume()
             await gateway.found()
-            assert await passes(gateway.limiter, wanted)
-        assert not await passes(gateway.limiter, wanted)  # Redis's slot is still taken
+            assert await passes(gateway.limiter, request)
+        assert not await passes(gateway.limiter, request)  # Redis's slot is still taken
         own_redis.stop()
-        assert await passes(gateway.limiter, wanted)  # the one here is not
+        assert await passes(gateway.limiter, request)  # the one here is not
 
 
 async def test_slots_in_use_are_restored_in_an_empty_redis(
     own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = ask(limits(concurrent=1))
+    request = ask(limits(concurrent=1))
     async with gateway_on(own_redis.url, caplog) as gateway:
-        with await gateway.limiter.decide(wanted):
+        with await gateway.limiter.decide(request):
             own_redis.stop()
-            assert await outcome(gateway.limiter, wanted) == "service_unavailable"
+            assert await outcome(gateway.limiter, request) == "service_unavailable"
             await asyncio.to_thread(own_redis.start)
             await gateway.found()
-            assert await outcome(gateway.limiter, wanted) == "rate_limit_exceeded"
-        assert await outcome(gateway.limiter, wanted) == "passed"
+            assert await outcome(gateway.limiter, request) == "rate_limit_exceeded"
+        assert await outcome(gateway.limiter, request) == "passed"
 
 
 async def test_request_during_slot_restoration_waits_for_its_end(

@@ -57,10 +57,10 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 async def test_entering_raises_the_refusal(limiter: Limiter) -> None:
-    wanted = ask(limits(requests=1))
-    with await limiter.decide(wanted) as decision:
+    limited = ask(limits(requests=1))
+    with await limiter.decide(limited) as decision:
         assert decision.refusal is None
-    refused = await limiter.decide(wanted)
+    refused = await limiter.decide(limited)
     with pytest.raises(RateLimited, match="1 request per minute") as caught, refused:
         pytest.fail("it was refused")
     assert caught.value.limit == "requests"
@@ -68,9 +68,9 @@ async def test_entering_raises_the_refusal(limiter: Limiter) -> None:
 
 
 async def test_passed_and_refused_requests_have_headers(limiter: Limiter) -> None:
-    wanted = ask(limits(requests=1, tokens=SLOW), tokens=4)
+    limited = ask(limits(requests=1, tokens=SLOW), tokens=4)
     for _ in range(2):
-        headers = dict((await limiter.decide(wanted)).headers)
+        headers = dict((await limiter.decide(limited)).headers)
         assert headers[b"x-ratelimit-remaining-requests"] == b"0"
         assert headers[b"x-ratelimit-limit-tokens"] == b"10"
         assert headers[b"x-ratelimit-remaining-tokens"] == b"6"
@@ -79,8 +79,8 @@ async def test_passed_and_refused_requests_have_headers(limiter: Limiter) -> Non
 async def test_release_returns_slot_and_tokens_but_not_the_request(
     limiter: Limiter,
 ) -> None:
-    wanted = ask(limits(requests=2, tokens=100, concurrent=1), tokens=100)
-    assert [await outcome(limiter, wanted) for _ in range(3)] == [
+    limited = ask(limits(requests=2, tokens=100, concurrent=1), tokens=100)
+    assert [await outcome(limiter, limited) for _ in range(3)] == [
         "passed",
         "passed",
         "rate_limit_exceeded",
@@ -88,39 +88,39 @@ async def test_release_returns_slot_and_tokens_but_not_the_request(
 
 
 async def test_tokens_that_were_used_stay_used(limiter: Limiter) -> None:
-    wanted = ask(limits(tokens=100), tokens=60)
-    with await limiter.decide(wanted) as decision:
+    limited = ask(limits(tokens=100), tokens=60)
+    with await limiter.decide(limited) as decision:
         decision.settle(30)
-    assert await passes(limiter, wanted)
-    assert not await passes(limiter, wanted)
+    assert await passes(limiter, limited)
+    assert not await passes(limiter, limited)
 
 
 async def test_more_tokens_than_were_reserved_are_owed(limiter: Limiter) -> None:
-    wanted = ask(limits(tokens=600), tokens=10)
-    with await limiter.decide(wanted) as decision:
+    limited = ask(limits(tokens=600), tokens=10)
+    with await limiter.decide(limited) as decision:
         decision.settle(1210)
-    refusal = (await limiter.decide(wanted)).refusal
+    refusal = (await limiter.decide(limited)).refusal
     assert refusal is not None
     assert refusal.limit == "tokens"
     assert refusal.retry_after_s in range(52, 63)  # 610 too many and 10 to come, at ten a second
 
 
 async def test_second_release_has_no_effect(limiter: Limiter) -> None:
-    wanted = ask(limits(concurrent=2))
-    with await limiter.decide(wanted) as decision:
-        assert await passes(limiter, wanted)
+    limited = ask(limits(concurrent=2))
+    with await limiter.decide(limited) as decision:
+        assert await passes(limiter, limited)
     with decision:
         pass
-    assert [await passes(limiter, wanted) for _ in range(2)] == [True, False]
+    assert [await passes(limiter, limited) for _ in range(2)] == [True, False]
 
 
 async def test_refused_request_changes_no_counters(limiter: Limiter) -> None:
-    wanted = ask(limits(requests=5, tokens=50, concurrent=1), tokens=10)
-    with await limiter.decide(wanted):
+    limited = ask(limits(requests=5, tokens=50, concurrent=1), tokens=10)
+    with await limiter.decide(limited):
         for _ in range(10):
-            assert await outcome(limiter, wanted) == "rate_limit_exceeded"
-    assert await passes(limiter, wanted)
-    headers = dict((await limiter.decide(wanted)).headers)
+            assert await outcome(limiter, limited) == "rate_limit_exceeded"
+    assert await passes(limiter, limited)
+    headers = dict((await limiter.decide(limited)).headers)
     assert headers[b"x-ratelimit-remaining-requests"] == b"3"
 
 
@@ -133,9 +133,9 @@ async def test_a_request_that_is_larger_than_the_limit_passes_alone(limiter: Lim
 
 
 async def test_huge_token_count_is_bounded(limiter: Limiter) -> None:
-    wanted = ask(limits(tokens=1), tokens=10**400)
-    assert await outcome(limiter, wanted) == "passed"
-    assert await outcome(limiter, wanted) == "passed"
+    limited = ask(limits(tokens=1), tokens=10**400)
+    assert await outcome(limiter, limited) == "passed"
+    assert await outcome(limiter, limited) == "passed"
 
 
 async def test_zero_limit_admits_nothing(limiter: Limiter) -> None:
@@ -161,12 +161,12 @@ async def test_unlimited_request_makes_no_call_and_has_no_headers(limiter: Limit
 
 
 async def test_slot_is_released_however_the_request_ends(limiter: Limiter) -> None:
-    wanted = ask(limits(concurrent=1))
-    with pytest.raises(ZeroDivisionError), await limiter.decide(wanted):
+    limited = ask(limits(concurrent=1))
+    with pytest.raises(ZeroDivisionError), await limiter.decide(limited):
         raise ZeroDivisionError
-    with pytest.raises(asyncio.CancelledError), await limiter.decide(wanted):
+    with pytest.raises(asyncio.CancelledError), await limiter.decide(limited):
         raise asyncio.CancelledError
-    assert await passes(limiter, wanted)
+    assert await passes(limiter, limited)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ async def test_slot_is_released_however_the_request_ends(limiter: Limiter) -> No
 async def test_all_keys_of_an_owner_share_its_limits(limiter: Limiter, shared: Owner) -> None:
     one, other = (ask(limits(100, 1000, 100), owner=shared, key_id=name) for name in "ab")
     stranger = ask(limits(100, 1000, 100), owner=owned(9, 90, 9, name="ops"), key_id="c")
-    assert [await passes(limiter, wanted) for wanted in (one, other, one)] == [True] * 3
-    for wanted in (one, other):
-        refusal = (await limiter.decide(wanted)).refusal
+    assert [await passes(limiter, limited) for limited in (one, other, one)] == [True] * 3
+    for limited in (one, other):
+        refusal = (await limiter.decide(limited)).refusal
         assert refusal is not None
         assert refusal.message.startswith("the owner of this key may ")
     assert await passes(limiter, stranger)
@@ -202,7 +202,7 @@ async def test_refusal_by_key_or_model_does_not_charge_the_owner(limiter: Limite
 async def test_charges_of_key_owner_and_model_balance_however_requests_end(
     limiter: Limiter, seed: int
 ) -> None:
-    """Every slot comes back, and each bucket owes what the requests of its subject used."""
+    """Every slot is released, and each bucket is charged the used tokens of its subject."""
     chance, used = random.Random(seed), Counter[str]()
     # Refills in the time of a test are a small part of what is used, and no bucket is ever full.
     ample, most = limits(None, 4000, 6), 4000
@@ -211,9 +211,9 @@ async def test_charges_of_key_owner_and_model_balance_however_requests_end(
 
     async def one() -> None:
         key, tokens = chance.choice("abc"), chance.randrange(60)
-        wanted = ask(ample, limits(None, most, 12), key_id=key, owner=teams[key], tokens=tokens)
+        limited = ask(ample, limits(None, most, 12), key_id=key, owner=teams[key], tokens=tokens)
         ended = contextlib.suppress(RateLimited, ZeroDivisionError)
-        with ended, await limiter.decide(wanted) as decision:
+        with ended, await limiter.decide(limited) as decision:
             for _ in range(chance.randrange(4)):
                 await asyncio.sleep(0)
             took = chance.randrange(60)
@@ -234,17 +234,17 @@ async def test_charges_of_key_owner_and_model_balance_however_requests_end(
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def left(wanted: LimitRequest) -> int:
-        headers = dict((await limiter.decide(wanted)).headers)
+    async def left(limited: LimitRequest) -> int:
+        headers = dict((await limiter.decide(limited)).headers)
         return int(headers[b"x-ratelimit-remaining-tokens"])
 
     for key in "abc":
-        for place, wanted in (
+        for place, limited in (
             (f"key {key}", ask(ample, tokens=0, key_id=key, concurrent=False)),
             (teams[key].name, ask(owner=teams[key], tokens=0, concurrent=False)),
             ("model", ask(NONE, limits(None, most, 12), tokens=0, concurrent=False)),
         ):
-            remaining = await left(wanted)
+            remaining = await left(limited)
             refilled = (time.monotonic() - began) * most / 60 + 1
             assert most - used[place] <= remaining <= most - used[place] + refilled, place
     # With every slot back, as many as the limits say may be taken, and no more.
@@ -252,7 +252,7 @@ async def test_charges_of_key_owner_and_model_balance_however_requests_end(
         limits(None, None, 6), limits(None, None, 12), owner=owned(None, None, 9, name="team-True")
     )
     both = [msgspec.structs.replace(full, key_id=key) for key in "ab" for _ in range(6)]
-    assert sum([await passes(limiter, wanted) for wanted in both]) == 9
+    assert sum([await passes(limiter, limited) for limited in both]) == 9
 
 
 # Over Redis
@@ -266,8 +266,8 @@ async def test_two_gateways_share_limits_exactly(
     redis_server: RedisServer, prefix: str, key: LimitSettings
 ) -> None:
     async with limiter_on(redis_server.url, prefix) as a, limiter_on(redis_server.url, prefix) as b:
-        wanted = ask(key, tokens=10)
-        got = await asyncio.gather(*(passes(one, wanted) for _ in range(50) for one in (a, b)))
+        limited = ask(key, tokens=10)
+        got = await asyncio.gather(*(passes(one, limited) for _ in range(50) for one in (a, b)))
     assert sum(got) == 5  # of so few a minute none comes back within twelve seconds
 
 
@@ -275,11 +275,11 @@ async def test_two_gateways_share_limits_exactly(
 async def test_slot_released_by_a_gateway_is_available_to_another(
     redis_server: RedisServer, prefix: str
 ) -> None:
-    wanted = ask(limits(concurrent=1))
+    limited = ask(limits(concurrent=1))
     async with limiter_on(redis_server.url, prefix) as a, limiter_on(redis_server.url, prefix) as b:
         for one, other in ((a, b), (b, a)) * 5:
-            with await when_free(one, wanted):
-                assert not await passes(other, wanted)
+            with await when_free(one, limited):
+                assert not await passes(other, limited)
 
 
 @pytest.mark.services
@@ -301,12 +301,12 @@ async def test_only_slots_of_a_dead_gateway_expire(redis_server: RedisServer, pr
 async def test_one_request_costs_one_call(
     redis_server: RedisServer, prefix: str, client: redis.Redis
 ) -> None:
-    wanted = ask(limits(10, 1000, 10))
+    limited = ask(limits(10, 1000, 10))
     async with limiter_on(redis_server.url, prefix) as limiter:
-        with await limiter.decide(wanted):
+        with await limiter.decide(limited):
             before = calls(client)
         # What that one gives back shares the call.
-        assert await passes(limiter, wanted)
+        assert await passes(limiter, limited)
         assert calls(client) - before == 1
 
 
@@ -314,10 +314,10 @@ async def test_one_request_costs_one_call(
 async def test_concurrent_requests_share_calls(
     redis_server: RedisServer, prefix: str, client: redis.Redis
 ) -> None:
-    wanted = ask(limits(1000, None, 1000), limits(1000))
+    limited = ask(limits(1000, None, 1000), limits(1000))
     async with limiter_on(redis_server.url, prefix) as limiter:
         before = calls(client)
-        got = await asyncio.gather(*(outcome(limiter, wanted) for _ in range(200)))
+        got = await asyncio.gather(*(outcome(limiter, limited) for _ in range(200)))
         assert Counter(got) == {"passed": 200}
         assert calls(client) - before <= 10
 
@@ -327,8 +327,8 @@ async def test_more_requests_than_one_call_holds_are_all_answered(
     redis_server: RedisServer, prefix: str
 ) -> None:
     async with limiter_on(redis_server.url, prefix) as limiter:
-        wanted = ask(limits(concurrent=700))  # a bucket would fill while they are asked
-        got = await asyncio.gather(*(passes(limiter, wanted) for _ in range(1000)))
+        limited = ask(limits(concurrent=700))  # a bucket would fill while they are asked
+        got = await asyncio.gather(*(passes(limiter, limited) for _ in range(1000)))
     assert sum(got) == 700
 
 
@@ -336,15 +336,15 @@ async def test_more_requests_than_one_call_holds_are_all_answered(
 async def test_pending_releases_are_sent_at_shutdown(
     redis_server: RedisServer, prefix: str
 ) -> None:
-    wanted = ask(limits(concurrent=9, tokens=SLOW), tokens=1)
+    limited = ask(limits(concurrent=9, tokens=SLOW), tokens=1)
     async with limiter_on(redis_server.url, prefix) as one:
-        held = await one.decide(wanted)
+        held = await one.decide(limited)
         with held:
             held.settle(3)
     async with limiter_on(redis_server.url, prefix) as other:
-        headers = dict((await other.decide(wanted)).headers)
+        headers = dict((await other.decide(limited)).headers)
         assert headers[b"x-ratelimit-remaining-tokens"] == b"6"
-        assert [await passes(other, wanted) for _ in range(2)] == [True, True]
+        assert [await passes(other, limited) for _ in range(2)] == [True, True]
 
 
 @pytest.mark.services
@@ -357,14 +357,14 @@ async def test_every_redis_key_expires(
 
         async def some(limiter: Limiter) -> None:
             for _ in range(20):
-                wanted = ask(
+                limited = ask(
                     limits(*(chance.randrange(1, most) for most in (99, 999, 9))),
                     limits(chance.randrange(1, 999), None, chance.randrange(1, 99)),
                     tokens=chance.randrange(2000),
                     key_id=f"k{chance.randrange(9)}",
                     model_name=f"m{chance.randrange(3)}",
                 )
-                decision = await limiter.decide(wanted)
+                decision = await limiter.decide(limited)
                 if decision.refusal is None:
                     with decision:
                         await asyncio.sleep(0)
@@ -384,14 +384,14 @@ async def test_every_redis_key_expires(
 async def test_requests_canceled_while_redis_hangs_leave_no_slots(
     redis_server: RedisServer, prefix: str
 ) -> None:
-    wanted = ask(limits(1, 10, 1), limits(1, 10, 1))
+    limited = ask(limits(1, 10, 1), limits(1, 10, 1))
     async with limiter_on(redis_server.url, prefix) as limiter:
         assert await passes(limiter, ask(limits(requests=1), key_id="first"))  # it connects
         redis_server.pause()
         try:
-            under_way = asyncio.create_task(limiter.decide(wanted))
+            under_way = asyncio.create_task(limiter.decide(limited))
             await run_pending_tasks(5)
-            queued = asyncio.create_task(limiter.decide(wanted))
+            queued = asyncio.create_task(limiter.decide(limited))
             await run_pending_tasks(5)
             for task in under_way, queued:
                 task.cancel()
@@ -400,7 +400,7 @@ async def test_requests_canceled_while_redis_hangs_leave_no_slots(
             redis_server.resume()
         assert under_way.cancelled()
         assert queued.cancelled()
-        assert await passes(limiter, wanted)
+        assert await passes(limiter, limited)
 
 
 class CancellingLink(RedisConnection):
@@ -442,8 +442,10 @@ async def test_request_canceled_as_its_decision_arrives_leaves_no_slot(
 @pytest.mark.slow
 def test_redis_is_not_loaded_where_limits_are_counted_in_memory() -> None:
     code = "import sys, app.cli, app.server.run; print({'redis', 'hiredis'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "set()\n"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout == "set()\n"
 
 
 def shared(server: RedisServer, prefix: str) -> StateSettings:
@@ -460,9 +462,9 @@ def calls(client: redis.Redis) -> int:
     return number
 
 
-async def when_free(limiter: Limiter, wanted: LimitRequest) -> Decision:
+async def when_free(limiter: Limiter, limited: LimitRequest) -> Decision:
     """Return the first decision that is not a refusal."""
     async with asyncio.timeout(20):
-        while (decision := await limiter.decide(wanted)).refusal is not None:
+        while (decision := await limiter.decide(limited)).refusal is not None:
             await asyncio.sleep(0.001)
     return decision

@@ -19,9 +19,11 @@ BURST_S = 60.0
 THE_OWNER = "the owner of this key"
 
 
-def told(wanted: LimitRequest, *, times: int = 1, burst_s: float = BURST_S) -> dict[str, str]:
-    """Return the headers, by what stands behind x-ratelimit-, of the last of several requests."""
-    store, terms = MemoryStore(burst_s), terms_of(wanted)
+def headers_of(
+    request: LimitRequest, *, times: int = 1, burst_s: float = BURST_S
+) -> dict[str, str]:
+    """Return the x-ratelimit-* headers of the last of several requests, without the prefix."""
+    store, terms = MemoryStore(burst_s), terms_of(request)
     for _ in range(times):
         reading = store.decide(terms, 0.0)
     return {
@@ -30,9 +32,9 @@ def told(wanted: LimitRequest, *, times: int = 1, burst_s: float = BURST_S) -> d
     }
 
 
-def why(wanted: LimitRequest, *, times: int = 1) -> tuple[str, str, int | None]:
+def why(request: LimitRequest, *, times: int = 1) -> tuple[str, str, int | None]:
     """Return limit, message and Retry-After of the refusal of the last of several requests."""
-    store, terms = MemoryStore(BURST_S), terms_of(wanted)
+    store, terms = MemoryStore(BURST_S), terms_of(request)
     for _ in range(times):
         reading = store.decide(terms, 0.0)
     error = refusal(terms, reading, BURST_S)
@@ -44,7 +46,7 @@ def why(wanted: LimitRequest, *, times: int = 1) -> tuple[str, str, int | None]:
 
 
 def test_headers_contain_limit_remaining_and_reset() -> None:
-    assert told(ask(limits(600, 1000), tokens=100)) == {
+    assert headers_of(ask(limits(600, 1000), tokens=100)) == {
         "limit-requests": "600",
         "remaining-requests": "599",
         "reset-requests": "100ms",
@@ -55,12 +57,16 @@ def test_headers_contain_limit_remaining_and_reset() -> None:
 
 
 def test_no_limit_means_no_header() -> None:
-    assert told(ask(limits(concurrent=1))) == {}
-    assert set(told(ask(limits(tokens=10)))) == {"limit-tokens", "remaining-tokens", "reset-tokens"}
+    assert headers_of(ask(limits(concurrent=1))) == {}
+    assert set(headers_of(ask(limits(tokens=10)))) == {
+        "limit-tokens",
+        "remaining-tokens",
+        "reset-tokens",
+    }
 
 
 def test_refusal_has_rate_limit_headers() -> None:
-    assert told(ask(limits(requests=2)), times=3) == {
+    assert headers_of(ask(limits(requests=2)), times=3) == {
         "limit-requests": "2",
         "remaining-requests": "0",
         "reset-requests": "1m0s",
@@ -73,24 +79,24 @@ def test_refusal_has_rate_limit_headers() -> None:
 def test_the_tighter_of_key_and_model_counts_for_each_kind(
     key: LimitSettings, model: LimitSettings
 ) -> None:
-    shown = told(ask(key, model, tokens=5))
+    shown = headers_of(ask(key, model, tokens=5))
     assert (shown["limit-requests"], shown["remaining-requests"]) == ("10", "9")
     assert (shown["limit-tokens"], shown["remaining-tokens"]) == ("50", "45")
 
 
 def test_the_owners_limit_counts_where_it_is_the_tightest() -> None:
-    shown = told(ask(limits(100, 500), limits(90), owner=owned(20, 5000), tokens=5))
+    shown = headers_of(ask(limits(100, 500), limits(90), owner=owned(20, 5000), tokens=5))
     assert (shown["limit-requests"], shown["remaining-requests"]) == ("20", "19")
     assert (shown["limit-tokens"], shown["remaining-tokens"]) == ("500", "495")
 
 
 def test_a_shorter_burst_leaves_less_than_the_limit_of_a_minute() -> None:
-    shown = told(ask(limits(requests=600)), burst_s=10)
+    shown = headers_of(ask(limits(requests=600)), burst_s=10)
     assert (shown["limit-requests"], shown["remaining-requests"]) == ("600", "99")
 
 
 def test_zero_limit_has_zero_remaining() -> None:
-    assert told(ask(limits(requests=0))) == {
+    assert headers_of(ask(limits(requests=0))) == {
         "limit-requests": "0",
         "remaining-requests": "0",
         "reset-requests": "0s",
@@ -209,7 +215,7 @@ def test_refusal_by_the_owner_names_neither_owner_nor_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "limit", "message"),
+    ("limited", "limit", "message"),
     [
         (ask(owner=owned(0)), "requests", f"{THE_OWNER} may make no requests: its limit is 0"),
         (ask(owner=owned(tokens=0)), "tokens", f"{THE_OWNER} may use no tokens: its limit is 0"),
@@ -221,9 +227,9 @@ def test_refusal_by_the_owner_names_neither_owner_nor_keys() -> None:
     ],
 )  # fmt: skip
 def test_refusal_by_a_zero_limit_has_no_retry_after(
-    wanted: LimitRequest, limit: str, message: str
+    limited: LimitRequest, limit: str, message: str
 ) -> None:
-    assert why(wanted) == (limit, message, None)
+    assert why(limited) == (limit, message, None)
 
 
 def test_refusal_by_several_limits_names_the_longest_wait() -> None:

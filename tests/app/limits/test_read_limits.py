@@ -1,4 +1,4 @@
-"""Reads, which are counted apart from requests."""
+"""Rate limits of reads, which are counted separately from requests."""
 
 from app.limits.read_limits import ReadLimiter
 from app.settings import NO_LIMITS, LimitSettings

@@ -40,7 +40,7 @@ end
 
 
 class Script:
-    """The script with a clock of the test's own, on keys that nobody else has."""
+    """The script with a clock of the test, on a separate prefix."""
 
     def __init__(self, client: redis.Redis, lease_s: float = LEASE_S) -> None:
         self._lease_s = lease_s
@@ -120,8 +120,8 @@ def test_script_decides_as_the_memory_store_does(
         script, memory = Script(client, lease_s=1e9), MemoryStore(BURST_S)
         for which, passed_us, tokens, used in steps:
             script.now_us += passed_us
-            wanted = ask(every[which], every[2], tokens=tokens, key_id=f"k{which}")
-            terms = terms_of(wanted)
+            limited = ask(every[which], every[2], tokens=tokens, key_id=f"k{which}")
+            terms = terms_of(limited)
             request = script.request(terms)
             here = memory.decide(terms, script.now)
             assert script.call(requests=[request]) == [here]
@@ -139,9 +139,9 @@ def test_decisions_in_a_call_are_sequential(script: Script) -> None:
 
 def test_release_in_a_call_precedes_its_decisions(script: Script) -> None:
     terms = terms_of(ask(limits(concurrent=1)))
-    held, wanted = script.request(terms), script.request(terms)
+    held, limited = script.request(terms), script.request(terms)
     script.call(requests=[held])
-    answers = script.call([Release(held.lease, terms, [])], [wanted])
+    answers = script.call([Release(held.lease, terms, [])], [limited])
     assert answers[0].admitted == 1
 
 
@@ -166,7 +166,7 @@ def test_renewed_lease_continues_even_if_redis_lost_it(script: Script, client: r
 
 
 def test_renewal_in_a_call_precedes_its_decisions(script: Script, client: redis.Redis) -> None:
-    """A Redis that forgot a slot does not give it away to who asks with its renewal."""
+    """A Redis that lost a slot does not give it to a request in the same call as its renewal."""
     terms = terms_of(ask(limits(concurrent=1)))
     held = script.request(terms)
     script.call(requests=[held])

@@ -41,7 +41,7 @@ def test_terms_of_cached_scopes_match_the_request(
     """Keys, owners and models share names, and their limits change from request to request."""
     scopes = Scopes(60.0)
     for key, owner, model, key_id, model_name, tokens, concurrent, entered in steps:
-        wanted = ask(
+        request = ask(
             every[key],
             every[model],
             tokens=tokens,
@@ -51,7 +51,7 @@ def test_terms_of_cached_scopes_match_the_request(
             entered=entered,
             owner=owners[owner],
         )
-        assert scopes.terms(wanted) == terms_of(wanted, 60.0)
+        assert scopes.terms(request) == terms_of(request, 60.0)
 
 
 def test_scope_is_cached_until_a_limit_changes() -> None:
@@ -68,16 +68,16 @@ def test_scope_is_cached_until_a_limit_changes() -> None:
 def test_scope_cache_is_bounded() -> None:
     scopes = Scopes(60.0, max_size=10)
     for number in range(100):
-        wanted = ask(limits(requests=number), key_id=str(number))
-        assert scopes.terms(wanted) == terms_of(wanted, 60.0)
+        request = ask(limits(requests=number), key_id=str(number))
+        assert scopes.terms(request) == terms_of(request, 60.0)
         assert len(scopes) <= 10
 
 
 def test_charge_made_before_the_body_is_not_repeated() -> None:
-    wanted = ask(
+    request = ask(
         limits(10, 100, 5), limits(20, 200, 6), tokens=50, entered=True, owner=owned(30, 300, 7)
     )
-    terms = terms_of(wanted)
+    terms = terms_of(request)
     assert [(t.subject, t.kind) for t in terms.buckets] == [
         ("key", "requests"), ("key", "tokens"), ("owner", "requests"), ("owner", "tokens"),
         ("model", "requests"), ("model", "tokens"),
@@ -87,10 +87,10 @@ def test_charge_made_before_the_body_is_not_repeated() -> None:
 
 
 def test_a_request_reserves_no_more_of_a_shared_bucket_than_it_holds() -> None:
-    wanted = ask(
+    request = ask(
         limits(tokens=1000), limits(tokens=1000), tokens=1_000_000, owner=owned(tokens=1000)
     )
-    terms = Scopes(60.0).terms(wanted)
+    terms = Scopes(60.0).terms(request)
     # Its own bucket is its own business.
     assert list(terms.costs.values()) == [60_000.0, 60.0, 60.0]
     assert settlement(terms, 500) == [30.0 - 60_000.0, 30.0 - 60.0, 30.0 - 60.0]

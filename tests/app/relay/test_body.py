@@ -138,8 +138,8 @@ class TestRenaming:
     )
     def test_every_other_value_keeps_its_bytes(self, value: str) -> None:
         body = read(f'{{"before":{value},"model":"demo","after":{value}}}')
-        wanted = f'{{"before":{value},"model":"served","after":{value}}}'
-        assert body.for_engine("served") == wanted.encode()
+        expected = f'{{"before":{value},"model":"served","after":{value}}}'
+        assert body.for_engine("served") == expected.encode()
 
     def test_renaming_keeps_the_order_of_members(self) -> None:
         body = read('{"z":1,"model":"demo","a":2,"m":3}')
@@ -290,8 +290,8 @@ class TestForm:
             parts.reverse()
         raw = form(*parts)
         body = parse(FORM, raw)
-        wanted = raw.replace(member("model", b"demo"), member("model", b"served-name"))
-        assert body.for_engine("served-name") == wanted
+        expected = raw.replace(member("model", b"demo"), member("model", b"served-name"))
+        assert body.for_engine("served-name") == expected
         assert body.for_engine("demo") is raw
 
     def test_a_renamed_form_is_read_back_with_the_new_name(self) -> None:

@@ -43,14 +43,14 @@ class TestHeaders:
             client.send(request(asking(prompt="x"), *types))
             assert (await client.answer()).status == 200
         posted = next(seen for seen in fake.seen if seen.method == "POST")
-        told = [value for name, value in posted.headers if name == "content-type"]
-        assert told == ["application/json"]
+        received = [value for name, value in posted.headers if name == "content-type"]
+        assert received == ["application/json"]
 
     async def test_response_headers_of_an_engine_are_allow_listed(self, gateway: Gateway) -> None:
         answer = await gateway.chat(fake="headers")
         assert answer.headers["retry-after"] == "7"
-        told = set(answer.headers)
-        assert told.isdisjoint(
+        received = set(answer.headers)
+        assert received.isdisjoint(
             {"set-cookie", "alt-svc", "access-control-allow-origin", "x-hop", "connection"}
         )
         assert answer.headers["x-ratelimit-limit-requests"] == "600"
@@ -146,7 +146,7 @@ class TestCutOff:
                 async for line in lines:
                     rest.append(line)  # noqa: PERF401 - it ends in an error
 
-            with pytest.raises(httpx.RemoteProtocolError):  # nobody takes it for whole
+            with pytest.raises(httpx.RemoteProtocolError):  # it does not pass for complete
                 await asyncio.wait_for(read_on(), 5)
         assert "invalid_api_key" in rest[-2]
         assert "[DONE]" not in "".join(rest)
@@ -191,8 +191,8 @@ async def test_priority_of_the_key_reaches_engines_that_schedule_by_it(
     headers = await make_key(gateway, "late", priority=7)
     body = {**CHAT, "priority": -100}
     replica = gateway.state.catalogue.models[0].replicas[0]
-    for by_priority, wanted in ((True, "7"), (False, None)):
+    for by_priority, expected in ((True, "7"), (False, None)):
         replica.by_priority = by_priority
         await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
-        assert fake.seen[-1].header("x-vllm-priority") == wanted
+        assert fake.seen[-1].header("x-vllm-priority") == expected
         assert "priority" not in fake.seen[-1].json

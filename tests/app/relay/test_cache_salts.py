@@ -40,7 +40,7 @@ class TestSalts:
         assert team == salts.salt("owner", principal("b", "team"))
         assert team != salts.salt("owner", principal("c", "others"))
         assert salts.salt("owner", principal("a")) != salts.salt("owner", principal("b"))
-        # An owner who is called like a key is somebody else.
+        # An owner with the name of a key is a separate tenant.
         assert salts.salt("owner", principal("x", "a")) != salts.salt("key", principal("a"))
 
     def test_no_isolation_sets_no_salt(self) -> None:

@@ -129,7 +129,7 @@ async def test_disabled_key_during_prefill(
         await fake.until_running()
         await victim.cut_off()
         await is_refused(client)
-        await fake.until_idle()  # the engine works for nobody
+        await fake.until_idle()  # the engine is idle
         client.send(request())
         assert (await client.answer()).status == 200
     assert await recorded(gateway, path, 401) == 1

@@ -123,8 +123,8 @@ async def test_failed_engine_falls_back(
     for name, tokens in (("small", 2), ("demo", 0)):
         counted = await gateway.metric("gateway_tokens_total", model=name, kind="completion")
         assert counted == tokens
-    told = line(gateway, capsys)
-    assert (told["model"], told["engine"]) == ("small", "small-0")
+    reported = line(gateway, capsys)
+    assert (reported["model"], reported["engine"]) == ("small", "small-0")
 
 
 async def test_unreachable_engine_falls_back(setup: Setup) -> None:
@@ -141,7 +141,7 @@ async def test_engine_timeout_falls_back(setup: Setup) -> None:
     setup.demo.fault = "hang"
     assert (await gateway.chat()).status_code == 200
     await setup.demo.until_idle()
-    assert setup.demo.aborted == 1, "nobody reads what the first one would still compute"
+    assert setup.demo.aborted == 1, "the first engine's response is no longer needed"
     await at_rest(gateway)
 
 
@@ -155,9 +155,9 @@ async def test_full_or_slow_queue_falls_back(
         await setup.demo.until_running(timeout=PATIENCE_S)
         assert (await gateway.chat()).status_code == 200
         assert setup.asked() == ["demo", "small"]
-        told = line(gateway, capsys)
-        assert told["model"] == "small"
-        waited = told["queue_ms"] is not None
+        reported = line(gateway, capsys)
+        assert reported["model"] == "small"
+        waited = reported["queue_ms"] is not None
         assert waited, "the wait for the first model is part of the request's"
     await at_rest(gateway)
 
@@ -355,16 +355,18 @@ class TestDisconnect:
 
 async def test_ledger_names_the_fallback(setup: Setup) -> None:
     gateway = await setup.start()
-    told: list[tuple[str, str | None, int]] = []
-    gateway.state.ledger.watch(lambda _batch, _at, r: told.append((r.model, r.engine, r.status)))
+    reported: list[tuple[str, str | None, int]] = []
+    gateway.state.ledger.watch(
+        lambda _batch, _at, r: reported.append((r.model, r.engine, r.status))
+    )
     setup.demo.fault = "dead"
     await gateway.chat()
     await at_rest(gateway)
-    assert told == [("small", "small-0", 200)]
+    assert reported == [("small", "small-0", 200)]
     setup.small.fault = setup.tiny.fault = "dead"
     await gateway.chat()
     await at_rest(gateway)
-    assert told[1:] == [("demo", "tiny-0", 502)]
+    assert reported[1:] == [("demo", "tiny-0", 502)]
 
 
 @pytest.mark.slow

@@ -80,20 +80,20 @@ class TestForce:
         assert applied(forced, {}) == {"top_k": 5, **kwargs}
         assert applied(forced, {"top_k": 9, "chat_template_kwargs": None}) == {"top_k": 5, **kwargs}
         sent = {"chat_template_kwargs": {"enable_thinking": True, "x": [1.50]}}
-        wanted = {"enable_thinking": False, "x": [1.50]}
-        assert applied(forced, sent) == {"chat_template_kwargs": wanted, "top_k": 5}
+        expected = {"enable_thinking": False, "x": [1.50]}
+        assert applied(forced, sent) == {"chat_template_kwargs": expected, "top_k": 5}
 
 
 class TestMax:
     @pytest.mark.parametrize(
-        ("sent", "wanted"),
+        ("sent", "expected"),
         [(5, 5), (6, 5), (6.5, 5), ("7", 5), (-1, 5), (0, 0), (None, None), ("x", "x"), ([], [])],
     )
-    def test_number_is_lowered_to_its_bound(self, sent: object, wanted: object) -> None:
-        assert applied(rules(max={"logprobs": 5}), {"logprobs": sent}) == {"logprobs": wanted}
+    def test_number_is_lowered_to_its_bound(self, sent: object, expected: object) -> None:
+        assert applied(rules(max={"logprobs": 5}), {"logprobs": sent}) == {"logprobs": expected}
         inner = {"a": {"logprobs": sent, "z": 1}}
         found = applied(rules(max={"a.logprobs": 5}), inner)
-        assert found == {"a": {"logprobs": wanted, "z": 1}}
+        assert found == {"a": {"logprobs": expected, "z": 1}}
 
     def test_absent_number_is_not_set(self) -> None:
         assert applied(rules(max={"logprobs": 5}), {"n": 1}) == {"n": 1}

@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 CHAT = "/v1/chat/completions"
 SUBJECT = "the-one"
-NOWHERE = "http://127.0.0.1:9"  # the port of `discard`, on which nobody listens
+NOWHERE = "http://127.0.0.1:9"  # the port of `discard`, without a listener
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 
 
@@ -80,7 +80,7 @@ Happening = Callable[[Scene], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Way:
-    """One way out: what happens, and what is told of it. Without an engine, none was reached."""
+    """One outcome and its record. Without an engine, none was reached."""
 
     happens: Happening
     status: int
@@ -336,15 +336,17 @@ async def until_told(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> li
 
 
 async def check(scene: Scene, way: Way, capsys: pytest.CaptureFixture[str]) -> None:
-    """Have a request go its way, and see what is told of it."""
+    """Run a request to its outcome, and check its record."""
     gateway = scene.gateway
     records: list[UsageRecord] = []
     gateway.state.ledger.watch(lambda _batch, _at, record: records.append(record))
     await way.happens(scene)
     [line] = await until_told(gateway, capsys)
-    told = [(r.model, r.engine, r.status, r.outcome) for r in records if r.request_id == SUBJECT]
+    recorded = [
+        (r.model, r.engine, r.status, r.outcome) for r in records if r.request_id == SUBJECT
+    ]
     reached = [] if way.engine is None else [(way.model, way.engine, way.status, way.outcome)]
-    assert told == reached
+    assert recorded == reached
     assert (line["model"], line["engine"], line["status"]) == (way.model, way.engine, way.status)
     assert line.get("asked", way.model) == ("unknown" if way.model == "unknown" else way.asked)
     counted = [

@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 @asynccontextmanager
 async def serving(fake: Fake, tmp_path: Path, **timeouts: float) -> AsyncIterator[Gateway]:
-    """Run a gateway whose engine has all the time, unless told otherwise."""
+    """Run a gateway, by default with long timeouts for its engine."""
     model = {"name": "demo", "aliases": ["al"], "engines": [remote(fake.url, timeouts=timeouts)]}
     async with running(settings_for(model, run_dir=tmp_path)) as one:
         yield one
@@ -242,11 +242,11 @@ async def test_disconnect_aborts_the_engines_work(
     gateway, fake = shared
     counted = {"model": "demo", "endpoint": path, "status": "499"}
 
-    async def told() -> list[float]:
+    async def counts() -> list[float]:
         left = await gateway.metric("gateway_client_disconnects_total")
         return [fake.aborted, left, await gateway.metric("gateway_requests_total", **counted)]
 
-    before = await told()
+    before = await counts()
     body = json.dumps({"model": "demo", "fake": fault}).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(
@@ -257,7 +257,7 @@ async def test_disconnect_aborts_the_engines_work(
     writer.close()
     await fake.until_idle()
     await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
-    assert await told() == [count + 1 for count in before]
+    assert await counts() == [count + 1 for count in before]
     (replica,) = gateway.state.catalogue.models[0].replicas
     assert replica.in_flight == 0
     assert await gateway.metric("gateway_requests_in_flight", model="demo") == 0

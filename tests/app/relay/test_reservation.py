@@ -164,7 +164,7 @@ def request(body: dict[str, Any]) -> bytes:
 
 @pytest.mark.slow
 async def test_retry_after_is_sufficient(fake: Fake, tmp_path: Path) -> None:
-    """By the bucket's own clock: the wait that is told, and not a moment less."""
+    """The reported wait is exact on the bucket's clock."""
     model = {"engines": [remote(fake.url)]}
     async with serving(tmp_path, model=model, default={"requests_per_minute": 60}) as gateway:
         statuses = [(await ask(gateway)).status_code for _ in range(61)]
@@ -258,9 +258,9 @@ async def test_every_data_plane_response_has_rate_headers(fake: Fake, tmp_path: 
         for answer in answers:
             assert all(name in answer.headers for name in names), answer.request
         gateway.client.headers.pop("authorization")
-        nobody = await ask(gateway)
-        assert nobody.status_code == 401
-        assert not any(name in nobody.headers for name in names)
+        unauthorized = await ask(gateway)
+        assert unauthorized.status_code == 401
+        assert not any(name in unauthorized.headers for name in names)
 
 
 async def test_reads_have_a_limit_of_their_own(fake: Fake, tmp_path: Path) -> None:

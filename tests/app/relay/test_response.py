@@ -24,6 +24,6 @@ from engines.base import (
     ],
 )
 def test_client_error_has_no_operator_detail(error: EngineError, kind: type[Exception]) -> None:
-    told = as_gateway_error(error)
-    assert type(told) is kind
-    assert "secret" not in told.message
+    translated = as_gateway_error(error)
+    assert type(translated) is kind
+    assert "secret" not in translated.message

@@ -88,7 +88,7 @@ def sent(endpoint: str, bounds: Bounds = Bounds(), **members: str) -> Any:  # no
 class TestAskingForUsage:
     @pytest.mark.parametrize("endpoint", GENERATING)
     @pytest.mark.parametrize(
-        ("options", "wanted"),
+        ("options", "expected"),
         [
             (None, {"include_usage": True}),
             ("null", {"include_usage": True}),
@@ -116,11 +116,11 @@ class TestAskingForUsage:
         ],
     )
     def test_stream_is_made_to_report_usage_which_is_withheld(
-        self, endpoint: str, options: str | None, wanted: dict[str, Any]
+        self, endpoint: str, options: str | None, expected: dict[str, Any]
     ) -> None:
         members = {"stream": "true"} | ({} if options is None else {"stream_options": options})
         plan, raw = send(endpoint, body_of(**members))
-        assert json.loads(raw)["stream_options"] == wanted
+        assert json.loads(raw)["stream_options"] == expected
         assert plan.withhold_usage
 
     @pytest.mark.parametrize("endpoint", GENERATING)
@@ -472,18 +472,18 @@ def test_other_members_keep_their_bytes_and_order(
 def test_unknown_stream_options_keep_their_bytes() -> None:
     options = '{"x":1e400,"include_usage":false,"y":{ "a" : 0.10 },"continuous_usage_stats":true}'
     _, raw = send(CHAT, body_of(stream="true", stream_options=options, z="-0"))
-    wanted = '{"x":1e400,"include_usage":true,"y":{ "a" : 0.10 }}'
-    assert raw == body_of(stream="true", stream_options=wanted, z="-0")
+    expected = '{"x":1e400,"include_usage":true,"y":{ "a" : 0.10 }}'
+    assert raw == body_of(stream="true", stream_options=expected, z="-0")
 
 
 def test_one_plan_serves_every_engine_that_is_tried() -> None:
     body = parse(b"", body_of(stream="true", n="9"))
     plan = planned(CHAT, body, Bounds(choices=2))
     for name in ("a", "b", "demo"):
-        wanted = {
+        expected = {
             "model": name,
             "stream": True,
             "n": 2,
             "stream_options": {"include_usage": True},
         }
-        assert json.loads(body.for_engine(name, plan.changes)) == wanted
+        assert json.loads(body.for_engine(name, plan.changes)) == expected

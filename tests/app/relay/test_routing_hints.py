@@ -19,7 +19,7 @@ async def unserved(_exchange: ClientExchange) -> None:
     raise AssertionError("nothing is served")
 
 
-def clues(
+def hints_of(
     body: bytes | dict[str, Any],
     *headers: tuple[bytes, bytes],
     key: str = "key-1",
@@ -40,33 +40,38 @@ HEADER = (b"x-session-id", b"h")
 class TestSession:
     def test_session_header_precedes_members(self) -> None:
         both = {"prompt_cache_key": "p", "user": "u"}
-        header = clues(both, HEADER).session()
-        assert header == clues({}, HEADER).session()
-        assert clues(both).session() == clues({"prompt_cache_key": "p"}).session()
-        names = {header, clues(both).session(), clues({"user": "u"}).session(), clues({}).session()}
+        header = hints_of(both, HEADER).session()
+        assert header == hints_of({}, HEADER).session()
+        assert hints_of(both).session() == hints_of({"prompt_cache_key": "p"}).session()
+        names = {
+            header,
+            hints_of(both).session(),
+            hints_of({"user": "u"}).session(),
+            hints_of({}).session(),
+        }
         assert len(names) == 4
 
     def test_null_names_no_session(self) -> None:
-        assert clues({"prompt_cache_key": None, "user": "u"}).session() == (
-            clues({"user": "u"}).session()
+        assert hints_of({"prompt_cache_key": None, "user": "u"}).session() == (
+            hints_of({"user": "u"}).session()
         )
-        assert clues({"user": None}).session() == clues({}).session()
+        assert hints_of({"user": None}).session() == hints_of({}).session()
 
     def test_a_long_name_is_read_to_a_bound(self) -> None:
-        assert len(clues({"user": "x" * 100_000}).session()) < 2 * MAX_SESSION_BYTES
+        assert len(hints_of({"user": "x" * 100_000}).session()) < 2 * MAX_SESSION_BYTES
 
     def test_requests_without_session_share_one_per_key(self) -> None:
-        assert clues({"messages": [1]}).session() == clues({"messages": [2]}).session()
-        assert clues({}).session() != clues({}, key="key-2").session()
+        assert hints_of({"messages": [1]}).session() == hints_of({"messages": [2]}).session()
+        assert hints_of({}).session() != hints_of({}, key="key-2").session()
 
     @pytest.mark.parametrize("headers", [(), (HEADER,)])
     def test_keys_do_not_share_sessions(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
-        one, two = (clues({"user": "default"}, *headers, key=key) for key in ("key-1", "key-2"))
+        one, two = (hints_of({"user": "default"}, *headers, key=key) for key in ("key-1", "key-2"))
         assert one.session() != two.session()
 
     def test_anthropic_session_is_in_metadata(self) -> None:
         def at(path: str, user: str) -> bytes:
-            return clues({"metadata": {"user_id": user}}, path=path).session()
+            return hints_of({"metadata": {"user_id": user}}, path=path).session()
 
         assert at("/v1/messages", "a") != at("/v1/messages", "b")
         assert at("/v1/messages", "a") == at("/v1/messages", "a")
@@ -76,13 +81,13 @@ class TestSession:
     def test_a_form_has_the_session_of_its_header_or_key(self) -> None:
         form = b'--X\r\nContent-Disposition: form-data; name="model"\r\n\r\ndemo\r\n--X--\r\n'
         kind = b"multipart/form-data; boundary=X"
-        assert clues(form, HEADER, content_type=kind).session() == clues({}, HEADER).session()
-        assert clues(form, content_type=kind).session() == clues({}).session()
-        assert clues(form, content_type=kind).prompt(MOST) == b""
+        assert hints_of(form, HEADER, content_type=kind).session() == hints_of({}, HEADER).session()
+        assert hints_of(form, content_type=kind).session() == hints_of({}).session()
+        assert hints_of(form, content_type=kind).prompt(MOST) == b""
 
     @pytest.mark.parametrize("value", [1, [], {}, "", "\x00", "ü" * 1000, True])
     def test_any_value_names_some_session(self, value: object) -> None:
-        assert clues({"user": value}).session()
+        assert hints_of({"user": value}).session()
 
 
 class TestPrompt:
@@ -98,14 +103,14 @@ class TestPrompt:
     )
     def test_prompt_members_follow_the_chat_template(self, body: dict[str, Any]) -> None:
         *last, first = body
-        wanted = "".join(json.dumps(body[name]) for name in (first, *last)).encode()
-        assert clues(body).prompt(MOST) == wanted
-        assert clues(dict(reversed(body.items()))).prompt(MOST) == wanted
+        expected = "".join(json.dumps(body[name]) for name in (first, *last)).encode()
+        assert hints_of(body).prompt(MOST) == expected
+        assert hints_of(dict(reversed(body.items()))).prompt(MOST) == expected
 
     def test_other_members_are_no_prompt(self) -> None:
         body = {"messages": ["x"]}
         more = {"temperature": 0.5, "stream": True, "user": "u", "max_tokens": 3}
-        assert clues(body).prompt(MOST) == clues({**more, **body}).prompt(MOST)
+        assert hints_of(body).prompt(MOST) == hints_of({**more, **body}).prompt(MOST)
 
     @given(
         st.lists(st.text(max_size=30), min_size=1, max_size=6),
@@ -117,13 +122,13 @@ class TestPrompt:
     ) -> None:
         system = {"system": "be kind", "tools": [{"type": "function"}]}
         before, after = (
-            clues({"messages": [{"role": "user", "content": one} for one in turns], **system})
+            hints_of({"messages": [{"role": "user", "content": one} for one in turns], **system})
             for turns in (said, said + then)
         )
         assert after.prompt(MOST).startswith(before.prompt(MOST)[:-1])
 
     def test_prompt_is_cut_to_the_requested_length(self) -> None:
         body = {"tools": "t" * 100, "messages": ["m" * 100], "prompt": "p"}
-        whole = clues(body).prompt(MOST)
+        whole = hints_of(body).prompt(MOST)
         for most in (0, 1, 50, 102, 103, 150, 1000):
-            assert clues(body).prompt(most) == whole[:most]
+            assert hints_of(body).prompt(most) == whole[:most]

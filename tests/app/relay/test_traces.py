@@ -76,7 +76,7 @@ async def traced(
         yield Traced(gateway, tracer, exporter)
 
 
-def told(span: ReadableSpan) -> Mapping[str, Any]:
+def attributes_of(span: ReadableSpan) -> Mapping[str, Any]:
     assert span.attributes is not None
     return span.attributes
 
@@ -115,7 +115,7 @@ async def test_a_plain_request(fake: Fake, tmp_path: Path) -> None:
         spans = await one.spans()
     assert in_order(spans) == ["chat demo", "auth", "limits", "engine demo-0"]
     assert_tree(spans, "chat demo")
-    root = told(spans["chat demo"])
+    root = attributes_of(spans["chat demo"])
     assert answer.status_code == 200
     key_id = root["gateway.key_id"]
     assert root == {
@@ -136,8 +136,8 @@ async def test_a_plain_request(fake: Fake, tmp_path: Path) -> None:
     assert key_id.startswith("key-")
     engine = spans["engine demo-0"]
     assert engine.kind is SpanKind.CLIENT
-    assert told(engine)["http.response.status_code"] == 200
-    assert "error.type" not in told(engine)
+    assert attributes_of(engine)["http.response.status_code"] == 200
+    assert "error.type" not in attributes_of(engine)
     assert {span.status.status_code for span in spans.values()} == {StatusCode.UNSET}
 
 
@@ -151,11 +151,11 @@ async def test_a_stream_and_its_first_token(fake: Fake, tmp_path: Path) -> None:
     assert first.name == "first_token"
     assert first.timestamp == spans["stream"].start_time
     waits = [
-        told(spans[name])["gen_ai.response.time_to_first_chunk"]
+        attributes_of(spans[name])["gen_ai.response.time_to_first_chunk"]
         for name in ("engine demo-0", "chat demo")
     ]
     assert 0 < waits[0] < waits[1]  # the request's begins with its head
-    assert told(spans["chat demo"])["gen_ai.usage.output_tokens"] == 2
+    assert attributes_of(spans["chat demo"])["gen_ai.usage.output_tokens"] == 2
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ async def test_the_span_has_the_name_of_its_operation(
         await one.gateway.client.post(path, json={"model": "demo"})
         spans = await one.spans()
     assert_tree(spans, name)
-    assert told(spans[name]).get("gen_ai.operation.name") == operation
+    assert attributes_of(spans[name]).get("gen_ai.operation.name") == operation
 
 
 async def test_stored_response_has_a_trace_without_its_id(fake: Fake, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ async def test_stored_response_has_a_trace_without_its_id(fake: Fake, tmp_path: 
         spans = await one.spans()
     assert set(spans) == {"/v1/responses/{id}", "auth", "limits", "engine demo-0"}
     assert_tree(spans, "/v1/responses/{id}")
-    assert told(spans["/v1/responses/{id}"])["http.request.method"] == "GET"
+    assert attributes_of(spans["/v1/responses/{id}"])["http.request.method"] == "GET"
     assert not any("canary" in span.to_json() for span in spans.values())
     assert fake.seen[-1].header("traceparent") is not None
 
@@ -268,10 +268,10 @@ class TestFaults:
         assert answer.status_code == status
         assert set(spans) == set(names)
         root = spans[names[0]]
-        assert told(root)["http.response.status_code"] == status
-        assert told(root)["error.type"] == error
+        assert attributes_of(root)["http.response.status_code"] == status
+        assert attributes_of(root)["error.type"] == error
         assert {span.status.status_code for span in spans.values()} == {StatusCode.UNSET}
-        stopped = [name for name in names[1:] if "error.type" in told(spans[name])]
+        stopped = [name for name in names[1:] if "error.type" in attributes_of(spans[name])]
         assert stopped == ([] if status == 404 else names[-1:])
         assert not any("canary" in s.to_json() or "nobody" in s.to_json() for s in spans.values())
 
@@ -283,11 +283,11 @@ class TestFaults:
             spans = await one.trace_with("engine demo-0")
         assert_tree(spans, "chat demo")
         lost, found = spans["engine demo-0"], spans["engine demo-1"]
-        assert told(lost)["error.type"] == "EngineUnavailable"
+        assert attributes_of(lost)["error.type"] == "EngineUnavailable"
         assert lost.status.status_code is StatusCode.ERROR
-        assert "http.response.status_code" not in told(lost)
-        assert told(found)["http.request.resend_count"] == 1
-        assert told(found)["http.response.status_code"] == 200
+        assert "http.response.status_code" not in attributes_of(lost)
+        assert attributes_of(found)["http.request.resend_count"] == 1
+        assert attributes_of(found)["http.response.status_code"] == 200
         assert spans["chat demo"].status.status_code is StatusCode.UNSET
         sent = [seen.header("traceparent") or "" for seen in fake.seen]
         assert any(f"{place(found).span_id:016x}" in parent for parent in sent)
@@ -301,12 +301,12 @@ class TestFaults:
         assert answer.status_code == 502
         engines = [spans["engine demo-0"], spans["engine demo-1"]]
         engines.sort(key=lambda span: span.start_time or 0)
-        assert [told(span)["error.type"] for span in engines] == [
+        assert [attributes_of(span)["error.type"] for span in engines] == [
             "ClosedBeforeAnswer",
             "engine_failed",
         ]
         assert [span.status.status_code for span in engines] == [StatusCode.ERROR] * 2
-        assert told(spans["chat demo"])["error.type"] == "engine_failed"
+        assert attributes_of(spans["chat demo"])["error.type"] == "engine_failed"
         assert spans["chat demo"].status.status_code is StatusCode.ERROR
 
     async def test_fallback_in_a_trace(self, tmp_path: Path) -> None:
@@ -328,12 +328,12 @@ class TestFaults:
             spans = await one.spans()
         assert answer.status_code == 200
         assert_tree(spans, "chat demo")
-        assert told(spans["chat demo"])["gen_ai.request.model"] == "demo"
-        assert told(spans["chat demo"])["gen_ai.response.model"] == "other"
+        assert attributes_of(spans["chat demo"])["gen_ai.request.model"] == "demo"
+        assert attributes_of(spans["chat demo"])["gen_ai.response.model"] == "other"
         assert spans["chat demo"].status.status_code is StatusCode.UNSET
-        assert told(spans["engine demo-0"])["error.type"] == "engine_unavailable"
+        assert attributes_of(spans["engine demo-0"])["error.type"] == "engine_unavailable"
         assert spans["engine demo-0"].status.status_code is StatusCode.ERROR
-        assert "error.type" not in told(spans["engine other-0"])
+        assert "error.type" not in attributes_of(spans["engine other-0"])
 
     async def test_truncated_stream_has_error_status(self, fake: Fake, tmp_path: Path) -> None:
         async with traced(tmp_path, fake.url) as one:
@@ -343,10 +343,10 @@ class TestFaults:
         assert_tree(spans, "chat demo")
         assert "stream" in spans
         for name in ("chat demo", "engine demo-0"):
-            assert told(spans[name])["error.type"] == "answer_truncated"
+            assert attributes_of(spans[name])["error.type"] == "answer_truncated"
             assert spans[name].status.status_code is StatusCode.ERROR
-        assert told(spans["chat demo"])["http.response.status_code"] == 200
-        assert told(spans["chat demo"])["gateway.usage_estimated"] is True
+        assert attributes_of(spans["chat demo"])["http.response.status_code"] == 200
+        assert attributes_of(spans["chat demo"])["gateway.usage_estimated"] is True
 
     async def test_error_response_of_an_engine_is_no_failure(
         self, fake: Fake, tmp_path: Path
@@ -354,7 +354,7 @@ class TestFaults:
         async with traced(tmp_path, fake.url) as one:
             await one.chat(max_tokens=-1)
             spans = await one.spans()
-        assert told(spans["engine demo-0"])["error.type"] == "400"
+        assert attributes_of(spans["engine demo-0"])["error.type"] == "400"
         assert spans["engine demo-0"].status.status_code is StatusCode.ERROR
         assert spans["chat demo"].status.status_code is StatusCode.UNSET
 
@@ -365,9 +365,9 @@ class TestFaults:
                 await fake.until_running()
             spans = await one.spans()
         root = spans["text_completion demo"]
-        assert told(root)["http.response.status_code"] == 499
+        assert attributes_of(root)["http.response.status_code"] == 499
         for span in (root, spans["engine demo-0"]):
-            assert told(span)["error.type"] == "client_disconnected"
+            assert attributes_of(span)["error.type"] == "client_disconnected"
             assert span.status.status_code is StatusCode.UNSET
 
     async def test_spans_contain_no_prompt_response_or_key(
@@ -408,7 +408,7 @@ class TestWaits:
         assert answer.status_code == 503
         assert set(spans) == {"chat demo", "auth", "limits", "queue"}
         for name in ("queue", "chat demo"):
-            assert told(spans[name])["error.type"] == "engine_overloaded"
+            assert attributes_of(spans[name])["error.type"] == "engine_overloaded"
             assert spans[name].status.status_code is StatusCode.ERROR
 
     @pytest.mark.slow

@@ -161,7 +161,7 @@ class TestReady:
 
 class TestLength:
     @pytest.mark.parametrize(
-        ("lengths", "wanted"),
+        ("lengths", "expected"),
         [
             ([], None),
             ([None], None),
@@ -173,10 +173,10 @@ class TestLength:
         ],
     )
     def test_length_is_the_smallest_known(
-        self, lengths: list[int | None], wanted: int | None
+        self, lengths: list[int | None], expected: int | None
     ) -> None:
         states = [EngineState.READY] * len(lengths)
-        assert model(states=states, lengths=lengths).max_model_len == wanted
+        assert model(states=states, lengths=lengths).max_model_len == expected
 
 
 class TestReplica:

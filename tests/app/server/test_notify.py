@@ -49,7 +49,7 @@ def test_its_variables_are_taken_out_of_what_engines_inherit() -> None:
     [
         ("30000000", "its own", 30.0),
         ("30000000", "", 30.0),
-        ("30000000", "1", None),  # somebody else is watched
+        ("30000000", "1", None),  # another process is watched
         ("0", "", None),
         ("soon", "", None),
         ("-1", "", None),

@@ -283,7 +283,7 @@ def test_a_metrics_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> No
 
 
 @contextmanager
-def apart(config: Path, port: int, output: Path) -> Iterator[Deployment]:
+def separate_gateway(config: Path, port: int, output: Path) -> Iterator[Deployment]:
     """Run a gateway whose metrics are on `port`; it serves when the body begins."""
     server = yaml.safe_load(config.read_text())["server"]
     with output.open("w") as out:
@@ -306,7 +306,7 @@ def apart(config: Path, port: int, output: Path) -> Iterator[Deployment]:
 def test_the_metrics_port_serves_until_the_drain_is_over(fake_url: str, tmp_path: Path) -> None:
     config = write_config(tmp_path, {"name": "demo", "engines": [remote(fake_url)]})
     port = free_port()
-    with apart(config, port, tmp_path / "said") as deployment:
+    with separate_gateway(config, port, tmp_path / "said") as deployment:
         assert httpx.get(f"{deployment.url}/metrics").status_code == 404
         with start_stream(deployment):
             deployment.process.terminate()
@@ -322,10 +322,10 @@ def test_the_next_gateway_has_both_ports_while_the_old_one_drains(
     model = {"name": "demo", "engines": [remote(fake_url)]}
     config = write_config(tmp_path, model, keep_engines=True)
     port = free_port()
-    with apart(config, port, tmp_path / "old") as old, start_stream(old) as stream:
+    with separate_gateway(config, port, tmp_path / "old") as old, start_stream(old) as stream:
         old.process.terminate()
         poll_until(lambda: "free for the next gateway" in old.said(), 10)
-        with apart(config, port, tmp_path / "new") as new:
+        with separate_gateway(config, port, tmp_path / "new") as new:
             page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
             assert (
                 'gateway_engine_state{gateway_engine="demo-0",model="demo",state="ready"} 1' in page
@@ -446,15 +446,15 @@ def test_a_run_directory_that_cannot_be_made_is_one_clear_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "cause"),
     [("nope/gateway.db", "No such file or directory"), ("self", "unable to open database file")],
 )
 def test_a_database_file_that_cannot_be_made_is_one_clear_line(
-    tmp_path: Path, place: str, told: str
+    tmp_path: Path, place: str, cause: str
 ) -> None:
     url = f"sqlite+aiosqlite:////proc/{place}"
     model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
     settings = settings_for(model, run_dir=tmp_path, state={"database_url": url})
     with pytest.raises(ConfigError) as caught:
         check_database(settings)
-    assert str(caught.value) == f"state.database_url <Database {url}>: /proc/{place}: {told}"
+    assert str(caught.value) == f"state.database_url <Database {url}>: /proc/{place}: {cause}"

@@ -153,8 +153,8 @@ class TestUnknownKeys:
                 {"kind": "remote", "url": "http://gpu-box:8000", "api_key_en": "X"},
             ]
         )
-        wanted = "model demo: engines[1].api_key_en: unknown key; did you mean api_key_env?"
-        assert wanted in faults(text)
+        expected = "model demo: engines[1].api_key_en: unknown key; did you mean api_key_env?"
+        assert expected in faults(text)
 
     def test_unknown_key_without_a_similar_one_lists_the_known_keys(self) -> None:
         (line,) = faults(f"qqqq: 1\n{GOOD}")

@@ -17,7 +17,7 @@ TOKENS = st.integers(0, 100)
 
 @dataclass
 class Rows:
-    """Daily sums of a database, by whom they are."""
+    """Daily sums of a database, by key."""
 
     ours: dict[str, int] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
@@ -99,9 +99,9 @@ class OneKey(RuleBasedStateMachine):
         self.saw = self.database.copy()
 
     @precondition(lambda self: self.saw is not None)
-    @rule(told=st.booleans())
-    def a_read_ends(self, told: bool) -> None:
-        """`told`: the statement found a row of this gateway; an old one may have been deleted."""
+    @rule(row_found=st.booleans())
+    def a_read_ends(self, row_found: bool) -> None:
+        """`row_found`: the gateway has a row; an old one may have been deleted."""
         assert self.begun is not None
         assert self.saw is not None
         day, known = self.begun
@@ -112,7 +112,7 @@ class OneKey(RuleBasedStateMachine):
                     of = f"{day[:7]}-00" if other < day else other
                     days[of] = days.get(of, 0) + tokens
         # Only what was written long ago is deleted, and that was heard of.
-        batch = self.saw.batch if told or self.saw.batch > known else known
+        batch = self.saw.batch if row_found or self.saw.batch > known else known
         self.spending.read(DatabaseSums(days, batch))
         self.seen_others = self.saw.others
         self.begun = self.saw = None
@@ -127,7 +127,7 @@ class OneKey(RuleBasedStateMachine):
                 self.spending.record(number, day, tokens)
         self.a_read_begins()
         self.a_read_sees()
-        self.a_read_ends(told=True)
+        self.a_read_ends(row_found=True)
 
     @precondition(lambda self: self.day < len(DAYS) - 1)
     @rule()

@@ -80,7 +80,7 @@ def meter_for(
 
 
 class TestWithholding:
-    """The usage chunk was asked for by the gateway alone."""
+    """Only the gateway requested the usage chunk."""
 
     @given(
         model=TEXT,
@@ -129,15 +129,15 @@ class TestWithholding:
         direct = [
             each[:-3] + f',"system_fingerprint":{mark}'.encode() + each[-3:] for each in engine
         ]
-        told = usage_chunk({"prompt_tokens": 7, "completion_tokens": 5}, fingerprint)
+        reported = usage_chunk({"prompt_tokens": 7, "completion_tokens": 5}, fingerprint)
         meter = meter_for(len(last), fingerprint=fingerprint if known else None)
-        pieces = cut(b"".join([*begun, *engine, told, DONE]), cuts)
+        pieces = cut(b"".join([*begun, *engine, reported, DONE]), cuts)
         assert b"".join(carry(meter, pieces)) == b"".join([*begun, *direct, DONE])
         assert meter.usage == Usage(7, 5)
 
     def test_unrequested_usage_chunk_is_withheld(self) -> None:
-        told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
-        assert carry(meter_for(), [told, DONE]) == [b"", DONE, b""]
+        reported = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
+        assert carry(meter_for(), [reported, DONE]) == [b"", DONE, b""]
 
     def test_single_choice_delays_only_the_finishing_chunk_by_one(self) -> None:
         events = chat_stream("demo", usage=True)
@@ -167,9 +167,9 @@ class TestWithholding:
 
     def test_an_engine_without_a_fingerprint_gets_none(self) -> None:
         begun, finish = chunk("demo", {"content": "x"}), chunk("demo", {}, "stop")
-        told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2}, None)
+        reported = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2}, None)
         meter = meter_for()
-        assert b"".join(carry(meter, [begun, finish, told, DONE])) == begun + finish + DONE
+        assert b"".join(carry(meter, [begun, finish, reported, DONE])) == begun + finish + DONE
         assert meter.usage == Usage(3, 2)
 
     def test_absence_of_a_fingerprint_is_learned(self) -> None:
@@ -183,18 +183,18 @@ class TestWithholding:
 
     def test_existing_fingerprint_is_not_inserted_again(self) -> None:
         finish = chunk("demo", {}, "stop", system_fingerprint="there")
-        told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
+        reported = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
         for choices in (1, 2):
             meter = meter_for(choices, fingerprint=FINGERPRINT)
-            assert b"".join(carry(meter, [finish, told, DONE])) == finish + DONE
+            assert b"".join(carry(meter, [finish, reported, DONE])) == finish + DONE
 
     def test_text_containing_the_field_name_is_not_a_fingerprint(self) -> None:
         finish = chunk("demo", {"content": "system_fingerprint"}, "length")
-        told = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
+        reported = usage_chunk({"prompt_tokens": 3, "completion_tokens": 2})
         direct = chunk(
             "demo", {"content": "system_fingerprint"}, "length", system_fingerprint=FINGERPRINT
         )
-        assert b"".join(carry(meter_for(), [finish, told, DONE])) == direct + DONE
+        assert b"".join(carry(meter_for(), [finish, reported, DONE])) == direct + DONE
 
     @pytest.mark.parametrize("choices", [1, 2])
     def test_fingerprint_is_not_inserted_into_a_partial_event(self, choices: int) -> None:
@@ -208,8 +208,8 @@ class TestWithholding:
         "fingerprint", ['say "hi"', "a\\b", "模型", "a\nb", "}", '"finish_reason":"']
     )
     def test_fingerprint_is_inserted_as_json(self, fingerprint: str) -> None:
-        told = usage_chunk({"prompt_tokens": 3}, fingerprint)
-        finish, done, _ = carry(meter_for(), [chunk("demo", {}, "stop") + told, DONE])
+        reported = usage_chunk({"prompt_tokens": 3}, fingerprint)
+        finish, done, _ = carry(meter_for(), [chunk("demo", {}, "stop") + reported, DONE])
         assert json.loads(finish[6:])["system_fingerprint"] == fingerprint
         assert list(json.loads(finish[6:]))[-1] == "system_fingerprint"
         assert done == DONE

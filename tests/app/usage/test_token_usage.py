@@ -17,7 +17,7 @@ from app.usage.token_usage import (
 )
 
 COUNTS = st.integers(0, 2**40)
-# Texts that look like what is read, which JSON's escapes must keep apart from it.
+# Texts that resemble usage; JSON's escapes distinguish them.
 LOOKALIKES = st.sampled_from(
     ['"usage":{"prompt_tokens":99}', "usage", '{"usage": {"total_tokens": 99}}', '\\"usage\\":{']
 )

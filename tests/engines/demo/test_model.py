@@ -1,4 +1,4 @@
-"""The demo model: what it knows is well formed, and a directory holds a whole one or none."""
+"""The demo model: its dialogues are well formed, and a directory holds all of it or nothing."""
 
 import json
 from pathlib import Path

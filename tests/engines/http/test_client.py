@@ -319,8 +319,8 @@ async def test_parallel_requests_get_their_own_responses(client: Http1Client, fa
         await read_all(response)
         return response.status
 
-    wanted = [200 + n % 3 for n in range(60)]
-    assert await asyncio.gather(*map(one, wanted)) == wanted
+    expected = [200 + n % 3 for n in range(60)]
+    assert await asyncio.gather(*map(one, expected)) == expected
     assert client.in_flight == 0
 
 

@@ -343,8 +343,8 @@ def test_lines_are_those_of_the_file_however_often_it_is_read(
         append(path, piece)
         if read:
             newest(log)
-    wanted = b"".join(pieces).decode().split("\n")
-    assert newest(log) == (wanted if wanted[-1] else wanted[:-1])
+    expected = b"".join(pieces).decode().split("\n")
+    assert newest(log) == (expected if expected[-1] else expected[:-1])
 
 
 def test_line_is_returned_once_when_it_is_complete(path: Path) -> None:

@@ -485,7 +485,7 @@ class TestProgress:
         assert read([""]).progress == Progress("starting")
 
     @pytest.mark.parametrize(
-        ("name", "wanted"),
+        ("name", "expected"),
         [
             (
                 "0.7.3-v0-engine",
@@ -506,8 +506,8 @@ class TestProgress:
             ),
         ],
     )
-    def test_phases_of_complete_starts(self, name: str, wanted: str) -> None:
-        assert ", ".join(phases(log(name))) == wanted
+    def test_phases_of_complete_starts(self, name: str, expected: str) -> None:
+        assert ", ".join(phases(log(name))) == expected
 
     @pytest.mark.parametrize(
         ("bar", "progress"),
@@ -585,8 +585,8 @@ class TestFailures:
 
     @pytest.mark.parametrize("name", sorted(path.stem for path in LOGS.glob("*.log")))
     def test_each_log_has_a_test(self, name: str) -> None:
-        told = {row[0] for row in FAILURES}
-        assert (name in told) == (read(log(name)).failure is not None)
+        described = {row[0] for row in FAILURES}
+        assert (name in described) == (read(log(name)).failure is not None)
 
     @pytest.mark.parametrize("name", ["0.32.0-max-length", "0.32.0-not-in-cache"])
     def test_log_cut_before_its_error_has_no_failure(self, name: str) -> None:
@@ -684,7 +684,7 @@ class TestCauses:
 
 class TestStripDecoration:
     @pytest.mark.parametrize(
-        ("raw", "wanted"),
+        ("raw", "expected"),
         [
             ("(APIServer pid=70) INFO 11-21 06:05:50 [model.py:733] text", "text"),
             ("(EngineCore_DP0 pid=7) ERROR 11-21 06:05:50 [core.py:1] [x] text", "text"),
@@ -698,8 +698,8 @@ class TestStripDecoration:
             ("", ""),
         ],
     )
-    def test_prefix_and_colors_are_stripped(self, raw: str, wanted: str) -> None:
-        assert strip_decoration(raw) == wanted
+    def test_prefix_and_colors_are_stripped(self, raw: str, expected: str) -> None:
+        assert strip_decoration(raw) == expected
 
 
 class TestSafety:
@@ -717,16 +717,18 @@ class TestSafety:
     @settings(max_examples=30)
     def test_garbage_between_the_lines_loses_no_fact(self, name: str, data: st.DataObject) -> None:
         lines = log(name)
-        wanted = read(lines).facts
+        expected = read(lines).facts
         startup = StartupLog()
         known: set[str] = set()
         for line in lines:
             startup.feed(data.draw(GARBAGE))
             startup.feed(line)
-            now = {k for k in wanted.__dataclass_fields__ if getattr(startup.facts, k) is not None}
+            now = {
+                k for k in expected.__dataclass_fields__ if getattr(startup.facts, k) is not None
+            }
             assert known <= now
             known = now
-        assert startup.facts == wanted
+        assert startup.facts == expected
 
     @given(st.lists(GARBAGE | st.sampled_from(ALL_LINES), max_size=30))
     @settings(max_examples=100)

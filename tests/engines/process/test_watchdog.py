@@ -24,9 +24,9 @@ FINE = Sample(at=0.0, stopped=(), health=200, waiting_s=0.0, counters=None)
 
 def first_verdict(samples: list[Sample]) -> tuple[float, str] | None:
     """Return the time and the text of the first verdict."""
-    judge = Watchdog(PROGRESS_S)
+    monitor = Watchdog(PROGRESS_S)
     for sample in samples:
-        if verdict := judge.verdict(sample):
+        if verdict := monitor.verdict(sample):
             return sample.at, verdict
     return None
 
@@ -102,7 +102,7 @@ def test_gap_between_samples_resets_the_evidence() -> None:
 def test_verdict_needs_a_complete_period_of_silence(
     steps: list[tuple[float, bool, int]],
 ) -> None:
-    judge = Watchdog(PROGRESS_S)
+    monitor = Watchdog(PROGRESS_S)
     now = moved = 0.0
     waiting = 0.0
     known: int | None = None
@@ -111,7 +111,7 @@ def test_verdict_needs_a_complete_period_of_silence(
         waiting = waiting + gap if waits else 0.0
         if not waits or counter != known:
             moved, known = now, counter if waits else None
-        verdict = judge.verdict(Sample(now, (), 200, waiting, counter if waits else None))
+        verdict = monitor.verdict(Sample(now, (), 200, waiting, counter if waits else None))
         if verdict is not None:
             assert now - moved >= PROGRESS_S
             assert waiting >= PROGRESS_S

@@ -41,10 +41,10 @@ def kind_of(answer: Answer) -> str:
         return "stream"
     if answer.status == 204:
         return "options"
-    told = json.loads(answer.body)
-    if "error" in told:
-        return str(told["error"]["code"])
-    return "health" if "status" in told else str(told["object"])
+    content = json.loads(answer.body)
+    if "error" in content:
+        return str(content["error"]["code"])
+    return "health" if "status" in content else str(content["object"])
 
 
 MIXED = {

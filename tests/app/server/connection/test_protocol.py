@@ -414,7 +414,7 @@ async def test_broken_request_is_400_and_reaches_no_engine(
     shared: tuple[Gateway, Fake], kind: str, piece: int
 ) -> None:
     gateway, fake = shared
-    told = [await refused(gateway, status) for status in (400, 499)]
+    counts = [await refused(gateway, status) for status in (400, 499)]
     async with connected(gateway) as client:
         for start in range(0, len(BROKEN[kind]), piece):
             client.send(BROKEN[kind][start : start + piece])
@@ -425,7 +425,7 @@ async def test_broken_request_is_400_and_reaches_no_engine(
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["connection"] == "close"
     await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
-    assert [await refused(gateway, status) for status in (400, 499)] == [told[0] + 1, told[1]]
+    assert [await refused(gateway, status) for status in (400, 499)] == [counts[0] + 1, counts[1]]
     assert posts(fake) == []
 
 
@@ -828,11 +828,11 @@ async def test_413_is_received_by_a_client_that_sends_its_whole_body(
     # 8 MiB: more than the sockets hold
     pieces = [b'{"model":"demo","x":"' + b"y" * 65515, *[b"y" * 65536] * 127]
     version = b"1.0" if kind == "1.0" else b"1.1"
-    wish = b"connection: %s" % (b"keep-alive" if kind == "kept" else b"close")
+    connection_header = b"connection: %s" % (b"keep-alive" if kind == "kept" else b"close")
     if framing == "length":
-        payload = request(b"".join(pieces), wish, version=version)
+        payload = request(b"".join(pieces), connection_header, version=version)
     else:
-        payload = request(None, wish, CHUNKED, version=version) + chunked(*pieces)
+        payload = request(None, connection_header, CHUNKED, version=version) + chunked(*pieces)
     async with connected(gateway) as client:
         client.send(payload)
         async with asyncio.timeout(PATIENCE_S):
@@ -906,7 +906,7 @@ async def test_client_that_reads_nothing_pauses_the_engine_and_is_let_go(
         assert "the client read nothing for 0.2 s" in line
         # What the sockets of this machine hold, and not the 256 MiB of the answer.
         assert json.loads(line)["bytes_out"] < 64 * 1024 * 1024
-        # The connection does not wait for ever for what nobody reads.
+        # The connection does not wait for ever for a client that reads nothing.
         await wait_until(lambda: not server_sockets(gateway))
         client.writer.transport.abort()
 

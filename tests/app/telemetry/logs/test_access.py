@@ -90,8 +90,8 @@ def text(one: RequestRecord) -> str:
 
 
 def as_json(one: RequestRecord) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(json_line(one, "now", "info"))
-    return told
+    fields: dict[str, Any] = json.loads(json_line(one, "now", "info"))
+    return fields
 
 
 class TestText:
@@ -127,8 +127,8 @@ class TestText:
         assert " tokens=0+0 " in text(record(usage=Usage(0, 0)))
 
     def test_a_client_that_left_and_a_trace_are_told(self) -> None:
-        told = text(record(client_gone=True, trace_id="4bf9"))
-        assert told.endswith(" id=abc trace=4bf9 client=gone")
+        fields = text(record(client_gone=True, trace_id="4bf9"))
+        assert fields.endswith(" id=abc trace=4bf9 client=gone")
 
     def test_the_name_that_the_client_sent_is_told_where_it_is_another(self) -> None:
         assert " model=small asked=demo total_ms=" in text(
@@ -188,14 +188,14 @@ class TestJson:
         }
 
     def test_what_is_not_known_is_null_and_a_fault_is_there_only_if_there_is_one(self) -> None:
-        told = as_json(record(status=401, fault="no key"))
+        fields = as_json(record(status=401, fault="no key"))
         nothing = {"key", "engine", "prompt_tokens", "cached_tokens", "completion_tokens"}
-        assert {name for name, value in told.items() if value is None} == {
+        assert {name for name, value in fields.items() if value is None} == {
             *nothing,
             "queue_ms",
             "ttft_ms",
         }
-        assert told["fault"] == "no key"
+        assert fields["fault"] == "no key"
         assert "fault" not in as_json(record(status=200))
 
     @given(said=st.text(min_size=1))
@@ -265,12 +265,12 @@ class TestAccessLog:
         logger = logging.getLogger("access")
         before = logger.level
         try:
-            for level, told in (("DEBUG", 2), ("INFO", 1), ("WARNING", 0)):
+            for level, fields in (("DEBUG", 2), ("INFO", 1), ("WARNING", 0)):
                 logger.setLevel(level)
                 kept.lines = 0
                 log.write(record())
                 log.write(record(endpoint="/health"), quiet=True)
                 log.flush()
-                assert kept.lines == told
+                assert kept.lines == fields
         finally:
             logger.setLevel(before)

@@ -125,7 +125,7 @@ class TestClash:
 
 class TestLabel:
     @pytest.mark.parametrize(
-        ("line", "wanted"),
+        ("line", "expected"),
         [
             ("x 1", 'x{gateway_engine="a"} 1'),
             ("x{} 1", 'x{gateway_engine="a"} 1'),
@@ -142,11 +142,11 @@ class TestLabel:
             ('x{k="模型"} 1', 'x{gateway_engine="a",k="模型"} 1'),
         ],
     )
-    def test_label_is_added_to_every_valid_spelling(self, line: str, wanted: str) -> None:
-        assert merge(a=f"{line}\n") == f"{wanted}\n"
+    def test_label_is_added_to_every_valid_spelling(self, line: str, expected: str) -> None:
+        assert merge(a=f"{line}\n") == f"{expected}\n"
 
     @pytest.mark.parametrize(
-        ("line", "wanted"),
+        ("line", "expected"),
         [
             ('x{gateway_engine="b"} 1', 'exported_gateway_engine="b"} 1'),
             ('x{ k="v" , gateway_engine = "b", } 1', 'k="v",exported_gateway_engine= "b" } 1'),
@@ -158,8 +158,8 @@ class TestLabel:
             ('x{k="gateway_engine=1"} 1', 'k="gateway_engine=1"} 1'),
         ],
     )
-    def test_existing_engine_label_is_renamed(self, line: str, wanted: str) -> None:
-        assert merge(a=f"{line}\n") == f'x{{gateway_engine="a",{wanted}\n'
+    def test_existing_engine_label_is_renamed(self, line: str, expected: str) -> None:
+        assert merge(a=f"{line}\n") == f'x{{gateway_engine="a",{expected}\n'
 
     def test_name_that_starts_with_the_label_name_is_kept(self) -> None:
         page = 'gateway_engine_state{k="v"} 1\ngateway_engine_x 1\n'
@@ -338,7 +338,7 @@ def with_engine(series: Series, engine: str) -> Series:
     slice_bytes=st.sampled_from([1, 64, SLICE_BYTES]),
 )
 def test_merged_page_has_every_sample_of_every_page(pages: list[bytes], slice_bytes: int) -> None:
-    merged, wanted = MergedPage(), Counter[Series]()
+    merged, expected = MergedPage(), Counter[Series]()
     left_out: dict[str, list[str]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merged_page, "SLICE_BYTES", slice_bytes)
@@ -346,10 +346,10 @@ def test_merged_page_has_every_sample_of_every_page(pages: list[bytes], slice_by
             engine = f"demo-{number}"
             left_out[engine] = add(merged, engine, page)
             for series, times in read(page.decode()).items():
-                wanted[with_engine(series, engine)] += times
+                expected[with_engine(series, engine)] += times
     found = read(merged.text({}).decode())
-    missing = wanted - found
-    assert found - wanted == Counter()
+    missing = expected - found
+    assert found - expected == Counter()
     for name, labels, *_ in missing:
         families = left_out[dict(labels)["gateway_engine"]]
         assert any(name.startswith(family) for family in families)

@@ -97,8 +97,8 @@ class TestContext:
     ) -> None:
         one = begun(tracer(), (b"traceparent", parent), (b"tracestate", state))
         one.begin_attempt("demo-0")
-        told = dict(one.headers())
-        again = begun(tracer(), *told.items())
+        received = dict(one.headers())
+        again = begun(tracer(), *received.items())
         assert (again.trace_id, again.parent_id) == (one.trace_id, one.attempts[0].span_id)
         assert again.state == one.state
 
@@ -119,12 +119,12 @@ class TestContext:
 
     def test_each_engine_call_receives_its_own_span_id(self) -> None:
         one = begun(tracer(), (b"traceparent", PARENT))
-        told = []
+        received = []
         for engine in ("a", "b"):
             one.begin_attempt(engine)
-            told.append(dict(one.headers())[b"traceparent"])
+            received.append(dict(one.headers())[b"traceparent"])
         spans = [b"%016x" % attempt.span_id for attempt in one.attempts]
-        assert told == [b"00-%032x-%s-01" % (TRACE_ID, span) for span in spans]
+        assert received == [b"00-%032x-%s-01" % (TRACE_ID, span) for span in spans]
         assert len({*spans, b"%016x" % PARENT_ID, b"%016x" % one.span_id}) == 4
 
 

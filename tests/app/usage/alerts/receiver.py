@@ -34,9 +34,11 @@ class Delivery:
         """Return whether a signature is right, as the documentation shows how to check it."""
         key = base64.b64decode(secret.removeprefix("whsec_"))
         signed = f"{self.id}.{self.headers['webhook-timestamp']}.{self.body.decode()}"
-        wanted = base64.b64encode(hmac.new(key, signed.encode(), hashlib.sha256).digest()).decode()
+        expected = base64.b64encode(
+            hmac.new(key, signed.encode(), hashlib.sha256).digest()
+        ).decode()
         signatures = self.headers["webhook-signature"].split(" ")
-        return any(hmac.compare_digest(f"v1,{wanted}", one) for one in signatures)
+        return any(hmac.compare_digest(f"v1,{expected}", one) for one in signatures)
 
 
 @dataclass

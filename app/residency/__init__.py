@@ -1,8 +1,8 @@
 """Keeps on-demand models in memory: which are loaded, when, and which requests wait.
 
-`loader` carries out what `policy` decides; `model_state` is one model in it and `model_lease` one
-request's use of a model. `forecast` says whether a request waits or goes to a fallback, and
-`start_waits` counts those that wait for an engine that is starting anyway.
+`policy` decides, `model_loads` carries it out, and `loader` grants requests their leases.
+`forecast` says whether a request waits or goes to a fallback, and `start_waits` counts those that
+wait for an engine that is starting anyway.
 """
 
 from app.residency.forecast import UP, Forecast, Step, next_step, remaining_s

@@ -29,27 +29,31 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app.admission import Admission
-from app.api.admin_auth import AdminAuth, RequireRight, Right
-from app.api.admin_engines import engines_router
-from app.api.admin_keys import keys_router
-from app.api.admin_models import ModelAction, admin_models_router
-from app.api.admin_owners import owners_router
-from app.api.client_key import require_client_key
-from app.api.cors import CorsHeaders
-from app.api.data_plane import DataPlaneDispatcher
-from app.api.exception_handlers import EXCEPTION_HANDLERS
-from app.api.health import metrics_router, ops_router
-from app.api.logs import logs_router
-from app.api.middleware import (
+from app.api import (
+    EXCEPTION_HANDLERS,
     AccessLogMiddleware,
+    AdminAuth,
+    CorsHeaders,
+    DataPlaneDispatcher,
     HeadMiddleware,
+    ModelAction,
     PreflightMiddleware,
     RequestMetricsMiddleware,
+    RequireRight,
+    Right,
+    admin_models_router,
+    engines_router,
+    keys_router,
+    logs_router,
+    metrics_router,
+    models_router,
+    ops_router,
+    owners_router,
+    reload_router,
+    require_client_key,
+    schema_router,
+    usage_router,
 )
-from app.api.models import models_router
-from app.api.reload import reload_router
-from app.api.schema import schema_router
-from app.api.usage import usage_router
 from app.application import Application
 from app.auth import Authenticator, KeyStore, OwnerStore
 from app.database import Database, SharedSecret

@@ -17,7 +17,7 @@ import uvloop
 
 from app.application import Application
 from app.main import create_app
-from app.server.http_server import gateway_server
+from app.server import gateway_server
 from app.server.listen import listen
 from app.settings import Settings, load_settings
 from app.telemetry.logs import Output, configured_log

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.api.data_plane import ENDPOINTS
+from app.api import ENDPOINTS
 from app.application import Application
 from app.main import create_app
-from app.server.http_server import gateway_server
+from app.server import gateway_server
 from app.settings import Settings
 from app.telemetry import RequestRecord
 from app.telemetry.logs import AccessLog, Output, Writer

@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 from app.application import Application
 from app.database import Database
 from app.main import create_app
-from app.server.http_server import gateway_server, metrics_server
+from app.server import gateway_server, metrics_server
 from app.server.listen import listen
 from app.settings import Settings, digest
 from tests.waiting import wait_until

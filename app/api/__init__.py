@@ -1,1 +1,58 @@
-"""The HTTP API: looks up paths of the data plane, and serves every other route with FastAPI."""
+"""Serves HTTP: the routes of FastAPI, and the dispatch of the data plane to the relay.
+
+The data plane bypasses FastAPI: `data_plane` maps its paths to handlers of the relay. Each other
+module with a router has the routes of one resource: `models`, `usage`, `health` and, under /admin,
+`admin_engines`, `admin_keys`, `admin_models`, `admin_owners`, `logs` and `reload`. `client_key` and
+`admin_auth` authenticate their callers; `middleware`, `cors` and `exception_handlers` apply to all
+of them. `schema` makes the OpenAPI document, with the help of `error_responses` and
+`data_plane_schema`.
+"""
+
+from app.api.admin_auth import AdminAuth, RequireRight, Right
+from app.api.admin_engines import engines_router
+from app.api.admin_keys import keys_router
+from app.api.admin_models import ModelAction, admin_models_router
+from app.api.admin_owners import owners_router
+from app.api.client_key import require_client_key
+from app.api.cors import CorsHeaders
+from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher
+from app.api.exception_handlers import EXCEPTION_HANDLERS
+from app.api.health import metrics_router, ops_router
+from app.api.logs import logs_router
+from app.api.middleware import (
+    AccessLogMiddleware,
+    HeadMiddleware,
+    PreflightMiddleware,
+    RequestMetricsMiddleware,
+)
+from app.api.models import models_router
+from app.api.reload import reload_router
+from app.api.schema import schema_router
+from app.api.usage import usage_router
+
+__all__ = [
+    "ENDPOINTS",
+    "EXCEPTION_HANDLERS",
+    "AccessLogMiddleware",
+    "AdminAuth",
+    "CorsHeaders",
+    "DataPlaneDispatcher",
+    "HeadMiddleware",
+    "ModelAction",
+    "PreflightMiddleware",
+    "RequestMetricsMiddleware",
+    "RequireRight",
+    "Right",
+    "admin_models_router",
+    "engines_router",
+    "keys_router",
+    "logs_router",
+    "metrics_router",
+    "models_router",
+    "ops_router",
+    "owners_router",
+    "reload_router",
+    "require_client_key",
+    "schema_router",
+    "usage_router",
+]

@@ -22,8 +22,8 @@ def serve(
     ] = None,
 ) -> None:
     """Run the gateway."""
-    from app.server.demo_key import read_or_create_key
-    from app.server.run import serve as run
+    from app.server import read_or_create_key
+    from app.server import serve as run
     from app.telemetry.logs import configured_log
 
     with faults():

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import app.cli
 from app.main import create_app
-from app.server.http_server import gateway_server, metrics_server
+from app.server import gateway_server, metrics_server
 from app.server.run import check_database
 from app.settings import load_settings
 

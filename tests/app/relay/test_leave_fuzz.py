@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from app.api.data_plane import ENDPOINTS
+from app.api import ENDPOINTS
 from app.server.connection import ClientConnection
 from engines.remote import RemoteEngine
 from tests.app.tenants import make_key

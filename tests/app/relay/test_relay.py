@@ -12,7 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from app.api.data_plane import ENDPOINTS
+from app.api import ENDPOINTS
 from engines.base import EngineState
 from tests.fakes.vllm import Fake
 from tests.gateway import AUTH, Gateway, free_port, remote, running, serving_demo, settings_for

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.api.data_plane import ENDPOINTS as DATA_PLANE
+from app.api import ENDPOINTS as DATA_PLANE
 from app.routing.catalogue import Model
 from app.routing.endpoints import ENDPOINTS, endpoints_of, list_endpoints
 from app.routing.replica import Replica

@@ -238,7 +238,13 @@ def create_app(
         ),
         schema_router(authenticator),
     ]
-    relay = Relay(authenticator, services, ledger, access, tracer or NO_TRACER)
+    relay = Relay(
+        authenticator=authenticator,
+        services=services,
+        ledger=ledger,
+        access=access,
+        tracer=tracer or NO_TRACER,
+    )
     _add_asgi(application, relay, routers)
     if settings.metrics.port is not None:
         metrics_app = _fastapi(metrics_pages)

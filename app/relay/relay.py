@@ -36,7 +36,7 @@ CLIENT_CLOSED_REQUEST = 499
 SHUTTING_DOWN = "the gateway is shutting down; try again"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Relay:
     """Serves requests; holds what all of them share."""
 

@@ -42,7 +42,7 @@ class SpanMaker:
 
     def spans(self, record: RequestRecord, trace: RequestTrace) -> Iterator[ReadableSpan]:
         """Return the spans of a request, its own the last."""
-        over = trace.started + record.total_s
+        end = trace.started + record.total_s
         flags = TraceFlags(trace.flags)
         state = TraceState.from_header([trace.state]) if trace.state else _NO_STATE
 
@@ -51,18 +51,19 @@ class SpanMaker:
 
         def span(
             name: str,
-            context: SpanContext,
-            parent: SpanContext | None,
+            span_id: int,
             start: float,
-            end: float | None,
-            kind: SpanKind,
+            until: float | None = None,
+            *,
+            parent: SpanContext | None,
+            kind: SpanKind = SpanKind.INTERNAL,
             attributes: Attributes,
-            status: Status,
+            status: Status = _UNSET,
             events: Sequence[Event] = (),
         ) -> ReadableSpan:
             return ReadableSpan(
                 name,
-                context,
+                context(span_id),
                 parent,
                 self._resource,
                 attributes,
@@ -70,37 +71,54 @@ class SpanMaker:
                 kind=kind,
                 status=status,
                 start_time=trace.at_ns(start),
-                end_time=trace.at_ns(over if end is None else end),
+                end_time=trace.at_ns(end if until is None else until),
                 instrumentation_scope=self._scope,
             )
 
         root = context(trace.span_id)
         for phase in trace.phases:
             own, status = _phase(phase, record)
-            start, end = phase.start, phase.end
-            position = context(trace.new_id())
-            yield span(phase.name, position, root, start, end, SpanKind.INTERNAL, own, status)
+            yield span(
+                phase.name,
+                trace.new_id(),
+                phase.start,
+                phase.end,
+                parent=root,
+                attributes=own,
+                status=status,
+            )
+        first = None if record.ttft_s is None else trace.started + record.ttft_s
         for number, attempt in enumerate(trace.attempts):
             own, status = _attempt(attempt, number, trace, record)
             events = []
-            if attempt is trace.attempts[-1] and record.ttft_s is not None:
-                first = trace.started + record.ttft_s
+            if attempt is trace.attempts[-1] and first is not None:
                 own["gen_ai.response.time_to_first_chunk"] = first - attempt.start
                 events.append(Event("first_token", timestamp=trace.at_ns(first)))
-            start, end = attempt.start, attempt.end
-            name, position = f"engine {own['gateway.engine']}", context(attempt.span_id)
-            yield span(name, position, root, start, end, SpanKind.CLIENT, own, status, events)
-        if record.ttft_s is not None:
-            first = trace.started + record.ttft_s
-            position = context(trace.new_id())
-            yield span("stream", position, root, first, over, SpanKind.INTERNAL, {}, _UNSET)
+            yield span(
+                f"engine {attempt.engine}",
+                attempt.span_id,
+                attempt.start,
+                attempt.end,
+                parent=root,
+                kind=SpanKind.CLIENT,
+                attributes=own,
+                status=status,
+                events=events,
+            )
+        if first is not None:
+            yield span("stream", trace.new_id(), first, parent=root, attributes={})
         parent = None
         if trace.parent_id is not None:
             parent = SpanContext(trace.trace_id, trace.parent_id, True, flags, state)
-        status = Status(StatusCode.ERROR, record.fault) if _failed(record) else _UNSET
-        own = _request(trace, record)
-        start = trace.started
-        yield span(name_of(record, trace), root, parent, start, over, SpanKind.SERVER, own, status)
+        yield span(
+            name_of(record, trace),
+            trace.span_id,
+            trace.started,
+            parent=parent,
+            kind=SpanKind.SERVER,
+            attributes=_request(trace, record),
+            status=Status(StatusCode.ERROR, record.fault) if _failed(record) else _UNSET,
+        )
 
 
 def name_of(record: RequestRecord, trace: RequestTrace) -> str:

@@ -2,15 +2,21 @@
 
 `run` is the lifespan. Each part is pushed onto one `AsyncExitStack` where it is started, so that a
 failed start releases what had been started, and a cancelled shutdown still releases the rest.
-Reading upwards gives the order of the release:
+The order of the release:
 
-    access log       last: everything below may log
-    tracer           spans of requests that the shutdown cut
-    database         needed by all that is written at the end
-    keys, usage, …   write what they know, then their background tasks end
-    engines          stopped, or released to the next gateway, once nothing starts them any more
-    loader, operations, reloader, start-up      start engines, so they end before the engines do
-    engines page, event loop lag                read only
+    event loop lag, start of engines      no engine starts with the gateway any more
+    engines page, reloader                closed
+    operations, loader                    closed: from now on nothing starts an engine
+    engines                               stopped, or released to the next gateway
+    limiter                               queued releases sent; then its task is canceled
+    ledger                                waiting records written; then its task is canceled
+    budgets                               closed
+    alerts                                closed; then their task is canceled
+    keys                                  polling task canceled; then closed
+    stored responses, shared secret       tasks canceled
+    database                              closed: everything above may write
+    tracer                                last spans exported
+    access log                            flushed
 """
 
 import asyncio
@@ -28,20 +34,18 @@ from app.admission import Admission
 from app.asgi import Dispatcher
 from app.auth import Authenticator, KeyStore
 from app.database import Database, DatabaseUnavailable, SharedSecret
-from app.fleet import EnginesPage, EngineStartup, ModelOperations
+from app.fleet import EngineLifecycle, EnginesPage, ModelOperations
 from app.limits import Limiter
-from app.relay.body_memory import BodyMemory
-from app.relay.in_flight import RequestsInFlight
+from app.relay import BodyMemory, RequestsInFlight
 from app.reload import Reloader
 from app.residency import OnDemandLoader
-from app.routing.catalogue import Catalogue
+from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry.logs import AccessLog
 from app.telemetry.metrics import EventLoopLag, Metrics
+from app.usage import Budgets, Ledger
 from app.usage.alerts import Alerts
-from app.usage.budgets import Budgets
-from app.usage.ledger import Ledger
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces go somewhere
     from app.telemetry.traces.tracer import Tracer
@@ -67,7 +71,7 @@ class Application:
     tracer: "Tracer | None"
     reloader: Reloader
     operations: ModelOperations
-    startup: EngineStartup
+    engine_lifecycle: EngineLifecycle
     engines_page: EnginesPage
     salt_secret: SharedSecret
     body_memory: BodyMemory
@@ -89,9 +93,9 @@ class Application:
         return self.reloader.settings
 
     @property
-    def settled(self) -> asyncio.Event:
+    def startup_done(self) -> asyncio.Event:
         """Set when every engine that starts with the gateway is READY or FAILED."""
-        return self.startup.settled
+        return self.engine_lifecycle.startup_done
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -105,27 +109,27 @@ class Application:
             await self.database.open()
             with contextlib.suppress(DatabaseUnavailable):  # `run` tries again
                 await self.salt_secret.load()
-            _run_in_background(stack, self.salt_secret.run(), "load the shared secret")
-            _run_in_background(stack, self.stored_responses.run(), "remove old owners")
+            _run_until_release(stack, self.salt_secret.run(), "load the shared secret")
+            _run_until_release(stack, self.stored_responses.run(), "delete expired response owners")
             stack.push_async_callback(self.authenticator.close)
-            _run_in_background(stack, self.authenticator.run(), "poll the key store")
+            _run_until_release(stack, self.authenticator.run(), "poll the key store")
             if self.alerts is not None:
-                _run_in_background(stack, self.alerts.run(), "alerts")
+                _run_until_release(stack, self.alerts.run(), "alerts")
                 stack.push_async_callback(self.alerts.close)
             stack.push_async_callback(self.budgets.close)
-            _run_in_background(stack, self.ledger.run(), "write usage")
+            _run_until_release(stack, self.ledger.run(), "write usage")
             stack.push_async_callback(self.ledger.close)
-            _run_in_background(stack, self.limiter.run(), "keep leases")
+            _run_until_release(stack, self.limiter.run(), "keep leases")
             stack.push_async_callback(self.limiter.close)
             await self._log_missing_key()
-            stack.push_async_callback(self.startup.stop)
+            stack.push_async_callback(self.engine_lifecycle.stop_engines)
             self.loader.start()
             stack.push_async_callback(self.loader.close)
             stack.push_async_callback(self.operations.close)
             stack.push_async_callback(self.reloader.close)
             stack.push_async_callback(self.engines_page.close)
-            self.startup.start()
-            stack.push_async_callback(self.startup.close)
+            self.engine_lifecycle.start()
+            stack.push_async_callback(self.engine_lifecycle.cancel_start)
             self.loop_lag.start()
             stack.callback(self.loop_lag.stop)
             yield
@@ -138,7 +142,7 @@ class Application:
                     log.info("no client key yet: vllm-gateway keys create --name NAME")
 
 
-def _run_in_background(
+def _run_until_release(
     stack: AsyncExitStack, coroutine: Coroutine[object, object, None], name: str
 ) -> None:
     """Run a coroutine in a task that the stack cancels."""

@@ -3,13 +3,14 @@
 A request of the data plane takes the short way, without ASGI. `relay` owns it from its headers to
 its ledger row, and calls every other package on the way:
 
-    client ─▶ server ─▶ DataPlaneDispatcher ─▶ Relay ─┬─ auth       which key
-                                                      ├─ limits     may it send this now
-                                                      ├─ admission  when may it start
-                                                      ├─ residency  is the model loaded
-                                                      ├─ routing    which replica
+    client ─▶ server ─▶ DataPlaneDispatcher ─▶ Relay ─┬─ auth       identify the caller
+                                                      ├─ limits     reserve requests and tokens
+                                                      ├─ usage      check budgets
+                                                      ├─ residency  load the model
+                                                      ├─ admission  wait in the model's queue
+                                                      ├─ routing    choose a replica
                                                       ├─ engines ─▶ vLLM
-                                                      └─ usage, telemetry  once, at the end
+                                                      └─ usage, telemetry  record it once
 
 Every other request is FastAPI's, below middleware:
 
@@ -59,8 +60,8 @@ from app.auth import Authenticator, KeyStore, OwnerStore
 from app.database import Database, SharedSecret
 from app.fleet import (
     Builder,
+    EngineLifecycle,
     EnginesPage,
-    EngineStartup,
     ModelOperations,
     build_models,
     eager_memory_gib,
@@ -180,7 +181,7 @@ def create_app(
         stored=stored,
         in_flight=in_flight,
     )
-    startup = EngineStartup(
+    engine_lifecycle = EngineLifecycle(
         catalogue, loader, metrics, run_dir, lambda: reloader.settings.server.keep_engines
     )
     reloader = Reloader(
@@ -189,7 +190,7 @@ def create_app(
         Adjustable(services, authenticator, ledger, levels),
         source=source or (lambda: settings),
         builder=builder,
-        settled=startup.settled,
+        startup_done=engine_lifecycle.startup_done,
     )
     operations = ModelOperations(catalogue, run_dir)
     application = Application(
@@ -207,7 +208,7 @@ def create_app(
         tracer=tracer,
         reloader=reloader,
         operations=operations,
-        startup=startup,
+        engine_lifecycle=engine_lifecycle,
         engines_page=EnginesPage(catalogue, metrics),
         salt_secret=salt_secret,
         body_memory=body_memory,

@@ -90,7 +90,7 @@ async def serve(settings: Settings, output: Output) -> Leftovers:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     sock = listen(settings.server.host, settings.server.port)
     serving = asyncio.create_task(server.serve([sock]), name="serve")
-    await state.settled.wait()
+    await state.startup_done.wait()
     before = asyncio.all_tasks()
     await stop.wait()
     found = await settled(state, server, before)

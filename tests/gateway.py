@@ -131,7 +131,7 @@ async def running(
         metrics_port = await _listening(scraped, settings.metrics.host, settings.metrics.port or 0)
     try:
         if settle:
-            await state.settled.wait()
+            await state.startup_done.wait()
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}",
             headers=AUTH,

@@ -41,8 +41,8 @@ def require_client_key(
             NO_LIMITS,
             0,
             concurrent=False,
-            entered=True,  # no request is counted
-            owner=principal.team,
+            precharged=True,  # no request is counted
+            owner=principal.owner,
         )
         with await limiter.decide(request_limits) as decision:
             request.scope[CALLER_LIMITS] = decision.headers

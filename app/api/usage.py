@@ -34,7 +34,7 @@ class Caller(Protocol):
     @property
     def monthly_tokens(self) -> int | None: ...
     @property
-    def team(self) -> BudgetOwner | None: ...
+    def owner(self) -> BudgetOwner | None: ...
 
 
 class Report(Protocol):
@@ -152,7 +152,7 @@ def usage_router(
             month=of_month,
             daily_budget=_budget(caller.daily_tokens, used, today + timedelta(days=1)),
             monthly_budget=_budget(caller.monthly_tokens, of_month.total_tokens, next_month),
-            owner=await _owner_budgets(report, caller.team, today),
+            owner=await _owner_budgets(report, caller.owner, today),
             days=[
                 ModelDay(day=row.day or "", model=row.model or "", **_sum([row]).model_dump())
                 for row in rows

@@ -257,8 +257,8 @@ class Authenticator:
             daily_tokens=key.daily_tokens,
             monthly_tokens=key.monthly_tokens,
             fields=key.fields,
-            owner=key.owner,
-            team=owner,
+            owner_name=key.owner,
+            owner=owner,
         )
 
     # Background work

@@ -65,15 +65,15 @@ class Principal:
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
     fields: FieldSettings | None = None  # rules on request fields; None: none
-    owner: str = ""  # a label that several keys may share
-    team: Owner | None = None  # the owner's limits and budgets; None: the owner has no record
+    owner_name: str = ""  # a label that several keys may share
+    owner: Owner | None = None  # the owner's limits and budgets; None: the owner has no record
     # Whether the key or its owner has a budget.
     has_budget: bool = field(init=False)
 
     def __post_init__(self) -> None:
         budgets = [self.daily_tokens, self.monthly_tokens]
-        if self.team is not None:
-            budgets += [self.team.daily_tokens, self.team.monthly_tokens]
+        if self.owner is not None:
+            budgets += [self.owner.daily_tokens, self.owner.monthly_tokens]
         object.__setattr__(self, "has_budget", any(one is not None for one in budgets))
 
     def allows(self, model: str) -> bool:

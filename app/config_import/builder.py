@@ -8,8 +8,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from app.config_import.reading import ImportFault, one_line
-from app.settings import LogSettings, ModelSettings, ServerSettings, StateSettings
-from app.settings.fallbacks import find_fallback_fault
+from app.settings import (
+    LogSettings,
+    ModelSettings,
+    ServerSettings,
+    StateSettings,
+    find_fallback_fault,
+)
 from engines.environment import PRIVATE_PREFIX
 
 __all__ = ("ImportFault", "ImportResult", "Note", "SettingsBuilder")

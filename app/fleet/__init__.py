@@ -16,7 +16,7 @@ from app.fleet.preflight import run_preflight
 from app.fleet.report import Activity, EngineRow, ModelRow, engine_figures, engine_rows
 from app.fleet.slots import Slot, initial_slots
 from app.fleet.startup import (
-    EngineStartup,
+    EngineLifecycle,
     build_models,
     catalogue_of,
     eager_memory_gib,
@@ -27,8 +27,8 @@ __all__ = [
     "STOP_GRACE_S",
     "Activity",
     "Builder",
+    "EngineLifecycle",
     "EngineRow",
-    "EngineStartup",
     "EnginesPage",
     "ModelDeployment",
     "ModelOperations",

@@ -1,7 +1,7 @@
 """The engines of a gateway from its start to its end: built, adopted, started, released, stopped.
 
 `build_models` makes every engine of the configuration, with the names and GPUs of engines that an
-earlier gateway left running. `EngineStartup` starts them in the order of the configuration while
+earlier gateway left running. `EngineLifecycle` starts them in the order of the configuration while
 the gateway already answers, and stops them, or leaves them to the next gateway.
 """
 
@@ -16,12 +16,12 @@ from app.fleet.deployment import ModelDeployment, build_deployments
 from app.fleet.fleet import STOP_GRACE_S, ensure_ready
 from app.fleet.slots import config_hash, initial_slots
 from app.residency import OnDemandLoader
-from app.routing.catalogue import Catalogue
+from app.routing import Catalogue
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import tracer_for
 from engines.base import Engine, EngineNotReady, EngineState
-from engines.gpu.placement import Placement
+from engines.gpu import Placement
 from engines.guard.guardian_client import RECORD_FILE, stop_unconfigured
 from engines.process import Origin
 
@@ -64,7 +64,7 @@ def eager_memory_gib(catalogue: Catalogue) -> float:
     return sum(engine.memory_gib or 0.0 for engine in engines)
 
 
-class EngineStartup:
+class EngineLifecycle:
     """Starts the engines of a catalogue in the background, and stops them at the end."""
 
     def __init__(
@@ -83,7 +83,7 @@ class EngineStartup:
         self._keep_engines = keep_engines
         self._task: asyncio.Task[None] | None = None
         # Set when every engine that starts with the gateway is READY or FAILED.
-        self.settled = asyncio.Event()
+        self.startup_done = asyncio.Event()
 
     @property
     def hopeless(self) -> bool:
@@ -99,20 +99,20 @@ class EngineStartup:
         """Start the engines in the background, so that /health answers meanwhile."""
         self._task = asyncio.create_task(self._start_all(), name="start engines")
 
-    async def close(self) -> None:
+    async def cancel_start(self) -> None:
         """Stop starting engines; those that were started go on."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def release(self) -> None:
+    async def release_engines(self) -> None:
         """Let go of the engines that outlive this gateway; their requests in flight go on."""
         if self._keep_engines():
             await asyncio.gather(*(engine.release() for engine in self._catalogue.engines))
 
-    async def stop(self) -> None:
+    async def stop_engines(self) -> None:
         """Release the engines that outlive this gateway, and stop all others."""
-        await self.release()
+        await self.release_engines()
         await asyncio.gather(*(engine.stop(STOP_GRACE_S) for engine in self._catalogue.engines))
 
     async def _start_all(self) -> None:
@@ -131,7 +131,7 @@ class EngineStartup:
                 or all(e.given_up or e.state is EngineState.STOPPED for e in managed)
             )
         )
-        self.settled.set()
+        self.startup_done.set()
 
     async def _start(self, model: str, engine: Engine) -> None:
         try:

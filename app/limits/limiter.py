@@ -44,7 +44,7 @@ OUTAGE_POLICIES = {
 }
 
 
-class Decision(msgspec.Struct, gc=False, eq=False):
+class LimitDecision(msgspec.Struct, gc=False, eq=False):
     """The decision on one request, held while the request is in flight.
 
     Entering raises the refusal, if any. Leaving, exactly once, releases the slots and settles the
@@ -136,15 +136,15 @@ class Limiter:
             )
             metrics.redis_available.set((), 1)
 
-    def decide_at_once(self, request: LimitRequest) -> Decision | None:
+    def decide_at_once(self, request: LimitRequest) -> LimitDecision | None:
         """Admit a request and charge its limits, or none; None where `decide` must ask Redis."""
         if self._redis is not None:
             return None
         terms = self._scopes.terms(request)
         reading = self._memory.decide(terms, monotonic())
-        return Decision(terms, reading, self._burst_s, self._release)
+        return LimitDecision(terms, reading, self._burst_s, self._release)
 
-    async def decide(self, request: LimitRequest) -> Decision:
+    async def decide(self, request: LimitRequest) -> LimitDecision:
         """Admit a request and charge all its limits, or none.
 
         Raises ServiceUnavailable while Redis is unavailable and the policy is `closed`.
@@ -159,10 +159,10 @@ class Limiter:
             if self._policy == "local":
                 return self._decide_in_memory(terms)
             if self._policy == "open":
-                return Decision(NO_TERMS, NOTHING_TAKEN, self._burst_s, None)
+                return LimitDecision(NO_TERMS, NOTHING_TAKEN, self._burst_s, None)
             raise ServiceUnavailable("limits cannot be checked at the moment; try again") from None
         release = partial(_release_in_redis, redis, decision)
-        return Decision(terms, decision.reading, self._burst_s, release)
+        return LimitDecision(terms, decision.reading, self._burst_s, release)
 
     async def run(self) -> None:
         """Renew leases and probe Redis, if it is used, until cancelled."""
@@ -174,9 +174,9 @@ class Limiter:
         if self._redis is not None:
             await self._redis.close()
 
-    def _decide_in_memory(self, terms: Terms) -> Decision:
+    def _decide_in_memory(self, terms: Terms) -> LimitDecision:
         reading = self._memory.decide(terms, monotonic())
-        return Decision(terms, reading, self._burst_s, self._release)
+        return LimitDecision(terms, reading, self._burst_s, self._release)
 
     def _release_in_memory(self, terms: Terms, tokens: float) -> None:
         self._memory.release(terms, tokens, monotonic())

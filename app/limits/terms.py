@@ -51,7 +51,7 @@ class LimitRequest(msgspec.Struct, frozen=True, gc=False):
     tokens: int  # to reserve: the estimated prompt and the maximum completion
     concurrent: bool = True  # False: it takes no slot
     # Request and slot of key and owner were charged before the body was read, and are not again.
-    entered: bool = False
+    precharged: bool = False
     owner: LimitOwner | None = None  # None: the key's owner has no limits
 
 
@@ -135,7 +135,7 @@ class Scopes:
 
     def terms(self, request: LimitRequest) -> Terms:
         """Return the limits that a request meets; empty if nothing is limited."""
-        at = request.key_id, request.model, request.concurrent, request.entered
+        at = request.key_id, request.model, request.concurrent, request.precharged
         scope = self._known.get(at)
         # Settings are frozen: changed limits are another object.
         if (
@@ -192,19 +192,19 @@ def _add(
     buckets: list[BucketTerm],
     slots: list[SlotTerm],
 ) -> None:
-    entered = request.entered and subject != "model"
+    precharged = request.precharged and subject != "model"
     # The name comes last: whatever it contains, it cannot equal another place.
     limit = limits.requests_per_minute
     if limit is not None:
         place = f"{subject}:requests:{name}"
-        request_s = 0.0 if entered else seconds(1, limit)
+        request_s = 0.0 if precharged else seconds(1, limit)
         buckets.append(BucketTerm(place, subject, name, "requests", limit, request_s))
     limit = limits.tokens_per_minute
     if limit is not None:
         place = f"{subject}:tokens:{name}"
         buckets.append(BucketTerm(place, subject, name, "tokens", limit, 0.0))
     limit = limits.concurrent_requests
-    if limit is not None and request.concurrent and not entered:
+    if limit is not None and request.concurrent and not precharged:
         slots.append(SlotTerm(f"{subject}:slots:{name}", subject, name, limit))
 
 

@@ -13,12 +13,12 @@ once.
    (`token_cost.py`).
 3. **Reserve** (`request_handler.py`). The limiter decides, then the budgets; the `Reservation`
    holds both until they are settled.
-4. **Serve** (`model_server.py`). A model that is loaded on demand is leased; the fair queue gives a
-   permit; the routing policy chooses a replica, and after a failure another (`attempts.py`). A
+4. **Serve** (`model_request.py`). A model that is loaded on demand is leased; the fair queue gives
+   a permit; the routing policy chooses a replica, and after a failure another (`attempts.py`). A
    model that cannot serve is replaced by its fallbacks (`fallbacks.py`, `fallback_chain.py`).
 5. **Forward** (`forward.py`). The engine's request is built (`engine_request.py`) and its response
    sent on: whole (`response.py`) or chunk by chunk (`stream.py`).
-6. **Settle** (`model_server.py`, `billing.py`). Reported usage, or an estimate, replaces what was
+6. **Settle** (`model_request.py`, `billing.py`). Reported usage, or an estimate, replaces what was
    reserved; permit, lease and slot are released.
 
 Every resource is released in one place, by a `with` statement or a `finally` block of the coroutine

@@ -13,7 +13,7 @@
 from app.relay.engine_call import CallResult
 from app.relay.request_plan import RequestPlan
 from app.relay.rewrite import as_bool
-from app.usage.token_usage import Usage
+from app.usage import Usage
 
 
 def billed_usage(plan: RequestPlan, result: CallResult, *, canceled: bool) -> Usage | None:

@@ -32,8 +32,8 @@ class CacheSalts:
         """Return the salt of a tenant as a JSON string; None: tenants share the cache."""
         if isolation == "none":
             return None
-        if isolation == "owner" and principal.owner:
-            tenant = ("owner", principal.owner)
+        if isolation == "owner" and principal.owner_name:
+            tenant = ("owner", principal.owner_name)
         else:
             tenant = ("key", principal.id)
         secret = self._secret()

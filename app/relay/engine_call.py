@@ -1,11 +1,11 @@
-"""The values that `model_server.py`, which chooses an engine, exchanges with `forward.py`.
+"""The values that `model_request.py`, which chooses an engine, exchanges with `forward.py`.
 
 Forwarding is independent of limits, queues and budgets; choosing never reads the response.
 """
 
 import msgspec
 
-from app.usage.token_usage import Usage
+from app.usage import Usage
 from engines.base import EngineRequest
 
 

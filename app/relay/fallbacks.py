@@ -5,7 +5,7 @@ from app.errors import EngineFailed, EngineTooSlow, EngineUnavailable, GatewayEr
 from app.limits import LimitRequest
 from app.relay.body import ParsedBody
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
-from app.relay.model_server import ModelServer
+from app.relay.model_request import ModelRequest
 from app.relay.request_context import RequestContext
 from app.relay.request_plan import RequestPlan, plan_request
 from app.relay.services import RelayServices
@@ -27,14 +27,14 @@ class Fallback:
         services: RelayServices,
         principal: Principal,
         request: RequestContext,
-        server: ModelServer,
+        model_request: ModelRequest,
         chain: FallbackChain | None,
     ) -> None:
         """`chain` is None where the request has no fallbacks."""
         self._services = services
         self._principal = principal
         self._request = request
-        self._server = server
+        self._model_request = model_request
         self._chain = chain
         # The request waits for its model only while nothing of it has reached an engine.
         self._may_wait = False
@@ -52,12 +52,12 @@ class Fallback:
             model: Model | None = None
             try:
                 if step is Step.WAIT and not requested.on_demand:
-                    await self._server.wait("load_wait", chain.wait())
+                    await self._model_request.wait("load_wait", chain.wait())
                     continue
                 if step is Step.WAIT or step is Step.ASK:
                     self._returns_left -= 1
                     self._may_wait = self._returns_left > 0
-                    await self._server.serve(plan, limits, chain=chain)
+                    await self._model_request.serve(plan, limits, chain=chain)
                     return
                 self._may_wait = self._yielded = self._may_wait and step is not Step.GIVE_UP
                 model = chain.take(0 if step is Step.GIVE_UP else step)
@@ -87,7 +87,7 @@ class Fallback:
         left_it = self._may_wait and self._yielded and requested.on_demand
         if not left_it or self._services.admission.draining:
             raise fault
-        await self._server.serve(plan, limits, chain=self._chain)
+        await self._model_request.serve(plan, limits, chain=self._chain)
 
     async def _serve_fallback(self, body: ParsedBody, model: Model) -> None:
         """Serve by a fallback, within its own limits. Raises CANNOT_SERVE.
@@ -99,5 +99,5 @@ class Fallback:
         tokens = reserved_tokens(plan.cost, request.endpoint, services.bounds.tokenize_weight)
         limits = LimitRequest(self._principal.id, NO_LIMITS, model.name, model.limits, tokens)
         with await services.limiter.decide(limits) as decision:
-            self._server.reservation.attach(decision)
-            await self._server.serve(plan, limits)
+            self._model_request.reservation.attach(decision)
+            await self._model_request.serve(plan, limits)

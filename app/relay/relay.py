@@ -132,21 +132,21 @@ class Relay:
         if record.engine is not None:
             ended = outcome(record)
             metrics.record_usage(model, ended, request.usage if request.endpoint.metered else None)
-            owner = "" if request.principal is None else request.principal.owner
+            owner = "" if request.principal is None else request.principal.owner_name
             self.ledger.add(
                 UsageRecord(
-                    record.request_id,
-                    record.key_id,
-                    model,
-                    record.engine,
-                    endpoint,
-                    record.status,
-                    ended,
-                    request.usage,
-                    record.queued_s,
-                    record.ttft_s,
-                    record.total_s,
-                    owner,
+                    request_id=record.request_id,
+                    key_id=record.key_id,
+                    model=model,
+                    engine=record.engine,
+                    endpoint=endpoint,
+                    status=record.status,
+                    outcome=ended,
+                    usage=request.usage,
+                    queue_s=record.queued_s,
+                    ttft_s=record.ttft_s,
+                    total_s=record.total_s,
+                    owner=owner,
                 )
             )
         self.tracer.end(record, request.trace)

@@ -1,7 +1,7 @@
 """Handles one authenticated request: its body, its limits, its budget, then a model.
 
 A body of up to 64 KiB that is quick to parse is read first, so that the limiter decides once on
-request, slot and tokens: it may have to ask Redis. Any other request is counted and takes its slot
+request, slot and tokens: it may have to ask Redis. Any other request is charged, with its slot,
 before its body is read or scanned.
 """
 
@@ -10,7 +10,7 @@ from time import perf_counter
 
 from app.auth import Principal
 from app.errors import GatewayError
-from app.limits import Decision, LimitRequest
+from app.limits import LimitDecision, LimitRequest
 from app.relay.body import ParsedBody, is_quick, parse
 from app.relay.body_memory import SMALL_BYTES
 from app.relay.body_reader import (
@@ -23,7 +23,7 @@ from app.relay.body_reader import (
 from app.relay.endpoint import RESPONSES
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.fallbacks import Fallback
-from app.relay.model_server import ModelServer
+from app.relay.model_request import ModelRequest
 from app.relay.request_context import RequestContext
 from app.relay.request_plan import RequestPlan, elastic_tokens, plan_request
 from app.relay.reservation import Reservation
@@ -59,11 +59,11 @@ async def handle_request(
             raw = await read_if_small(exchange, services.bounds.body_bytes)
         if raw is not None and len(raw) <= SMALL_BYTES and is_quick(raw):
             plan = await _plan_quick(services, principal, request, raw)
-            await _serve(services, principal, request, plan, counted=False)
+            await _serve(services, principal, request, plan, precharged=False)
             return
         with ExitStack() as held:
-            plan, counted = await _plan_large(services, principal, request, raw, held)
-            await _serve(services, principal, request, plan, counted=counted)
+            plan, precharged = await _plan_large(services, principal, request, raw, held)
+            await _serve(services, principal, request, plan, precharged=precharged)
     finally:
         in_flight.discard(principal.id, exchange)
 
@@ -74,18 +74,23 @@ async def _serve(
     request: RequestContext,
     plan: RequestPlan,
     *,
-    counted: bool,
+    precharged: bool,
 ) -> None:
     """Take a request through limits and budget to its model, or a fallback. Raises GatewayError.
 
-    `counted`: the request and its slot are taken already.
+    `precharged`: the request and its slot are charged already.
     """
-    arrived_at = perf_counter()
+    planned_at = perf_counter()
     model, endpoint, bounds = plan.model, request.endpoint, services.bounds
     limits = LimitRequest(
-        principal.id, principal.limits, model.name, model.limits,
-        reserved_tokens(plan.cost, endpoint, bounds.tokenize_weight), True, counted, principal.team,
-    )  # fmt: skip
+        key_id=principal.id,
+        key=principal.limits,
+        model=model.name,
+        model_limits=model.limits,
+        tokens=reserved_tokens(plan.cost, endpoint, bounds.tokenize_weight),
+        precharged=precharged,
+        owner=principal.owner,
+    )
     request.trace.begin("limits")
     limiter = services.limiter
     decision = limiter.decide_at_once(limits) or await limiter.decide(limits)
@@ -100,7 +105,7 @@ async def _serve(
             if request.output_bound is not None:
                 plan = plan_request(services, principal, request, plan.body, model)
             reservation = Reservation(decision, budget, bounds.cached_weight)
-            server = ModelServer(services, principal, request, reservation)
+            model_request = ModelRequest(services, principal, request, reservation)
             chain: FallbackChain | None = None
             keep_alive: KeepAlive | None = None
             if bounds.keepalive_s and as_bool(plan.rewrite.value(plan.body, "stream")):
@@ -111,12 +116,12 @@ async def _serve(
                     request.pinned_engine = await find_previous_engine(services, principal, plan)
                 if model.on_demand:
                     chain = _fallback_chain(services, principal, request, model)
-                await server.serve(plan, limits, arrived_at, chain)
+                await model_request.serve(plan, limits, planned_at, chain)
             except CANNOT_SERVE as error:
                 # A traceback would keep the body until the next garbage collection.
                 fault = error.with_traceback(None)
                 chain = chain or _fallback_chain(services, principal, request, model)
-                fallback = Fallback(services, principal, request, server, chain)
+                fallback = Fallback(services, principal, request, model_request, chain)
                 await fallback.serve(plan, limits, fault)
             finally:
                 if keep_alive is not None:
@@ -134,13 +139,13 @@ def _fallback_chain(
 
 async def _count_request(
     services: RelayServices, principal: Principal, request: RequestContext
-) -> Decision:
-    """Count a request and take its slot, without tokens; enter what is returned.
+) -> LimitDecision:
+    """Charge a request and its slot, without tokens; the caller enters the decision.
 
     Raises ServiceUnavailable; entering raises RateLimited.
     """
     limits = LimitRequest(
-        principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, owner=principal.team
+        principal.id, principal.limits, UNKNOWN_MODEL, NO_LIMITS, 0, owner=principal.owner
     )
     limiter = services.limiter
     decision = limiter.decide_at_once(limits) or await limiter.decide(limits)
@@ -160,7 +165,7 @@ async def _reserve_budget(
     elastic = elastic_tokens(request.endpoint.label, plan)
     budget = await services.budgets.reserve(
         principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic,
-        principal.team,
+        principal.owner,
     )  # fmt: skip
     if elastic is not None:
         request.output_bound = (budget.tokens - cost.prompt) // cost.answers
@@ -188,7 +193,7 @@ async def _plan_large(
     raw: bytes | None,
     held: ExitStack,
 ) -> tuple[RequestPlan, bool]:
-    """Read the body and plan the request; return whether the request and its slot are taken.
+    """Read the body and plan the request; return whether request and slot are charged.
 
     `raw` is the body, if it has arrived. What is taken on the way is pushed on `held`. Raises
     GatewayError.

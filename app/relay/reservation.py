@@ -1,6 +1,6 @@
 """The tokens that one request has reserved of limits and budgets, until they are settled."""
 
-from app.limits import Decision
+from app.limits import LimitDecision
 from app.usage import BudgetReservation, Usage
 
 
@@ -10,14 +10,14 @@ class Reservation:
     __slots__ = ("_budget", "_cached_weight", "_decision", "_fallback")
 
     def __init__(
-        self, decision: Decision, budget: BudgetReservation | None, cached_weight: float
+        self, decision: LimitDecision, budget: BudgetReservation | None, cached_weight: float
     ) -> None:
         self._decision = decision
         self._budget = budget
         self._cached_weight = cached_weight
-        self._fallback: Decision | None = None
+        self._fallback: LimitDecision | None = None
 
-    def attach(self, fallback: Decision) -> None:
+    def attach(self, fallback: LimitDecision) -> None:
         """Settle also a fallback's decision, in place of the previous fallback's.
 
         The caller releases it.

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from app.auth import Authenticator
 from app.errors import GatewayError
-from app.fleet.builder import Builder
-from app.fleet.deployment import DeployedEngine, ModelDeployment
+from app.fleet import Builder, ModelDeployment, Slot
+from app.fleet.deployment import DeployedEngine
 from app.fleet.fleet import IDLE_STATES, ChangeTerms, CheckOverlap, Fleet, NotStarted
-from app.fleet.slots import Plan, Slot, plan
+from app.fleet.slots import Plan, plan
 from app.fleet.takeover import OverlapCheck
 from app.relay import RelayBounds, RelayServices, memory_bounds
 from app.reload.difference import Addition, Difference, ModelChange, applied

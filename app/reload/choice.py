@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from app.fleet import Slot
 from app.fleet.builder import Slots
-from app.fleet.slots import Slot, free_names, rename_successors
+from app.fleet.slots import free_names, rename_successors
 from app.fleet.takeover import EngineSnapshot, MachineResources, check_overlap, place_alongside
 from app.reload.difference import Difference, ModelChange, Takeover
 from app.settings import ModelSettings

@@ -17,7 +17,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from app.fleet.slots import Plan, Slot, engine_settings, flatten, initial_slots, plan, slots_of
+from app.fleet import Slot, initial_slots
+from app.fleet.slots import Plan, engine_settings, flatten, plan, slots_of
 from app.reload.shown import shown, value
 from app.settings import SECRETS, ModelSettings, Settings
 from engines.spec import LocalSpec

@@ -10,11 +10,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from app.errors import InvalidConfiguration
-from app.fleet.builder import Builder, Placed, Slots
-from app.fleet.deployment import DeployedEngine, ModelDeployment, memory_gib
+from app.fleet import Builder, ModelDeployment, Slot, run_preflight
+from app.fleet.builder import Placed, Slots
+from app.fleet.deployment import DeployedEngine, memory_gib
 from app.fleet.fleet import IDLE_STATES, Fleet
-from app.fleet.preflight import run_preflight
-from app.fleet.slots import Slot
 from app.fleet.takeover import EngineSnapshot, MachineResources, OverlapCheck, check_overlap
 from app.reload.choice import EngineLayout, choose_takeovers
 from app.reload.difference import Difference

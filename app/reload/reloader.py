@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from app.errors import Conflict, InvalidConfiguration
-from app.fleet.builder import Builder
-from app.fleet.deployment import ModelDeployment
+from app.fleet import Builder, ModelDeployment
 from app.reload.applier import Adjustable, Applier
 from app.reload.difference import difference
 from app.reload.report import Report
@@ -32,15 +31,15 @@ class Reloader:
         *,
         source: Callable[[], Settings],
         builder: Builder,
-        settled: asyncio.Event,
+        startup_done: asyncio.Event,
     ) -> None:
         """`source` reads the configuration again; it may block, and raises ConfigError.
 
-        `settled` is set once the engines that start with the gateway are READY or FAILED.
+        `startup_done` is set once the engines that start with the gateway are READY or FAILED.
         """
         self._services = adjustable.services
         self._source = source
-        self._settled = settled
+        self._startup_done = startup_done
         self._builder = builder
         self._applier = Applier(settings, deployments, adjustable, builder)
         self._turn = asyncio.Lock()
@@ -69,7 +68,7 @@ class Reloader:
             raise Conflict("the gateway is shutting down")
         if not wait and self._tasks:
             raise Conflict("a reload is under way; try again when it has ended")
-        if not wait and not self._settled.is_set():
+        if not wait and not self._startup_done.is_set():
             raise Conflict("the gateway is still starting its engines; try again later")
         task = asyncio.create_task(self._reload(dry_run), name="reload")
         self._tasks.add(task)
@@ -98,7 +97,7 @@ class Reloader:
     async def _reload(self, dry_run: bool) -> Report:
         applier = self._applier
         async with self._turn:
-            await self._settled.wait()
+            await self._startup_done.wait()
             try:
                 new = await asyncio.to_thread(self._source)
             except ConfigError as error:

@@ -28,7 +28,7 @@ from typing import Any
 from app.errors import EngineUnavailable, out_of_service
 from app.residency.model_state import ModelState, OnDemandModel
 from app.residency.policy import (
-    Decision,
+    LoadDecision,
     LoadTerms,
     ModelSnapshot,
     Residency,
@@ -181,7 +181,7 @@ class ModelLoads:
             f"the models that are always loaded leave {self._capacity_gib():.1f}"
         )
 
-    def _decide(self) -> Decision:
+    def _decide(self) -> LoadDecision:
         """Decide, and begin what was decided; no await."""
         if self._closing:
             return self._decision

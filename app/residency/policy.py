@@ -94,7 +94,7 @@ class ModelSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LoadDecision:
     """Loads and unloads to begin now."""
 
     load: tuple[str, ...]
@@ -115,7 +115,7 @@ def decide(
     slots: int,
     now: float,
     terms: LoadTerms,
-) -> Decision:
+) -> LoadDecision:
     """Return what to do with `capacity_gib` (inf: unbounded) and at most `slots` loads at once."""
     return _DecisionRound(snapshots, capacity_gib, slots, now, terms).decision()
 
@@ -153,7 +153,7 @@ class _DecisionRound:
             if r.residency is Residency.LOADING
         ]
 
-    def decision(self) -> Decision:
+    def decision(self) -> LoadDecision:
         self._unload_unneeded()
         wanted = [
             r
@@ -162,7 +162,7 @@ class _DecisionRound:
         ]
         for snapshot in sorted(wanted, key=lambda r: (r.wanted_since, r.name)):
             self._place_model(snapshot)
-        return Decision(
+        return LoadDecision(
             tuple(self._load),
             tuple(self._unload.items()),
             frozenset(self._draining_names),

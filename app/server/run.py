@@ -127,12 +127,12 @@ class GatewayRun:
             if self._metrics_server is not None and metrics_sock is not None:
                 scraping = asyncio.create_task(self._metrics_server.serve([metrics_sock]))
                 stack.push_async_callback(_exit, self._metrics_server, scraping)
-            _run_in_background(stack, self._reload_when_asked())
+            _start_task(stack, self._reload_when_asked())
             serving = asyncio.create_task(self._server.serve([sock]), name="serve")
             if self._manager is not None:
-                _run_in_background(stack, self._report_to(self._manager))
-            stop = _run_in_background(stack, self._stopping.wait())
-            settled = _run_in_background(stack, application.settled.wait())
+                _start_task(stack, self._report_to(self._manager))
+            stop = _start_task(stack, self._stopping.wait())
+            startup = _start_task(stack, application.startup_done.wait())
             port: int = sock.getsockname()[1]
             host = application.settings.server.host
             log.info(
@@ -142,9 +142,9 @@ class GatewayRun:
             if metrics_sock is not None:
                 address = (application.settings.metrics.host, metrics_sock.getsockname()[1])
                 log.info("metrics are on %s:%d", *address)
-            await asyncio.wait({serving, stop, settled}, return_when=asyncio.FIRST_COMPLETED)
-            if settled.done() and not stop.done():
-                if application.startup.hopeless:
+            await asyncio.wait({serving, stop, startup}, return_when=asyncio.FIRST_COMPLETED)
+            if startup.done() and not stop.done():
+                if application.engine_lifecycle.hopeless:
                     failures = list(engine_failures(application))
                     await _exit(self._server, serving)
                     raise ConfigError(failures)
@@ -257,7 +257,7 @@ async def hand_over(
     for server in started:  # before that it has no port to close, and would bind a closed one
         await server.startup_ended.wait()
     await application.reloader.stop()
-    await application.startup.release()
+    await application.engine_lifecycle.release_engines()
     for server in started:
         server.stop_listening()
     exclusive.close()
@@ -269,9 +269,7 @@ async def _exit(server: HttpServer, serving: asyncio.Task[None]) -> None:
     await serving
 
 
-def _run_in_background(
-    stack: AsyncExitStack, coroutine: Coroutine[Any, Any, Any]
-) -> asyncio.Task[Any]:
+def _start_task(stack: AsyncExitStack, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Return a task that the stack cancels."""
     task = asyncio.create_task(coroutine)
     stack.callback(task.cancel)

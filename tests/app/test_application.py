@@ -11,15 +11,15 @@ from app.application import Application
 from app.main import create_app
 from tests.gateway import remote, settings_for
 
-# Parts that are closed, in the order of their release. `startup.stop` stops the engines.
+# Parts that are closed, in the order of their release.
 RELEASE = (
     ("loop_lag", "stop"),
-    ("startup", "close"),
+    ("engine_lifecycle", "cancel_start"),
     ("engines_page", "close"),
     ("reloader", "close"),
     ("operations", "close"),
     ("loader", "close"),
-    ("startup", "stop"),
+    ("engine_lifecycle", "stop_engines"),
     ("limiter", "close"),
     ("ledger", "close"),
     ("budgets", "close"),
@@ -62,7 +62,7 @@ async def test_parts_are_released_in_the_documented_order(
     application: Application, released: list[str]
 ) -> None:
     async with application.run():
-        await application.settled.wait()
+        await application.startup_done.wait()
         assert released == []
     assert released == NAMES
 
@@ -77,10 +77,12 @@ async def test_failed_start_releases_the_parts_that_were_started(
     with pytest.raises(OSError, match="no space left"):
         async with application.run():
             pytest.fail("started")
-    assert released == NAMES[NAMES.index("startup.stop") :]
+    assert released == NAMES[NAMES.index("engine_lifecycle.stop_engines") :]
 
 
-@pytest.mark.parametrize("place", ["reloader.close", "startup.stop", "ledger.close"])
+@pytest.mark.parametrize(
+    "place", ["reloader.close", "engine_lifecycle.stop_engines", "ledger.close"]
+)
 async def test_cancelled_shutdown_releases_the_rest(
     application: Application, released: list[str], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -96,7 +98,7 @@ async def test_cancelled_shutdown_releases_the_rest(
 
     async def run() -> None:
         async with application.run():
-            await application.settled.wait()
+            await application.startup_done.wait()
 
     running = asyncio.create_task(run())
     await hangs.wait()

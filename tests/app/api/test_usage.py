@@ -23,13 +23,13 @@ class Caller:
     id: str
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
-    team: Owner | None = None
+    owner: Owner | None = None
 
 
 CALLERS = {
     "one": Caller("key-1", daily_tokens=100, monthly_tokens=1000),
-    "of research": Caller("key-3", team=Owner("research", NO_LIMITS, None, 5000)),
-    "of ops": Caller("key-4", team=Owner("ops", NO_LIMITS)),
+    "of research": Caller("key-3", owner=Owner("research", NO_LIMITS, None, 5000)),
+    "of ops": Caller("key-4", owner=Owner("ops", NO_LIMITS)),
     "two": Caller("key-2"),
     "auditor": Caller("key-9"),
 }

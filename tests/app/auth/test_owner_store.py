@@ -103,7 +103,7 @@ class TestPropagation:
             await authenticator.poll()
             principal: Principal = await authenticator.authenticate(bearer(made.text))
             assert authenticator.recall(bearer(made.text)) is not None
-            return principal.team
+            return principal.owner
 
         assert await team() is None
         await store.assign("research", OwnerFields(tokens_per_minute=5, daily_tokens=6))
@@ -125,11 +125,11 @@ class TestPropagation:
         key, made = await keys.create(KeyFields(name="k", owner="research"))
         await authenticator.poll()
         principal = await authenticator.authenticate(bearer(made.text))
-        assert (principal.team, principal.has_budget) == (None, False)
+        assert (principal.owner, principal.has_budget) == (None, False)
         await keys.change(key.id, KeyChanges(owner="ops"))
         await authenticator.poll()
         principal = await authenticator.authenticate(bearer(made.text))
-        assert principal.team == Owner("ops", LimitSettings(), 1)
+        assert principal.owner == Owner("ops", LimitSettings(), 1)
         assert principal.has_budget
 
     async def test_change_of_an_owner_keeps_keys_of_others_cached(

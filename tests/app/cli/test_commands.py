@@ -106,7 +106,7 @@ async def run(one: Gateway, *words: str) -> tuple[int, str]:
 
 async def test_status_on_a_terminal_shows_a_start_and_then_the_facts(tmp_path: Path) -> None:
     async with gateway(tmp_path) as one:
-        await one.state.settled.wait()
+        await one.state.startup_done.wait()
         facts = EngineFacts(version="0.32.0")
         engine = FakeEngine(
             "slow-0",
@@ -161,7 +161,7 @@ async def test_logs_follow_until_ctrl_c(tmp_path: Path) -> None:
 
 async def test_engine_that_fails_to_start_is_reported(tmp_path: Path) -> None:
     async with gateway(tmp_path, fake_start="crash") as one:
-        await one.state.settled.wait()
+        await one.state.startup_done.wait()
         code, shown = await run(one, "status")
         assert code == 0
         line = shown.splitlines()[1].split(maxsplit=5)
@@ -174,7 +174,7 @@ async def test_engine_that_fails_to_start_is_reported(tmp_path: Path) -> None:
 
 async def test_model_is_unloaded_and_loaded(tmp_path: Path) -> None:
     async with gateway(tmp_path) as one:
-        await one.state.settled.wait()
+        await one.state.startup_done.wait()
         first = (await one.client.get("/health")).status_code
         assert first == 200
         assert await run(one, "models", "unload", "org/demo") == (0, "unloaded org/demo\n")
@@ -188,7 +188,7 @@ async def test_model_is_unloaded_and_loaded(tmp_path: Path) -> None:
 
 async def test_secret_flag_is_never_shown(tmp_path: Path) -> None:
     async with gateway(tmp_path, hf_token=CANARY) as one:
-        await one.state.settled.wait()
+        await one.state.startup_done.wait()
         for words in (("status",), ("logs", "org-demo-0")):
             code, shown = await run(one, *words)
             assert code == 0

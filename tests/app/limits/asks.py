@@ -23,10 +23,10 @@ def ask(
     key_id: str = "k",
     model_name: str = "demo",
     concurrent: bool = True,
-    entered: bool = False,
+    precharged: bool = False,
     owner: Owner | None = None,
 ) -> LimitRequest:
-    return LimitRequest(key_id, key, model_name, model, tokens, concurrent, entered, owner)
+    return LimitRequest(key_id, key, model_name, model, tokens, concurrent, precharged, owner)
 
 
 def owned(

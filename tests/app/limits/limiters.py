@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from app.errors import GatewayError
-from app.limits.limiter import LEASE_S, Decision, Limiter
+from app.limits.limiter import LEASE_S, LimitDecision, Limiter
 from app.limits.terms import LimitRequest
 from app.settings import LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
@@ -54,13 +54,13 @@ async def outcome(limiter: Limiter, request: LimitRequest) -> str:
         return error.code
 
 
-def at_once(limiter: Limiter, request: LimitRequest) -> Decision:
+def at_once(limiter: Limiter, request: LimitRequest) -> LimitDecision:
     """Return a decision that waits for nothing at all."""
     deciding = limiter.decide(request)
     try:
         deciding.send(None)
     except StopIteration as stopped:
-        decision: Decision = stopped.value
+        decision: LimitDecision = stopped.value
         return decision
     deciding.close()
     raise AssertionError("it waits")

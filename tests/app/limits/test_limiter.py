@@ -16,7 +16,7 @@ import redis
 
 from app.auth import Owner
 from app.errors import RateLimited
-from app.limits.limiter import LEASE_S, Decision, Limiter
+from app.limits.limiter import LEASE_S, LimitDecision, Limiter
 from app.limits.redis_connection import RedisConnection
 from app.limits.redis_store import LeasedReading, RedisStore
 from app.limits.terms import LimitRequest, terms_of
@@ -462,7 +462,7 @@ def calls(client: redis.Redis) -> int:
     return number
 
 
-async def when_free(limiter: Limiter, limited: LimitRequest) -> Decision:
+async def when_free(limiter: Limiter, limited: LimitRequest) -> LimitDecision:
     """Return the first decision that is not a refusal."""
     async with asyncio.timeout(20):
         while (decision := await limiter.decide(limited)).refusal is not None:

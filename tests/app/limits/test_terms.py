@@ -40,7 +40,7 @@ def test_terms_of_cached_scopes_match_the_request(
 ) -> None:
     """Keys, owners and models share names, and their limits change from request to request."""
     scopes = Scopes(60.0)
-    for key, owner, model, key_id, model_name, tokens, concurrent, entered in steps:
+    for key, owner, model, key_id, model_name, tokens, concurrent, precharged in steps:
         request = ask(
             every[key],
             every[model],
@@ -48,7 +48,7 @@ def test_terms_of_cached_scopes_match_the_request(
             key_id=key_id,
             model_name=model_name,
             concurrent=concurrent,
-            entered=entered,
+            precharged=precharged,
             owner=owners[owner],
         )
         assert scopes.terms(request) == terms_of(request, 60.0)
@@ -75,7 +75,7 @@ def test_scope_cache_is_bounded() -> None:
 
 def test_charge_made_before_the_body_is_not_repeated() -> None:
     request = ask(
-        limits(10, 100, 5), limits(20, 200, 6), tokens=50, entered=True, owner=owned(30, 300, 7)
+        limits(10, 100, 5), limits(20, 200, 6), tokens=50, precharged=True, owner=owned(30, 300, 7)
     )
     terms = terms_of(request)
     assert [(t.subject, t.kind) for t in terms.buckets] == [

@@ -16,7 +16,7 @@ from tests.gateway import Gateway, serving_demo
 
 
 def principal(key_id: str, owner: str = "") -> Principal:
-    return Principal(key_id, Role.CLIENT, NO_LIMITS, owner=owner)
+    return Principal(key_id, Role.CLIENT, NO_LIMITS, owner_name=owner)
 
 
 class TestSalts:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.limits import Decision, Limiter, LimitRequest
+from app.limits import LimitDecision, Limiter, LimitRequest
 from app.relay.reservation import Reservation
 from app.settings import NO_LIMITS, LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
@@ -220,7 +220,7 @@ async def test_attached_fallback_is_settled_as_well() -> None:
     limiter = Limiter(LimitsSettings(), StateSettings(), Metrics())
     limits = LimitSettings(tokens_per_minute=CAPACITY)
 
-    async def of(model: str, tokens: int) -> Decision:
+    async def of(model: str, tokens: int) -> LimitDecision:
         return await limiter.decide(LimitRequest("key", NO_LIMITS, model, limits, tokens))
 
     with await of("asked", 5000) as decision, await of("fallback", 5000) as share:

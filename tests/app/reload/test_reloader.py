@@ -177,7 +177,7 @@ class TestRefusals:
         vllm_flags.install(monkeypatch)
         file = ConfigFile(tmp_path, model("far", remote("http://127.0.0.1:9")))
         async with run(file, launcher=None, settle=False) as one:
-            await one.state.settled.wait()
+            await one.state.startup_done.wait()
             file.write(
                 model("far", remote("http://127.0.0.1:9")),
                 model("demo", process(args={"max-modellen": 1})),
@@ -230,7 +230,7 @@ class TestRefusals:
             waiting = asyncio.create_task(one.state.reloader.reload(wait=True))
             loaded.touch()
             assert (await waiting).difference == ()
-            assert one.state.settled.is_set()
+            assert one.state.startup_done.is_set()
 
     @pytest.mark.parametrize("body", [{"dry_run": "perhaps"}, {"dryrun": True}, []])
     async def test_invalid_body_is_rejected(self, tmp_path: Path, body: object) -> None:

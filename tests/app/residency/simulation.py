@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from app.residency.policy import Decision, LoadTerms, ModelSnapshot, Residency, UnloadReason, decide
+from app.residency.policy import (
+    LoadDecision,
+    LoadTerms,
+    ModelSnapshot,
+    Residency,
+    UnloadReason,
+    decide,
+)
 
 UNLOAD_S = 1.0
 
@@ -60,7 +67,7 @@ class World:
     # Time from the first waiting request to the start of each load.
     delays: list[float] = field(default_factory=list)
     unloads: list[tuple[str, UnloadReason]] = field(default_factory=list)
-    decision: Decision | None = None
+    decision: LoadDecision | None = None
 
     def __post_init__(self) -> None:
         self.models = {

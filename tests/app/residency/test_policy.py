@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from app.residency.policy import Decision, LoadTerms, ModelSnapshot, Residency, UnloadReason, decide
+from app.residency.policy import (
+    LoadDecision,
+    LoadTerms,
+    ModelSnapshot,
+    Residency,
+    UnloadReason,
+    decide,
+)
 
 NOW = 1000.0
 TERMS = LoadTerms(patience_s=15, keep_s=10, keep_loads=2, settle_s=1, settle_loads=0.1)
@@ -31,17 +38,17 @@ def loading(name: str, need: float | None = 1.0, **fields: Any) -> ModelSnapshot
 
 def decided(
     *snapshots: ModelSnapshot, room: float = 2.0, slots: int = 1, now: float = NOW
-) -> Decision:
+) -> LoadDecision:
     return decide(snapshots, room, slots, now, TERMS)
 
 
-def evicted(decision: Decision) -> list[str]:
+def evicted(decision: LoadDecision) -> list[str]:
     return [name for name, _ in decision.unload]
 
 
 class TestLoading:
     def test_unwanted_model_is_not_loaded(self) -> None:
-        assert decided(ModelSnapshot(name="a", need_gib=1.0)) == Decision(
+        assert decided(ModelSnapshot(name="a", need_gib=1.0)) == LoadDecision(
             (), (), frozenset(), {}, frozenset(), None
         )
 

@@ -39,8 +39,8 @@ WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
 _NO_LEASE = nullcontext()
 
 
-class ModelServer:
-    """Serves one request with a model; after it failed, with another. Use it for one request."""
+class ModelRequest:
+    """One request at one model, and after that failed, at another."""
 
     __slots__ = ("_principal", "_request", "_services", "reservation")
 
@@ -60,12 +60,12 @@ class ModelServer:
         self,
         plan: RequestPlan,
         limits: LimitRequest,
-        arrived_at: float | None = None,
+        planned_at: float | None = None,
         chain: FallbackChain | None = None,
     ) -> None:
         """Serve the request once the model is loaded and has a free slot. Raises CANNOT_SERVE.
 
-        `arrived_at` is when the request could start; None: it has waited for another model since.
+        `planned_at` is when the request was planned; None: it has waited for another model since.
         The wait for a load ends early when a fallback of `chain` is up before.
         """
         services, request, principal, model = (
@@ -83,8 +83,8 @@ class ModelServer:
             with permit:
                 # A reload may have replaced its engines while the request waited.
                 model = services.catalogue.current(model)
-                if arrived_at is not None:
-                    overhead_s = perf_counter() - arrived_at - (request.queued_s or 0.0)
+                if planned_at is not None:
+                    overhead_s = perf_counter() - planned_at - (request.queued_s or 0.0)
                     services.metrics.overhead.observe((model.name,), overhead_s)
                 await self._send(plan, model)
 
@@ -109,10 +109,10 @@ class ModelServer:
 
     async def _lease(self, model: Model, chain: FallbackChain | None) -> ModelLease:
         """Return a lease on a model that is loaded on demand. Raises what `wait` raises."""
-        hold = partial(self._services.loader.lease, model.name)
+        lease = partial(self._services.loader.lease, model.name)
         if chain is not None:
-            hold = partial(hold, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
-        return await self.wait("load_wait", hold())
+            lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
+        return await self.wait("load_wait", lease())
 
     async def _send(self, plan: RequestPlan, model: Model) -> None:
         """Send the request to one of the model's engines, and settle what that took."""
@@ -174,15 +174,15 @@ class ModelServer:
         raw = body.for_engine(replica.served_name, changes, rewrite.dropped)
         priority = self._principal.priority if replica.by_priority else None
         return EngineCall(
-            build_engine_request(request, raw, engine_id, priority),
-            plan.cost.prompt,
-            rewrite.withhold_usage,
-            rewrite.one_choice,
-            bool(rewrite.value(body, "logprobs")),
-            request.endpoint.label != COMPLETIONS,
-            replica.fingerprint,
-            rewrite.withhold_metadata,
-            model_line,
+            request=build_engine_request(request, raw, engine_id, priority),
+            prompt=plan.cost.prompt,
+            withhold_usage=rewrite.withhold_usage,
+            one_choice=rewrite.one_choice,
+            wide=bool(rewrite.value(body, "logprobs")),
+            opened=request.endpoint.label != COMPLETIONS,
+            fingerprint=replica.fingerprint,
+            withhold_metadata=rewrite.withhold_metadata,
+            model_line=model_line,
         )
 
     async def _claim(self, response_id: str, model: Model, replica: Replica, status: int) -> None:

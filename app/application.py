@@ -1,7 +1,7 @@
 """The parts of one running gateway, started in order and released in the reverse order.
 
 `run` is the lifespan. Each part is pushed onto one `AsyncExitStack` where it is started, so that a
-failed start releases what had been started, and a cancelled shutdown still releases the rest.
+failed start releases what had been started, and a canceled shutdown still releases the rest.
 The order of the release:
 
     event loop lag, start of engines      no engine starts with the gateway any more

@@ -316,7 +316,7 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_figures(lambda: engine_figures(catalogue))
     metrics.watch_queues(admission.queue_limits)
     metrics.watch_in_flight(admission.in_flight_by_model)
-    metrics.watch_budgets(application.budgets.used_up)
+    metrics.watch_budgets(application.budgets.usage_levels)
     metrics.watch_ledger(lambda: application.ledger.pending)
     metrics.watch_loop(application.loop_lag.read)
     metrics.watch_models(lambda: ((model.name, model.on_demand) for model in catalogue.models))

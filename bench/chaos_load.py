@@ -214,7 +214,7 @@ class Load:
             await self._idle.wait()
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Send until canceled."""
         async with asyncio.TaskGroup() as group:
             for index in range(len(self.keys)):
                 group.create_task(self._client(index))

@@ -220,7 +220,7 @@ def _unparsed(body: bytes) -> dict[str, Any]:
 
 
 async def serve(stub: Stub, host: str, port: int) -> None:
-    """Serve until cancelled."""
+    """Serve until canceled."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(stub), host, port, backlog=4096)
     await server.serve_forever()

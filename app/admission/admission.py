@@ -109,7 +109,7 @@ class Admission:
             if model is not None:
                 yield model, queue.max_waiting
 
-    async def permit(
+    async def acquire(
         self,
         model: str | None,
         key_id: str,
@@ -117,7 +117,7 @@ class Admission:
         weight: float = 1.0,
         tokens: int = 0,
     ) -> Permit:
-        """Return a permit, counted from now; await it in the `with` statement that ends it.
+        """Return a permit; enter it with no await in between.
 
         `model` must exist, or is None for a request without one, which never waits. The rest
         decides its turn (`fair_queue.py`); `tokens` estimates prompt plus answer.
@@ -131,10 +131,10 @@ class Admission:
             return Permit(queue, None)
         return Permit(queue, await queue.acquire(key_id, priority, weight, tokens))
 
-    def permit_at_once(self, model: str | None) -> Permit | None:
+    def try_acquire(self, model: str | None) -> Permit | None:
         """Return a permit if the request need not wait; None: it must.
 
-        Raises EngineUnavailable and ModelNotFound as `permit` does.
+        Raises EngineUnavailable and ModelNotFound as `acquire` does.
         """
         queue = self._find_queue(model)
         return Permit(queue, None) if queue.try_acquire() else None
@@ -152,13 +152,13 @@ class Admission:
         self._draining = True
         self._engine_changes.notify()  # ends waits for the start of an engine
 
-    async def idle(self, model: str | None = None) -> None:
+    async def wait_until_idle(self, model: str | None = None) -> None:
         """Return when no request of a model, or of any, is in flight; then none waits either."""
         if model is not None:
-            await self._queues[model].idle()
+            await self._queues[model].wait_until_idle()
             return
         while (busy := next((queue for queue in self._all() if queue.in_flight), None)) is not None:
-            await busy.idle()
+            await busy.wait_until_idle()
 
     def _create_queue(
         self, model: str, settings: QueueSettings, ready: Callable[[], int]

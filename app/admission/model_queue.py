@@ -58,7 +58,7 @@ class ModelQueue:
         self._timeout_s = settings.timeout_s
         self._grant_slots()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Return when no slot is held; then no request waits either."""
         if self.in_flight:
             if self._idle is None:
@@ -86,7 +86,7 @@ class ModelQueue:
         """
         began = perf_counter()
         if self._queue.size >= self.max_waiting:
-            raise self._overloaded("has as many requests under way and waiting as it may", began)
+            raise self._overloaded(f"the queue of model {self.model!r} is full", began)
         if not self._queue.size:
             self._service_rate.restart(began)
         loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class ModelQueue:
             self._metrics.queue_depth.add((self.model,), -1)
             self._metrics.queue_wait.observe((self.model,), waited_s)
         if not has_slot:
-            reason = f"had no room for this request within {self._timeout_s:g} s"
+            reason = f"no slot of model {self.model!r} became free within {self._timeout_s:g} s"
             raise self._overloaded(reason, perf_counter())
         return waited_s
 
@@ -161,9 +161,7 @@ class ModelQueue:
 
     def _overloaded(self, reason: str, now: float) -> EngineOverloaded:
         retry_after_s = self._service_rate.retry_after_s(self._queue.size, now)
-        error = EngineOverloaded(
-            f"the model {self.model!r} {reason}; try again in {retry_after_s} s"
-        )
+        error = EngineOverloaded(f"{reason}; try again in {retry_after_s} s")
         error.retry_after_s = retry_after_s
         return error
 

@@ -97,7 +97,7 @@ class Authenticator:
         self._poll_lock = asyncio.Lock()  # an older result must not follow a newer one
         self._offline = False
         self._last_poll = monotonic()  # start of the last successful poll
-        self._lookups = LookupQueues(self._read, self._settle)
+        self._lookups = LookupQueues(self._read, self._cache_result)
         # The IDs of all keys that are not deleted; None: not loaded, or too many.
         self._ids: set[str] | None = None
         # Time of use of keys, not yet written to the store.
@@ -203,7 +203,7 @@ class Authenticator:
         while not self._offline:
             exists = self._ids is None or key_id in self._ids
             try:
-                await self._lookups.settled(key_id, key_digest, exists=exists)
+                await self._lookups.wait_for_result(key_id, key_digest, exists=exists)
             except (DatabaseUnavailable, LookupQueueFull):
                 raise _store_unavailable() from None
             if (entry := self._known.get(key_digest)) is not None:
@@ -222,7 +222,7 @@ class Authenticator:
             self._go_offline(error)
             raise
 
-    def _settle(
+    def _cache_result(
         self, key_id: str, key_digest: bytes, found: tuple[int, Credential | None], final: bool
     ) -> bool:
         """Cache the result of a read; a mismatch only if it is final."""
@@ -264,7 +264,7 @@ class Authenticator:
     # Background work
 
     async def run(self) -> None:
-        """Poll the store and write uses until cancelled."""
+        """Poll the store and write uses until canceled."""
         flush_at = self._monotonic() + FLUSH_S
         while True:
             try:

@@ -48,17 +48,17 @@ class _Lookup:
 class LookupQueues(Generic[T]):
     """Runs lookups by ID; `read` queries the store.
 
-    `settle(key_id, digest, found, final)` caches the result of a read for a digest and returns
-    whether it is conclusive: a match always is, a mismatch only if `final`.
+    `cache_result(key_id, digest, found, final)` caches the result of a read for a digest and
+    returns whether it is conclusive: a match always is, a mismatch only if `final`.
     """
 
     def __init__(
         self,
         read: Callable[[str], Awaitable[T]],
-        settle: Callable[[str, bytes, T, bool], bool],
+        cache_result: Callable[[str, bytes, T, bool], bool],
     ) -> None:
         self._read = read
-        self._settle = settle
+        self._cache_result = cache_result
         self._existing = _Queue(MAX_READS, MAX_PENDING)
         self._unknown = _Queue(MAX_UNKNOWN_READS, MAX_UNKNOWN_PENDING)
         self._lookups: dict[str, _Lookup] = {}
@@ -66,8 +66,11 @@ class LookupQueues(Generic[T]):
     def __len__(self) -> int:
         return len(self._lookups)
 
-    async def settled(self, key_id: str, digest: bytes, *, exists: bool) -> None:
-        """Wait until a digest is settled. Raises LookupQueueFull and errors of the read."""
+    async def wait_for_result(self, key_id: str, digest: bytes, *, exists: bool) -> None:
+        """Wait until the lookup of a digest has a result.
+
+        Raises LookupQueueFull and errors of the read.
+        """
         lookup = self._lookups.get(key_id) or self._begin(key_id, exists)
         future = lookup.waiting.get(digest)
         if future is None:
@@ -95,7 +98,7 @@ class LookupQueues(Generic[T]):
         for one in lookups:
             for future in one.waiting.values():
                 future.cancel()
-        self._lookups.clear()  # a task cancelled before it started has not removed its own
+        self._lookups.clear()  # a task canceled before it started has not removed its own
 
     def _begin(self, key_id: str, exists: bool) -> _Lookup:
         queue = self._existing if exists else self._unknown
@@ -115,7 +118,7 @@ class LookupQueues(Generic[T]):
                     found = await self._read(key_id)
                 if not lookup.outdated:
                     for digest in tuple(lookup.waiting):
-                        if self._settle(key_id, digest, found, digest in before):
+                        if self._cache_result(key_id, digest, found, digest in before):
                             lookup.waiting.pop(digest).set_result(None)
         except Exception as error:  # noqa: BLE001 - raised in every waiting caller
             for future in lookup.waiting.values():

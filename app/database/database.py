@@ -124,7 +124,7 @@ class Database:
                     if self._observer is not None:
                         await self._observer.close()
                 await self._engine.dispose()
-        # A statement whose caller was cancelled continues in its thread, which then calls the loop;
+        # A statement whose caller was canceled continues in its thread, which then calls the loop;
         # so the thread must end before the loop does.
         for thread in list(self._threads):
             if thread.is_alive():
@@ -136,7 +136,7 @@ class Database:
         options["async_creator_fn"] = self._new_connection
 
     def _new_connection(self, *arguments: Any, **options: Any) -> aiosqlite.Connection:
-        """Return a connection to be awaited; record its thread even if opening is cancelled."""
+        """Return a connection to be awaited; record its thread even if opening is canceled."""
         options["cached_statements"] = CACHED_STATEMENTS
         connection = aiosqlite.connect(*arguments, **options)
         thread = connection._thread  # SQLAlchemy does the same

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from app.errors import Headers, RateLimited, ServiceUnavailable
-from app.limits import rate_headers
+from app.limits import rate_responses
 from app.limits.memory_store import MemoryStore
 from app.limits.script_calls import RedisUnavailable
 from app.limits.terms import (
@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 # A gateway that dies holds its slots for this long at most; of three renewals in it, one may fail.
 LEASE_S = 25.0
 
-OUTAGE_POLICIES = {
-    "local": "until then this gateway counts limits for itself",
-    "open": "until then nothing is limited",
-    "closed": "until then requests are refused",
+OUTAGE_CONSEQUENCES = {
+    "local": "this gateway counts limits for itself until it is available",
+    "open": "limits are not enforced until it is available",
+    "closed": "requests are refused until it is available",
 }
 
 
@@ -61,23 +61,23 @@ class LimitDecision(msgspec.Struct, gc=False, eq=False):
     @property
     def refusal(self) -> RateLimited | None:
         """The error that refuses the request; None: it is admitted."""
-        return rate_headers.refusal(self.terms, self.reading, self.burst_s)
+        return rate_responses.refusal(self.terms, self.reading, self.burst_s)
 
     @property
     def headers(self) -> Headers:
         """The rate-limit headers of the response."""
-        return rate_headers.headers(self.terms, self.reading, self.burst_s)
+        return rate_responses.headers(self.terms, self.reading, self.burst_s)
 
     @property
     def header_lines(self) -> bytes:
         """The same as encoded lines."""
-        return rate_headers.header_lines(self.terms, self.reading, self.burst_s)
+        return rate_responses.header_lines(self.terms, self.reading, self.burst_s)
 
     def settle(self, tokens: float) -> None:
         """Set the number of tokens that the request used; the default is none."""
         self.used = tokens
 
-    def keep(self) -> None:
+    def settle_as_reserved(self) -> None:
         """Set the used tokens to the reserved ones."""
         self.used = float(self.terms.tokens)
 
@@ -137,7 +137,7 @@ class Limiter:
             metrics.redis_available.set((), 1)
 
     def decide_at_once(self, request: LimitRequest) -> LimitDecision | None:
-        """Admit a request and charge its limits, or none; None where `decide` must ask Redis."""
+        """Decide now. Returns None if Redis must be asked: see `decide`."""
         if self._redis is not None:
             return None
         terms = self._scopes.terms(request)
@@ -165,7 +165,7 @@ class Limiter:
         return LimitDecision(terms, decision.reading, self._burst_s, release)
 
     async def run(self) -> None:
-        """Renew leases and probe Redis, if it is used, until cancelled."""
+        """Renew leases and probe Redis, if it is used, until canceled."""
         if self._redis is not None:
             await self._redis.run()
 
@@ -184,10 +184,10 @@ class Limiter:
     def _redis_changed(self, reason: str | None) -> None:
         self._metrics.redis_available.set((), reason is None)
         if reason is None:
-            log.info("%s available; limits are counted there", self._connection)
+            log.info("%s is available; limits are counted there", self._connection)
         else:
-            consequence = OUTAGE_POLICIES[self._policy]
-            log.error("%s unavailable: %s; %s", self._connection, reason, consequence)
+            consequence = OUTAGE_CONSEQUENCES[self._policy]
+            log.error("%s is unavailable: %s; %s", self._connection, reason, consequence)
 
 
 def _release_in_redis(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from app.errors import RateLimited
-from app.limits import rate_headers
+from app.limits import rate_responses
 from app.limits.memory_store import MemoryStore
 from app.limits.terms import LimitRequest, terms_of
 from app.settings import NO_LIMITS, LimitSettings
@@ -29,4 +29,4 @@ class ReadLimiter:
         """Count a read; return its refusal, or None if it is admitted."""
         reads = LimitSettings(requests_per_minute=limits.requests_per_minute)
         terms = terms_of(LimitRequest(key_id, reads, "", NO_LIMITS, 0, concurrent=False))
-        return rate_headers.refusal(terms, self._store.decide(terms, self._clock()), BURST_S)
+        return rate_responses.refusal(terms, self._store.decide(terms, self._clock()), BURST_S)

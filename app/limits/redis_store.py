@@ -96,7 +96,7 @@ class RedisStore:
     async def decide(self, terms: Terms) -> LeasedReading:
         """Admit a request and charge all its limits, or none. Raises RedisUnavailable.
 
-        A cancelled call leaves nothing charged.
+        A canceled call leaves nothing charged.
         """
         if self._breaker_open.is_set():
             raise RedisUnavailable("the circuit breaker is open")
@@ -129,7 +129,7 @@ class RedisStore:
             self._timer = asyncio.get_running_loop().call_later(RELEASE_S, self._start_sending)
 
     async def run(self) -> None:
-        """Renew leases and probe until cancelled."""
+        """Renew leases and probe until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew(), name="renew leases in Redis")
             tasks.create_task(self._probe(), name="probe Redis")
@@ -171,7 +171,7 @@ class RedisStore:
         ended, self._ended = self._ended[:MAX_BATCH], self._ended[MAX_BATCH:]
         due, self._due = self._due[:MAX_BATCH], self._due[MAX_BATCH:]
         renewals = [Renewal(lease, self._held[lease]) for lease in due if lease in self._held]
-        pending = [one for one in self._waiting if not one.decided.done()]  # not cancelled
+        pending = [one for one in self._waiting if not one.decided.done()]  # not canceled
         limit = 0 if self._due else MAX_BATCH
         waiting, self._waiting = pending[:limit], pending[limit:]
         requests = [one.request for one in waiting]
@@ -192,7 +192,7 @@ class RedisStore:
             self._give_up("internal error", waiting, ended)
             return
         for (request, decided, _), reading in zip(waiting, decisions, strict=True):
-            if decided.done():  # cancelled meanwhile
+            if decided.done():  # canceled meanwhile
                 self._undo(request.lease, request.terms, reading)
                 continue
             if reading.admitted and request.terms.slots:

@@ -74,9 +74,9 @@ class ModelRequest:
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
         with await self._lease(model, chain) if model.on_demand else _NO_LEASE:
-            permit = services.admission.permit_at_once(limits.model)
+            permit = services.admission.try_acquire(limits.model)
             if permit is None:
-                waiting = services.admission.permit(
+                waiting = services.admission.acquire(
                     limits.model, principal.id, principal.priority, principal.weight, limits.tokens
                 )
                 permit = await self.wait("queue", waiting)
@@ -195,7 +195,7 @@ class ModelRequest:
         """Settle what a request took that reached an engine, however it ended."""
         request = self._request
         if not request.endpoint.metered:
-            self.reservation.keep()
+            self.reservation.settle_as_reserved()
             return
         request.usage = usage = billed_usage(plan, result, canceled=canceled)
         if usage is not None:

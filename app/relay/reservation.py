@@ -34,8 +34,8 @@ class Reservation:
         if self._budget is not None:
             self._budget.settle(usage.prompt + usage.completion)
 
-    def keep(self) -> None:
+    def settle_as_reserved(self) -> None:
         """Keep what was reserved of limits as what the request used."""
-        self._decision.keep()
+        self._decision.settle_as_reserved()
         if self._fallback is not None:
-            self._fallback.keep()
+            self._fallback.settle_as_reserved()

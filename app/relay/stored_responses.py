@@ -80,7 +80,7 @@ async def relay_stored_response(
     Its body is not forwarded: the path says everything.
     """
     exchange = request.exchange
-    with await services.admission.permit(None, principal.id):
+    with await services.admission.acquire(None, principal.id):
         model, replica = await _find_replica(services, principal, exchange.path)
         request.model, request.engine = model.name, replica.engine.name
         request.trace.begin_attempt(replica.engine.name)

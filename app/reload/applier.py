@@ -248,7 +248,7 @@ class Applier:
         deadline = asyncio.get_running_loop().time() + drain_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await admission.idle(deployment.name)
+                await admission.wait_until_idle(deployment.name)
         left_s = max(0.0, deadline - asyncio.get_running_loop().time())
         await asyncio.gather(*(self.fleet.retire(one.engine, left_s) for one in deployment.engines))
         admission.close(deployment.name)

@@ -4,7 +4,7 @@
 
 A wanted model is loaded as soon as it fits. If it does not fit, other models are evicted:
 
-1. idle models: without a lease or a waiting request, and unused for `settle`;
+1. idle models: without a lease or a waiting request, and unused for `idle_after`;
 2. models in use, only for a model that has been wanted for `patience_s`, and only those that have
    been loaded for `keep`. They grant no more leases, and are unloaded after their requests.
 
@@ -16,8 +16,8 @@ for its longest request, a load begins within
     patience + k * (L + keep(L) + D + U)
 
 after the first request that waits for it. They also bound thrashing: a model that is evicted has
-been loaded for at least `settle`, or `keep` if it was in use. So within T seconds it is loaded at
-most 1 + T / (load + settle) times, and 1 + T / (load + keep) times while it is in use.
+been loaded for at least `idle_after`, or `keep` if it was in use. So within T seconds it is loaded
+at most 1 + T / (load + idle_after) times, and 1 + T / (load + keep) times while it is in use.
 
 A model whose memory is still unknown takes all the capacity: it is loaded alone, and measured.
 """
@@ -58,16 +58,16 @@ class LoadTerms:
     keep_s: float = 10.0
     keep_loads: float = 2.0
     # Pause between two requests of one agent.
-    settle_s: float = 1.0
-    settle_loads: float = 0.1
+    idle_after_s: float = 1.0
+    idle_after_loads: float = 0.1
 
     def keep(self, load_s: float | None) -> float:
         """Return how long a model in use stays loaded at least."""
         return max(self.keep_s, self.keep_loads * (load_s or 0.0))
 
-    def settle(self, load_s: float | None) -> float:
+    def idle_after(self, load_s: float | None) -> float:
         """Return for how long a model must be unused to count as idle."""
-        return max(self.settle_s, self.settle_loads * (load_s or 0.0))
+        return max(self.idle_after_s, self.idle_after_loads * (load_s or 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class _DecisionRound:
         now: float,
         terms: LoadTerms,
     ) -> None:
-        self._residents = snapshots
+        self._models = snapshots
         self._capacity = capacity_gib
         self._now = now
         self._terms = terms
@@ -148,7 +148,7 @@ class _DecisionRound:
         self._moments: list[float] = []
         # When each model that loads before the one in question can be evicted again.
         self._evictable_at = [
-            max(now, r.load_began + (r.load_s or 0.0)) + terms.settle(r.load_s)
+            max(now, r.load_began + (r.load_s or 0.0)) + terms.idle_after(r.load_s)
             for r in snapshots
             if r.residency is Residency.LOADING
         ]
@@ -157,7 +157,7 @@ class _DecisionRound:
         self._unload_unneeded()
         wanted = [
             r
-            for r in self._residents
+            for r in self._models
             if r.residency is Residency.UNLOADED and r.wanted_since is not None
         ]
         for snapshot in sorted(wanted, key=lambda r: (r.wanted_since, r.name)):
@@ -215,8 +215,8 @@ class _DecisionRound:
     def _make_room(self, snapshot: ModelSnapshot, need: float) -> None:
         """Evict other models, if that is allowed and frees enough."""
         assert snapshot.wanted_since is not None
-        hurry_at = snapshot.wanted_since + self._terms.patience_s
-        urgent = hurry_at <= self._now
+        urgent_at = snapshot.wanted_since + self._terms.patience_s
+        urgent = urgent_at <= self._now
         missing = need - self._free - self._expected
         idle = self._idle()
         victims = self._select_victims(idle, missing)
@@ -228,11 +228,11 @@ class _DecisionRound:
             self._reserve(need)
             self._will_start(snapshot, self._now)
             return
-        soonest = [*self._evictable_at, *(self._frees_at(r, hurry_at) for r in self._loaded())]
+        soonest = [*self._evictable_at, *(self._frees_at(r, urgent_at) for r in self._loaded())]
         if urgent:
             self._free, self._expected = min(self._free, 0.0), 0.0  # reserved
         # Each of these moments may make the difference.
-        self._moments.append(hurry_at)
+        self._moments.append(urgent_at)
         for other in self._loaded():
             self._moments.append(self._protected_until(other))
             if self._unused(other):
@@ -247,13 +247,13 @@ class _DecisionRound:
     def _will_start(self, snapshot: ModelSnapshot, moment: float) -> None:
         self._starts_in[snapshot.name] = moment - self._now
         load_s = snapshot.load_s
-        self._evictable_at.append(moment + (load_s or 0.0) + self._terms.settle(load_s))
+        self._evictable_at.append(moment + (load_s or 0.0) + self._terms.idle_after(load_s))
 
     def _earliest_load_end(self) -> float:
         return min(
             (
                 max(self._now, r.load_began + (r.load_s or 0.0))
-                for r in self._residents
+                for r in self._models
                 if r.residency is Residency.LOADING
             ),
             default=self._now,
@@ -270,7 +270,7 @@ class _DecisionRound:
         """Return the loaded models that are not being evicted so far."""
         return [
             r
-            for r in self._residents
+            for r in self._models
             if r.residency is Residency.LOADED
             and r.name not in self._unload
             and r.name not in self._draining_names
@@ -280,14 +280,14 @@ class _DecisionRound:
         return snapshot.leases == 0 and snapshot.wanted_since is None
 
     def _idle_at(self, snapshot: ModelSnapshot) -> float:
-        return snapshot.last_used + self._terms.settle(snapshot.load_s)
+        return snapshot.last_used + self._terms.idle_after(snapshot.load_s)
 
     def _protected_until(self, snapshot: ModelSnapshot) -> float:
         return snapshot.loaded_at + self._terms.keep(snapshot.load_s)
 
-    def _frees_at(self, snapshot: ModelSnapshot, hurry_at: float) -> float:
+    def _frees_at(self, snapshot: ModelSnapshot, urgent_at: float) -> float:
         """Return when a loaded model can be evicted at the earliest."""
-        yields_at = max(hurry_at, self._protected_until(snapshot))
+        yields_at = max(urgent_at, self._protected_until(snapshot))
         return min(self._idle_at(snapshot), yields_at) if self._unused(snapshot) else yields_at
 
     def _idle(self) -> list[ModelSnapshot]:

@@ -171,7 +171,7 @@ class GatewayRun:
         application.admission.drain()
         application.loader.drain()
         timeout_s = application.settings.server.drain_timeout_s
-        idle = asyncio.create_task(application.admission.idle())
+        idle = asyncio.create_task(application.admission.wait_until_idle())
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not idle.done() and not self._server.should_exit:
             left = deadline - asyncio.get_running_loop().time()

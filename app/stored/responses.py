@@ -112,7 +112,7 @@ class StoredResponses:
         return found
 
     async def run(self) -> None:
-        """Delete old rows every hour until cancelled."""
+        """Delete old rows every hour until canceled."""
         while True:
             with contextlib.suppress(DatabaseError):  # retried in the next round
                 await self.delete_old()

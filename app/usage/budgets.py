@@ -39,9 +39,9 @@ from app.usage.statements import ACCOUNT_COLUMNS
 
 log = logging.getLogger(__name__)
 
-# Age of the sums after which an account in use is read again in the background,
+# Age of the sums after which an account in use is read again in the background.
 REFRESH_S = 1.0
-# and after which requests wait for the read, for up to WAIT_S.
+# Age of the sums after which requests wait for that read, for up to WAIT_S.
 STALE_S = 2.0
 WAIT_S = 0.25
 # Maximum wait of an account's first request: the database's deadline, and a part of another.
@@ -100,12 +100,12 @@ class BudgetReservation:
     same turn of the event loop, in any order: then the request is counted exactly once.
     """
 
-    __slots__ = ("_left", "_spendings", "_tokens")
+    __slots__ = ("_exited", "_spendings", "_tokens")
 
     def __init__(self, spendings: Iterable[Spending], tokens: int) -> None:
         self._spendings = tuple(spendings)
         self._tokens = 0
-        self._left = False
+        self._exited = False
         self.settle(tokens)
 
     @property
@@ -115,7 +115,7 @@ class BudgetReservation:
 
     def settle(self, tokens: int) -> None:
         """Replace the reserved tokens by the used ones."""
-        if not self._left:
+        if not self._exited:
             for spending in self._spendings:
                 spending.held += tokens - self._tokens
             self._tokens = tokens
@@ -130,7 +130,7 @@ class BudgetReservation:
         trace: TracebackType | None,
     ) -> None:
         self.settle(0)
-        self._left = True
+        self._exited = True
 
 
 class Budgets:
@@ -212,7 +212,7 @@ class Budgets:
             raise refused
         return BudgetReservation([one.spending for one in accounts], tokens)
 
-    def used_up(self) -> Iterator[tuple[str, int, int]]:
+    def usage_levels(self) -> Iterator[tuple[str, int, int]]:
         """Yield for day and month how many accounts have used NEARLY of a budget, and all of it.
 
         Only accounts in use count: keys with requests within FORGET_S, and their owners.
@@ -287,7 +287,7 @@ class Budgets:
                 if not (0 <= now - one.used_at < FORGET_S or one.spending.held or one.reading):
                     del accounts[name]
 
-    # DatabaseSums
+    # Sums of the database
 
     async def _refresh(self, accounts: Iterable[BudgetAccount], now: float) -> None:
         """Start reading accounts, and wait according to the age of their sums."""

@@ -20,7 +20,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     """A gateway whose only model, demo, is on the fake vLLM; nothing is under way afterwards."""
     async with serving_demo(tmp_path, fake.url) as gateway:
         yield gateway
-        await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+        await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
         await fake.until_idle()
 
 

@@ -83,7 +83,7 @@ async def test_failed_start_releases_the_parts_that_were_started(
 @pytest.mark.parametrize(
     "place", ["reloader.close", "engine_lifecycle.stop_engines", "ledger.close"]
 )
-async def test_cancelled_shutdown_releases_the_rest(
+async def test_canceled_shutdown_releases_the_rest(
     application: Application, released: list[str], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     hangs = asyncio.Event()

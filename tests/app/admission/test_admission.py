@@ -53,7 +53,7 @@ class Scenario:
         return task
 
     async def _run(self, name: str, claim: tuple[Any, ...], model: str | None) -> float | None:
-        with await self.admission.permit(model, *claim) as permit:
+        with await self.admission.acquire(model, *claim) as permit:
             self.begun.append(name)
             await self._ends[name].wait()
             return permit.waited_s
@@ -78,7 +78,7 @@ class Scenario:
         assert self.gauge("gateway_queue_depth") == 0
         assert self.gauge("gateway_requests_in_flight") == 0
         async with asyncio.timeout(PATIENCE_S):
-            await self.admission.idle()
+            await self.admission.wait_until_idle()
 
     def gauge(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(name, {"model": "demo"}) or 0.0
@@ -121,7 +121,7 @@ def at_once(permit: Awaitable[Permit]) -> Permit:
 
 async def test_without_a_limit_no_request_waits(start: Start) -> None:
     one = start()
-    held = [at_once(one.admission.permit("demo", "a")) for _ in range(1000)]
+    held = [at_once(one.admission.acquire("demo", "a")) for _ in range(1000)]
     assert {permit.waited_s for permit in held} == {None}
     assert one.admission.in_flight == one.gauge("gateway_requests_in_flight") == 1000
     for permit in held:
@@ -131,7 +131,7 @@ async def test_without_a_limit_no_request_waits(start: Start) -> None:
 
 async def test_free_slot_is_acquired_without_a_turn_of_the_loop(start: Start) -> None:
     one = start(max_in_flight=2)
-    with at_once(one.admission.permit("demo", "a")), at_once(one.admission.permit("demo", "b")):
+    with at_once(one.admission.acquire("demo", "a")), at_once(one.admission.acquire("demo", "b")):
         assert one.admission.in_flight == 2
         one.ask("c")
         await run_pending_tasks()
@@ -142,14 +142,14 @@ async def test_free_slot_is_acquired_without_a_turn_of_the_loop(start: Start) ->
 
 async def test_failed_request_releases_its_slot(start: Start) -> None:
     one = start(max_in_flight=1)
-    with pytest.raises(ZeroDivisionError), at_once(one.admission.permit("demo", "a")):
+    with pytest.raises(ZeroDivisionError), at_once(one.admission.acquire("demo", "a")):
         raise ZeroDivisionError
 
 
 async def test_request_without_a_model_never_waits(start: Start) -> None:
     one = start(max_in_flight=1)
-    with at_once(one.admission.permit("demo", "a")):
-        held = [at_once(one.admission.permit(None, "a")) for _ in range(100)]
+    with at_once(one.admission.acquire("demo", "a")):
+        held = [at_once(one.admission.acquire(None, "a")) for _ in range(100)]
         assert one.admission.in_flight == 101
         for permit in held:
             with permit:
@@ -158,7 +158,7 @@ async def test_request_without_a_model_never_waits(start: Start) -> None:
 
 async def test_models_have_separate_queues(start: Start) -> None:
     one = start(max_in_flight=1)
-    with at_once(one.admission.permit("demo", "a")), at_once(one.admission.permit("other", "a")):
+    with at_once(one.admission.acquire("demo", "a")), at_once(one.admission.acquire("other", "a")):
         pass
 
 
@@ -203,7 +203,7 @@ class TestOrder:
 
     async def test_new_request_does_not_overtake_waiting_ones(self, start: Start) -> None:
         one = start(max_in_flight=1)
-        held = at_once(one.admission.permit("demo", "a"))
+        held = at_once(one.admission.acquire("demo", "a"))
         one.ask("waits")
         await run_pending_tasks()
         with held:
@@ -221,11 +221,11 @@ class TestRefusal:
             one.ask(name)
         await run_pending_tasks()
         with pytest.raises(EngineOverloaded) as caught:
-            next(one.admission.permit("demo", "a").__await__())
+            next(one.admission.acquire("demo", "a").__await__())
         error = caught.value
         assert error.retry_after_s is not None
         assert 1 <= error.retry_after_s <= 60
-        assert error.message.startswith("the model 'demo' has as many requests under way and wait")
+        assert error.message.startswith("the queue of model 'demo' is full; try")
         assert error.message.endswith(f"; try again in {error.retry_after_s} s")
         await one.finish("runs")
         one.ask("finds a place")
@@ -242,7 +242,7 @@ class TestRefusal:
         async def retry_after() -> int | None:
             await run_pending_tasks()
             with pytest.raises(EngineOverloaded) as caught:
-                await one.admission.permit("demo", "a")
+                await one.admission.acquire("demo", "a")
             return caught.value.retry_after_s
 
         for name in "abcde":
@@ -264,18 +264,20 @@ class TestRefusal:
 
     async def test_without_a_queue_the_limit_refuses(self, start: Start) -> None:
         one = start(max_in_flight=1, max_waiting=0)
-        with at_once(one.admission.permit("demo", "a")):
+        with at_once(one.admission.acquire("demo", "a")):
             with pytest.raises(EngineOverloaded) as caught:
-                await one.admission.permit("demo", "a")
+                await one.admission.acquire("demo", "a")
             assert caught.value.retry_after_s == 1
-        with at_once(one.admission.permit("demo", "a")):
+        with at_once(one.admission.acquire("demo", "a")):
             pass
 
     async def test_timeout_in_the_queue_frees_the_place(self, start: Start) -> None:
         one = start(max_in_flight=1, max_waiting=1, timeout_s=0.01)
         one.ask("runs")
         late = one.ask("waits")
-        with pytest.raises(EngineOverloaded, match=r"no room .* within 0.01 s; try again in \d+ s"):
+        with pytest.raises(
+            EngineOverloaded, match=r"became free within 0.01 s; try again in \d+ s"
+        ):
             await late
         assert one.admission.waiting == 0
         assert one.gauge("gateway_queue_depth") == 0
@@ -285,7 +287,7 @@ class TestRefusal:
 
     async def test_slot_granted_when_the_timeout_is_due_is_kept(self, start: Start) -> None:
         one = start(max_in_flight=1, timeout_s=0.1)
-        held = at_once(one.admission.permit("demo", "a"))
+        held = at_once(one.admission.acquire("demo", "a"))
         one.ask("waits")
         await run_pending_tasks()
         time.sleep(0.11)  # of the whole loop: the timeout is due, and runs behind what follows
@@ -298,7 +300,7 @@ class TestRefusal:
         self, start: Start
     ) -> None:
         one = start(max_in_flight=1, timeout_s=0.005)
-        held = at_once(one.admission.permit("demo", "a"))
+        held = at_once(one.admission.acquire("demo", "a"))
         late = one.ask("late")
         await run_pending_tasks()
         loop = asyncio.get_running_loop()
@@ -337,7 +339,7 @@ class TestCancellation:
         self, first: str, after: int, start: Start
     ) -> None:
         one = start(max_in_flight=1)
-        held = at_once(one.admission.permit("demo", "a"))
+        held = at_once(one.admission.acquire("demo", "a"))
         gone = one.ask("gone")
         one.ask("next")
         await run_pending_tasks()
@@ -360,7 +362,7 @@ class TestCancellation:
         self, after: int, start: Start
     ) -> None:
         one = start(max_in_flight=1)
-        held = at_once(one.admission.permit("demo", "a"))
+        held = at_once(one.admission.acquire("demo", "a"))
         gone = [one.ask(f"gone-{number}") for number in range(3)]
         await run_pending_tasks()
         with held:
@@ -370,12 +372,12 @@ class TestCancellation:
             task.cancel()
         await run_pending_tasks()
         assert one.admission.in_flight == 0
-        with at_once(one.admission.permit("demo", "a")):
+        with at_once(one.admission.acquire("demo", "a")):
             pass
 
     async def test_slot_skips_requests_canceled_in_the_same_turn(self, start: Start) -> None:
         one = start(max_in_flight=1)
-        held = at_once(one.admission.permit("demo", "a"))
+        held = at_once(one.admission.acquire("demo", "a"))
         gone = [one.ask(f"gone-{number}") for number in range(5)]
         one.ask("stays")
         await run_pending_tasks()
@@ -389,7 +391,7 @@ class TestCancellation:
 
     async def test_canceled_request_costs_its_key_nothing(self, start: Start) -> None:
         one = start(max_in_flight=1)
-        held = at_once(one.admission.permit("demo", "a"))
+        held = at_once(one.admission.acquire("demo", "a"))
         huge = one.ask("huge", "a", 0, 1.0, 1_000_000)
         for name in ("a1", "b1", "a2", "b2"):
             one.ask(name, name[0], 0, 1.0, 100)
@@ -424,14 +426,14 @@ class TestCancellation:
         await run_pending_tasks()
         one.tasks["b"].cancel()
         await one.close()
-        one.tasks.clear()  # a cancelled one holds on to its stack
+        one.tasks.clear()  # a canceled one holds on to its stack
         await run_pending_tasks()
         assert kept() <= before
 
     async def test_closing_a_waiting_coroutine_leaves_nothing(self, start: Start) -> None:
         one = start(max_in_flight=1)
-        with at_once(one.admission.permit("demo", "a")):
-            waiting = one.admission.permit("demo", "b")
+        with at_once(one.admission.acquire("demo", "a")):
+            waiting = one.admission.acquire("demo", "b")
             next(waiting.__await__())
             waiting.close()
             assert one.admission.waiting == 0
@@ -475,7 +477,7 @@ class TestCapacity:
         await run_pending_tasks()
         assert one.begun == ["a", "b", "c"]
         one.ready[0] = 9
-        with at_once(one.admission.permit("demo", "e")):
+        with at_once(one.admission.acquire("demo", "e")):
             await run_pending_tasks()
             assert one.begun == ["a", "b", "c", "d"]
 
@@ -531,9 +533,9 @@ class TestDrain:
         one.admission.drain()
         assert one.admission.draining
         with pytest.raises(EngineUnavailable):
-            await one.admission.permit("demo", "late")
+            await one.admission.acquire("demo", "late")
         with pytest.raises(EngineUnavailable):
-            await one.admission.permit(None, "late")
+            await one.admission.acquire(None, "late")
         await one.finish("runs")
         assert one.begun == ["runs", "waits"]
 
@@ -543,7 +545,7 @@ class TestDrain:
             one.ask(name)
         await run_pending_tasks()
         one.admission.drain()
-        idle = asyncio.create_task(one.admission.idle())
+        idle = asyncio.create_task(one.admission.wait_until_idle())
         for name in ("a", "b"):
             await one.finish(name)
             assert not idle.done()
@@ -556,7 +558,7 @@ class TestDrain:
         one.ask("b", model="other")
         one.ask("c", model=None)
         await run_pending_tasks()
-        idle = asyncio.create_task(one.admission.idle())
+        idle = asyncio.create_task(one.admission.wait_until_idle())
         for name in ("b", "a"):
             await one.finish(name)
             assert not idle.done()
@@ -614,7 +616,7 @@ def test_no_slot_is_lost_or_given_twice_in_any_order_of_events(
 
 async def test_raised_limit_grants_slots_at_once(start: Start) -> None:
     one = start(max_in_flight=1)
-    with at_once(one.admission.permit("demo", "a")):
+    with at_once(one.admission.acquire("demo", "a")):
         one.ask("b")
         one.ask("c")
         await run_pending_tasks()
@@ -628,12 +630,12 @@ async def test_raised_limit_grants_slots_at_once(start: Start) -> None:
 
 async def test_lowered_queue_limit_keeps_waiting_requests(start: Start) -> None:
     one = start(max_in_flight=1)
-    with at_once(one.admission.permit("demo", "a")):
+    with at_once(one.admission.acquire("demo", "a")):
         one.ask("b")
         await run_pending_tasks()
         one.admission.open("demo", QueueSettings(max_in_flight=1, max_waiting=0))
         with pytest.raises(EngineOverloaded):
-            await one.admission.permit("demo", "c")
+            await one.admission.acquire("demo", "c")
         assert one.admission.waiting == 1
     await run_pending_tasks()
     assert one.begun == ["b"]
@@ -642,7 +644,7 @@ async def test_lowered_queue_limit_keeps_waiting_requests(start: Start) -> None:
 async def test_new_model_has_its_own_queue(start: Start) -> None:
     one = start()
     one.admission.open("new", QueueSettings(max_in_flight=1))
-    with at_once(one.admission.permit("new", "a")):
+    with at_once(one.admission.acquire("new", "a")):
         assert one.admission.in_flight == 1
 
 
@@ -650,14 +652,14 @@ async def test_removed_model_is_not_found_and_its_requests_are_counted_to_their_
     start: Start,
 ) -> None:
     one = start()
-    with at_once(one.admission.permit("demo", "a")):
+    with at_once(one.admission.acquire("demo", "a")):
         one.admission.close("demo")
         with pytest.raises(ModelNotFound):
-            await one.admission.permit("demo", "b")
+            await one.admission.acquire("demo", "b")
         assert one.admission.in_flight == 1
         one.admission.close("other")
         assert one.admission.in_flight == 1
-        idle = asyncio.create_task(one.admission.idle())
+        idle = asyncio.create_task(one.admission.wait_until_idle())
         await run_pending_tasks()
         assert not idle.done()
     await run_pending_tasks()
@@ -667,10 +669,10 @@ async def test_removed_model_is_not_found_and_its_requests_are_counted_to_their_
 
 async def test_model_is_idle_when_none_is_in_flight_or_waits(start: Start) -> None:
     one = start(max_in_flight=1)
-    await one.admission.idle("demo")
+    await one.admission.wait_until_idle("demo")
     first = one.ask("a")
     await run_pending_tasks()
-    idle = asyncio.create_task(one.admission.idle("demo"))
+    idle = asyncio.create_task(one.admission.wait_until_idle("demo"))
     one.ask("b")
     await run_pending_tasks()
     await one.finish("a")

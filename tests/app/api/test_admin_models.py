@@ -78,7 +78,7 @@ async def test_the_list(gateway: Gateway, engine: Process) -> None:
 
 
 async def test_requests_under_way_are_counted(gateway: Gateway, engine: Process) -> None:
-    with await gateway.state.admission.permit("org/demo/load", "key"):
+    with await gateway.state.admission.acquire("org/demo/load", "key"):
         row = (await gateway.client.get("/admin/models")).json()["data"][0]
     assert (row["in_flight"], row["waiting"]) == (1, 0)
 

@@ -54,7 +54,7 @@ async def gateway(shared: Gateway) -> AsyncIterator[Gateway]:
     url = shared.client.base_url
     async with httpx.AsyncClient(base_url=url, headers=AUTH, timeout=20, verify=False) as client:
         yield replace(shared, client=client)
-    await asyncio.wait_for(shared.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(shared.state.admission.wait_until_idle(), PATIENCE_S)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -369,7 +369,7 @@ async def test_in_flight_is_counted_while_a_request_runs(gateway: Gateway, fake:
     assert await gateway.metric("gateway_requests_in_flight", model="demo") == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await gateway.state.admission.idle()
+    await gateway.state.admission.wait_until_idle()
     assert await gateway.metric("gateway_requests_in_flight", model="demo") == 0
 
 

@@ -239,7 +239,7 @@ async def test_every_way_a_request_may_end_is_counted_once(gateway: Gateway, fak
     async with connected(gateway) as holder:  # a client that leaves in mid-stream
         holder.send(request(asking(stream=True, fake="pace:20"), path=CHAT.encode()))
         await fake.until_running()
-    await gateway.state.admission.idle()
+    await gateway.state.admission.wait_until_idle()
     expect("demo", 499)
 
     async with connected(gateway) as holder:
@@ -251,7 +251,7 @@ async def test_every_way_a_request_may_end_is_counted_once(gateway: Gateway, fak
             await asyncio.sleep(0)
         assert (await gateway.chat("narrow")).status_code == 503  # one too many
         assert (await late).status_code == 503
-    await gateway.state.admission.idle()
+    await gateway.state.admission.wait_until_idle()
     expect("narrow", 499)
     expect("narrow", 503)
     expect("narrow", 503)

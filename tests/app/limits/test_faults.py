@@ -163,7 +163,8 @@ async def test_limits_recover_after_redis_restarts_empty(
     assert len(gateway.log) == 2
     assert " unavailable: " in gateway.log[0]
     assert (
-        gateway.log[1] == f"Redis at 127.0.0.1:{own_redis.port} available; limits are counted there"
+        gateway.log[1]
+        == f"Redis at 127.0.0.1:{own_redis.port} is available; limits are counted there"
     )
 
 
@@ -212,7 +213,7 @@ async def test_local_mode_applies_the_same_limits_in_memory(
         assert [await passes(gateway.limiter, request) for _ in range(3)] == [True, True, False]
         headers = dict((await gateway.limiter.decide(request)).headers)
         assert headers[b"x-ratelimit-limit-requests"] == b"2"
-    assert gateway.log[0].endswith("; until then this gateway counts limits for itself")
+    assert gateway.log[0].endswith("; this gateway counts limits for itself until it is available")
 
 
 async def test_open_mode_has_no_limits_and_no_headers(
@@ -223,7 +224,7 @@ async def test_open_mode_has_no_limits_and_no_headers(
         for _ in range(3):
             decision = await gateway.limiter.decide(ask(limits(requests=1, concurrent=1)))
             assert (decision.refusal, decision.headers) == (None, [])
-    assert gateway.log[0].endswith("; until then nothing is limited")
+    assert gateway.log[0].endswith("; limits are not enforced until it is available")
 
 
 async def test_closed_mode_is_503_except_for_unlimited_requests(
@@ -233,7 +234,7 @@ async def test_closed_mode_is_503_except_for_unlimited_requests(
     async with gateway_on(own_redis.url, caplog, policy="closed") as gateway:
         assert await outcome(gateway.limiter, ANY) == "service_unavailable"
         assert await outcome(gateway.limiter, ask()) == "passed"
-    assert gateway.log[0].endswith("; until then requests are refused")
+    assert gateway.log[0].endswith("; requests are refused until it is available")
 
 
 # What a hang costs
@@ -406,11 +407,14 @@ async def test_wrong_password_is_reported_without_showing_it(
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("redis://:canary@127.0.0.1:{port}/0", "Redis at 127.0.0.1:{port} unavailable: "),
-        ("redis://:canary@gateway.invalid:6379/0", "Redis at gateway.invalid:6379 unavailable: "),
+        ("redis://:canary@127.0.0.1:{port}/0", "Redis at 127.0.0.1:{port} is unavailable: "),
+        (
+            "redis://:canary@gateway.invalid:6379/0",
+            "Redis at gateway.invalid:6379 is unavailable: ",
+        ),
         ("redis://me:can/ary@127.0.0.1:6379/0", "state.redis_url cannot be read"),
         ("redis://:canary@127.0.0.1:6379/0?nothing=1", "has an unknown option"),
-        ("unix:///nowhere/redis.sock", "Redis at /nowhere/redis.sock unavailable: "),
+        ("unix:///nowhere/redis.sock", "Redis at /nowhere/redis.sock is unavailable: "),
     ],
 )
 async def test_unreachable_url_is_reported_without_its_password(

@@ -221,7 +221,7 @@ async def test_charges_of_key_owner_and_model_balance_however_requests_end(
             if end == 0:
                 raise ZeroDivisionError  # nothing was used
             if end == 1:
-                decision.keep()
+                decision.settle_as_reserved()
                 took = tokens
             else:
                 decision.settle(took)

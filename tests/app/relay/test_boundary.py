@@ -153,7 +153,7 @@ class TestCutOff:
         await fake.until_running(1)
         assert (await other).status_code == 200
         await fake.until_idle()
-        await asyncio.wait_for(gateway.state.admission.idle(), 5)
+        await asyncio.wait_for(gateway.state.admission.wait_until_idle(), 5)
 
     async def test_plain_request_of_a_disabled_key_gets_401(
         self, gateway: Gateway, fake: Fake

@@ -25,7 +25,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     """A gateway whose model serves one request at a time; nothing is left when a test ends."""
     async with serving_demo(tmp_path, fake.url, model={"queue": {"max_in_flight": 1}}) as one:
         yield one
-        await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
+        await asyncio.wait_for(one.state.admission.wait_until_idle(), PATIENCE_S)
         await fake.until_idle()
         await wait_until(lambda: not one.server.tasks)
         assert len(one.state.in_flight) == 0

@@ -79,7 +79,7 @@ async def handed_on(gateway: Gateway, fallback: str = "small") -> float:
 
 async def at_rest(gateway: Gateway) -> None:
     """Return when nothing is under way; nothing may be held by then."""
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     for model in gateway.state.catalogue.models:
         assert [replica.in_flight for replica in model.replicas] == [0] * len(model.replicas)
         assert await gateway.metric("gateway_requests_in_flight", model=model.name) == 0

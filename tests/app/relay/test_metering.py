@@ -34,7 +34,7 @@ async def test_canceled_stream_is_billed_for_its_chunks(gateway: Gateway, fake: 
             if words >= 4000:
                 break
     await fake.until_idle()
-    await asyncio.wait_for(gateway.state.admission.idle(), 5)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), 5)
     posted = next(seen for seen in fake.seen if seen.method == "POST")
     assert "stream_interval" not in posted.json
     assert words <= await tokens(gateway, "completion") <= LONGEST
@@ -54,7 +54,7 @@ async def test_events_with_many_tokens_are_billed_by_their_bytes(
                 if words >= 4000:
                     break
         await fake.until_idle()
-        await asyncio.wait_for(gateway.state.admission.idle(), 5)
+        await asyncio.wait_for(gateway.state.admission.wait_until_idle(), 5)
         assert 0.9 * words <= await tokens(gateway, "completion") <= LONGEST
 
 
@@ -124,7 +124,7 @@ async def test_canceled_plain_request_is_billed_its_reservation(
         client.send(request(body, path=b"/v1/chat/completions"))
         await fake.until_running()
     await fake.until_idle()
-    await asyncio.wait_for(gateway.state.admission.idle(), 5)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), 5)
     assert await tokens(gateway, "completion") == 700
 
 
@@ -141,7 +141,7 @@ async def test_pipelined_response_behind_an_unread_one_is_billed_as_reported(
             while waits < 20:  # the engine is done, and the answer has not left
                 await asyncio.sleep(0.005)
                 waits = waits + 1 if admission.in_flight and not fake.running else 0
-    await asyncio.wait_for(admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(admission.wait_until_idle(), PATIENCE_S)
     answers = sum(seen.method == "POST" for seen in fake.seen)
     assert await tokens(gateway, "completion") == 2 * answers
 

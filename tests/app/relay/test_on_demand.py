@@ -50,7 +50,7 @@ async def until_is(gateway: Gateway, wanted: Residency, name: str = "demo") -> N
 
 async def at_rest(gateway: Gateway) -> None:
     """Return when nothing is under way; nothing waits or is held then."""
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     await until_waiting(gateway, 0)
     await wait_until(lambda: not any(r.leases for r in gateway.state.loader.snapshots()))
     assert await gateway.metric("gateway_queue_depth", model="demo") == 0

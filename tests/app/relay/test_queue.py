@@ -44,7 +44,7 @@ async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
 
 async def at_rest(gateway: Gateway) -> None:
     """Return when nothing is under way; nothing may wait or be counted then."""
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     assert gateway.state.admission.in_flight == 0
     await until_waiting(gateway, 0)
     assert await gateway.metric("gateway_queue_depth", model="demo") == 0
@@ -189,7 +189,7 @@ async def test_full_queue_is_503_with_retry_after(fake: Fake, tmp_path: Path, pa
             await until_waiting(gateway, 1)
             body = {"model": "demo", "user": "late"}
             response = await gateway.client.post(path, json=body)
-            assert "as many requests under way and waiting as it may" in refused(response, path)
+            assert "the queue of model 'demo' is full" in refused(response, path)
         assert (await waiting).status_code == 200
         assert prompts(fake) == ["waits"]
         counted = {"model": "demo", "endpoint": path, "status": "503"}
@@ -204,7 +204,7 @@ async def test_waiting_too_long_is_503_with_retry_after(
     async with serving(fake.url, tmp_path=tmp_path, timeout_s=0.02) as gateway:
         async with engine_busy(gateway, fake):
             response = await gateway.client.post(path, json={"model": "demo", "user": "late"})
-            assert "no room for this request within 0.02 s" in refused(response, path)
+            assert "became free within 0.02 s" in refused(response, path)
         await at_rest(gateway)
         assert prompts(fake) == []
         gateway.state.access.flush()
@@ -280,7 +280,7 @@ async def test_drain_serves_queued_requests_and_refuses_new_ones(
         waiting = [asyncio.create_task(gateway.chat(user=f"waits-{n}")) for n in range(3)]
         await until_waiting(gateway, 3)
         gateway.state.admission.drain()
-        idle = asyncio.create_task(gateway.state.admission.idle())
+        idle = asyncio.create_task(gateway.state.admission.wait_until_idle())
         response = await gateway.chat(user="late")
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "engine_unavailable"

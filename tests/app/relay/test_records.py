@@ -328,7 +328,7 @@ async def playing(tmp_path: Path, way: Way) -> AsyncIterator[Scene]:
 
 async def until_told(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> list[Any]:
     """Return the access lines of the request in question, once nothing is under way."""
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
         while not (lines := _lines(gateway, capsys)):
             await asyncio.sleep(0.002)

@@ -26,7 +26,7 @@ async def serving(fake: Fake, tmp_path: Path, **timeouts: float) -> AsyncIterato
     async with running(settings_for(model, run_dir=tmp_path)) as one:
         yield one
         # Whatever a test did: no slot, lease or connection may be left behind.
-        await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
+        await asyncio.wait_for(one.state.admission.wait_until_idle(), PATIENCE_S)
         replicas = [r for m in one.state.catalogue.models for r in m.replicas]
         assert [r.in_flight for r in replicas] == [0] * len(replicas)
         assert await one.metric("gateway_requests_in_flight", model="demo") == 0
@@ -256,7 +256,7 @@ async def test_disconnect_aborts_the_engines_work(
     await fake.until_running()
     writer.close()
     await fake.until_idle()
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     assert await counts() == [count + 1 for count in before]
     (replica,) = gateway.state.catalogue.models[0].replicas
     assert replica.in_flight == 0
@@ -292,7 +292,7 @@ async def test_disconnect_while_connecting_to_the_engine_aborts_the_connection(
                     await wait_until(lambda: replica.in_flight != 0)
                     writer.close()
                     await wait_until(lambda: not replica.in_flight)
-                    await gateway.state.admission.idle()
+                    await gateway.state.admission.wait_until_idle()
                 assert await gateway.metric("gateway_client_disconnects_total") == 1
 
 

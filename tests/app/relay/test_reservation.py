@@ -136,7 +136,7 @@ async def test_canceled_stream_settles_what_the_client_saw(gateway: Gateway, fak
         await anext(answer.aiter_raw())
         assert await left(gateway) < 3000
     await fake.until_idle()
-    await gateway.state.admission.idle()
+    await gateway.state.admission.wait_until_idle()
     assert await left(gateway) > 9000
 
 
@@ -150,7 +150,7 @@ async def test_disconnect_before_the_response_frees_the_slot(gateway: Gateway, f
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
         await fake.until_idle()
-        await gateway.state.admission.idle()
+        await gateway.state.admission.wait_until_idle()
     assert (await ask(gateway)).status_code == 200
 
 

@@ -142,6 +142,6 @@ async def test_disconnect_during_a_stored_request_frees_its_slot(
                 client.send(request(None, method=b"GET", path=path))
                 while len(fake.seen) + len(second.seen) <= before + left:
                     await asyncio.sleep(0.002)
-        await asyncio.wait_for(gateway.state.admission.idle(), 5)
+        await asyncio.wait_for(gateway.state.admission.wait_until_idle(), 5)
         replicas = gateway.state.catalogue.models[0].replicas
         assert [replica.in_flight for replica in replicas] == [0, 0]

@@ -40,7 +40,7 @@ def serving(
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     async with serving(fake, tmp_path) as one:
         yield one
-        await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
+        await asyncio.wait_for(one.state.admission.wait_until_idle(), PATIENCE_S)
         await fake.until_idle()
 
 
@@ -141,7 +141,7 @@ async def before_puppet(puppet: Puppet, tmp_path: Path) -> AsyncIterator[Gateway
     async with serving_demo(tmp_path, url, server=quick) as one:
         yield one
         puppet.say(None)
-        await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
+        await asyncio.wait_for(one.state.admission.wait_until_idle(), PATIENCE_S)
     server.close()
     await server.wait_closed()
 
@@ -307,7 +307,7 @@ async def test_disconnect_between_comments_aborts_the_engines_work(
         await comments(client, 2)
     await fake.until_idle()
     assert fake.aborted == 1
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     assert await gateway.metric("gateway_client_disconnects_total") == 1
 
 

@@ -69,7 +69,7 @@ async def until_waiting(gateway: Gateway, count: int) -> None:
 async def at_rest(gateway: Gateway) -> None:
     """Return when nothing is under way or waits; nothing may be held by then."""
     await until_waiting(gateway, 0)
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     for name in ("demo", "spare"):
         assert await gateway.metric("gateway_queue_depth", model=name) == 0
         assert await gateway.metric("gateway_requests_in_flight", model=name) == 0

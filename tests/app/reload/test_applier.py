@@ -81,7 +81,7 @@ class TestChangeInPlace:
         """The model that it was queued with has an engine that is gone when it is admitted."""
         queue = {"max_in_flight": 1}
         async with run(tmp_path, model(queue=queue), server={"drain_timeout_s": 0.2}) as one:
-            permit = await one.state.admission.permit("demo", "key")
+            permit = await one.state.admission.acquire("demo", "key")
             waiting = asyncio.create_task(one.chat())
             await wait_until(lambda: one.state.admission.waiting == 1)
             assert (await one.reload(longer(queue=queue), server={"drain_timeout_s": 0.2}))["ok"]

@@ -161,8 +161,8 @@ class World:
             assert model.leases == 0, "it is unloaded while in use"
             stay = self.stays(name)[-1]
             stay.left, stay.why = self.now, reason
-            settled_at = model.last_used + self.terms.settle(model.load_s)
-            stay.in_use = bool(self._waiting[name]) or self.now < settled_at
+            idle_at = model.last_used + self.terms.idle_after(model.load_s)
+            stay.in_use = bool(self._waiting[name]) or self.now < idle_at
             self.unloads.append((name, reason))
             self._set(name, residency=Residency.UNLOADING)
             self._push(self.now + UNLOAD_S, "unloaded", name)

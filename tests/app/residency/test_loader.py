@@ -20,7 +20,7 @@ from tests.app.residency.engines import FakeEngine
 from tests.waiting import wait_until
 
 # Models are idle, and waits are urgent, at once.
-AT_ONCE = LoadTerms(patience_s=0, keep_s=0, keep_loads=0, settle_s=0, settle_loads=0)
+AT_ONCE = LoadTerms(patience_s=0, keep_s=0, keep_loads=0, idle_after_s=0, idle_after_loads=0)
 PATIENCE_S = 10.0
 
 

@@ -16,7 +16,7 @@ from app.residency.policy import (
 )
 
 NOW = 1000.0
-TERMS = LoadTerms(patience_s=15, keep_s=10, keep_loads=2, settle_s=1, settle_loads=0.1)
+TERMS = LoadTerms(patience_s=15, keep_s=10, keep_loads=2, idle_after_s=1, idle_after_loads=0.1)
 
 
 def wanted(name: str, need: float | None = 1.0, since: float = NOW, **fields: Any) -> ModelSnapshot:

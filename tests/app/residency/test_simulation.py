@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.residency.policy import LoadTerms, UnloadReason
 from tests.app.residency.simulation import UNLOAD_S, Arrival, Loaded, Profile, World
 
-QUICK = LoadTerms(patience_s=5, keep_s=4, keep_loads=2, settle_s=0.5, settle_loads=0.1)
+QUICK = LoadTerms(patience_s=5, keep_s=4, keep_loads=2, idle_after_s=0.5, idle_after_loads=0.1)
 NAMES = "abcdef"
 
 
@@ -37,12 +37,12 @@ def check(world: World, arrivals: list[Arrival]) -> None:
 
 
 def check_swapping(world: World, stays: list[Loaded], sort: Profile) -> None:
-    keep_s, settle_s = world.terms.keep(sort.load_s), world.terms.settle(sort.load_s)
+    keep_s, idle_after_s = world.terms.keep(sort.load_s), world.terms.idle_after(sort.load_s)
     for stay in stays:
         if stay.left is not None and stay.why is UnloadReason.ROOM:
-            assert stay.left - stay.ready >= (keep_s if stay.in_use else settle_s) - 1e-6
+            assert stay.left - stay.ready >= (keep_s if stay.in_use else idle_after_s) - 1e-6
     # An operator may want idle models out sooner than that.
-    least_s = min(settle_s, sort.idle_unload_s or settle_s)
+    least_s = min(idle_after_s, sort.idle_unload_s or idle_after_s)
     assert len(stays) <= 1 + (world.now + sort.load_s) / (sort.load_s + least_s)
 
 

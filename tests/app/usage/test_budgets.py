@@ -232,22 +232,22 @@ class TestWhatIsTold:
                 await gateway.lets(key_id, daily, monthly, 1)
                 gateway.spend(90, key_id)
             # Of 100, 91, 90 by day 90 are spent; of 1,000 and 100 by month.
-            assert [*gateway.budgets.used_up()] == [("day", 3, 1), ("month", 1, 0)]
+            assert [*gateway.budgets.usage_levels()] == [("day", 3, 1), ("month", 1, 0)]
 
     async def test_reservations_in_flight_do_not_count_as_used(
         self, database: Faulty, clock: Clock
     ) -> None:
         async with running(database, clock) as gateway:
             with await gateway.budgets.reserve("key-1", 100, 100, 100):
-                assert [*gateway.budgets.used_up()] == [("day", 0, 0), ("month", 0, 0)]
+                assert [*gateway.budgets.usage_levels()] == [("day", 0, 0), ("month", 0, 0)]
 
     async def test_idle_key_does_not_count(self, database: Faulty, clock: Clock) -> None:
         async with running(database, clock) as gateway:
             await gateway.lets("key-1", 100, None, 1)
             gateway.spend(100)
-            assert [*gateway.budgets.used_up()] == [("day", 1, 1), ("month", 0, 0)]
+            assert [*gateway.budgets.usage_levels()] == [("day", 1, 1), ("month", 0, 0)]
             clock.now += FORGET_S
-            assert [*gateway.budgets.used_up()] == [("day", 0, 0), ("month", 0, 0)]
+            assert [*gateway.budgets.usage_levels()] == [("day", 0, 0), ("month", 0, 0)]
 
 
 class TestSeveralGateways:
@@ -419,9 +419,9 @@ class TestOwners:
         async with running(database, clock) as gateway:
             await gateway.lets("key-1", None, None, 1, research(100, 1000))
             gateway.spend(95, "key-1", "research")
-            assert [*gateway.budgets.used_up()] == [("day", 1, 0), ("month", 0, 0)]
+            assert [*gateway.budgets.usage_levels()] == [("day", 1, 0), ("month", 0, 0)]
             clock.now += FORGET_S
-            assert [*gateway.budgets.used_up()] == [("day", 0, 0), ("month", 0, 0)]
+            assert [*gateway.budgets.usage_levels()] == [("day", 0, 0), ("month", 0, 0)]
 
     async def test_outage_serves_known_owners_and_refuses_unknown_ones(
         self, database: Faulty, clock: Clock

@@ -38,7 +38,7 @@ def serving(fake: Fake, tmp_path: Path, **server: Any) -> AbstractAsyncContextMa
 async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
     async with serving(fake, tmp_path) as one:
         yield one
-        await asyncio.wait_for(one.state.admission.idle(), PATIENCE_S)
+        await asyncio.wait_for(one.state.admission.wait_until_idle(), PATIENCE_S)
         await fake.until_idle()
 
 
@@ -227,7 +227,7 @@ async def test_drip_fed_body_is_408(fake: Fake, tmp_path: Path) -> None:
         assert await refused(gateway, 408) == 1
         assert await refused(gateway, 499) == 0
         assert await gateway.metric("gateway_client_disconnects_total") == 0
-        await gateway.state.admission.idle()
+        await gateway.state.admission.wait_until_idle()
     assert posts(fake) == []
 
 
@@ -424,7 +424,7 @@ async def test_broken_request_is_400_and_reaches_no_engine(
     assert (answer.status, answer.code) == (400, "invalid_request")
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["connection"] == "close"
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     assert [await refused(gateway, status) for status in (400, 499)] == [counts[0] + 1, counts[1]]
     assert posts(fake) == []
 
@@ -752,7 +752,7 @@ async def test_hang_up_in_mid_stream_ends_the_engines_work_of_a_client_that_pipe
         await client.until(b"data: ")
     await fake.until_idle()
     assert fake.aborted == 1
-    await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+    await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
     assert await gateway.metric("gateway_client_disconnects_total") == 1
     assert len(posts(fake)) == 1, "what waited behind the stream is not asked any more"
 
@@ -901,7 +901,7 @@ async def test_client_that_reads_nothing_pauses_the_engine_and_is_let_go(
         )
         await until_asked(fake)
         await fake.until_idle()
-        await asyncio.wait_for(gateway.state.admission.idle(), PATIENCE_S)
+        await asyncio.wait_for(gateway.state.admission.wait_until_idle(), PATIENCE_S)
         line = access_line(gateway, capsys)
         assert "the client read nothing for 0.2 s" in line
         # What the sockets of this machine hold, and not the 256 MiB of the answer.

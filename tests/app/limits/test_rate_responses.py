@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.auth import Owner
 from app.limits import bucket
 from app.limits.memory_store import MemoryStore
-from app.limits.rate_headers import duration, header_lines, headers, refusal
+from app.limits.rate_responses import duration, header_lines, headers, refusal
 from app.limits.terms import LimitRequest, terms_of
 from app.settings import LimitSettings
 from tests.app.limits.asks import ask, limits, owned
@@ -175,7 +175,7 @@ def test_refusal_names_limit_value_and_retry_time() -> None:
     )
     assert why(ask(limits(concurrent=1)), times=2) == (
         "concurrency",
-        "this key may have 1 request under way at once; try again when one has ended",
+        "this key may have at most 1 concurrent request; try again when one completes",
         1,
     )
 
@@ -190,8 +190,8 @@ def test_a_refusal_by_the_model_names_it() -> None:
         "the model demo takes 10 tokens per minute from all keys together, and this request"
     )
     assert why(ask(model=limits(concurrent=2)), times=3)[1] == (
-        "the model demo takes 2 requests at once from all keys together; "
-        "try again when one has ended"
+        "the model demo takes at most 2 concurrent requests from all keys together; "
+        "try again when one completes"
     )
 
 
@@ -208,8 +208,8 @@ def test_refusal_by_the_owner_names_neither_owner_nor_keys() -> None:
     )
     assert why(ask(owner=owned(concurrent=1)), times=2) == (
         "concurrency",
-        "the owner of this key may have 1 request under way at once with all its keys together; "
-        "try again when one has ended",
+        "the owner of this key may have at most 1 concurrent request with all its keys together; "
+        "try again when one completes",
         1,
     )
 

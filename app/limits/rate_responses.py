@@ -87,17 +87,17 @@ def refusal(terms: Terms, reading: Reading, burst_s: float) -> RateLimited | Non
 def _slots_message(term: SlotTerm) -> str:
     if not term.limit:
         return _never_message(term)
-    requests = _count(term.limit, "request")
+    requests = _count(term.limit, "concurrent request")
     if term.subject == "key":
-        return f"this key may have {requests} under way at once; try again when one has ended"
+        return f"this key may have at most {requests}; try again when one completes"
     if term.subject == "owner":
         return (
-            f"the owner of this key may have {requests} under way at once with all its keys "
-            "together; try again when one has ended"
+            f"the owner of this key may have at most {requests} with all its keys "
+            "together; try again when one completes"
         )
     return (
-        f"the model {term.name} takes {requests} at once from all keys together; "
-        "try again when one has ended"
+        f"the model {term.name} takes at most {requests} from all keys together; "
+        "try again when one completes"
     )
 
 

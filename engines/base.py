@@ -165,7 +165,7 @@ class EngineCapabilities:
 
     # The gateway starts and stops it; else it runs elsewhere, and its state is only observed.
     managed: bool = False
-    # `unload` gives its memory back, `rest` keeps it down after a failure.
+    # `unload` gives its memory back, `clear_failed` keeps it down after a failure.
     unloadable: bool = False
     # `sleep` is supported, where the configuration has a `sleep_level`.
     can_sleep: bool = False
@@ -372,7 +372,7 @@ class Engine(ABC):
         """
         raise EngineNotReady(f"engine {self._name} cannot be unloaded")
 
-    async def rest(self) -> None:
+    async def clear_failed(self) -> None:
         """End what is left of it after a failure; it stays FAILED until it is started again.
 
         Raises EngineNotReady where it is not `unloadable`.

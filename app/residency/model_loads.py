@@ -320,7 +320,7 @@ class ModelLoads:
         self._decide()
 
     async def _stop_engines(self, state: ModelState, engines: Sequence[Engine]) -> None:
-        ends = (e.rest() if e.state is EngineState.FAILED else e.unload() for e in engines)
+        ends = (e.clear_failed() if e.state is EngineState.FAILED else e.unload() for e in engines)
         for fault in await asyncio.gather(*ends, return_exceptions=True):
             if fault is not None:
                 log.error(

@@ -5,14 +5,14 @@ Run as a script by `guardian_client.py`, never imported:
     python -I -S guardian.py DIRECTORY KEEP FINGERPRINT ARGV...
 
     stdin                a socket to the gateway that started it
-    DIRECTORY/ctl.sock   where a gateway that takes the engine over connects
+    DIRECTORY/ctl.sock   for a gateway that adopts the engine
 
 Both use the same protocol, one line per message. From the gateway: "stop SECONDS" stops the engine
 gracefully, with SIGKILL after that time; "keep 0" and "keep 1" say whether the engine keeps running
 without a gateway. When the last gateway has disconnected and the engine is not to be kept, it is
 killed at once. To every gateway, in JSON: {"pid": n, "fingerprint": text} on connecting, or
 {"error": text} if the engine could not be started, and {"exit": code} (negative for a signal) when
-no process of the engine is left or killed processes have not vanished in KILL_TIMEOUT_S.
+all processes have exited, or KILL_TIMEOUT_S after SIGKILL at the latest.
 
 DIRECTORY/engine.json records which processes these are, for a gateway that finds the guardian dead.
 As a child subreaper (prctl(2)) the guardian becomes the parent of every orphan below it, whatever
@@ -92,7 +92,7 @@ def kill(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-class Log:
+class RotatingLog:
     """The engine's output on disk: at most two files of MAX_LOG_BYTES."""
 
     def __init__(self, path: str) -> None:
@@ -114,7 +114,7 @@ class Log:
             self.size += os.write(self.file, data)
 
 
-class Gateway:
+class GatewayConnection:
     """A connection to a gateway: receives commands, sends reports."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -145,7 +145,14 @@ class Guardian:
     """Supervises one engine until no process of it is left."""
 
     def __init__(
-        self, directory: str, first: Gateway, log: Log, engine: int, log_pipe: int, *, keep: bool
+        self,
+        directory: str,
+        first: GatewayConnection,
+        log: RotatingLog,
+        engine: int,
+        log_pipe: int,
+        *,
+        keep: bool,
     ) -> None:
         self.directory = directory
         self.gateways = {first}
@@ -214,11 +221,11 @@ class Guardian:
 
     def handle(self, key: selectors.SelectorKey) -> None:
         """Handle one ready file descriptor."""
-        if isinstance(key.data, Gateway):
+        if isinstance(key.data, GatewayConnection):
             self.execute_commands(key.data)
         elif key.fileobj is self.listener:
             with contextlib.suppress(OSError):
-                gateway = Gateway(self.listener.accept()[0])
+                gateway = GatewayConnection(self.listener.accept()[0])
                 self.gateways.add(gateway)
                 self.selector.register(gateway.sock, selectors.EVENT_READ, gateway)
                 gateway.send(self.hello)
@@ -237,7 +244,7 @@ class Guardian:
         self.log.write(data)
         return bool(data)
 
-    def execute_commands(self, gateway: Gateway) -> None:
+    def execute_commands(self, gateway: GatewayConnection) -> None:
         """Carry out the commands of a gateway, or close the connection if it has disconnected."""
         commands = gateway.receive()
         if commands is None:
@@ -287,9 +294,9 @@ def main(directory: str, keep: str, fingerprint: str, argv: list[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    gateway = Gateway(socket.socket(fileno=0))
+    gateway = GatewayConnection(socket.socket(fileno=0))
     log_pipe, log_pipe_engine = os.pipe()
-    log = Log(os.path.join(directory, "engine.log"))
+    log = RotatingLog(os.path.join(directory, "engine.log"))
     try:
         engine = spawn(argv, log_pipe_engine)
     except OSError as error:

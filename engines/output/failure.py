@@ -55,13 +55,13 @@ class StartFailure:
     """Why an engine did not start.
 
     `reason` is the engine's own message in one line, `advice` what to change in the configuration
-    file. If it is `lasting`, another start without a change fails again.
+    file. If it is `permanent`, another start without a change fails again.
     """
 
     cause: Cause
     reason: str
     advice: str | None
-    lasting: bool
+    permanent: bool
 
     def __str__(self) -> str:
         return f"{self.reason.rstrip('.!')}; {self.advice}" if self.advice else self.reason

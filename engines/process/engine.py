@@ -220,8 +220,8 @@ class ProcessEngine(Engine):
         if self._shared.desired is DesiredState.DRAINED:
             await self.stop(UNLOAD_GRACE_S)
 
-    async def rest(self) -> None:
-        await self._supervisor.rest()
+    async def clear_failed(self) -> None:
+        await self._supervisor.clear_failed()
 
     async def sleep(self, level: int) -> None:
         """Put it into sleep mode once nothing is in flight; one that fails to sleep is stopped.

@@ -1,4 +1,4 @@
-"""One run of a vLLM server, from its start (or takeover) to the end of its last process."""
+"""One run of a vLLM server, from its start (or adoption) to the end of its last process."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class Failure:
 
     reason: str
     # A restart without a change will not help.
-    lasting: bool = False
+    permanent: bool = False
     cause: Cause = Cause.OTHER
 
 
@@ -136,7 +136,7 @@ class Run:
                 except (OSError, LaunchError) as error:
                     missing = self._launch.spec.missing_model() is not None
                     cause = Cause.MISSING_FILES if missing else Cause.OTHER
-                    return Failure(str(error), lasting=True, cause=cause)
+                    return Failure(str(error), permanent=True, cause=cause)
             self._guardian = guardian
             self._phase = None
             guardian.keep(self._launch.keep)
@@ -388,4 +388,4 @@ class Run:
         self.read_log()
         if (found := self._startup.failure) is None:
             return Failure(f"it ended while starting ({end})")
-        return Failure(str(found), found.lasting, found.cause)
+        return Failure(str(found), found.permanent, found.cause)

@@ -79,10 +79,11 @@ class Supervisor:
         self._start_failed = False
         # The moment of the next restart, in the loop's time.
         self._restart_at = 0.0
-        # Before this moment an engine that was given up is not started.
+        # An engine that was given up is not started before this moment; after it, the next request
+        # for RUNNING starts it. `renew_budget` ends the pause.
         self._not_before = 0.0
-        # The engine is being ended by `rest`: it stays FAILED.
-        self._resting = False
+        # The engine is being ended by `clear_failed`: it stays FAILED.
+        self._clearing = False
 
     # For callers
 
@@ -141,9 +142,9 @@ class Supervisor:
         if self._status.state is State.FAILED and not self.shared.released:
             self.shared.fire(Event.STOP)
 
-    async def rest(self) -> None:
+    async def clear_failed(self) -> None:
         """End what is left of an engine that failed; it stays FAILED until it is started."""
-        self._resting = True
+        self._clearing = True
         self.request(DesiredState.STOPPED)
         await self._join()
         self.renew_budget()
@@ -193,7 +194,7 @@ class Supervisor:
 
     async def _run_once(self) -> Failure | None:
         """Run the engine once; return why it failed, None when it was stopped."""
-        self._resting = False
+        self._clearing = False
         self.blocked_by = None
         self._run = run = Run(
             self._launch,
@@ -218,7 +219,7 @@ class Supervisor:
         if status.state is State.FAILED:
             return
         self._start_failed = status.state is State.STARTING
-        if failure.lasting and not self._has_served:
+        if failure.permanent and not self._has_served:
             self.blocked_by = failure.cause.words
         self.failures += 1
         status.last_error = redact_line(failure.reason)
@@ -227,14 +228,14 @@ class Supervisor:
     async def _wait_for_restart(self, failure: Failure) -> bool:
         """Wait for the backoff of a restart; return False when there will be none."""
         loop, restart = asyncio.get_running_loop(), self._launch.spec.restart
-        if failure.lasting and self._has_served:
+        if failure.permanent and self._has_served:
             # Its configuration works: an unmounted disk may be mounted again.
             wait: float | None = restart.max_backoff_s
         else:
-            wait = None if failure.lasting else self._budget.next(self._served_s)
+            wait = None if failure.permanent else self._budget.next(self._served_s)
         if wait is None:
             self._not_before = loop.time() + restart.max_backoff_s
-            if not failure.lasting:
+            if not failure.permanent:
                 self.blocked_by = GIVEN_UP
                 log.error(
                     "engine %s given up after %d restarts in %g s of service; "
@@ -253,7 +254,7 @@ class Supervisor:
         while not self.shared.stopping and (left := until - loop.time()) > 0:
             await self.shared.wait_for_first(timeout=left)
         if self.shared.stopping:
-            if not self._resting:
+            if not self._clearing:
                 self.shared.fire(Event.STOP)
             return False
         return True

@@ -92,7 +92,7 @@ class EngineContract:
             with pytest.raises(EngineNotReady, match="cannot be unloaded"):
                 await engine.unload()
             with pytest.raises(EngineNotReady, match="cannot be unloaded"):
-                await engine.rest()
+                await engine.clear_failed()
         if not has.can_sleep:
             with pytest.raises(EngineNotReady, match="has no sleep mode"):
                 await engine.sleep(1)

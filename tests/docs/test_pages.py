@@ -130,7 +130,7 @@ class TestStarts:
         for text, loading, advice, again in rows:
             found = classify(text, loading_weights=bool(loading))
             assert found.advice == advice, text
-            assert found.lasting is (again == "no"), text
+            assert found.permanent is (again == "no"), text
 
     def test_every_cause_has_a_row(self) -> None:
         found = {classify(text, loading_weights=bool(w)).cause for text, w, _, _ in self.rows()}

@@ -57,7 +57,7 @@ class FakeEngine(fakes.FakeEngine):
         self.state = after(self.state, Event.FAIL if self.fault else Event.LOADED)
         self._has_run = self._has_run or not self.fault
 
-    async def rest(self) -> None:
+    async def clear_failed(self) -> None:
         assert self.state is EngineState.FAILED
         self.rests += 1
 

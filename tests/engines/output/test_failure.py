@@ -158,11 +158,11 @@ class TestLasting:
         ],
     )
     def test_transient_failure_is_not_lasting(self, text: str) -> None:
-        assert not classify(text).lasting
+        assert not classify(text).permanent
 
     def test_rejected_configuration_is_lasting(self) -> None:
         failure = classify("something unknown", refused=True)
-        assert (failure.cause, failure.lasting) == (Cause.BAD_VALUE, True)
+        assert (failure.cause, failure.permanent) == (Cause.BAD_VALUE, True)
 
 
 class TestMemory:
@@ -247,14 +247,14 @@ def test_advice_is_valid_configuration(
 class TestVariables:
     def test_non_numeric_variable_is_a_configuration_fault(self) -> None:
         found = classify("invalid literal for int() with base 10: 'one'")
-        assert (found.cause, found.lasting) == (Cause.BAD_VALUE, True)
+        assert (found.cause, found.permanent) == (Cause.BAD_VALUE, True)
         assert found.advice == "a number is expected: look at the VLLM_ variables in env"
 
 
 class TestNumaNodes:
     def test_more_ranks_than_numa_nodes_is_a_configuration_fault(self) -> None:
         found = classify(NUMA)
-        assert (found.cause, found.lasting) == (Cause.PARALLEL_SIZE, True)
+        assert (found.cause, found.permanent) == (Cause.PARALLEL_SIZE, True)
         assert str(found) == (
             "Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers. Allowed NUMA "
             "nodes are [0]; on a CPU each rank needs a NUMA node of its own: tensor-parallel-size "

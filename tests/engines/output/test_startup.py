@@ -575,13 +575,13 @@ class TestFailures:
     """The line that the user sees, of logs of real vLLM and of others in its words."""
 
     @pytest.mark.parametrize(
-        ("name", "cause", "lasting", "line"),
+        ("name", "cause", "permanent", "line"),
         FAILURES,
     )
-    def test_failure_with_advice(self, name: str, cause: Cause, lasting: bool, line: str) -> None:
+    def test_failure_with_advice(self, name: str, cause: Cause, permanent: bool, line: str) -> None:
         failure = find_start_failure(log(name))
         assert failure is not None
-        assert (failure.cause, failure.lasting, str(failure)) == (cause, lasting, line)
+        assert (failure.cause, failure.permanent, str(failure)) == (cause, permanent, line)
 
     @pytest.mark.parametrize("name", sorted(path.stem for path in LOGS.glob("*.log")))
     def test_each_log_has_a_test(self, name: str) -> None:

@@ -140,7 +140,7 @@ class TestRestart:
         dies.touch()
         await wait_until(lambda: engine.state is S.FAILED)
         dies.unlink()
-        await engine.rest()
+        await engine.clear_failed()
         assert (engine.state, engine.given_up) == (S.FAILED, True)
         assert engine.starting is None
         await ready(engine)

@@ -164,7 +164,7 @@ def test_restarted_gateway_takes_over_its_engines_under_load(
             assert not load.odd
             now = sorted(p.pid for p in engine if alive(p))
             assert now == pids
-            assert "taken over" in new.said()
+            assert "adopted" in new.said()
             gap = max(b - a for a, b in pairwise(sorted(load.answered)))
             listening = _seconds_between(new.said(), "listening on", "is ready")
             show(

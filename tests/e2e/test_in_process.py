@@ -87,7 +87,7 @@ def test_dead_engine_core_is_replaced_and_nothing_outlives_the_gateway(tmp_path:
             assert "[DONE]" not in seen
             assert json.loads(seen[-1])["error"]["code"] == "engine_failed"
 
-            poll_until(lambda: "engine demo-0 is started again in 1 s" in deployment.said(), 60)
+            poll_until(lambda: "engine demo-0 restarts in 1 s" in deployment.said(), 60)
             poll_until(lambda: client.get("/ready").status_code == 200, START_S)
             second = engine_processes(deployment)
             assert second

@@ -183,7 +183,7 @@ async def followed(gateway: Gateway, lines: int = 10) -> AsyncIterator[AsyncIter
 def follower_count() -> int:
     """Return how many responses follow a log, by the tasks that watch their clients."""
     watchers = [task.get_coro() for task in asyncio.all_tasks()]
-    return sum(getattr(coroutine, "__name__", None) == "_left" for coroutine in watchers)
+    return sum(getattr(coroutine, "__name__", None) == "_wait_for_disconnect" for coroutine in watchers)
 
 
 @pytest.mark.slow

@@ -107,9 +107,7 @@ def test_every_route_under_admin_has_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_routes_let_in_who_has_the_right_and_nobody_else(
-    gateway: Gateway, caller: str
-) -> None:
+async def test_routes_require_their_right(gateway: Gateway, caller: str) -> None:
     """CVE-2026-35029, CVE-2026-47101: an administration route that asked for no role."""
     store = gateway.state.key_store
     headers = headers_of(await key_of(gateway.state, caller))
@@ -154,7 +152,7 @@ async def test_a_manager_handles_no_key_but_a_clients(gateway: Gateway, role: Ro
     assert len((await store.page(10)).keys) == 2
 
 
-async def test_a_manager_cannot_help_himself_up(gateway: Gateway) -> None:
+async def test_a_manager_cannot_raise_its_own_role(gateway: Gateway) -> None:
     store = gateway.state.key_store
     key = await key_of(gateway.state, "manager")
     [own] = (await store.page(1)).keys
@@ -177,7 +175,7 @@ async def test_not_even_an_administrator_changes_a_role(gateway: Gateway) -> Non
 @pytest.mark.parametrize(
     "path", ["/admin", "/admin/", "/admin/nope", "/admin/keys/a/b", "/admin//"]
 )
-async def test_what_is_not_there_is_hidden_from_strangers(gateway: Gateway, path: str) -> None:
+async def test_unknown_admin_paths_require_a_key(gateway: Gateway, path: str) -> None:
     assert (await gateway.client.get(path)).status_code == 401
     assert (await gateway.client.get(path, headers=ROOT)).status_code == 404
 
@@ -193,7 +191,7 @@ async def test_what_is_not_there_is_hidden_from_strangers(gateway: Gateway, path
         "/admin?",
     ],
 )
-async def test_another_way_to_write_a_path_opens_nothing(gateway: Gateway, path: str) -> None:
+async def test_other_spellings_of_a_path_bypass_no_check(gateway: Gateway, path: str) -> None:
     async with connected(gateway) as client:
         client.send(request(None, method=b"GET", path=path.encode()))
         assert (await client.answer()).status in (403, 404)
@@ -215,7 +213,7 @@ async def test_host_header_opens_no_admin_route(gateway: Gateway, host: str) -> 
         assert b'"data"' not in answer
 
 
-async def test_a_stranger_is_refused_before_his_body_is_read(gateway: Gateway) -> None:
+async def test_request_without_a_key_is_refused_before_its_body_is_read(gateway: Gateway) -> None:
     async with connected(gateway) as client:
         length = b"content-length: 1000000000"
         client.send(request(None, length, path=b"/admin/keys", key=False))
@@ -246,7 +244,7 @@ async def test_a_body_over_the_limit_is_413(gateway: Gateway, chunked: bool) -> 
 
 
 @pytest.mark.parametrize("role", Role)
-async def test_required_right_goes_by_the_table(gateway: Gateway, role: Role) -> None:
+async def test_required_right_follows_the_table(gateway: Gateway, role: Role) -> None:
     headers = headers_of(await key_of(gateway.state, role))
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     asked = Request({"type": "http", "headers": raw})

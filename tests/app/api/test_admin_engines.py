@@ -68,7 +68,7 @@ def message(answer: httpx.Response) -> str:
     return text
 
 
-async def test_every_engine_with_what_it_told(gateway: Gateway) -> None:
+async def test_engines_are_listed_with_their_facts(gateway: Gateway) -> None:
     facts = EngineFacts(version="0.32.0", kv_cache_tokens=16384, supported_tasks=("generate",))
     put(gateway, Process("org-demo-0", facts=facts, last_error=f"--api-key {CANARY}", restarts=3))
     answer = await gateway.client.get("/admin/engines")
@@ -84,7 +84,7 @@ async def test_every_engine_with_what_it_told(gateway: Gateway) -> None:
     assert one.json() == first
 
 
-async def test_progress_while_it_starts(gateway: Gateway) -> None:
+async def test_starting_engine_shows_its_progress(gateway: Gateway) -> None:
     progress = Progress("loading weights", 1, 4)
     put(gateway, Process("org-demo-0", EngineState.STARTING, progress=progress))
     reported = (await gateway.client.get("/admin/engines/org-demo-0")).json()["progress"]
@@ -92,13 +92,13 @@ async def test_progress_while_it_starts(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/log", "/log?follow=true"])
-async def test_an_engine_that_there_is_not(gateway: Gateway, path: str) -> None:
+async def test_unknown_engine_is_404(gateway: Gateway, path: str) -> None:
     answer = await gateway.client.get(f"/admin/engines/nope{path}")
     assert answer.status_code == 404
     assert message(answer) == "there is no engine 'nope'; there are org-demo-0, far-0"
 
 
-async def test_the_schema_tells_of_facts(gateway: Gateway) -> None:
+async def test_schema_documents_engine_facts(gateway: Gateway) -> None:
     schema = (await gateway.client.get("/admin/openapi.json")).json()
     assert {"/admin/engines", "/admin/engines/{name}/log"} <= set(schema["paths"])
     assert (
@@ -183,7 +183,9 @@ async def followed(gateway: Gateway, lines: int = 10) -> AsyncIterator[AsyncIter
 def follower_count() -> int:
     """Return how many responses follow a log, by the tasks that watch their clients."""
     watchers = [task.get_coro() for task in asyncio.all_tasks()]
-    return sum(getattr(coroutine, "__name__", None) == "_wait_for_disconnect" for coroutine in watchers)
+    return sum(
+        getattr(coroutine, "__name__", None) == "_wait_for_disconnect" for coroutine in watchers
+    )
 
 
 @pytest.mark.slow
@@ -238,7 +240,7 @@ class TestFollow:
             async with followed(gateway) as lines:
                 assert await anext(lines) == "1"
 
-    async def test_a_gateway_that_drains_lets_followers_go(self, gateway: Gateway) -> None:
+    async def test_drain_ends_log_followers(self, gateway: Gateway) -> None:
         log_of(gateway).write_text("1\n")
         async with asyncio.timeout(20), followed(gateway) as lines:
             assert await anext(lines) == "1"

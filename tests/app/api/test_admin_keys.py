@@ -78,7 +78,7 @@ async def test_a_new_key_works_at_once(gateway: Gateway) -> None:
     assert (shown["role"], shown["models"], shown["owner"]) == ("client", ["*"], "me")
 
 
-async def test_a_secret_is_shown_by_what_makes_it_and_never_again(gateway: Gateway) -> None:
+async def test_a_secret_is_shown_only_at_creation_and_rotation(gateway: Gateway) -> None:
     made = await create(gateway)
     rotated = await admin(gateway, "POST", f"/{made['id']}/rotate")
     for path in ("", f"/{made['id']}"):
@@ -92,7 +92,7 @@ async def test_a_secret_is_shown_by_what_makes_it_and_never_again(gateway: Gatew
 
 
 @pytest.mark.slow
-async def test_a_key_goes_through_its_life(gateway: Gateway) -> None:
+async def test_life_cycle_of_a_key(gateway: Gateway) -> None:
     made = await create(gateway)
     at = f"/{made['id']}"
     assert (await ask(gateway, made["key"])).status_code == 200
@@ -129,7 +129,7 @@ async def test_keys_are_listed_in_pages(gateway: Gateway) -> None:
     assert {key["id"] for page in (first, second) for key in page["data"]} == made
 
 
-async def test_a_change_leaves_what_is_not_given(gateway: Gateway) -> None:
+async def test_a_change_keeps_the_other_fields(gateway: Gateway) -> None:
     made = await create(gateway, weight=5, tokens_per_minute=7)
     changed = await admin(gateway, "PATCH", f"/{made['id']}", {"tokens_per_minute": None})
     del made["key"]
@@ -138,7 +138,7 @@ async def test_a_change_leaves_what_is_not_given(gateway: Gateway) -> None:
     assert changed == {**made, "tokens_per_minute": None}
 
 
-async def test_rules_on_fields_are_shown_changed_and_taken_away(gateway: Gateway) -> None:
+async def test_rules_on_fields_are_shown_changed_and_removed(gateway: Gateway) -> None:
     rules = {"deny": ["tools"], "force": {"seed": 1}, "max": {"n": 2}}
     made = await create(gateway, fields=rules)
     at = f"/{made['id']}"
@@ -225,9 +225,7 @@ async def test_an_alias_is_replaced_by_its_model(gateway: Gateway) -> None:
     ("model", "hint"),
     [("Demo", "; did you mean 'demo'?"), ("org/larg", "; did you mean 'org/large'?"), ("zzz", "")],
 )
-async def test_a_model_that_there_is_not_is_refused(
-    gateway: Gateway, model: str, hint: str
-) -> None:
+async def test_unknown_model_is_refused(gateway: Gateway, model: str, hint: str) -> None:
     said = f"models: there is no model {model!r}{hint} (`{model}*` allows models that are yet to "
     made = await create(gateway)
     for method, path in (("POST", ""), ("PATCH", f"/{made['id']}")):
@@ -254,7 +252,7 @@ async def test_a_list_that_matches_nothing_is_accepted_and_opens_nothing(
         assert (await ask(gateway, key, model)).status_code == 404
 
 
-async def test_a_name_stands_for_an_id_everywhere(gateway: Gateway) -> None:
+async def test_a_name_is_accepted_instead_of_an_id(gateway: Gateway) -> None:
     made = await create(gateway, name="a b? %")
     at = "/a%20b%3F%20%25"
     assert (await admin(gateway, "GET", at))["id"] == made["id"]
@@ -268,7 +266,7 @@ async def test_a_name_stands_for_an_id_everywhere(gateway: Gateway) -> None:
     assert refused["error"]["message"] == "there is no such key"
 
 
-async def test_limits_in_force_are_shown_beside_the_keys_own(gateway: Gateway) -> None:
+async def test_limits_in_force_and_own_limits_are_shown(gateway: Gateway) -> None:
     made = await create(gateway, requests_per_minute=7)
     assert (made["requests_per_minute"], made["tokens_per_minute"]) == (7, None)
     in_force = {
@@ -282,7 +280,7 @@ async def test_limits_in_force_are_shown_beside_the_keys_own(gateway: Gateway) -
     assert (await create(gateway, role="auditor"))["limits_in_force"] is None
 
 
-async def test_a_rotation_shows_until_when_the_secret_before_works(gateway: Gateway) -> None:
+async def test_a_rotation_shows_the_expiry_of_the_previous_secret(gateway: Gateway) -> None:
     made = await create(gateway)
     assert made["previous_secret_until"] is None
     rotated = await admin(gateway, "POST", f"/{made['id']}/rotate", {"grace_s": 3600})
@@ -350,7 +348,7 @@ async def test_a_bad_field_is_named_in_one_line_and_nothing_is_written(
     ],
     ids=range(9),
 )
-async def test_a_body_that_is_no_object_is_told(
+async def test_a_body_that_is_not_an_object_is_400(
     gateway: Gateway, content: bytes, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = {**ROOT, "content-type": "application/json"}
@@ -372,7 +370,7 @@ async def test_a_body_of_another_type_is_not_taken_for_json(
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "limit=-1", "limit="])
-async def test_a_page_that_cannot_be_had_is_told(gateway: Gateway, query: str) -> None:
+async def test_invalid_paging_is_400(gateway: Gateway, query: str) -> None:
     response = await gateway.client.get(f"/admin/keys?{query}", headers=ROOT)
     assert fault(response).startswith("limit: ")
 
@@ -391,13 +389,13 @@ async def test_a_key_that_is_not_there_is_404(gateway: Gateway, key_id: str) -> 
     assert fault(response, 404) == "there is no such key"
 
 
-async def test_a_secret_in_place_of_an_id_is_not_told_back(gateway: Gateway) -> None:
+async def test_a_secret_in_place_of_an_id_is_not_echoed(gateway: Gateway) -> None:
     made = await create(gateway)
     response = await gateway.client.get(f"/admin/keys/{made['key']}", headers=ROOT)
     assert made["key"] not in fault(response, 404)
 
 
-async def test_a_name_that_is_taken_is_told_with_whose_it_is(gateway: Gateway) -> None:
+async def test_a_duplicate_name_is_refused_with_the_existing_key(gateway: Gateway) -> None:
     first, second = await create(gateway, name="a"), await create(gateway, name="b")
     for method, path in (("POST", ""), ("PATCH", f"/{second['id']}")):
         address = f"/admin/keys{path}"
@@ -407,7 +405,7 @@ async def test_a_name_that_is_taken_is_told_with_whose_it_is(gateway: Gateway) -
 
 
 @pytest.mark.parametrize("grace", [-1, 2592001, "60", None, 1.5])
-async def test_a_grace_out_of_bounds_is_told_and_rotates_nothing(
+async def test_a_grace_out_of_bounds_is_refused_and_rotates_nothing(
     gateway: Gateway, grace: object
 ) -> None:
     made = await create(gateway)
@@ -443,7 +441,7 @@ async def test_sql_in_a_name_or_a_key_is_only_text(gateway: Gateway, text: str) 
     assert len((await admin(gateway, "GET"))["data"]) == 1
 
 
-async def test_what_is_nearly_a_key_is_401_and_writes_nothing(gateway: Gateway) -> None:
+async def test_malformed_keys_are_401_and_write_nothing(gateway: Gateway) -> None:
     """GHSA-69x8-hrgq-fjj8, among others: a stored digest was taken for a key."""
     made = await create(gateway)
     key = made["key"]
@@ -487,7 +485,7 @@ async def test_a_key_of_a_megabyte_is_431(gateway: Gateway) -> None:
             assert (await client.answer()).status == 431
 
 
-async def test_a_canary_is_seen_by_nobody_but_its_maker(
+async def test_a_secret_appears_only_in_the_response_that_created_it(
     gateway: Gateway, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """CVE-2024-9606: keys in logs."""
@@ -543,7 +541,7 @@ async def started(tmp_path: Path, **fields: Any) -> AsyncIterator[Gateway]:
         yield one
 
 
-async def test_the_way_to_a_first_key_is_told_once_and_only_where_there_is_none(
+async def test_hint_for_a_first_key_is_logged_once_if_there_is_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "app.application")

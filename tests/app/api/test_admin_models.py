@@ -131,7 +131,9 @@ async def test_a_platform_that_cannot_sleep_says_so(gateway: Gateway, engine: Pr
 
 
 @pytest.mark.parametrize("level", ["0", "3", "x"])
-async def test_a_level_that_there_is_not(gateway: Gateway, engine: Process, level: str) -> None:
+async def test_unknown_sleep_level_is_refused(
+    gateway: Gateway, engine: Process, level: str
+) -> None:
     answer = await post(gateway, f"gpt/sleep?level={level}")
     assert answer.status_code == 400
     assert message(answer).startswith("level: ")
@@ -144,7 +146,9 @@ async def test_a_level_that_there_is_not(gateway: Gateway, engine: Process, leve
         ("sleep", "the model far cannot sleep: its engines are remote"),
     ],
 )
-async def test_what_a_remote_engine_cannot(gateway: Gateway, verb: str, said: str) -> None:
+async def test_remote_engine_refuses_unsupported_operations(
+    gateway: Gateway, verb: str, said: str
+) -> None:
     answer = await post(gateway, f"far/{verb}?wait=true")
     assert (answer.status_code, message(answer)) == (409, said)
 
@@ -157,7 +161,7 @@ async def test_a_remote_engine_that_does_not_answer_says_so(gateway: Gateway) ->
 
 
 @pytest.mark.parametrize("verb", ["load", "unload", "sleep", "wake"])
-async def test_a_model_that_there_is_not(gateway: Gateway, verb: str) -> None:
+async def test_unknown_model_is_404(gateway: Gateway, verb: str) -> None:
     answer = await post(gateway, f"no/such/{verb}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
     assert message(answer) == "there is no model 'no/such'; there are org/demo/load, far"

@@ -74,7 +74,7 @@ async def test_an_owner_is_put_shown_changed_listed_and_deleted(gateway: Gateway
         (f"/{'a' * 201}", {}, "name: "),
     ],
 )
-async def test_what_is_wrong_is_told_in_one_line(
+async def test_invalid_field_is_named_in_one_line(
     gateway: Gateway, path: str, body: dict[str, Any], error_message: str
 ) -> None:
     answer = await admin(gateway, "PUT", path, body, 400)
@@ -140,7 +140,7 @@ async def test_keys_share_the_budget_of_their_owner_and_see_it(gateway: Gateway)
     assert [(row["owner"], row["requests"]) for row in report.json()["data"]] == [("research", 1)]
 
 
-async def test_a_running_gateway_hears_of_every_change(gateway: Gateway) -> None:
+async def test_a_running_gateway_applies_every_change(gateway: Gateway) -> None:
     key = await make_key(gateway, "one", owner="research")
     assert (await chat(gateway, key)).status_code == 200
     await admin(gateway, "PUT", "/research", {"requests_per_minute": 0}, 201)

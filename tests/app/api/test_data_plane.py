@@ -114,9 +114,7 @@ async def test_engines_control_routes_are_not_reachable(
         "/v1/chat/completions;x=1",
     ],
 )
-async def test_paths_that_only_look_like_listed_ones_are_not_there(
-    gateway: Gateway, fake: Fake, path: str
-) -> None:
+async def test_paths_similar_to_endpoints_are_404(gateway: Gateway, fake: Fake, path: str) -> None:
     for method in (b"POST", b"GET"):
         answer = await gateway.raw(
             b"%s %s HTTP/1.1\r\nhost: x\r\nauthorization: %s\r\nconnection: close\r\n"
@@ -215,7 +213,7 @@ BAD_BODIES: list[tuple[bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "code"), BAD_BODIES, ids=range(len(BAD_BODIES)))
-async def test_bad_body_is_told_in_openais_dialect(
+async def test_bad_body_is_an_error_in_openais_dialect(
     gateway: Gateway, fake: Fake, body: bytes, status: int, code: str
 ) -> None:
     response = await gateway.client.post("/v1/chat/completions", content=body)
@@ -227,7 +225,7 @@ async def test_bad_body_is_told_in_openais_dialect(
 
 
 @pytest.mark.parametrize(("body", "status", "code"), BAD_BODIES, ids=range(len(BAD_BODIES)))
-async def test_bad_body_is_told_in_anthropics_dialect(
+async def test_bad_body_is_an_error_in_anthropics_dialect(
     gateway: Gateway, body: bytes, status: int, code: str
 ) -> None:
     response = await gateway.client.post("/v1/messages", content=body)
@@ -442,7 +440,7 @@ def plain(headers: httpx.Headers) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/models/demo", "/nope"])
-async def test_head_answers_what_get_does_without_the_body(gateway: Gateway, path: str) -> None:
+async def test_head_has_the_headers_of_get_and_no_body(gateway: Gateway, path: str) -> None:
     got = await gateway.client.get(path)
     head = await gateway.client.head(path)
     assert head.status_code == got.status_code
@@ -472,7 +470,7 @@ async def test_head_asks_for_a_key_where_get_does(gateway: Gateway) -> None:
         ("/health", "GET, OPTIONS"),
     ],
 )
-async def test_options_tells_the_methods_to_anybody(
+async def test_options_lists_the_methods_without_a_key(
     gateway: Gateway, fake: Fake, path: str, allowed: str
 ) -> None:
     del gateway.client.headers["authorization"]
@@ -487,7 +485,7 @@ async def test_options_tells_the_methods_to_anybody(
 
 
 @pytest.mark.parametrize("path", ["/nope", "/sleep", "/v1/chat/completions/"])
-async def test_options_of_what_is_not_there_is_404(gateway: Gateway, path: str) -> None:
+async def test_options_of_an_unknown_path_is_404(gateway: Gateway, path: str) -> None:
     response = await gateway.client.options(path)
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "not_found"

@@ -56,7 +56,7 @@ async def errors(gateway: Gateway, engine: str) -> float:
     return await gateway.metric(name, model="demo", gateway_engine=engine)
 
 
-async def test_the_series_of_all_engines_stand_on_one_page(tmp_path: Path) -> None:
+async def test_series_of_all_engines_are_on_one_page(tmp_path: Path) -> None:
     one, other = Fake(), Fake()
     async with fleet(tmp_path, one, other) as gateway:
         one.running, other.generated = 3, 7
@@ -71,7 +71,7 @@ async def test_the_series_of_all_engines_stand_on_one_page(tmp_path: Path) -> No
         one.running = 0
 
 
-async def test_nothing_of_it_counts_as_a_request(tmp_path: Path) -> None:
+async def test_scrapes_of_engines_do_not_count_as_requests(tmp_path: Path) -> None:
     async with fleet(tmp_path, Fake()) as gateway:
         await series(gateway)
         [model] = gateway.state.catalogue.models
@@ -81,9 +81,7 @@ async def test_nothing_of_it_counts_as_a_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_an_engine_that_talks_nonsense_has_nothing_on_the_page(
-    tmp_path: Path, fault: str
-) -> None:
+async def test_an_engine_with_an_invalid_page_is_left_out(tmp_path: Path, fault: str) -> None:
     async with fleet(tmp_path, Fake(metrics=fault), Fake()) as gateway:
         found = await series(gateway)
         assert {name for name, engine in found if engine == "demo-0"} == {"gateway_engine_up"}

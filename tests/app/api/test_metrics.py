@@ -68,7 +68,7 @@ class TestKey:
         async with serving_demo(tmp_path, fake.url, metrics_key=key) as one:
             yield one
 
-    async def test_whoever_has_it_may_read(self, guarded: Gateway) -> None:
+    async def test_the_token_grants_access(self, guarded: Gateway) -> None:
         answer = await guarded.client.get("/metrics", headers=WITH_KEY)
         assert answer.status_code == 200
         assert "gateway_info{" in answer.text
@@ -85,7 +85,7 @@ class TestKey:
             ROOT,
         ],
     )
-    async def test_everybody_else_is_told_in_json(
+    async def test_others_are_refused_in_json(
         self, guarded: Gateway, headers: Mapping[str, str]
     ) -> None:
         answer = await guarded.client.get("/metrics", headers=headers)
@@ -96,7 +96,7 @@ class TestKey:
         head = await guarded.client.head("/metrics", headers=headers)
         assert head.status_code == 401
 
-    async def test_it_opens_nothing_else(self, guarded: Gateway) -> None:
+    async def test_the_token_grants_nothing_else(self, guarded: Gateway) -> None:
         for path in ("/v1/models", "/admin/keys"):
             assert (await guarded.client.get(path, headers=WITH_KEY)).status_code == 401
 
@@ -155,7 +155,7 @@ class TestPort:
         assert "\ngateway_connections_limit 4096.0\n" in page
 
 
-async def test_what_clients_make_up_becomes_no_series(gateway: Gateway) -> None:
+async def test_invented_names_create_no_series(gateway: Gateway) -> None:
     """After the first of each kind, a hundred others leave the same series behind."""
 
     async def make_up(number: int) -> None:
@@ -292,13 +292,13 @@ async def test_every_way_a_request_may_end_is_counted_once(gateway: Gateway, fak
         assert await metric("gateway_queue_depth", model=model) == 0
 
 
-async def test_usage_that_waits_to_be_written_is_shown(gateway: Gateway) -> None:
+async def test_unwritten_usage_is_shown(gateway: Gateway) -> None:
     assert await gateway.metric("gateway_usage_records_pending") == 0
     await gateway.chat()
     assert await gateway.metric("gateway_usage_records_pending") == 1
 
 
-async def test_what_runs_and_since_when_is_told(gateway: Gateway) -> None:
+async def test_version_and_start_time_are_shown(gateway: Gateway) -> None:
     page = await scrape(gateway)
     assert any(name == "gateway_info" for name, _ in page)
     started = await gateway.metric("process_start_time_seconds")

@@ -142,15 +142,13 @@ class TestOwnUsage:
         assert await days("21") == [first, today]
         assert await days(str(MAX_DAYS)) == [("2026-10-31", "demo", 400), first, today]
 
-    async def test_nobody_sees_the_usage_of_another(self, asker: Asker) -> None:
+    async def test_a_key_sees_only_its_own_usage(self, asker: Asker) -> None:
         body = (await asker.ask("/v1/usage", "two", key="key-1", key_id="key-1")).json()
         assert body["key_id"] == "key-2"
         assert body["month"]["total_tokens"] == 10_000
         assert (body["daily_budget"], body["monthly_budget"]) == (None, None)
 
-    async def test_a_key_whose_owner_has_a_budget_is_told_what_is_left_of_it(
-        self, asker: Asker
-    ) -> None:
+    async def test_a_key_sees_what_is_left_of_its_owners_budget(self, asker: Asker) -> None:
         body = (await asker.ask("/v1/usage", "of research")).json()
         assert body["month"]["total_tokens"] == 0
         resets_at = "2026-12-01T00:00:00Z"
@@ -162,7 +160,7 @@ class TestOwnUsage:
         }  # fmt: skip
 
     @pytest.mark.parametrize("caller", ["one", "of ops"])
-    async def test_a_key_whose_owner_has_no_budget_is_told_of_none(
+    async def test_a_key_without_an_owners_budget_sees_null(
         self, asker: Asker, caller: str
     ) -> None:
         assert (await asker.ask("/v1/usage", caller)).json()["owner"] is None
@@ -178,13 +176,13 @@ class TestOwnUsage:
         message = await asker.fault("/v1/usage", days=days)
         assert message == "days must be a whole number from 1 to 366"
 
-    async def test_without_a_key_nothing_is_told(self, asker: Asker) -> None:
+    async def test_usage_without_a_key_is_401(self, asker: Asker) -> None:
         for path in ("/v1/usage", "/admin/usage"):
             assert (await asker.ask(path, "nobody")).status_code == 401
 
 
 class TestAllUsage:
-    async def test_this_month_by_key_unless_told_otherwise(self, asker: Asker) -> None:
+    async def test_default_is_this_month_by_key(self, asker: Asker) -> None:
         body = (await asker.ask("/admin/usage")).json()
         assert (body["object"], body["by"]) == ("list", ["key"])
         assert (body["from"], body["to"]) == ("2026-11-01", "2026-11-21")

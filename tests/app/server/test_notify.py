@@ -38,7 +38,7 @@ def test_without_a_service_manager_there_is_none() -> None:
     assert ServiceManager.take_from({"WATCHDOG_USEC": "1000000"}) is None
 
 
-def test_its_variables_are_taken_out_of_what_engines_inherit() -> None:
+def test_variables_are_removed_from_the_environment_of_engines() -> None:
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "2000000", "WATCHDOG_PID": "", "A": "b"}
     assert ServiceManager.take_from(environ) == ServiceManager(b"/x", 2.0)
     assert environ == {"A": "b"}
@@ -55,7 +55,9 @@ def test_its_variables_are_taken_out_of_what_engines_inherit() -> None:
         ("-1", "", None),
     ],
 )
-def test_it_watches_whom_it_names(usec: str, pid: str, watchdog_s: float | None) -> None:
+def test_watchdog_applies_to_the_process_that_is_named(
+    usec: str, pid: str, watchdog_s: float | None
+) -> None:
     watched = str(os.getpid()) if pid == "its own" else pid
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": usec, "WATCHDOG_PID": watched}
     manager = ServiceManager.take_from(environ)
@@ -63,7 +65,7 @@ def test_it_watches_whom_it_names(usec: str, pid: str, watchdog_s: float | None)
     assert manager.watchdog_s == watchdog_s
 
 
-def test_a_socket_of_another_kind_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_socket_of_another_kind_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert ServiceManager.take_from({"NOTIFY_SOCKET": "vsock:2:1234"}) is None
     assert [record.getMessage() for record in caplog.records] == [
         "NOTIFY_SOCKET=vsock:2:1234 is neither a path nor an abstract socket"
@@ -94,13 +96,13 @@ def test_messages_are_those_of_sd_notify(kind: str, tmp_path: Path) -> None:
         }
 
 
-def test_nobody_watches_and_only_the_status_is_told(tmp_path: Path) -> None:
+def test_without_a_watchdog_only_the_status_is_sent(tmp_path: Path) -> None:
     with manager_socket(str(tmp_path / "notify")) as sock:
         ServiceManager(bytes(tmp_path / "notify")).alive("fine")
         assert heard(sock) == {"STATUS": "fine"}
 
 
-def test_a_service_manager_that_does_not_listen_stops_nobody(tmp_path: Path) -> None:
+def test_a_service_manager_that_does_not_read_blocks_nothing(tmp_path: Path) -> None:
     gone = ServiceManager(bytes(tmp_path / "gone"))
     assert not gone.ready("fine")
     gone.alive("fine")
@@ -111,7 +113,9 @@ def test_a_service_manager_that_does_not_listen_stops_nobody(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_gateway_tells_its_service_manager_of_its_life(fake_url: str, tmp_path: Path) -> None:
+def test_the_gateway_reports_its_state_to_the_service_manager(
+    fake_url: str, tmp_path: Path
+) -> None:
     """Ready though no engine is; alive; reloading and ready again; stopping."""
     dead = {"name": "demo", "engines": [remote(f"http://127.0.0.1:{free_port()}")]}
     file = write_config(tmp_path, dead, drain_timeout_s=7)

@@ -75,7 +75,7 @@ def gauge(deployment: Deployment, name: str) -> int:
     return int(float(found[0].split()[-1])) if found else 0
 
 
-def test_sigterm_lets_a_stream_end_and_refuses_new_requests(fake_url: str, tmp_path: Path) -> None:
+def test_sigterm_completes_streams_and_refuses_new_requests(fake_url: str, tmp_path: Path) -> None:
     with deployed(tmp_path, {"name": "demo", "engines": [remote(fake_url)]}) as deployment:
         until_ready(deployment)
         stream = start_stream(deployment)
@@ -92,9 +92,7 @@ def test_sigterm_lets_a_stream_end_and_refuses_new_requests(fake_url: str, tmp_p
         assert deployment.process.wait(10) == 0
 
 
-def test_requests_that_do_not_end_are_cut_after_the_drain_timeout_and_told(
-    fake_url: str, tmp_path: Path
-) -> None:
+def test_requests_beyond_the_drain_timeout_end_with_an_error(fake_url: str, tmp_path: Path) -> None:
     model = {"name": "demo", "engines": [remote(fake_url)]}
     with deployed(tmp_path, model, drain_timeout_s=0.5) as deployment:
         until_ready(deployment)
@@ -113,7 +111,7 @@ def test_requests_that_do_not_end_are_cut_after_the_drain_timeout_and_told(
     assert said.count('"fault":"cut by the shutdown"') == 2
 
 
-def test_sigterm_lets_those_who_wait_be_served(fake_url: str, tmp_path: Path) -> None:
+def test_sigterm_serves_queued_requests(fake_url: str, tmp_path: Path) -> None:
     model = {"name": "demo", "engines": [remote(fake_url)], "queue": {"max_in_flight": 1}}
     with deployed(tmp_path, model) as deployment:
         until_ready(deployment)
@@ -128,7 +126,7 @@ def test_sigterm_lets_those_who_wait_be_served(fake_url: str, tmp_path: Path) ->
                 assert read_all(connection).startswith(b"HTTP/1.1 200")
 
 
-def test_those_who_wait_longer_than_the_drain_may_take_are_told(
+def test_requests_queued_beyond_the_drain_timeout_get_an_error(
     fake_url: str, tmp_path: Path
 ) -> None:
     model = {"name": "demo", "engines": [remote(fake_url)], "queue": {"max_in_flight": 1}}
@@ -146,9 +144,7 @@ def test_those_who_wait_longer_than_the_drain_may_take_are_told(
         assert deployment.said().count('"fault":"cut by the shutdown"') == 3
 
 
-def test_stream_that_nobody_reads_is_recorded_when_the_shutdown_cuts_it(
-    fake_url: str, tmp_path: Path
-) -> None:
+def test_unread_stream_is_recorded_when_the_shutdown_ends_it(fake_url: str, tmp_path: Path) -> None:
     model = {"name": "demo", "engines": [remote(fake_url)]}
     with deployed(tmp_path, model, drain_timeout_s=0.5) as deployment:
         until_ready(deployment)
@@ -172,7 +168,7 @@ def test_second_signal_does_not_wait(fake_url: str, tmp_path: Path) -> None:
         stream.close()
 
 
-def test_banner_tells_where_what_and_how(fake_url: str, tmp_path: Path) -> None:
+def test_banner_has_url_models_and_engine_faults(fake_url: str, tmp_path: Path) -> None:
     models = [
         {"name": "demo", "aliases": ["al"], "engines": [remote(fake_url)]},
         {"name": "down", "engines": [remote("http://127.0.0.1:1")]},
@@ -256,7 +252,7 @@ def test_health_answers_while_engines_load(tmp_path: Path) -> None:
             assert "serves on" not in deployment.said()
 
 
-def test_port_in_use_is_told() -> None:
+def test_port_in_use_is_a_configuration_error() -> None:
     with listen("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
@@ -338,7 +334,7 @@ def test_the_next_gateway_has_both_ports_while_the_old_one_drains(
             assert stream.recv(4096), "the stream goes on"
 
 
-def test_host_that_is_not_ours_is_told() -> None:
+def test_foreign_host_address_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen("192.0.2.1", 0)
 

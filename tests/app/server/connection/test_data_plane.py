@@ -76,7 +76,7 @@ async def test_pipelined_requests_of_both_kinds_are_answered_in_order(
         assert kind_of(await client.answer()) == "health"
 
 
-async def test_pages_behind_a_stream_wait_until_it_has_ended(gateway: Gateway, fake: Fake) -> None:
+async def test_pipelined_pages_wait_for_the_end_of_a_stream(gateway: Gateway, fake: Fake) -> None:
     slow = request(asking(stream=True, messages=[], fake="tokens:20:1"), path=CHAT)
     async with connected(gateway) as client:
         client.send(slow + get(b"/health") + slow + get(b"/v1/models") + PLAIN)
@@ -97,9 +97,7 @@ async def test_second_request_is_not_begun_before_the_first_is_answered(
     assert posts(fake) == 1
 
 
-async def test_client_that_leaves_takes_with_it_what_it_has_pipelined(
-    gateway: Gateway, fake: Fake
-) -> None:
+async def test_disconnect_drops_pipelined_requests(gateway: Gateway, fake: Fake) -> None:
     async with connected(gateway) as client:
         client.send(request(asking(fake="hang"), path=CHAT) + get(b"/v1/models") + PLAIN)
         await fake.until_running()
@@ -287,7 +285,7 @@ async def test_preflight_is_a_question_for_methods_where_no_origin_is_configured
         (b"/v1/responses/resp_1/cancel", "POST"),
     ],
 )
-async def test_other_methods_are_told_which_are_allowed(
+async def test_options_lists_the_methods_and_others_are_405(
     gateway: Gateway, fake: Fake, path: bytes, allowed: str
 ) -> None:
     async with connected(gateway) as client:

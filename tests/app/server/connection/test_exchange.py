@@ -107,7 +107,7 @@ FRAMED = {
 
 
 @pytest.mark.parametrize("kind", FRAMED)
-async def test_pieces_are_framed_as_the_client_understands_it(kind: str) -> None:
+async def test_pieces_are_framed_for_the_http_version(kind: str) -> None:
     payload, headers, status = FRAMED[kind]
 
     async def handler(exchange: ClientExchange) -> None:
@@ -141,7 +141,7 @@ async def test_chunks_of_all_sizes_come_through(size: int) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_head_has_no_body_where_it_was_asked_for_alone(whole: bool) -> None:
+async def test_head_request_has_no_response_body(whole: bool) -> None:
     async def handler(exchange: ClientExchange) -> None:
         if whole:
             await exchange.send_response(200, [], b"one")
@@ -209,7 +209,7 @@ KEPT = {
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", KEPT)
-async def test_connection_is_kept_or_closed_as_it_was_said(kind: str, whole: bool) -> None:
+async def test_connection_is_kept_or_closed_as_requested(kind: str, whole: bool) -> None:
     payload, kept = KEPT[kind]
 
     async def handler(exchange: ClientExchange) -> None:

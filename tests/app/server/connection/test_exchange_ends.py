@@ -21,7 +21,7 @@ SOON = 0.05
 # A slow client
 
 
-async def test_what_a_slow_client_was_not_sent_waits_in_order() -> None:
+async def test_pieces_for_a_slow_client_are_queued_in_order() -> None:
     filled: list[bytes] = []
     seen: list[object] = []
 
@@ -47,7 +47,7 @@ async def test_what_a_slow_client_was_not_sent_waits_in_order() -> None:
     assert seen == [False, False, False, False, True, len(expected)]
 
 
-async def test_stream_goes_on_at_once_after_it_has_settled() -> None:
+async def test_stream_continues_at_once_after_flush() -> None:
     filled: list[bytes] = []
     seen: list[object] = []
 
@@ -65,7 +65,7 @@ async def test_stream_goes_on_at_once_after_it_has_settled() -> None:
     assert seen == [True]
 
 
-async def test_two_that_wait_for_a_slow_client_both_go_on() -> None:
+async def test_two_writers_that_wait_for_a_slow_client_both_continue() -> None:
     filled: list[bytes] = []
     waiting = asyncio.Event()
 
@@ -106,7 +106,7 @@ async def test_piece_waits_for_a_slow_client() -> None:
     assert seen == [False]
 
 
-async def test_response_waits_until_the_one_before_it_is_read() -> None:
+async def test_pipelined_response_waits_until_the_previous_one_is_read() -> None:
     size = 8_000_000
     begun: list[ClientExchange] = []
 
@@ -123,7 +123,7 @@ async def test_response_waits_until_the_one_before_it_is_read() -> None:
             assert len((await served.client.answer()).body) == size
 
 
-async def test_nothing_to_settle_costs_no_wait() -> None:
+async def test_flush_without_unsent_pieces_does_not_wait() -> None:
     async def handler(exchange: ClientExchange) -> None:
         await exchange.start_response(200, [])
         with pytest.raises(StopIteration):
@@ -153,7 +153,7 @@ async def test_client_that_reads_nothing_more_has_stalled() -> None:
     assert seen == ["the client read nothing for 0.05 s"] * 2
 
 
-async def test_client_that_leaves_while_it_is_waited_for_is_noticed() -> None:
+async def test_disconnect_while_waiting_for_a_slow_client_is_noticed() -> None:
     faults: list[object] = []
     filled = asyncio.Event()
 
@@ -175,7 +175,7 @@ async def test_client_that_leaves_while_it_is_waited_for_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("first", [EngineFailed("it failed"), None])
-async def test_request_that_is_cut_off_learns_of_it_once(first: GatewayError | None) -> None:
+async def test_request_that_is_cut_gets_the_fault_once(first: GatewayError | None) -> None:
     faults: list[object] = []
     begun: list[ClientExchange] = []
 
@@ -203,7 +203,7 @@ async def test_request_that_is_cut_off_learns_of_it_once(first: GatewayError | N
     assert faults == [1, first or second, None, 0]
 
 
-async def test_request_whose_response_is_whole_is_not_cut_off() -> None:
+async def test_request_with_a_complete_response_is_not_cut() -> None:
     ended = asyncio.Event()
 
     async def handler(exchange: ClientExchange) -> None:
@@ -243,7 +243,7 @@ async def test_error_before_the_head_is_a_whole_response() -> None:
 
 
 @pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/chat/completions"])
-async def test_error_in_a_stream_is_one_event_after_what_was_pushed(path: bytes) -> None:
+async def test_error_in_a_stream_is_one_event_after_the_pushed_pieces(path: bytes) -> None:
     async def stream(exchange: ClientExchange) -> None:
         await exchange.start_response(200, [])
         exchange.streaming = True
@@ -257,7 +257,7 @@ async def test_error_in_a_stream_is_one_event_after_what_was_pushed(path: bytes)
     json.loads(answer.body.rpartition(b"data: ")[2])
 
 
-async def test_error_in_a_plain_response_cannot_be_told() -> None:
+async def test_error_in_a_plain_response_closes_the_connection() -> None:
     async def plain(exchange: ClientExchange) -> None:
         await exchange.start_response(200, [(b"content-length", b"9")])
         await exchange.send_body(b"one", more=True)
@@ -266,7 +266,7 @@ async def test_error_in_a_plain_response_cannot_be_told() -> None:
         assert (await served.client.rest()).endswith(b"\r\n\r\none")
 
 
-async def test_error_after_a_whole_response_is_not_told() -> None:
+async def test_error_after_a_complete_response_is_not_sent() -> None:
     async def whole(exchange: ClientExchange) -> None:
         await exchange.start_response(200, [])
         exchange.streaming = True

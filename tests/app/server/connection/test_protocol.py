@@ -188,7 +188,7 @@ async def test_drip_fed_head_of_a_second_request_is_408(fake: Fake, tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_silent_connection_is_closed_without_a_word(fake: Fake, tmp_path: Path) -> None:
+async def test_silent_connection_is_closed_without_a_response(fake: Fake, tmp_path: Path) -> None:
     async with serving(fake, tmp_path, header_timeout_s=0.1) as gateway:
         async with connected(gateway) as client:
             assert await client.rest() == b""
@@ -339,7 +339,7 @@ async def test_connection_over_the_limit_is_503_and_the_others_go_on(
         assert status == 200
 
 
-async def test_refused_connection_is_told_although_it_has_sent_a_request(
+async def test_refused_connection_that_has_sent_a_request_gets_a_response(
     fake: Fake, tmp_path: Path
 ) -> None:
     async with serving(fake, tmp_path, max_connections=1) as gateway, connected(gateway) as first:
@@ -513,7 +513,7 @@ async def test_trailers_without_an_end_are_refused(gateway: Gateway, fake: Fake)
 EXPECT = b"expect: 100-continue"
 
 
-async def test_client_that_waits_for_100_gets_it_and_then_its_answer(
+async def test_client_that_expects_100_gets_it_and_then_the_response(
     gateway: Gateway, fake: Fake
 ) -> None:
     async with connected(gateway) as client:
@@ -557,7 +557,7 @@ async def test_refusal_keeps_the_connection_of_a_client_that_did_not_wait(
         assert (await client.answer()).status == 200
 
 
-async def test_http_1_0_is_told_nothing_of_100(gateway: Gateway) -> None:
+async def test_http_1_0_client_is_sent_no_100(gateway: Gateway) -> None:
     payload = request(None, EXPECT, b"content-length: %d" % len(BODY), version=b"1.0")
     async with connected(gateway) as client:
         client.send(payload)
@@ -689,7 +689,7 @@ async def test_a_request_that_was_answered_leaves_no_garbage(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_whose_client_left_leaves_no_garbage(
+async def test_disconnect_leaves_no_garbage(
     gateway: Gateway, fake: Fake, collects_nothing: None, stream: bool
 ) -> None:
     before = kept()

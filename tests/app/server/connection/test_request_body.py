@@ -77,7 +77,7 @@ async def test_pipelined_bodies_are_taken_in_order(echo: Echo) -> None:
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-async def test_body_of_which_more_is_to_come_is_read(echo: Echo, version: bytes) -> None:
+async def test_incomplete_body_is_read(echo: Echo, version: bytes) -> None:
     async with serving(echo.serve) as server, server.connected() as client:
         payload = request(b"hello", version=version)
         client.send(payload[:-2])
@@ -86,7 +86,7 @@ async def test_body_of_which_more_is_to_come_is_read(echo: Echo, version: bytes)
     assert echo.taken == [None]
 
 
-async def test_client_that_expects_100_is_told_to_continue_once(echo: Echo) -> None:
+async def test_client_that_expects_100_gets_it_once(echo: Echo) -> None:
     async with serving(echo.serve) as server, server.connected() as client:
         client.send(request(None, EXPECT, b"content-length: 5"))
         assert (await client.answer()).status == 100
@@ -97,7 +97,7 @@ async def test_client_that_expects_100_is_told_to_continue_once(echo: Echo) -> N
     assert echo.taken == [None]
 
 
-async def test_client_that_expects_100_is_told_to_continue_although_its_body_has_arrived(
+async def test_client_that_expects_100_gets_it_although_its_body_has_arrived(
     echo: Echo,
 ) -> None:
     async with serving(echo.serve) as server, server.connected() as client:
@@ -107,7 +107,7 @@ async def test_client_that_expects_100_is_told_to_continue_although_its_body_has
     assert echo.taken == [None]
 
 
-async def test_client_that_expects_100_and_is_refused_is_not_told_to_continue() -> None:
+async def test_refused_client_that_expects_100_does_not_get_it() -> None:
     async def refuse(exchange: ClientExchange) -> None:
         await exchange.send_response(401, [], b"")
 
@@ -149,7 +149,7 @@ async def test_client_that_disconnects_while_its_body_is_read_cancels_the_reques
     assert [type(fault) for fault in faults] == [ClientDisconnected, type(None)]
 
 
-async def test_body_that_is_taken_is_not_kept_and_reading_goes_on() -> None:
+async def test_body_that_is_taken_is_released_and_reading_continues() -> None:
     held: list[int] = []
     resumed: list[bool] = []
 

@@ -129,7 +129,7 @@ async def read_paths(client: Client, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("chunk", [b"1\r\na\r\n", b"1;ext\r\na\r\n"])
-async def test_many_tiny_chunks_leave_the_loop_to_others(
+async def test_many_tiny_chunks_do_not_block_the_event_loop(
     server: Bare, echo: Echo, monkeypatch: pytest.MonkeyPatch, chunk: bytes
 ) -> None:
     monkeypatch.setattr(protocol, "MAX_PARSE_S", 0.0)
@@ -143,7 +143,7 @@ async def test_many_tiny_chunks_leave_the_loop_to_others(
     assert turns[0] > PIECE // protocol.SLICE // 2
 
 
-async def test_body_of_known_length_is_parsed_in_one_turn(
+async def test_body_of_known_length_is_parsed_in_one_iteration(
     server: Bare, echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "MAX_PARSE_S", 0.0)
@@ -219,7 +219,7 @@ async def test_bodies_of_requests_that_wait_are_bounded_in_sum(server: Bare, ech
     assert echo.bodies == [body] * MAX_PIPELINED
 
 
-async def test_large_body_behind_a_request_is_read_when_its_turn_comes(
+async def test_pipelined_large_body_is_read_after_the_request_before_it(
     server: Bare, echo: Echo
 ) -> None:
     body = bytes(range(256)) * 4000
@@ -233,7 +233,7 @@ async def test_large_body_behind_a_request_is_read_when_its_turn_comes(
 
 
 @pytest.mark.slow
-async def test_deadlines_do_not_run_against_what_is_not_read(bound: Bound, echo: Echo) -> None:
+async def test_deadlines_do_not_run_while_reading_is_paused(bound: Bound, echo: Echo) -> None:
     half = request(None, b"content-length: 5") + b"he"
     behind = get(b"/x") * (2 * MAX_PIPELINED) + half
     echo.may_read.set()
@@ -253,7 +253,9 @@ async def test_deadlines_do_not_run_against_what_is_not_read(bound: Bound, echo:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [b"GET / HT", request(None, b"content-length: 5") + b"he"])
-async def test_deadlines_run_again_once_it_is_read(bound: Bound, echo: Echo, half: bytes) -> None:
+async def test_deadlines_run_again_once_reading_resumes(
+    bound: Bound, echo: Echo, half: bytes
+) -> None:
     echo.may_read.set()
     async with (
         bound(header_timeout_s=0.1, body_timeout_s=0.1) as server,
@@ -280,7 +282,7 @@ async def test_connection_that_was_paused_is_kept_alive(bound: Bound, echo: Echo
 
 
 @pytest.mark.parametrize("length", [60_000, 1_000_000])
-async def test_body_that_nobody_read_is_not_kept_once_the_request_is_answered(length: int) -> None:
+async def test_unread_body_is_released_after_the_response(length: int) -> None:
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 401, "headers": headers})
@@ -296,9 +298,7 @@ async def test_body_that_nobody_read_is_not_kept_once_the_request_is_answered(le
             assert bytes_held(only(server).cycle) == 0
 
 
-async def test_client_that_leaves_while_much_of_it_waits_leaves_nothing(
-    server: Bare, echo: Echo
-) -> None:
+async def test_disconnect_drops_unparsed_requests(server: Bare, echo: Echo) -> None:
     async with server.connected() as client:
         client.send(get(b"/first") + get(b"/x") * (PIECE // 20))
         await until_settled(server)

@@ -65,5 +65,5 @@ def test_polling_sleeps_in_managed_engines_only(marks: dict[str, str], who: str)
 @pytest.mark.vllm
 def test_engine_core_and_worker_use_the_plugin(gateway: Deployment) -> None:
     lines = (gateway.run_dir / "demo-0" / "engine.log").read_text().splitlines()
-    sleeping = {line.split(" ")[0] for line in lines if line.endswith("not in a spin")}
+    sleeping = {line.split(" ")[0] for line in lines if line.endswith("instead of spinning")}
     assert {"(EngineCore", "(VllmWorker-0"} <= sleeping

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from app.fleet.slots import Slot
 from app.residency import OnDemandModel
-from app.routing import POLICIES, Bounds, Model, Replica, SelectionPolicy
+from app.routing import POLICIES, Bounds, ContinuationTerms, Model, Replica, SelectionPolicy
 from app.settings import ModelSettings, Settings
 from engines.base import Engine
 
@@ -85,7 +85,15 @@ class ModelDeployment:
             created=self.created,
             load_wait_s=settings.load_wait_s,
             max_waiting=settings.queue.max_waiting,
+            continuation=_continuation_terms(settings),
         )
+
+
+def _continuation_terms(model: ModelSettings) -> ContinuationTerms | None:
+    """Return the terms on which a model's streams go on; None: they do not."""
+    if not model.continues_streams:
+        return None
+    return ContinuationTerms(model.continuation_wait_s, model.continuation_max_tokens)
 
 
 def build_deployments(

@@ -36,6 +36,11 @@ class RequestContext(msgspec.Struct):
     # In place of the response's status: 499, or what the connection has sent to a faulty request.
     aborted_status: int | None = None
     client_gone: bool = False  # it left, or stopped reading, before its response was complete
+    # Of a stream: how often it went on at another engine, the tokens that were computed again for
+    # that, and the reason why it did not go on, one of a bounded number of words.
+    continued: int = 0
+    recomputed_tokens: int = 0
+    not_continued: str | None = None
 
     @property
     def log_fields(self) -> dict[str, str | None]:

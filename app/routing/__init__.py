@@ -4,7 +4,7 @@
 replica is chosen (a new one goes into the table there), `endpoints` what a model can serve.
 """
 
-from app.routing.catalogue import Bounds, Catalogue, Model
+from app.routing.catalogue import Bounds, Catalogue, ContinuationTerms, Model
 from app.routing.policies import POLICIES, RoutingHints, SelectionPolicy
 from app.routing.replica import Replica
 
@@ -12,6 +12,7 @@ __all__ = [
     "POLICIES",
     "Bounds",
     "Catalogue",
+    "ContinuationTerms",
     "Model",
     "Replica",
     "RoutingHints",

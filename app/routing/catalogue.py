@@ -33,6 +33,14 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class ContinuationTerms:
+    """Terms on which an interrupted stream goes on at another engine."""
+
+    wait_s: float = 120.0  # for an engine to be READY
+    max_tokens: int = 32768  # of prompt and output; beyond it a stream is not recorded
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A model as clients see it."""
 
@@ -57,6 +65,8 @@ class Model:
     # Timeout of a request that waits for its engines to start or load, and the queue's bound.
     load_wait_s: float = 300.0
     max_waiting: int = 256
+    # None: an interrupted stream ends with an error event.
+    continuation: ContinuationTerms | None = None
     # The response header with the model's name, which is percent-encoded where necessary.
     header_line: bytes = field(init=False, repr=False)
 

@@ -1,8 +1,17 @@
 """One engine of a model as requests see it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from engines.base import Engine
+
+
+class Movable(Protocol):
+    """A stream that can go on at another engine."""
+
+    def move(self) -> None:
+        """Interrupt the stream at its present engine, so that it goes on elsewhere."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -15,3 +24,12 @@ class Replica:
     # The `system_fingerprint` of its latest stream, from the usage chunk.
     fingerprint: str | None = None
     by_priority: bool = False  # the engine schedules requests by priority
+    # Streams that can go on elsewhere, while they run here.
+    streams: set[Movable] = field(default_factory=set)
+
+    def move_streams(self) -> int:
+        """Interrupt the streams that can go on elsewhere; return their number."""
+        streams = tuple(self.streams)
+        for stream in streams:
+            stream.move()
+        return len(streams)

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings
@@ -68,6 +68,14 @@ class PriceSettings(SpecModel):
 
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _unquoted(value: object) -> object:
+    """Return "off" for YAML's unquoted off, which YAML 1.1 reads as false."""
+    return "off" if value is False else value
+
+
+Continuation = Annotated[Literal["exact", "off"], BeforeValidator(_unquoted)]
 
 
 class ModelSettings(SpecModel):
@@ -152,6 +160,25 @@ class ModelSettings(SpecModel):
         description="Priority for staying loaded. Models with a lower number are unloaded first "
         "to make room.",
     )
+    continuation: Continuation | None = Field(
+        None,
+        description="What happens to a stream whose engine dies, stalls, or is drained, unloaded "
+        "or replaced. exact: it goes on at another engine, or after the restart, without a lost "
+        "or repeated token; off: it ends with an error event. Default: exact for a model with "
+        "several engines or with an engine that the gateway runs.",
+    )
+    continuation_wait_s: float = Field(
+        120.0,
+        ge=0,
+        description="Maximum time that an interrupted stream waits for an engine, in seconds. It "
+        "then ends with an error event.",
+    )
+    continuation_max_tokens: int = Field(
+        32768,
+        ge=1,
+        description="Maximum number of tokens, prompt and output, up to which a stream can go on "
+        "at another engine. The gateway keeps four bytes per token.",
+    )
     price: PriceSettings = PriceSettings()
     engines: tuple[EngineSpec, ...] = Field(
         min_length=1, description="Engines that serve the model."
@@ -166,6 +193,14 @@ class ModelSettings(SpecModel):
         elif self.idle_unload_s is not None:
             raise ValueError("idle_unload_s needs load: on_demand")
         return self
+
+    @property
+    def continues_streams(self) -> bool:
+        """True if an interrupted stream goes on where that is possible."""
+        if self.continuation is not None:
+            return self.continuation == "exact"
+        managed = any(spec.kind != "remote" for spec in self.engines)
+        return managed or len(self.engines) > 1
 
     @property
     def names(self) -> tuple[str, ...]:

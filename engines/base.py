@@ -7,6 +7,7 @@ EngineError                 the engine did not do what was asked
 │   ├── FirstByteTimeout    no response began
 │   └── StallTimeout        the response began, then no byte arrived
 ├── EngineDied              the connection broke before the response was complete
+├── EngineDrained           the stream was interrupted on purpose: its engine is drained
 └── EngineProtocolError     the response is not HTTP/1.1 within the limits
 """
 
@@ -27,6 +28,7 @@ __all__ = [
     "Engine",
     "EngineCapabilities",
     "EngineDied",
+    "EngineDrained",
     "EngineError",
     "EngineFacts",
     "EngineNotReady",
@@ -87,6 +89,12 @@ class EngineDied(EngineError):
     """The connection ended before the response was complete."""
 
     reason = "EngineDied"
+
+
+class EngineDrained(EngineError):
+    """The stream was interrupted on purpose: its engine is drained. No fault of the engine's."""
+
+    reason = "EngineDrained"
 
 
 class EngineProtocolError(EngineError):
@@ -199,7 +207,8 @@ class EngineResponse(Protocol):
     async def read(self) -> bytes:
         """Return all bytes that have arrived, waiting for the first; b"" at the end.
 
-        Raises EngineDied, EngineProtocolError or StallTimeout, after the bytes that came before.
+        Raises EngineDied, EngineProtocolError, StallTimeout or the error of `interrupt`, after the
+        bytes that came before.
         """
         ...
 
@@ -210,6 +219,13 @@ class EngineResponse(Protocol):
         when the sink takes no more: what arrives then waits for the next `read` or `pump`.
         While the last bytes are passed on, `ended` is True already. Raises what `read` raises,
         and what the sink raises.
+        """
+        ...
+
+    def interrupt(self, error: EngineError) -> None:
+        """Abort generation; `read` and `pump` raise `error` after the bytes that have arrived.
+
+        Does nothing once the response is complete, has failed, or was closed or interrupted.
         """
         ...
 

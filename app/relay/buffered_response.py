@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engines.base import EngineDied, EngineResponse, Headers
+from engines.base import EngineDied, EngineError, EngineResponse, Headers
 from engines.output import ENGINE_DEAD_REASON, reports_engine_death
 
 # An error of vLLM's has a few hundred bytes.
@@ -40,6 +40,9 @@ class BufferedResponse:
         if self._body and not sink(await self.read()):
             return False
         return await self._response.pump(sink)
+
+    def interrupt(self, error: EngineError) -> None:
+        self._response.interrupt(error)
 
     def close(self) -> None:
         self._response.close()

@@ -88,6 +88,12 @@ class ResponseBody:
             raise self._error
         return self._complete
 
+    def interrupt(self, error: EngineError) -> None:
+        # A response may be complete, or its sink have failed, before its source is released.
+        if self._source is not None and not self._complete and self._error is None:
+            self.close()
+            self.fail(error)
+
     def close(self) -> None:
         source, self._source = self._source, None
         if source is not None:

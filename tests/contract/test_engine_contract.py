@@ -14,7 +14,14 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from engines.base import Engine, EngineNotReady, EngineRequest, EngineResponse, EngineState
+from engines.base import (
+    Engine,
+    EngineDrained,
+    EngineNotReady,
+    EngineRequest,
+    EngineResponse,
+    EngineState,
+)
 from engines.guard.marked_processes import find_marked
 from engines.http import Address, Http1Client
 from engines.inprocess import InProcessEngine
@@ -156,6 +163,18 @@ class EngineContract:
         await subject.until_busy(True)
         response.close()
         await subject.until_busy(False)
+
+    async def test_interrupt_aborts_generation_and_reports_its_error(
+        self, subject: Subject
+    ) -> None:
+        response = await subject.send_long(stream=True)
+        assert await response.read()
+        await subject.until_busy(True)
+        response.interrupt(EngineDrained("interrupted"))
+        with pytest.raises(EngineDrained, match="interrupted"):
+            await read(response)
+        await subject.until_busy(False)
+        assert subject.state is EngineState.READY
 
     async def test_canceled_send_aborts_generation(self, subject: Subject) -> None:
         sending = asyncio.create_task(subject.send_long(stream=False))

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from engines.base import (
     EngineDied,
+    EngineDrained,
     EngineNotReady,
     EngineProtocolError,
     EngineRequest,
@@ -264,6 +265,52 @@ async def test_close_disconnects_the_application(bridge: Bridge, server: Server)
     assert bridge.in_flight == 0
     await server.cancelled.wait()
     response.close()  # a second time: no effect
+
+
+async def test_interrupt_disconnects_the_application(bridge: Bridge, server: Server) -> None:
+    response = await bridge.send(post("/stream"))
+    server.chunks.put_nowait(b"one")
+    taken: list[bytes] = []
+
+    def sink(data: bytes) -> bool:
+        taken.append(data)
+        return True
+
+    pumping = asyncio.create_task(response.pump(sink))
+    while not taken:
+        await asyncio.sleep(0)
+    response.interrupt(EngineDrained("engine e is drained"))
+    assert bridge.in_flight == 0
+    with pytest.raises(EngineDrained, match="engine e is drained"):
+        await pumping
+    await server.cancelled.wait()
+    assert taken == [b"one"]
+
+
+async def test_interrupt_by_the_sink_ends_the_application(bridge: Bridge, server: Server) -> None:
+    response = await bridge.send(post("/stream"))
+
+    def sink(_: bytes) -> bool:
+        response.interrupt(EngineDrained("engine e is drained"))
+        return True
+
+    server.chunks.put_nowait(b"one")
+    with pytest.raises(EngineDrained):
+        await response.pump(sink)
+    await server.cancelled.wait()
+
+
+async def test_interrupt_releases_an_application_under_backpressure(
+    bridge: Bridge, server: Server
+) -> None:
+    response = await bridge.send(post("/flood"))
+    while server.sent * 16384 <= HIGH_WATER:
+        await asyncio.sleep(0)
+    response.interrupt(EngineDrained("engine e is drained"))
+    await bridge.quiet()
+    assert len(await response.read()) > HIGH_WATER - 16384
+    with pytest.raises(EngineDrained):
+        await response.read()
 
 
 async def test_canceled_send_aborts_generation(bridge: Bridge, server: Server) -> None:

@@ -115,6 +115,8 @@ def _fill(metrics: Metrics) -> None:
         metrics.record_usage(model, "completed", Usage(dice.randrange(4_000), dice.randrange(400)))
         metrics.engine_load.observe((model,), dice.expovariate(0.02))
         metrics.model_evictions.add((model, "room"))
+        metrics.continuations.add((model, "replay", "continued"))
+        metrics.continuation_gap.observe((model,), dice.expovariate(0.5))
 
 
 def _all(state: Application) -> Iterator[Callable[[], None]]:

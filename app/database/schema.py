@@ -111,6 +111,12 @@ usage_records = Table(
     # The key's owner at the time of the request; empty: none. The default is for gateways of the
     # previous version, which keep writing during an upgrade.
     Column("owner", String(200), nullable=False, server_default=""),
+    # Of an interrupted stream: how often it went on at another engine, the tokens that were
+    # computed again for that and are not charged, and why it did not go on. null: does not apply,
+    # or written by a gateway of the previous version.
+    Column("continued", Integer, nullable=True),
+    Column("recomputed_tokens", BigInteger, nullable=True),
+    Column("not_continued", String(32), nullable=True),
     Index("ix_usage_records_at_ms", "at_ms"),
     Index("ix_usage_records_key_id_at_ms", "key_id", "at_ms"),
 )

@@ -147,6 +147,9 @@ class Relay:
                     ttft_s=record.ttft_s,
                     total_s=record.total_s,
                     owner=owner,
+                    continued=record.continued,
+                    recomputed_tokens=record.recomputed_tokens,
+                    not_continued=record.not_continued,
                 )
             )
         self.tracer.end(record, request.trace)

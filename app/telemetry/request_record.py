@@ -48,3 +48,7 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None  # the kind of fault, one of a bounded number of words
     client_gone: bool = False  # disconnected or stopped reading before the response was complete
     trace_id: str | None = None  # of a sampled trace, in hexadecimal
+    continued: int = 0  # how often its stream went on at another engine
+    recomputed_tokens: int = 0  # prompt and answer tokens that were computed again for that
+    # Why an interrupted stream did not go on, one of a bounded number of words.
+    not_continued: str | None = None

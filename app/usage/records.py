@@ -48,6 +48,9 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     ttft_s: float | None
     total_s: float
     owner: str = ""  # the key's owner at the end of the request; empty: none
+    continued: int = 0  # how often its stream went on at another engine
+    recomputed_tokens: int = 0  # computed again for that; not part of `usage`
+    not_continued: str | None = None  # why an interrupted stream did not go on
 
 
 class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -76,6 +79,9 @@ class Row(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     total_ms: float
     cost_nano: int
     owner: str
+    continued: float
+    recomputed_tokens: float
+    not_continued: str | float
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -158,6 +164,11 @@ def rows_of(
                 total_ms=_ms(record.total_s, 0.0),
                 cost_nano=0 if price is None else price.cost(used),
                 owner=storable(record.owner, 200),
+                continued=record.continued or _NULL,
+                recomputed_tokens=_count(record.recomputed_tokens) or _NULL,
+                not_continued=(
+                    _NULL if record.not_continued is None else storable(record.not_continued, 32)
+                ),
             )
         )
         place += 1

@@ -10,7 +10,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -83,6 +83,8 @@ def json_line(record: RequestRecord, stamp: str, level: str) -> str:
         more += f',"fault":{_encode(_format_fault(record.fault)).decode()}'
     if record.trace_id:
         more += f',"trace_id":"{record.trace_id}"'
+    for name, value in _continuation(record):
+        more += f',"{name}":{_encode(value).decode()}'
     return (
         f'{{"time":"{stamp}","level":"{level}","logger":"access","event":"request",'
         f'"request_id":"{record.request_id}",{names},"status":{record.status},{tokens},"estimated":{estimated},'
@@ -112,13 +114,26 @@ def text_line(record: RequestRecord, stamp: str, level: str) -> str:
     first = f" ttft_ms={_format_ms(record.ttft_s)}" if record.ttft_s is not None else ""
     trace = f" trace={record.trace_id}" if record.trace_id else ""
     gone = " client=gone" if record.client_gone else ""
+    continued = "".join(f" {name}={value}" for name, value in _continuation(record))
     fault = f" fault={_format_fault(record.fault)!r}" if record.fault else ""
     return (
         f"{stamp} {level.upper():<7} access: {record.status} {record.method} {record.endpoint}"
         f"{model}{asked}{engine}{key}{tokens}{queued}{first} total_ms={_format_ms(record.total_s)} "
         f"bytes_in={record.bytes_in} bytes_out={record.bytes_out} id={record.request_id}"
-        f"{trace}{gone}{fault}"
+        f"{trace}{continued}{gone}{fault}"
     )
+
+
+def _continuation(record: RequestRecord) -> Sequence[tuple[str, int | str]]:
+    """Return the names and values of the fields that only an interrupted stream has."""
+    if not (record.continued or record.recomputed_tokens or record.not_continued):
+        return ()
+    fields: tuple[tuple[str, int | str | None], ...] = (
+        ("continued", record.continued),
+        ("recomputed_tokens", record.recomputed_tokens),
+        ("not_continued", record.not_continued),
+    )
+    return [(name, value) for name, value in fields if value]
 
 
 def _requested_name(record: RequestRecord) -> str | None:

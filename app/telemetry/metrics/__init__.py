@@ -8,6 +8,7 @@
 from app.telemetry.metrics.engine_series import EngineFigures
 from app.telemetry.metrics.event_loop_lag import EventLoopLag
 from app.telemetry.metrics.gateway_series import (
+    CONTINUATION_OUTCOMES,
     DURATION_BUCKETS,
     NO_ENDPOINT,
     TTFT_BUCKETS,
@@ -17,6 +18,7 @@ from app.telemetry.metrics.merged_page import TEXT_FORMAT, MalformedPage, Merged
 from app.telemetry.metrics.series import Buckets
 
 __all__ = [
+    "CONTINUATION_OUTCOMES",
     "DURATION_BUCKETS",
     "NO_ENDPOINT",
     "TEXT_FORMAT",

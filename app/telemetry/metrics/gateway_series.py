@@ -36,6 +36,16 @@ INTER_TOKEN_BUCKETS = (
     40.0, 80.0,
 )  # fmt: skip
 
+# A replay at another replica begins within a second; a restart of the only engine takes minutes.
+GAP_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 300)
+# Labels `way` and `outcome` of the interrupted streams of a model. For `none`, the outcome is the
+# reason why the request could not be continued.
+CONTINUATION_OUTCOMES = {
+    "replay": ("continued", "no_replica", "died_again", "refused", "disconnected"),
+    "verify": ("continued", "diverged", "no_replica", "died_again", "refused", "disconnected"),
+    "none": ("off", "sampled", "too_long"),
+}
+
 _MODEL = ("model",)
 
 
@@ -107,6 +117,20 @@ class Metrics:
             "Requests for a model that were passed to a fallback because no engine of the model "
             "could serve.",
             ("model", "fallback"),
+        )
+        self.continuations = Counter(
+            r,
+            "gateway_continuations_total",
+            "Streams interrupted by their engine, by the way to continue them (replay, verify, "
+            "none) and the outcome: continued, or the reason why not.",
+            ("model", "way", "outcome"),
+        )
+        self.continuation_gap = Histogram(
+            r,
+            "gateway_continuation_gap_seconds",
+            "Time from the interruption of a stream to its first new bytes from the next engine.",
+            _MODEL,
+            GAP_BUCKETS,
         )
         self.tokens = Counter(
             r,
@@ -279,6 +303,10 @@ class Metrics:
         self.requests_in_flight.add((model,), 0)
         self.queue_depth.add((model,), 0)
         self._token_counts.setdefault(model, [0, 0, 0])
+        # Interruptions are rare: without a 0 before it, an alert would not see the first.
+        for way, outcomes in CONTINUATION_OUTCOMES.items():
+            for outcome in outcomes:
+                self.continuations.add((model, way, outcome), 0)
 
     def record_request(self, model: str, endpoint: str, status: int, seconds: float) -> None:
         """Record a completed request."""

@@ -162,8 +162,21 @@ def _request(trace: RequestTrace, record: RequestRecord) -> Attributes:
         own["gen_ai.usage.cache_read.input_tokens"] = usage.cached
         if usage.estimated:
             own["gateway.usage_estimated"] = True
+    own |= _continuation(record)
     if record.error is not None:
         own["error.type"] = record.error
+    return own
+
+
+def _continuation(record: RequestRecord) -> Attributes:
+    """Return the attributes that only an interrupted stream has."""
+    own: Attributes = {}
+    if record.continued:
+        own["gateway.continued"] = record.continued
+    if record.recomputed_tokens:
+        own["gateway.recomputed_tokens"] = record.recomputed_tokens
+    if record.not_continued is not None:
+        own["gateway.not_continued"] = record.not_continued
     return own
 
 

@@ -17,13 +17,13 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 
 from app.auth import KeyStore
 from app.database import Database, DatabaseUnavailable, NewerDatabase
 from app.database.async_engine import create_async_engine
 from app.database.migrate import HEAD, configuration
-from app.database.schema import metadata
+from app.database.schema import metadata, usage_records
 from app.server.run import check_database
 from app.settings import ConfigError
 from app.usage import usage_report
@@ -32,6 +32,17 @@ from tests.services import PostgresServer
 from tests.waiting import PATIENCE_S, wait_until
 
 # Far above what anything takes here, however busy the machine is.
+
+
+_RECORD = (
+    "id, at_ms, request_id, key_id, model, engine, endpoint, status, outcome, prompt_tokens,"
+    " cached_tokens, completion_tokens, reasoning_tokens, estimated, total_ms, cost_nano"
+)
+_VALUES = "1, 'r', 'k', 'demo', 'e', '/', 200, 'completed', 1, 0, 1, 0, false, 1, 0"
+RECORD_OF_VERSION_0002 = f"INSERT INTO usage_records ({_RECORD}) VALUES ('h', {_VALUES})"
+RECORD_OF_THE_PREVIOUS_VERSION = (
+    f"INSERT INTO usage_records ({_RECORD}, owner) VALUES ('i', {_VALUES}, 'research')"
+)
 
 
 @pytest.fixture
@@ -123,6 +134,27 @@ async def test_migration_assigns_previous_usage_to_the_owners_of_its_keys(
     await database.close()
 
 
+async def test_migration_keeps_usage_records_of_the_previous_version(database_url: str) -> None:
+    engine = create_async_engine(database_url)
+
+    def before(connection: Connection) -> None:
+        config = configuration()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+
+    async with engine.begin() as connection:
+        await connection.run_sync(before)
+        await connection.execute(text(RECORD_OF_THE_PREVIOUS_VERSION))
+    await engine.dispose()
+    database = Database(database_url)
+    await database.migrate()
+    async with database.read() as reading:
+        (row,) = (await reading.execute(select(usage_records))).all()
+    assert (row.id, row.owner) == ("i", "research")
+    assert (row.continued, row.recomputed_tokens, row.not_continued) == (None, None, None)
+    await database.close()
+
+
 def _upgrade_to_0002(connection: Connection) -> None:
     config = configuration()
     config.attributes["connection"] = connection
@@ -178,15 +210,8 @@ async def test_gateway_of_the_previous_version_keeps_writing_during_an_upgrade(
                     " DO UPDATE SET requests = usage_daily.requests + excluded.requests"
                 )
             )
-        await connection.execute(
-            text(
-                "INSERT INTO usage_records (id, at_ms, request_id, key_id, model, engine, endpoint,"
-                " status, outcome, prompt_tokens, cached_tokens, completion_tokens,"
-                " reasoning_tokens, estimated, total_ms, cost_nano)"
-                " VALUES ('i', 1, 'r', 'k', 'demo', 'e', '/', 200, 'completed', 1, 0, 1, 0, false,"
-                " 1, 0)"
-            )
-        )
+        await connection.execute(text(RECORD_OF_THE_PREVIOUS_VERSION))
+        await connection.execute(text(RECORD_OF_VERSION_0002))
     (row,) = await usage_report(database, {"owner"}, date(2026, 11, 1), date(2026, 11, 30))
     assert (row.owner, row.requests) == ("", 2)
 

@@ -63,6 +63,31 @@ class TestWriting:
         (day,) = await rows(database, usage_daily)
         assert tuple(day) == ("2026-11-21", "key-1", "demo", 1, 0, 100, 60, 10, 4, row.cost_nano)
 
+    async def test_interrupted_streams_are_recorded_and_others_are_null(
+        self, database: Faulty
+    ) -> None:
+        await flushed(
+            ledger_for(database),
+            record(continued=1, recomputed_tokens=812),
+            record(not_continued="sampled"),
+            record(recomputed_tokens=-1),
+            record(),
+        )
+        found = await rows(database, usage_records)
+        assert [(row.continued, row.recomputed_tokens, row.not_continued) for row in found] == [
+            (1, 812, None),
+            (None, None, "sampled"),
+            (None, None, None),
+            (None, None, None),
+        ]
+
+    async def test_recomputed_tokens_are_not_charged(self, database: Faulty) -> None:
+        await flushed(ledger_for(database), record(usage=Usage(7, 5), recomputed_tokens=10**6))
+        (row,) = await rows(database, usage_records)
+        assert (row.prompt_tokens, row.completion_tokens) == (7, 5)
+        (day,) = await rows(database, usage_daily)
+        assert (day.prompt_tokens, day.completion_tokens) == (7, 5)
+
     async def test_changed_price_applies_to_new_records_only(self, database: Faulty) -> None:
         ledger = ledger_for(database)
         ledger.reprice({"new": PriceSettings(completion=3.0)}, 1)

@@ -136,6 +136,13 @@ class TestText:
         )
         assert "asked" not in text(record(model="demo", requested_model="demo"))
 
+    def test_continuation_fields_are_shown_where_they_are_set(self) -> None:
+        went_on = text(record(continued=2, recomputed_tokens=812))
+        assert went_on.endswith(" id=abc continued=2 recomputed_tokens=812")
+        ended = text(record(not_continued="sampled", fault="the engine failed"))
+        assert ended.endswith(" id=abc not_continued=sampled fault='the engine failed'")
+        assert "continued" not in text(record())
+
     def test_a_fault_stands_at_the_end_in_quotes(self) -> None:
         assert text(record(fault="the engine failed")).endswith(" fault='the engine failed'")
 
@@ -211,6 +218,20 @@ class TestJson:
     def test_the_name_that_the_client_sent_is_told_where_it_is_another(self) -> None:
         assert as_json(record(model="small", requested_model="demo"))["asked"] == "demo"
         assert "asked" not in as_json(record(model="demo", requested_model="demo"))
+
+    @pytest.mark.parametrize(
+        "facts",
+        [
+            {},
+            {"continued": 1, "recomputed_tokens": 90},
+            {"not_continued": "sampled"},
+            {"continued": 1, "recomputed_tokens": 90, "not_continued": "died_again"},
+        ],
+    )
+    def test_continuation_fields_are_there_where_they_are_set(self, facts: dict[str, Any]) -> None:
+        fields = as_json(record(**facts))
+        names = ("continued", "recomputed_tokens", "not_continued")
+        assert {name: fields[name] for name in names if name in fields} == facts
 
     def test_a_fault_that_quotes_a_client_is_short_and_tells_no_secret(self) -> None:
         key = "sk-canary-0123456789abcdef"

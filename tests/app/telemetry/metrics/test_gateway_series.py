@@ -7,7 +7,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import CONTINUATION_OUTCOMES, Metrics
 from app.telemetry.metrics.series import Counter
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
@@ -78,6 +78,24 @@ def test_counters_start_at_zero() -> None:
     for outcome in ("completed", "refused", "failed", "disconnected"):
         assert value("gateway_usage_records_total", {"outcome": outcome}) == 0
     assert value("gateway_requests_in_flight", {"model": "demo"}) == 0
+    for way, outcomes in CONTINUATION_OUTCOMES.items():
+        for outcome in outcomes:
+            labels = {"model": "demo", "way": way, "outcome": outcome}
+            assert value("gateway_continuations_total", labels) == 0
+
+
+def test_continuations_and_their_gaps_are_counted_by_model() -> None:
+    metrics = Metrics()
+    metrics.add_model("demo")
+    metrics.continuations.add(("demo", "replay", "continued"))
+    metrics.continuation_gap.observe(("demo",), 0.3)
+    value = metrics.registry.get_sample_value
+    labels = {"model": "demo", "way": "replay", "outcome": "continued"}
+    assert value("gateway_continuations_total", labels) == 1
+    gap = "gateway_continuation_gap_seconds_bucket"
+    assert value(gap, {"model": "demo", "le": "0.25"}) == 0
+    assert value(gap, {"model": "demo", "le": "0.5"}) == 1
+    assert value(gap, {"model": "demo", "le": "300.0"}) == 1
 
 
 def test_gauge_is_absent_until_it_is_set() -> None:

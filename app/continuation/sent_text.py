@@ -1,0 +1,142 @@
+"""Records what the client of a stream has received, for comparison with another run. Pure.
+
+The hot path appends whole events to a list; they are parsed in batches. What is recorded is the
+text per channel in UTF-8, one entry per atom, and the last event.
+"""
+
+import msgspec
+
+from app.continuation.dialects import DIALECTS
+from app.continuation.parts import UNREADABLE, Channel, Part
+from app.continuation.renaming import Run, read_number
+from app.continuation.sse import read_data, split_events
+from app.continuation.text_template import TextTemplate, decode_body, make_template
+
+# Calls of `add` between two batches.
+_BATCH = 32
+# Bytes of a segment's record besides its text, roughly.
+_SEGMENT_BYTES = 256
+
+
+class Segment(msgspec.Struct, gc=False):
+    """Consecutive text of one kind within a channel, or one atom."""
+
+    kind: str
+    ids: tuple[str, ...]
+    text: bytearray | None  # None: an atom
+
+
+class SentText:
+    """What the client of one stream has, by channel.
+
+    `endpoint` is the label of the request's endpoint. A stream that cannot be read makes no error
+    here, where nothing has happened yet: `unreadable` then says why it cannot be compared.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        """Raises `KeyError` for an endpoint whose streams cannot be compared."""
+        self.dialect = DIALECTS[endpoint]
+        self.unreadable: str | None = None
+        self._run = Run(self.dialect)
+        self._channels: dict[Channel, list[Segment]] = {}
+        self._size = 0
+        self._pending: list[bytes] = []
+        self._last = b""
+        self._templates: dict[tuple[Channel, str], TextTemplate] = {}
+
+    def add(self, events: bytes) -> None:
+        """Record whole events that were sent to the client."""
+        pending = self._pending
+        pending.append(events)
+        if len(pending) >= _BATCH:
+            self._read()
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that are recorded, without up to 32 chunks that are not parsed yet."""
+        return self._size
+
+    @property
+    def channels(self) -> dict[Channel, list[Segment]]:
+        """Return what the client has, by channel and in order."""
+        self._read()
+        return self._channels
+
+    @property
+    def run(self) -> Run:
+        """Return what identifies the run to the client."""
+        self._read()
+        return self._run
+
+    @property
+    def last_number(self) -> int:
+        """Return the sequence number of the last event, -1 if there is none."""
+        self._read()
+        number = read_number(read_data(self._last))
+        return -1 if number is None else number
+
+    def _read(self) -> None:
+        pending, self._pending = self._pending, []
+        if not pending or self.unreadable is not None:
+            return
+        try:
+            self._read_events(split_events(b"".join(pending)))
+        except UNREADABLE as error:
+            self.unreadable = f"an event of the stream could not be read: {type(error).__name__}"
+            self._channels.clear()
+            self._templates.clear()
+            self._size = 0
+
+    def _read_events(self, events: list[bytes]) -> None:
+        """Record events; those that match the same template in a row are decoded together."""
+        current: TextTemplate | None = None
+        bodies: list[bytes] = []
+        for event in events:
+            if current is not None and (body := current.text_body(event)) is not None:
+                bodies.append(body)
+                continue
+            if current is not None:
+                self._record_text(current.part, decode_body(bodies))
+                current = None
+            for template in self._templates.values():
+                if (body := template.text_body(event)) is not None:
+                    current, bodies = template, [body]
+                    break
+            else:
+                self._read_event(event)
+        if current is not None:
+            self._record_text(current.part, decode_body(bodies))
+        if self.dialect.numbered:
+            self._last = next((e for e in reversed(events) if read_data(e)), self._last)
+
+    def _read_event(self, event: bytes) -> None:
+        data = read_data(event)
+        if not data:
+            return
+        if not self._run.known:
+            self._run.learn(data)
+        parts = self.dialect.read_parts(data)
+        for part in parts:
+            self._record(part)
+        if (template := make_template(event, parts)) is not None:
+            self._templates[template.part.channel, template.part.kind] = template
+
+    def _record(self, part: Part) -> None:
+        if part.text is not None:
+            self._record_text(part, part.text)
+            return
+        segments = self._channels.setdefault(part.channel, [])
+        segments.append(Segment(part.kind, part.ids, None))
+        self._size += _SEGMENT_BYTES
+
+    def _record_text(self, part: Part, text: str) -> None:
+        segments = self._channels.setdefault(part.channel, [])
+        new = text.encode()
+        self._size += len(new)
+        if segments:
+            last = segments[-1]
+            if last.text is not None and last.kind == part.kind:
+                last.text += new
+                return
+        segments.append(Segment(part.kind, part.ids, bytearray(new)))
+        self._size += _SEGMENT_BYTES

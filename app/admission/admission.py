@@ -24,6 +24,24 @@ class Permit(msgspec.Struct, gc=False, eq=False):
 
     queue: ModelQueue
     waited_s: float | None  # None: it did not have to wait
+    suspended: bool = False  # held, while its request is at no engine
+
+    def suspend(self) -> None:
+        """Keep the slot, but not the engine's part of it: the request is at no engine."""
+        if not self.suspended:
+            self.suspended = True
+            self.queue.suspended += 1
+
+    async def resume(self) -> None:
+        """Return when an engine has room for the suspended request, before all that wait."""
+        if self.suspended:
+            await self.queue.wait_for_room()
+            self._end_suspension()
+
+    def _end_suspension(self) -> None:
+        if self.suspended:
+            self.suspended = False
+            self.queue.suspended -= 1
 
     def __enter__(self) -> Self:
         return self
@@ -34,6 +52,7 @@ class Permit(msgspec.Struct, gc=False, eq=False):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end_suspension()
         self.queue.release()
 
 

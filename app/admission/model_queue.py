@@ -41,6 +41,9 @@ class ModelQueue:
         self._engine_changes = engine_changes
         self._metrics = metrics
         self.in_flight = 0  # slots that are held
+        self.suspended = 0  # of these, slots of requests that are at no engine for now
+        # Notified of slots that become free while suspended requests wait for room.
+        self._freed = ChangeNotifier()
         # What each waiting request awaits: True, it has a slot; False, its timeout is over.
         self._queue: FairQueue[asyncio.Future[bool]] = FairQueue()
         self._service_rate = ServiceRate()
@@ -115,9 +118,25 @@ class ModelQueue:
             raise self._overloaded(reason, perf_counter())
         return waited_s
 
+    async def wait_for_room(self) -> None:
+        """Return when the engines have room for a suspended request.
+
+        Its slot is held, so no new request takes the room; several that wait are no queue, since
+        each of them was admitted before.
+        """
+        while self.in_flight - self.suspended >= self._max_in_flight * max(self._ready(), 1):
+            changes = (self._freed.next(), self._engine_changes.next())
+            try:
+                await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for change in changes:
+                    change.cancel()
+
     def release(self) -> None:
         """Give a slot back, once; the next waiting request has it when this returns."""
         self.in_flight -= 1
+        if self.suspended:
+            self._freed.notify()
         if self._queue.size:
             self._grant_slots()
         # Last: a queue in which a request waits is never idle.

@@ -4,6 +4,8 @@ The hot path appends whole events to a list; they are parsed in batches. What is
 text per channel in UTF-8, one entry per atom, and the last event.
 """
 
+from math import inf
+
 import msgspec
 
 from app.continuation.dialects import DIALECTS
@@ -33,9 +35,13 @@ class SentText:
     here, where nothing has happened yet: `unreadable` then says why it cannot be compared.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        """Raises `KeyError` for an endpoint whose streams cannot be compared."""
+    def __init__(self, endpoint: str, max_bytes: float = inf) -> None:
+        """`max_bytes` bounds what is recorded; a longer stream cannot be compared.
+
+        Raises `KeyError` for an endpoint whose streams cannot be compared.
+        """
         self.dialect = DIALECTS[endpoint]
+        self._max_bytes = max_bytes
         self.unreadable: str | None = None
         self._run = Run(self.dialect)
         self._channels: dict[Channel, list[Segment]] = {}
@@ -82,10 +88,15 @@ class SentText:
         try:
             self._read_events(split_events(b"".join(pending)))
         except UNREADABLE as error:
-            self.unreadable = f"an event of the stream could not be read: {type(error).__name__}"
-            self._channels.clear()
-            self._templates.clear()
-            self._size = 0
+            self._forget(f"an event of the stream could not be read: {type(error).__name__}")
+        if self._size > self._max_bytes:
+            self._forget("the stream is too long to be compared")
+
+    def _forget(self, why: str) -> None:
+        self.unreadable = why
+        self._channels.clear()
+        self._templates.clear()
+        self._size = 0
 
     def _read_events(self, events: list[bytes]) -> None:
         """Record events; those that match the same template in a row are decoded together."""

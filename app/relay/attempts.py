@@ -43,6 +43,11 @@ class Attempts:
         self._sent = 0
         self.fault: EngineError | None = None  # of the previous attempt
 
+    @property
+    def deaths(self) -> int:
+        """The number of engines that failed after they had been sent the request."""
+        return self._sent
+
     def next_replica(self) -> Replica:
         """Return the replica to try now. Raises errors.EngineUnavailable and EngineFailed."""
         replica = None

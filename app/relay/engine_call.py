@@ -5,7 +5,8 @@ Forwarding is independent of limits, queues and budgets; choosing never reads th
 
 import msgspec
 
-from app.usage import Usage
+from app.continuation import Recording
+from app.usage import StreamMeter, Usage
 from engines.base import EngineRequest
 
 
@@ -25,6 +26,19 @@ class EngineCall(msgspec.Struct, frozen=True):
     withhold_metadata: bool = False
     # Encoded header line that names the model.
     model_line: bytes = b""
+    # Of a stream that can go on at another engine; None: it cannot.
+    recording: Recording | None = None
+
+    def meter(self) -> StreamMeter:
+        """Return a meter for the stream."""
+        meter = StreamMeter(
+            withhold=self.withhold_usage,
+            one_choice=self.one_choice,
+            wide=self.wide,
+            opened=self.opened,
+        )
+        meter.fingerprint = self.fingerprint
+        return meter
 
 
 class CallResult(msgspec.Struct):
@@ -40,3 +54,5 @@ class CallResult(msgspec.Struct):
     started: bool = False  # a part of the response has been sent to the client
     complete: bool = False  # all of it has
     bytes_out: int = 0
+    # Of a stream, whatever engines it comes from.
+    meter: StreamMeter | None = None

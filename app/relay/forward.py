@@ -2,15 +2,18 @@
 
 from collections.abc import Awaitable, Callable
 
-from app.asgi import Headers
+from app.asgi import ClientExchange, Headers
+from app.continuation import Recording
+from app.errors import GatewayError
 from app.relay.buffered_response import buffer_server_error
 from app.relay.engine_call import CallResult, EngineCall
 from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error, forward_plain, read_head, send_error
 from app.relay.stream import EventStream
+from app.routing import Movable
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
-from engines.base import Engine, EngineError, EngineResponse
+from engines.base import Engine, EngineDrained, EngineError, EngineResponse
 
 
 async def forward(
@@ -20,12 +23,13 @@ async def forward(
     latency: Buckets,
     result: CallResult,
     on_head: Callable[[int], Awaitable[None]] | None = None,
+    streams: set[Movable] | None = None,
 ) -> None:
     """Send a request to an engine and its response to the client; fill in `result`.
 
-    `on_head` is awaited with the status before any of the response is sent. Raises EngineError
-    while another engine may be tried, after that GatewayError, Truncated, and what `on_head` and a
-    stalled client raise.
+    `on_head` is awaited with the status before any of the response is sent. A stream that can be
+    moved is in `streams` while it runs. Raises EngineError while another engine may be tried, after
+    that GatewayError, Truncated, Interrupted, and what `on_head` and a stalled client raise.
     """
     exchange = request.exchange
     response = await engine.send(call.request)
@@ -40,7 +44,7 @@ async def forward(
         head = read_head(response, withhold_metadata=call.withhold_metadata)
         exchange.model_line = call.model_line
         if head.is_stream:
-            await _forward_stream(response, call, request, latency, result, head.headers)
+            await _forward_stream(response, call, request, latency, result, head.headers, streams)
         else:
             await forward_plain(response, request, head, result)
     finally:
@@ -57,23 +61,60 @@ async def _forward_stream(
     latency: Buckets,
     result: CallResult,
     headers: Headers,
+    streams: set[Movable] | None,
 ) -> None:
-    meter = StreamMeter(
-        withhold=call.withhold_usage,
-        one_choice=call.one_choice,
-        wide=call.wide,
-        opened=call.opened,
-    )
-    meter.fingerprint = call.fingerprint
-    exchange = request.exchange
+    meter = result.meter
+    if meter is None:
+        meter = result.meter = call.meter()
+    exchange, recording = request.exchange, call.recording
+    can_go_on = recording is not None and recording.ways.any
+    stream = EventStream(response, request, meter, latency, recording if can_go_on else None)
+    movable: MovableStream | None = None
+    if recording is not None and can_go_on and streams is not None:
+        movable = MovableStream(response, recording)
+        streams.add(movable)
     try:
-        await EventStream(response, request, meter, latency).run(headers)
+        await stream.run(headers)
     except EngineError as error:
-        await send_error(exchange, as_gateway_error(error))
+        if recording is not None:
+            raise Interrupted(error, recording) from None
+        await end_stream(exchange, meter, as_gateway_error(error))
         raise Truncated(str(error)) from None
     finally:
+        if movable is not None and streams is not None:
+            streams.discard(movable)
         result.usage = meter.usage
         result.events = meter.events
         result.fingerprint = meter.fingerprint
         if meter.events:
             result.partial_usage = meter.so_far(call.prompt, exchange.bytes_out)
+
+
+async def end_stream(exchange: ClientExchange, meter: StreamMeter, error: GatewayError) -> None:
+    """End a broken stream with what is withheld of it, and an error event."""
+    if withheld := meter.flush():
+        await exchange.send_body(withheld, more=True)
+    await send_error(exchange, error)
+
+
+class Interrupted(Exception):
+    """A recorded stream was interrupted, and may go on elsewhere; `fault` is the engine's."""
+
+    def __init__(self, fault: EngineError, recording: Recording) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+        self.recording = recording
+
+
+class MovableStream:
+    """A stream at an engine, as far as it can be moved; see `app.routing.Movable`."""
+
+    __slots__ = ("_recording", "_response")
+
+    def __init__(self, response: EngineResponse, recording: Recording) -> None:
+        self._response = response
+        self._recording = recording
+
+    def move(self) -> None:
+        if self._recording.can_go_on:
+            self._response.interrupt(EngineDrained("the engine is drained"))

@@ -17,16 +17,18 @@ from app.errors import EngineOverloaded, EngineUnavailable
 from app.limits import LimitRequest
 from app.relay.attempts import Attempts
 from app.relay.billing import billed_usage
-from app.relay.endpoint import COMPLETIONS, RESPONSES
-from app.relay.engine_call import CallResult, EngineCall
-from app.relay.engine_request import build_engine_request
+from app.relay.call_builder import CallBuilder
+from app.relay.continuation import StreamContinuation
+from app.relay.continuation_target import Origin
+from app.relay.endpoint import RESPONSES
+from app.relay.engine_call import CallResult
 from app.relay.fallback_chain import FallbackChain
-from app.relay.forward import forward
+from app.relay.forward import Interrupted, forward
 from app.relay.request_context import RequestContext
 from app.relay.request_plan import RequestPlan
 from app.relay.reservation import Reservation
 from app.relay.response import NotRouted
-from app.relay.response_storage import new_response_id, with_response_id
+from app.relay.response_storage import new_response_id
 from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
@@ -73,7 +75,7 @@ class ModelRequest:
         )  # fmt: skip
         # The lease comes first: its queue is bounded, and a request that waits for a load must not
         # occupy a slot of an engine.
-        with await self._lease(model, chain) if model.on_demand else _NO_LEASE:
+        with await self._lease(model, chain) if model.on_demand else _NO_LEASE as lease:
             permit = services.admission.try_acquire(limits.model)
             if permit is None:
                 waiting = services.admission.acquire(
@@ -86,7 +88,7 @@ class ModelRequest:
                 if planned_at is not None:
                     overhead_s = perf_counter() - planned_at - (request.queued_s or 0.0)
                     services.metrics.overhead.observe((model.name,), overhead_s)
-                await self._send(plan, model)
+                await self._send(plan, model, permit, lease)
 
     async def wait(self, phase: str, waiting: Coroutine[Any, Any, WaitedT]) -> WaitedT:
         """Return a lease, a permit or a start, and note how long it took.
@@ -114,17 +116,22 @@ class ModelRequest:
             lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
         return await self.wait("load_wait", lease())
 
-    async def _send(self, plan: RequestPlan, model: Model) -> None:
+    async def _send(
+        self, plan: RequestPlan, model: Model, permit: Permit, lease: ModelLease | None
+    ) -> None:
         """Send the request to one of the model's engines, and settle what that took."""
         services, request = self._services, self._request
         label = request.endpoint.label
         response_id = None
         if label == RESPONSES:
             response_id = new_response_id(plan.rewrite, plan.body)
-        engine_id = services.engine_ids.next(request.exchange.request_id)
         hints = RequestHints(
             request.exchange, self._principal.id, plan.body, plan.rewrite.cache_salt
         )
+        calls = CallBuilder(
+            plan, request, model, services.engine_ids.next(request.exchange.request_id),
+            response_id, self._principal.priority,
+        )  # fmt: skip
         attempts = Attempts(model, hints, request, services.metrics)
         latency = services.metrics.inter_token_latency.buckets((model.name,))
         result = CallResult()
@@ -135,20 +142,34 @@ class ModelRequest:
                 replica.in_flight += 1
                 try:
                     request.trace.begin_attempt(replica.engine.name, attempts.fault)
-                    call = self._call(plan, replica, engine_id, response_id, model.header_line)
+                    call = calls.build(replica)
+                    origin = Origin.of(replica) if call.recording is not None else None
                     on_head = None
                     if response_id is not None:
                         on_head = partial(self._claim, response_id, model, replica)
-                    await forward(replica.engine, call, request, latency, result, on_head)
+                    await forward(
+                        replica.engine, call, request, latency, result, on_head, replica.streams
+                    )
                 except EngineError as error:
                     attempts.note_failure(replica, error)
                 except NotRouted:
                     raise model.not_served(label, request.requested_model) from None
+                except Interrupted as error:
+                    interrupted = error
+                    break
                 else:
                     replica.fingerprint = result.fingerprint or replica.fingerprint
                     return
                 finally:
                     replica.in_flight -= 1
+            assert origin is not None
+            renew = (
+                None if lease is None else partial(lease.renew, partial(self._lease, model, None))
+            )
+            continuation = StreamContinuation(
+                services, request, calls, result, permit=permit, renew_lease=renew, latency=latency
+            )
+            await continuation.run(interrupted, origin, attempts.deaths)
         except asyncio.CancelledError:
             canceled = True
             raise
@@ -157,33 +178,6 @@ class ModelRequest:
                 self._settle(plan, result, canceled=canceled)
             if request.ttft_s is not None:
                 services.metrics.time_to_first_token.observe((model.name,), request.ttft_s)
-
-    def _call(
-        self,
-        plan: RequestPlan,
-        replica: Replica,
-        engine_id: str,
-        response_id: str | None,
-        model_line: bytes,
-    ) -> EngineCall:
-        """Return the call of a replica's engine."""
-        rewrite, body, request = plan.rewrite, plan.body, self._request
-        changes = rewrite.changes
-        if response_id is not None:
-            changes = with_response_id(changes, response_id)
-        raw = body.for_engine(replica.served_name, changes, rewrite.dropped)
-        priority = self._principal.priority if replica.by_priority else None
-        return EngineCall(
-            request=build_engine_request(request, raw, engine_id, priority),
-            prompt=plan.cost.prompt,
-            withhold_usage=rewrite.withhold_usage,
-            one_choice=rewrite.one_choice,
-            wide=bool(rewrite.value(body, "logprobs")),
-            opened=request.endpoint.label != COMPLETIONS,
-            fingerprint=replica.fingerprint,
-            withhold_metadata=rewrite.withhold_metadata,
-            model_line=model_line,
-        )
 
     async def _claim(self, response_id: str, model: Model, replica: Replica, status: int) -> None:
         """Record the owner of a response that the engine stores. Raises ServiceUnavailable."""

@@ -9,11 +9,12 @@ import asyncio
 from time import perf_counter
 
 from app.asgi import ClientExchange, ClientStalled, Headers
+from app.continuation import Recording
 from app.relay.request_context import RequestContext
 from app.relay.sse import COMMENT, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
-from engines.base import EngineDied, EngineError, EngineResponse
+from engines.base import EngineDied, EngineResponse
 from engines.output import ENGINE_DEAD_REASON, ERROR_EVENT, find_engine_death
 
 SSE_HEADERS: Headers = (
@@ -23,7 +24,7 @@ SSE_HEADERS: Headers = (
 
 
 class EventStream:
-    """One event stream on its way to the client."""
+    """One event stream of an engine on its way to the client."""
 
     def __init__(
         self,
@@ -31,35 +32,36 @@ class EventStream:
         request: RequestContext,
         meter: StreamMeter,
         latency: Buckets,
+        recording: Recording | None = None,
     ) -> None:
+        """`recording`: the stream can go on at another engine."""
         self._response = response
         self._request = request
         self._exchange = request.exchange
         self._meter = meter
         self._latency = latency
+        self._recording = recording
         self._held = b""  # the beginning of an event that is not complete
         self._last = 0.0  # when the last chunk was sent
 
     async def run(self, headers: Headers) -> None:
-        """Forward the whole stream. Raises EngineError, after everything that arrived before it."""
+        """Forward the whole stream. Raises EngineError, after everything that arrived before it.
+
+        What the meter withholds stays there: the stream may go on at another engine. Raises
+        Diverged and NotReplayed where one goes on otherwise than its predecessor.
+        """
         exchange = self._exchange
         if not exchange.started:
             await exchange.start_response(self._response.status, headers)
         exchange.streaming = True
-        try:
-            while not await self._response.pump(self.deliver):
-                await exchange.flush()
-        except EngineError:
-            # The meter withholds whole events that arrived before the fault.
-            if withheld := self._meter.flush():
-                await exchange.send_body(withheld, more=True)
-            raise
+        while not await self._response.pump(self.deliver):
+            await exchange.flush()
         rest = b""
         death_at = find_engine_death(self._held)
-        if self._held and (rest := self._meter.pass_on(self._held[:death_at])):
+        if self._held and (rest := self._filter(self._held[:death_at])):
             self._note_sent()
         if death_at is not None:
-            if rest := rest + self._meter.flush():
+            if rest:
                 await exchange.send_body(rest, more=True)
             raise EngineDied(ENGINE_DEAD_REASON)
         await exchange.send_body(rest + self._meter.flush(), more=False)
@@ -79,21 +81,29 @@ class EventStream:
                 return True
         # `in` raises and clears an error inside before it searches bytes (CPython 3.11).
         if data.find(ERROR_EVENT) >= 0 and (at := find_engine_death(data)) is not None:
-            if data := self._meter.pass_on(data[:at]):
+            if data := self._filter(data[:at]):
                 self._exchange.push(data)
             raise EngineDied(ENGINE_DEAD_REASON)
+        if self._recording is not None and not (data := self._recording.pass_on(data)):
+            return True
         data = self._meter.pass_on(data)
         if not data:
             return True
         self._note_sent()
         return self._exchange.push(data)
 
+    def _filter(self, events: bytes) -> bytes:
+        """Return the part of whole events that the client gets."""
+        if self._recording is not None:
+            events = self._recording.pass_on(events)
+        return self._meter.pass_on(events) if events else b""
+
     def _note_sent(self) -> None:
         """Observe the latency of a chunk that is sent now."""
         now = perf_counter()
         if self._last:
             self._latency.observe(now - self._last)
-        else:
+        elif self._request.ttft_s is None:  # not after an interruption
             self._request.ttft_s = now - self._exchange.received_at
         self._last = now
 

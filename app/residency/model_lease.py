@@ -1,6 +1,6 @@
 """The lease that keeps an on-demand model loaded."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +14,12 @@ class ModelLease:
         self._release = release
         self.waited_s = waited_s  # None: it did not have to wait
 
+    async def renew(self, acquire: Callable[[], Awaitable["ModelLease"]]) -> None:
+        """Release the model, and take the place of the lease that `acquire` returns later."""
+        release, self._release = self._release, _do_nothing
+        release()
+        self._release = (await acquire())._release
+
     def __enter__(self) -> Self:
         return self
 
@@ -24,3 +30,7 @@ class ModelLease:
         trace: TracebackType | None,
     ) -> None:
         self._release()
+
+
+def _do_nothing() -> None:
+    """Release nothing: the lease has been released."""

@@ -6,7 +6,7 @@ replica is chosen (a new one goes into the table there), `endpoints` what a mode
 
 from app.routing.catalogue import Bounds, Catalogue, ContinuationTerms, Model
 from app.routing.policies import POLICIES, RoutingHints, SelectionPolicy
-from app.routing.replica import Replica
+from app.routing.replica import Movable, Replica
 
 __all__ = [
     "POLICIES",
@@ -14,6 +14,7 @@ __all__ = [
     "Catalogue",
     "ContinuationTerms",
     "Model",
+    "Movable",
     "Replica",
     "RoutingHints",
     "SelectionPolicy",

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.continuation import Diverged, SentText, Verification
+from app.continuation import Diverged
+from app.continuation.sent_text import SentText
+from app.continuation.verification import Verification
 from tests.app.continuation.streams import (
     NAMES,
     assemble,

@@ -1,0 +1,167 @@
+"""Records the token IDs of a stream, and up to which of them its client has the text. No I/O.
+
+`return_token_ids` makes vLLM write the IDs of the prompt into the first chunk and those of the
+answer into each chunk. They are cut out of what the client gets (`token_ids.py`).
+
+A chunk may have IDs and no text: a token that ends inside a character, a mark such as `</think>`,
+the beginning of a tool call. A replay from there would begin inside the character or the call. So
+the answer is cut after the last chunk that had text, and the rest is generated again. That chunk
+may have several IDs, the last of which without text; `replay.py` decides from its text.
+"""
+
+import re
+from array import array
+
+import msgspec
+
+# Chunks that are searched together: one by one costs three times as much.
+BATCH = 32
+_LISTS = re.compile(rb'"token_ids":\[([0-9, ]*)\]')
+_PROMPT = re.compile(rb'"prompt_token_ids":\[([0-9, ]*)\]')
+_HEAD = re.compile(rb'"id":"([^"]*)".*?"created":([0-9]+)')
+_DATA = b"data: {"
+_REASONING = (b'"reasoning":"', b'"reasoning_content":"')
+_TOOL_CALLS = b'"tool_calls":['
+_FINISHED = b'"finish_reason":"'
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+_ids = msgspec.json.Decoder(list[int])
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """A chunk with text: where its IDs begin and end among those of the answer, and its text."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Answer:
+    """The IDs of one stream with one choice, in the order of its chunks."""
+
+    __slots__ = (
+        "_events",
+        "_max_tokens",
+        "created",
+        "finished",
+        "first_thought",
+        "id",
+        "ids",
+        "in_tool_call",
+        "known",
+        "last_thought",
+        "prompt",
+        "prompt_tokens",
+        "tail",
+        "thought_ended",
+    )
+
+    def __init__(self, max_tokens: int) -> None:
+        """`max_tokens` bounds prompt and answer; a longer stream is not recorded."""
+        self._max_tokens = max_tokens
+        self._events: list[bytes] = []  # not searched yet
+        self.prompt: bytes | None = None  # IDs of the prompt, JSON without brackets
+        self.prompt_tokens = 0
+        self.ids = array("I")
+        self.tail: Tail | None = None  # the last chunk that had text
+        # The first and the last chunk of the thought, and whether text of the answer has followed.
+        self.first_thought: Tail | None = None
+        self.last_thought: Tail | None = None
+        self.thought_ended = False
+        self.id: bytes | None = None
+        self.created: bytes | None = None
+        self.finished = False
+        self.in_tool_call = False
+        # False: it is too long, or a chunk was not understood, so it cannot be replayed.
+        self.known = True
+
+    def add(self, events: bytes) -> None:
+        """Record whole events, with their IDs, that pass to the client."""
+        self._events.append(events)
+        if len(self._events) >= BATCH:
+            self.settle()
+
+    def settle(self) -> None:
+        """Take in all events that were added."""
+        events, self._events = b"".join(self._events), []
+        if not self.known or not events:
+            return
+        try:
+            self._take(events)
+        except _UNREADABLE:
+            self._forget()
+        # Without the prompt's IDs the engine does not know the flag.
+        if self.prompt is None or len(self.ids) + self.prompt_tokens > self._max_tokens:
+            self._forget()
+
+    def cut(self, count: int) -> None:
+        """Drop all IDs after the first `count`: they are generated again."""
+        del self.ids[count:]
+
+    def _take(self, events: bytes) -> None:
+        if self.id is None and (head := _HEAD.search(events)) is not None:
+            self.id, self.created = head.groups()
+        if self.prompt is None and (found := _PROMPT.search(events)) is not None:
+            self.prompt = found[1]
+            self.prompt_tokens = self.prompt.count(b",") + 1 if self.prompt else 0
+        if events.find(_TOOL_CALLS) >= 0:
+            self.in_tool_call = True
+        if events.find(_FINISHED) >= 0:
+            self.finished = True
+        before = len(self.ids)
+        lists = _LISTS.findall(events)
+        self.ids.extend(_ids.decode(b"[%b]" % b",".join(filter(None, lists))))
+        self._find_text(events, before)
+
+    def _find_text(self, events: bytes, before: int) -> None:
+        """Find the last chunk with text, and the first and the last one of the thought."""
+        thinks = any(events.find(mark) >= 0 for mark in _REASONING)
+        end, tail, thought = len(self.ids), self.tail, self.last_thought
+        for line in reversed(events.splitlines()):
+            if not line.startswith(_DATA):
+                continue
+            for choice in _chunk.decode(line[6:]).choices:
+                start = end - len(choice.token_ids or ())
+                delta = choice.delta or _Delta()
+                reasoning = delta.reasoning or delta.reasoning_content
+                content = delta.content or choice.text
+                text = content or reasoning
+                if text and self.tail is tail:
+                    self.tail = Tail(start, end, text)
+                    self.thought_ended = self.thought_ended or bool(content)
+                if reasoning:
+                    if self.last_thought is thought:
+                        self.last_thought = Tail(start, end, reasoning)
+                    if thought is None:
+                        self.first_thought = Tail(start, end, reasoning)
+                end = start
+            # The first chunk of a thought is looked for up to the beginning.
+            searched = not thinks or (thought is not None and self.last_thought is not thought)
+            if searched and self.tail is not tail:
+                return
+        if end != before:
+            raise msgspec.DecodeError("the IDs of the chunks are not those of the events")
+
+    def _forget(self) -> None:
+        """Give the memory back: this stream cannot be replayed."""
+        self.known = False
+        self.ids = array("I")
+        self.prompt = None

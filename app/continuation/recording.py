@@ -1,0 +1,125 @@
+"""What is recorded of a stream so that it can go on, and the filter of its chunks. No I/O."""
+
+import enum
+from collections.abc import Callable
+
+from app.continuation.answer import Answer
+from app.continuation.eligibility import Ways
+from app.continuation.replay import Splice
+from app.continuation.sent_text import SentText
+from app.continuation.token_ids import without_token_ids
+from app.continuation.verification import Verification
+
+# Bytes that are kept of a token's text, more than it usually has.
+TOKEN_BYTES = 8
+
+
+class Way(enum.StrEnum):
+    """How a stream goes on; the words are those of the metric."""
+
+    REPLAY = "replay"
+    VERIFY = "verify"
+    NONE = "none"
+
+
+class Recording:
+    """One stream, from its first chunk at the first engine to its end at the last."""
+
+    __slots__ = (
+        "_endpoint", "_filter", "_on_resumed", "_with_ids", "answer", "calls_tools", "sent", "ways",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        endpoint: str,
+        ways: Ways,
+        max_tokens: int,
+        *,
+        with_ids: bool = False,
+        calls_tools: bool = False,
+    ) -> None:
+        """`with_ids`: the client asked for token IDs; `calls_tools`: the request has tools."""
+        self.ways = ways
+        self._endpoint = endpoint
+        self._with_ids = with_ids
+        self.calls_tools = calls_tools
+        self.answer = Answer(max_tokens) if ways.replay else None
+        # A stream that can be replayed is recorded as text only where a tool call may begin.
+        self.sent: SentText | None = None
+        if ways.verify and (calls_tools or not ways.replay):
+            self.sent = SentText(endpoint, max_tokens * TOKEN_BYTES)
+        self._filter: Splice | Verification | None = None
+        self._on_resumed: Callable[[], None] | None = None
+
+    def pass_on(self, events: bytes) -> bytes:
+        """Record whole events; return the bytes for the client.
+
+        Raises Diverged and NotReplayed where the stream does not go on as it was.
+        """
+        if self._filter is not None:
+            return self._pass_continued(self._filter, events)
+        if self.answer is not None:
+            self.answer.add(events)
+            if not self._with_ids:
+                events = without_token_ids(events)
+        if self.sent is not None and events:
+            self.sent.add(events)
+        return events
+
+    def _pass_continued(self, seam: Splice | Verification, events: bytes) -> bytes:
+        events = seam.pass_on(events)
+        if events:
+            if self.sent is not None:
+                self.sent.add(events)
+            if self._on_resumed is not None:
+                self._on_resumed()
+                self._on_resumed = None
+        return events
+
+    @property
+    def can_go_on(self) -> bool:
+        """False if the stream could not go on if it were interrupted now."""
+        return self.choose_way(begun=True)[0] is not Way.NONE
+
+    def choose_way(self, *, begun: bool) -> tuple[Way, str]:
+        """Return how the stream can go on now, and why it cannot: a word, "" where it can.
+
+        `begun`: the client has a part of the answer. Before that any request is simply repeated.
+        """
+        if not begun and self.ways.reason != "stored":
+            self.answer = None
+            self.sent = SentText(self._endpoint)
+            return Way.VERIFY, ""
+        reason = self.ways.reason
+        if self.answer is not None:
+            self.answer.settle()
+            reason = _replay_obstacle(self.answer)
+            if not reason:
+                return Way.REPLAY, ""
+        if self.sent is None:
+            return Way.NONE, reason
+        return (Way.NONE, "too_long") if self.sent.unreadable else (Way.VERIFY, "")
+
+    def begin_replay(self, thought_tokens: int, on_resumed: Callable[[], None]) -> None:
+        """Expect the answer to a replay; `on_resumed` is called at the first new bytes.
+
+        `thought_tokens`: the tokens of the answer so far that are reasoning.
+        """
+        assert self.answer is not None
+        self._filter = Splice(self.answer, thought_tokens=thought_tokens, with_ids=self._with_ids)
+        self._on_resumed = on_resumed
+
+    def begin_verify(self, on_resumed: Callable[[], None]) -> None:
+        """Expect the same answer again; `on_resumed` is called at the first new bytes."""
+        assert self.sent is not None
+        self.answer = None  # the repeated request asks for no token IDs
+        self._filter = Verification(self.sent)
+        self._on_resumed = on_resumed
+
+
+def _replay_obstacle(answer: Answer) -> str:
+    if not answer.known:
+        return "too_long"
+    if answer.finished:
+        return "finished"
+    return "tool_call" if answer.in_tool_call else ""

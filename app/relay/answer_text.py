@@ -1,0 +1,84 @@
+"""Finds where text ends among the token IDs of an answer, by asking an engine to decode them."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from app.continuation import Answer, Tail, end_candidates, is_end
+from engines.base import Engine, EngineError, EngineRequest
+
+_HEADERS = ((b"content-type", b"application/json"),)
+# The IDs that are decoded to see how their text ends.
+WINDOW = 16
+# A few tokens; more is no answer to the question.
+MAX_BYTES = 64 * 1024
+REPLACEMENT = "\ufffd"  # of bytes that are no whole character
+
+
+class _Text(msgspec.Struct):
+    prompt: str
+
+
+_text = msgspec.json.Decoder(_Text)
+
+
+class IdDecoder:
+    """Decodes token IDs by an engine's /detokenize."""
+
+    def __init__(self, engine: Engine, served_name: str) -> None:
+        self._engine = engine
+        self._served_name = served_name
+
+    async def decode(self, ids: Sequence[int]) -> str | None:
+        """Return the text of IDs, special tokens included; None: the engine does not say."""
+        body = msgspec.json.encode({"model": self._served_name, "tokens": list(ids)})
+        data = b""
+        try:
+            request = EngineRequest("POST", "/detokenize", _HEADERS, body)
+            response = await self._engine.send(request)
+            try:
+                while not response.ended and len(data) <= MAX_BYTES:
+                    data += await response.read()
+            finally:
+                response.close()
+            return _text.decode(data).prompt if response.status == 200 else None
+        except (EngineError, msgspec.DecodeError):
+            return None
+
+
+async def cut_at_text(answer: Answer, decoder: IdDecoder, *, always: bool) -> bool:
+    """Cut an answer's IDs where the text of its client ends; return whether that is known.
+
+    The last chunk is decoded if it has several IDs, or `always`: a tool parser holds text back that
+    may begin a call.
+    """
+    end = 0 if answer.tail is None else answer.tail.end
+    if answer.tail is not None and (always or end - answer.tail.start > 1):
+        found = await _find_end(answer, answer.tail, decoder)
+        if found is None:
+            return False
+        end = found
+    answer.cut(end)
+    return True
+
+
+async def count_thought(answer: Answer, decoder: IdDecoder) -> int:
+    """Return the number of an answer's tokens that are reasoning, without the mark before them."""
+    first, last = answer.first_thought, answer.last_thought
+    if first is None or last is None:
+        return 0
+    end: int | None = last.end
+    if last.end - last.start > 1:  # the mark at its end, and the answer, may be in the same chunk
+        end = await _find_end(answer, last, decoder)
+    mark = await decoder.decode(answer.ids[:1]) or ""
+    hidden = not first.text.startswith(mark) and REPLACEMENT not in mark
+    return max(min(end or last.end, len(answer.ids)) - hidden, 0)
+
+
+async def _find_end(answer: Answer, chunk: Tail, decoder: IdDecoder) -> int | None:
+    """Return the number of IDs after which a chunk's text ends; None: it was not found."""
+    for end in end_candidates(chunk):
+        text = await decoder.decode(answer.ids[max(end - WINDOW, 0) : end])
+        if text is not None and is_end(chunk, text):
+            return end
+    return None

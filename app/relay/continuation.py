@@ -1,0 +1,237 @@
+"""Takes an interrupted stream on at another engine, or at its own after the restart.
+
+The request keeps what it holds of limits, budget and queue. While it is at no engine its slot is
+suspended, so the engines that are left get no more requests at once than they may. A model that is
+loaded on demand is released meanwhile: it may have been interrupted to make room.
+
+One continuation per death. A request that was on two engines that died may be the cause, and is
+never tried on a third. A move on purpose is no death, so it may follow any number of others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from time import perf_counter
+
+from app.admission import Permit
+from app.continuation import Diverged, NotReplayed, Recording, Way, replay_members
+from app.errors import GatewayError
+from app.relay.answer_text import IdDecoder, count_thought, cut_at_text
+from app.relay.call_builder import CallBuilder
+from app.relay.continuation_target import Origin, choose_target, may_come
+from app.relay.engine_call import CallResult
+from app.relay.forward import Interrupted, end_stream, forward
+from app.relay.request_context import RequestContext
+from app.relay.response import Truncated, as_gateway_error, send_error
+from app.relay.services import RelayServices
+from app.relay.stream import KeepAlive
+from app.routing import Replica
+from app.telemetry.metrics import Buckets
+from engines.base import EngineDrained, EngineError, EngineNotReady
+
+log = logging.getLogger(__name__)
+
+# Deaths of engines after which a request is not tried again.
+MAX_DEATHS = 2
+# Seconds of silence after which a waiting client gets an SSE comment, unless configured otherwise.
+KEEPALIVE_S = 5.0
+# Seconds until an engine that refused for its load is asked again.
+RETRY_S = 0.5
+_BUSY = (429, 503)
+
+
+class _Lost(Exception):
+    """The stream cannot go on; the text is the word of the outcome."""
+
+
+class StreamContinuation:
+    """One interrupted stream on its way to its end. Use it once."""
+
+    def __init__(
+        self,
+        services: RelayServices,
+        request: RequestContext,
+        calls: CallBuilder,
+        result: CallResult,
+        *,
+        permit: Permit,
+        renew_lease: Callable[[], Awaitable[None]] | None,
+        latency: Buckets,
+    ) -> None:
+        """`renew_lease` releases the lease of an on-demand model and waits for its next load."""
+        self._services = services
+        self._request = request
+        self._calls = calls
+        self._model = calls.model
+        self._result = result
+        self._permit = permit
+        self._renew_lease = renew_lease
+        self._latency = latency
+        # Of the present continuation.
+        self._recording: Recording
+        self._fault: EngineError | None = None
+        self._interrupted_at = 0.0
+        self._way = Way.NONE
+        self._recomputed = 0  # tokens that it computes again
+
+    async def run(self, interrupted: Interrupted, origin: Origin, deaths: int) -> None:
+        """Take the stream on to its end; `deaths` counts engines that died under it before.
+
+        Raises Truncated, after an error event, where it cannot go on, and what `forward` raises.
+        """
+        fault, self._recording = interrupted.fault, interrupted.recording
+        try:
+            while True:
+                deaths += not isinstance(fault, EngineDrained)
+                self._fault, self._interrupted_at = fault, perf_counter()
+                target = await self._next_target(origin, deaths)
+                origin = Origin.of(target)
+                try:
+                    await self._send(target)
+                except Interrupted as again:
+                    fault = again.fault
+                except EngineNotReady:
+                    continue  # nothing was sent: the same interruption
+                except EngineError as error:
+                    fault = error
+                else:
+                    return
+        except _Lost as lost:
+            await self._end(str(lost))
+        except (Diverged, NotReplayed) as lost:
+            log.warning("stream not continued: %s", lost, extra=self._request.log_fields)
+            await self._end("diverged" if isinstance(lost, Diverged) else "refused")
+        except GatewayError as error:  # an answer that is not fit for a client
+            log.warning("stream not continued: %s", error.message, extra=self._request.log_fields)
+            await self._end("refused")
+        except asyncio.CancelledError:
+            self._count("disconnected")
+            raise
+
+    async def _next_target(self, origin: Origin, deaths: int) -> Replica:
+        """Return the engine at which the stream goes on, once there is one. Raises _Lost."""
+        if deaths >= MAX_DEATHS:
+            raise _Lost("died_again")
+        begun = bool(self._result.events)
+        self._way, reason = self._recording.choose_way(begun=begun)
+        if self._way is Way.NONE:
+            raise _Lost(reason)
+        self._permit.suspend()
+        bounds, terms = self._services.bounds, self._model.continuation
+        assert terms is not None
+        keep_alive = KeepAlive(self._request.exchange, bounds.keepalive_s or KEEPALIVE_S)
+        try:
+            async with asyncio.timeout(terms.wait_s):
+                target = await self._wait_for_target(origin)
+                await self._permit.resume()
+                # Another may have become the better one meanwhile; this one may have gone.
+                return self._choose(origin) or target
+        except TimeoutError:
+            raise _Lost("no_replica") from None
+        finally:
+            keep_alive.stop()
+
+    async def _wait_for_target(self, origin: Origin) -> Replica:
+        """Return an engine that can go on, as soon as there is one. Raises _Lost."""
+        if (target := self._choose(origin)) is not None:
+            return target
+        if self._renew_lease is not None:
+            try:
+                await self._renew_lease()
+            except GatewayError as error:
+                log.warning("stream not continued: %s", error, extra=self._request.log_fields)
+                raise _Lost("no_replica") from None
+        catalogue = self._services.catalogue
+        while (target := self._choose(origin)) is None:
+            model = catalogue.get(self._model.name)
+            if model is None or not may_come(model.replicas, origin):
+                raise _Lost("no_replica")
+            await catalogue.changes.next()
+        return target
+
+    def _choose(self, origin: Origin) -> Replica | None:
+        model = self._services.catalogue.get(self._model.name)
+        return None if model is None else choose_target(model.replicas, origin)
+
+    async def _send(self, target: Replica) -> None:
+        """Send the continuation to an engine, and its answer to the client.
+
+        Raises EngineError where it has sent nothing to the client, Interrupted, _Lost, Diverged,
+        NotReplayed, and what `forward` raises.
+        """
+        request = self._request
+        target.in_flight += 1
+        try:
+            changes = await self._prepare(target)
+            request.engine = target.engine.name
+            request.trace.begin_attempt(target.engine.name, self._fault)
+            log.warning(
+                "stream goes on at engine %s (%s): %s",
+                *(target.engine.name, self._way, self._fault),
+                extra=request.log_fields,
+            )
+            call = self._calls.build_continuation(target, changes, self._recording)
+            await forward(
+                target.engine, call, request, self._latency, self._result,
+                self._check_status, target.streams,
+            )  # fmt: skip
+        finally:
+            target.in_flight -= 1
+
+    async def _check_status(self, status: int) -> None:
+        """Raise where an engine refuses the continuation."""
+        if status in _BUSY:
+            await asyncio.sleep(RETRY_S)
+            raise EngineNotReady(f"the engine answered {status}")
+        if status != 200:
+            log.warning("stream not continued: status %d", status, extra=self._request.log_fields)
+            raise _Lost("refused")
+
+    async def _prepare(self, target: Replica) -> Mapping[str, bytes]:
+        """Set up the seam; return the members of the request that change. Raises _Lost."""
+        recording, result = self._recording, self._result
+        if self._way is Way.REPLAY:
+            answer = recording.answer
+            assert answer is not None
+            decoder = IdDecoder(target.engine, target.served_name)
+            if await cut_at_text(answer, decoder, always=recording.calls_tools):
+                members = replay_members(self._request.endpoint.label, answer, self._calls.value)
+                if members is None:
+                    raise _Lost("finished")
+                thought_tokens = await count_thought(answer, decoder)
+                recording.begin_replay(thought_tokens, self._note_resumed)
+                self._recomputed = answer.prompt_tokens + len(answer.ids)
+                return members
+            if recording.sent is None:
+                raise _Lost("unaligned")
+            self._way = Way.VERIFY
+        recording.begin_verify(self._note_resumed)
+        if result.partial_usage is not None:
+            self._recomputed = result.partial_usage.prompt + result.partial_usage.completion
+        return {}
+
+    def _note_resumed(self) -> None:
+        """Count a continuation; called at its first new bytes."""
+        request = self._request
+        request.continued += 1
+        request.recomputed_tokens += self._recomputed
+        gap_s = perf_counter() - self._interrupted_at
+        self._services.metrics.continuation_gap.observe((self._model.name,), gap_s)
+        self._count("continued")
+
+    def _count(self, outcome: str) -> None:
+        self._services.metrics.continuations.add((self._model.name, self._way, outcome))
+
+    async def _end(self, reason: str) -> None:
+        """End the stream with an error event. Raises Truncated and ClientStalled."""
+        request, fault, meter = self._request, self._fault, self._result.meter
+        assert fault is not None
+        request.not_continued = reason
+        self._count(reason)
+        log.warning("stream ended, not continued (%s): %s", reason, fault, extra=request.log_fields)
+        error = as_gateway_error(fault)
+        if meter is None:
+            await send_error(request.exchange, error)
+        else:
+            await end_stream(request.exchange, meter, error)
+        raise Truncated(str(fault)) from None

@@ -168,6 +168,30 @@ def _traffic() -> Panels:
             ),
             width=HALF,
         ),
+        graph(
+            "Interrupted streams",
+            "In five minutes, by outcome. Any: an engine died, stalled or was drained. Not "
+            "continued: the client got an error event; the outcome is the reason.",
+            "short",
+            ask(
+                total(increase(series("gateway_continuations_total", OF_MODEL), "5m"), "outcome")
+                + " > 0",
+                "{{outcome}}",
+            ),
+            width=HALF,
+            stacked=True,
+            colors={"^continued": "green", "^disconnected": "blue", "^off": "text"},
+        ),
+        graph(
+            "Continuation gap",
+            "Time that a continued stream stood still. Tens of seconds: no other replica is ready, "
+            "and streams wait for a restart.",
+            "s",
+            *percentiles("gateway_continuation_gap_seconds", OF_MODEL),
+            width=HALF,
+            colors=PERCENTILES,
+            steps=[(10, "orange")],
+        ),
     ]
 
 

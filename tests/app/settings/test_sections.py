@@ -25,6 +25,11 @@ def with_fallbacks(**models: list[str]) -> str:
     return yaml.safe_dump({"models": fallbacks})
 
 
+def of_model(engines: list[dict[str, str]], **fields: object) -> str:
+    """Return a file with one model."""
+    return yaml.safe_dump({"models": [{"name": "demo", "engines": engines, **fields}]})
+
+
 class TestFallbacks:
     def test_models_may_share_a_fallback_and_have_several(self) -> None:
         found = load(with_fallbacks(a=["c", "b"], b=["c"], c=["d"], d=[]))
@@ -141,6 +146,54 @@ class TestNames:
             found.auth = found.auth  # type: ignore[misc]
         with pytest.raises(ValidationError):
             found.server.port = 1  # type: ignore[misc]
+
+
+class TestContinuation:
+    @pytest.mark.parametrize("value", ["off", "Off", "OFF", "'off'", '"off"', "false"])
+    def test_off_needs_no_quotes(self, value: str) -> None:
+        """YAML 1.1 reads an unquoted off as false."""
+        [model] = load(f"{GOOD.strip().removesuffix('}]')}, continuation: {value}}}]").models
+        assert model.continuation == "off"
+        assert not model.continues_streams
+
+    def test_exact_continues_streams_of_any_engine(self) -> None:
+        engines = [{"kind": "remote", "url": "http://gpu-box:8000"}]
+        [model] = load(of_model(engines, continuation="exact")).models
+        assert model.continues_streams
+
+    @pytest.mark.parametrize("value", ["on", "true", "exactly", "0", "''"])
+    def test_any_other_value_is_refused(self, value: str) -> None:
+        [fault] = faults(f"{GOOD.strip().removesuffix('}]')}, continuation: {value}}}]")
+        assert "exact" in fault
+        assert "off" in fault
+
+    @pytest.mark.parametrize(
+        ("engines", "continues"),
+        [
+            ([{"kind": "process", "model": "m"}], True),
+            ([{"kind": "in_process", "model": "m"}], True),
+            ([{"kind": "remote", "url": "http://a:1"}], False),
+            (
+                [{"kind": "remote", "url": "http://a:1"}, {"kind": "remote", "url": "http://b:1"}],
+                True,
+            ),
+            ([{"kind": "process", "model": "m"}, {"kind": "remote", "url": "http://b:1"}], True),
+        ],
+    )
+    def test_default_is_exact_with_a_second_replica_or_an_engine_that_restarts(
+        self, engines: list[dict[str, str]], continues: bool
+    ) -> None:
+        [model] = load(of_model(engines)).models
+        assert model.continuation is None
+        assert model.continues_streams is continues
+
+    @pytest.mark.parametrize(
+        "fields", [{"continuation_wait_s": -1}, {"continuation_max_tokens": 0}]
+    )
+    def test_bounds_out_of_range_are_refused(self, fields: dict[str, int]) -> None:
+        [name] = fields
+        [fault] = faults(of_model([{"kind": "process", "model": "m"}], **fields))
+        assert name in fault
 
 
 class TestLimits:

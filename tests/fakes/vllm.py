@@ -19,14 +19,29 @@ import socket
 import struct
 import subprocess
 import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tests.fakes.block_events import message_events, response_events
+from tests.fakes.completion_events import (
+    CREATED,
+    Reply,
+    chat_answer,
+    chat_events,
+    completion_answer,
+    completion_events,
+    request_options,
+)
+from tests.fakes.faults import DEAD, DEAD_EVENT, HEAD_JSON, misbehave
+from tests.fakes.generation import Generation, generate
+from tests.fakes.stream_faults import StreamFault
+from tests.fakes.tokens import decode
 from tests.fakes.writing import Writing, embedded, writes
 from tests.waiting import PATIENCE_S, wait_until
-
-HEAD_JSON = b"content-type: application/json\r\n"
 
 
 @dataclass
@@ -52,74 +67,12 @@ ROUTES = {
     "/v1/completions": "generate",
     "/v1/messages": "generate",
     "/v1/responses": "generate",
+    "/detokenize": "generate",
     "/v1/embeddings": "embed",
     "/v1/score": "embed",
     "/classify": "classify",
     "/v1/audio/transcriptions": "transcription",
 }
-DEAD = {
-    "error": {
-        "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-        "type": "InternalServerError",
-        "param": None,
-        "code": 500,
-    }
-}
-FINGERPRINT = "vllm-0.32.0-tp1-fake"
-
-
-def chunk(
-    model: str, delta: dict[str, str], finish: str | None = None, *, index: int = 0, **more: Any
-) -> bytes:
-    """One event of a streamed chat completion, as vLLM writes it."""
-    data = {
-        "id": "chatcmpl-fake",
-        "object": "chat.completion.chunk",
-        "created": 1795227950,
-        "model": model,
-        "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}],
-        **more,
-    }
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
-
-
-def chat_stream(model: str, *, choices: int = 1, usage: bool = False) -> list[bytes]:
-    """The events of a streamed chat completion; with `usage`, the fingerprint moves (vLLM 0.32)."""
-    mark = {} if usage else {"system_fingerprint": FINGERPRINT}
-    events = [chunk(model, {"role": "assistant", "content": ""}, index=n) for n in range(choices)]
-    for n in range(choices):
-        events += [chunk(model, {"content": word}, index=n) for word in ("hello", " there")]
-        events.append(chunk(model, {}, "stop", index=n, **mark))
-    if usage:
-        counts = {
-            "prompt_tokens": 3,
-            "total_tokens": 3 + 2 * choices,
-            "completion_tokens": 2 * choices,
-        }
-        last = json.loads(chunk(model, {})[6:])
-        last |= {"choices": [], "usage": counts, "system_fingerprint": FINGERPRINT}
-        events.append(b"data: " + json.dumps(last, separators=(",", ":")).encode() + b"\n\n")
-    return [*events, b"data: [DONE]\n\n"]
-
-
-def completion(model: str, text: str) -> bytes:
-    """A whole chat completion."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": text,
-        "reasoning": None,
-        "tool_calls": [],
-    }
-    return json.dumps(
-        {
-            "id": "chatcmpl-fake",
-            "object": "chat.completion",
-            "created": 1795227950,
-            "model": model,
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2},
-        }
-    ).encode()
 
 
 @dataclass
@@ -152,11 +105,32 @@ class Fake:
     metrics: str = "ok"
     # What its model is for; routes of other tasks are not there. None: all of them are.
     serves: tuple[str, ...] | None = None
+    # Of answers of the fake's model (tests.fakes.generation): whether token ids are understood,
+    # when it was created, how many steps arrive together, in turn, and seconds between chunks.
+    knows_ids: bool = True
+    # Ids of answers are those of requests, as vLLM has them, not always the same.
+    names_ids: bool = False
+    created: int = CREATED
+    widths: Sequence[int] = (1,)
+    pace_s: float = 0.0
+    # There is a tool parser; without one, tokens without text have a chunk with empty content.
+    parses: bool = True
+    # What happens to its streams. A request's `fake_fault`, `KIND:TOKENS`, happens once to its id;
+    # fakes that share `faulted` share that.
+    stream_fault: StreamFault | None = None
+    faulted: set[str] = field(default_factory=set)
+    # Streams that fell silent; EngineCore is dead; the process is.
+    stalled: int = 0
+    dead: bool = False
+    killed: bool = False
+    # A process ends for real when it is killed.
+    is_process: bool = False
 
     async def start(
         self, *, host: str = "127.0.0.1", port: int = 0, uds: str | None = None
     ) -> Self:
         self.tasks: set[asyncio.Task[None]] = set()
+        self._uds = uds
         if uds is not None:
             self._server = await asyncio.start_unix_server(self._serve, uds)
         else:
@@ -181,6 +155,25 @@ class Fake:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self._server.wait_closed()
 
+    def kill(self) -> None:
+        """Die as a process does: connections end where they are, and no new one is accepted."""
+        if self.is_process:
+            os._exit(9)
+        self.killed = True
+        self._server.close()
+        for task in self.tasks:
+            task.cancel()
+
+    async def revive(self) -> None:
+        """Start again at the same address, as a process that was restarted."""
+        self.dead = self.killed = False
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.start(port=getattr(self, "port", 0), uds=self._uds)
+
+    async def until_stalled(self, count: int = 1, timeout: float = PATIENCE_S) -> None:
+        """Return when `count` streams have fallen silent."""
+        await wait_until(lambda: self.stalled >= count, timeout)
+
     async def until_idle(self, timeout: float = PATIENCE_S) -> None:
         """Return when nothing is running."""
         await wait_until(lambda: not self.running, timeout)
@@ -201,6 +194,9 @@ class Fake:
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
+        except asyncio.CancelledError:
+            if not self.killed:
+                raise
         finally:
             self.tasks.discard(task)
             writer.close()
@@ -224,22 +220,22 @@ class Fake:
         """Answer; return whether the connection can carry another request."""
         path = request.target.partition("?")[0]
         if path == "/health":
-            return self._plain(writer, b"")
+            return self.plain(writer, b"")
         if path == "/metrics":
             return await self._metrics(writer)
         if path in ("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"):
             return self._sleep_mode(request, writer)
         if path == "/version":
-            return self._plain(writer, b'{"version":"0.0.0+fake"}')
+            return self.plain(writer, b'{"version":"0.0.0+fake"}')
         if path == "/v1/models":
             card: dict[str, Any] = {"id": self.model, "object": "model", "root": "/secret/path"}
             card["max_model_len"] = self.max_model_len
-            return self._plain(writer, json.dumps({"object": "list", "data": [card]}).encode())
+            return self.plain(writer, json.dumps({"object": "list", "data": [card]}).encode())
         if path == "/openapi.json":
             routes: dict[str, Any] = {route: {} for route in ROUTES if self._has(route)}
-            return self._plain(writer, json.dumps({"paths": routes}).encode())
+            return self.plain(writer, json.dumps({"paths": routes}).encode())
         if not self._has(path):
-            return self._plain(writer, b'{"detail":"Not Found"}', 404)
+            return self.plain(writer, b'{"detail":"Not Found"}', 404)
         if path.startswith("/v1/responses/"):
             if self.fault == "hang":
                 await reader.read(1)  # until the client leaves
@@ -247,7 +243,7 @@ class Fake:
             one = path.split("/")[3]
             found = one in self.stored
             answer = {"id": one} if found else {"error": {"message": "not found", "code": 404}}
-            return self._plain(writer, json.dumps(answer).encode(), 200 if found else 404)
+            return self.plain(writer, json.dumps(answer).encode(), 200 if found else 404)
         body = self._parse(request)
         if self.asleep:
             os._exit(1)  # vllm#15483: a request crashes an engine that sleeps
@@ -281,25 +277,25 @@ class Fake:
         """The routes of sleep mode, as vLLM 0.32 has them, or as `sleep_mode` spoils them."""
         path, _, query = request.target.partition("?")
         if self.sleep_mode is None:
-            return self._plain(writer, b'{"detail":"Not Found"}', 404)
+            return self.plain(writer, b'{"detail":"Not Found"}', 404)
         if path == "/is_sleeping":
             answer = b'{"is_sleeping":%s}' % (b"true" if self.asleep else b"false")
-            return self._plain(writer, answer)
+            return self.plain(writer, answer)
         if path == "/sleep":
             if self.sleep_mode == "refuse":
-                return self._plain(writer, b'{"error":"Sleep mode is not enabled"}', 500)
+                return self.plain(writer, b'{"error":"Sleep mode is not enabled"}', 500)
             if self.sleep_mode != "insomnia":  # says yes and does nothing
                 self.asleep = int(query.removeprefix("level=") or 1)
                 if self.sleep_mode != "hoard":
                     self.weights = bytearray()
-            return self._plain(writer, b'{"status":"sleeping","level":1}')
+            return self.plain(writer, b'{"status":"sleeping","level":1}')
         if path == "/wake_up":
             if self.sleep_mode == "coma":
-                return self._plain(writer, b'{"error":"CUDA error"}', 500)
+                return self.plain(writer, b'{"error":"CUDA error"}', 500)
             if self.sleep_mode != "sleepwalk" and query != "tags=weights":
                 self.asleep = 0
                 self.load_weights()
-        return self._plain(writer, b'{"status":"awake","tags":null}')
+        return self.plain(writer, b'{"status":"awake","tags":null}')
 
     async def _metrics(self, writer: asyncio.StreamWriter) -> bool:
         """Two of vLLM 0.32's families, or what `metrics` makes of them."""
@@ -315,15 +311,15 @@ class Fake:
         ).encode()
         match self.metrics:
             case "ok" | "retyped":  # as another version may declare it
-                return self._plain(writer, page)
+                return self.plain(writer, page)
             case "failing":
-                return self._plain(writer, b"Internal Server Error", 500)
+                return self.plain(writer, b"Internal Server Error", 500)
             case "html":
-                return self._plain(writer, b"<!doctype html>\n<title>Sign in</title>\n")
+                return self.plain(writer, b"<!doctype html>\n<title>Sign in</title>\n")
             case "binary":
-                return self._plain(writer, bytes(range(256)) * 16 + b"\n")
+                return self.plain(writer, bytes(range(256)) * 16 + b"\n")
             case "half_line":
-                return self._plain(writer, page[:-20])
+                return self.plain(writer, page[:-20])
             case "gzip":  # although it was not requested
                 body = gzip.compress(page)
                 head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
@@ -359,24 +355,118 @@ class Fake:
             return await self._write(request, path, body, writer)
         if self.fault is not None:
             body = {**body, "fake": self.fault}
-        if "fake" in body:
-            return await self._misbehave(body, writer)
-        if path == "/v1/responses":
+        if "fake" in body and not str(body["fake"]).startswith("say:"):
+            return await misbehave(self, body, writer)
+        if path == "/detokenize":
+            return self.plain(
+                writer, json.dumps({"prompt": decode(body.get("tokens") or ())}).encode()
+            )
+        if path == "/v1/responses" and not body.get("stream"):
             return self._response(body, writer)
-        if path not in ("/v1/chat/completions", "/v1/completions", "/v1/messages"):
-            return self._plain(writer, json.dumps({"echo": path}).encode())
+        if not writes(path):
+            return self.plain(writer, json.dumps({"echo": path}).encode())
+        return await self._model_answer(request, path, body, writer)
+
+    async def _model_answer(
+        self, request: Seen, path: str, body: dict[str, Any], writer: asyncio.StreamWriter
+    ) -> bool:
+        """Answer as the fake's model does."""
+        if self.dead:
+            return self.plain(writer, json.dumps(DEAD).encode(), 500)
         if body.get("model") != self.model:
             error = {"message": "no such model", "type": "NotFoundError", "code": 404}
-            return self._plain(writer, json.dumps({"error": error}).encode(), 404)
-        if body.get("max_tokens") == -1:
-            error = {"message": "max_tokens must be at least 1", "code": 400, "param": None}
-            return self._plain(writer, json.dumps({"error": error}).encode(), 400)
+            return self.plain(writer, json.dumps({"error": error}).encode(), 404)
+        try:
+            made = generate(path, body, self.max_model_len, knows_ids=self.knows_ids)
+        except ValueError as error:
+            told = {"message": str(error), "type": "BadRequestError", "param": None, "code": 400}
+            return self.plain(writer, json.dumps({"error": told}).encode(), 400)
+        reply = self._reply(request, path, body)
         if not body.get("stream"):
-            return self._plain(writer, completion(self.model, "hello there"))
-        self._stream_head(writer)
-        usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        for event in chat_stream(self.model, choices=body.get("n") or 1, usage=usage):
-            await self._chunk(writer, event)
+            whole = completion_answer if path == "/v1/completions" else chat_answer
+            return self.plain(writer, whole(reply, made))
+        return await self._stream(request, self._events(path, reply, made, body), body, writer)
+
+    def _reply(self, request: Seen, path: str, body: dict[str, Any]) -> Reply:
+        one = (request.header("x-request-id") if self.names_ids else None) or "fake"
+        prefix = "cmpl" if path == "/v1/completions" else "chatcmpl"
+        name = f"{prefix}-{one}"
+        if path == "/v1/responses":
+            name = body.get("request_id") or f"resp_{uuid.uuid4().hex[:16]}"
+        options = request_options(path, body, knows_ids=self.knows_ids)
+        widths: Sequence[int] = self.widths
+        if interval := body.get("stream_interval"):
+            widths = (1, *[interval] * 1000)
+        return Reply(
+            self.model,
+            id=name,
+            created=self.created,
+            parses=self.parses,
+            widths=widths,
+            **options,
+        )
+
+    def _events(
+        self, path: str, reply: Reply, made: Generation, body: dict[str, Any]
+    ) -> Iterator[tuple[bytes, int]]:
+        match path:
+            case "/v1/completions":
+                return completion_events(reply, made)
+            case "/v1/messages":
+                return message_events(reply, made)
+            case "/v1/responses":
+                return response_events(reply, made, body)
+        return chat_events(reply, made)
+
+    async def _stream(
+        self,
+        request: Seen,
+        events: Iterator[tuple[bytes, int]],
+        body: dict[str, Any],
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        """Write the events of a stream, as far as its fault lets it."""
+        own = str(body.get("fake_fault", ""))
+        one = request.header("x-request-id") or ""
+        fault = StreamFault.parse(own) if own and one not in self.faulted else self.stream_fault
+        written = 0
+        self.stream_head(writer)
+        for event, tokens in events:
+            if self.dead:
+                return await self._end_dead(writer)
+            if event:
+                await self.chunk(writer, event)
+            written += tokens
+            if fault is not None and fault.strikes(written):
+                self.faulted.add(one)
+                return await self._strike(fault, event, writer)
+            await asyncio.sleep(self.pace_s)
+        writer.write(b"0\r\n\r\n")
+        return True
+
+    async def _strike(self, fault: StreamFault, event: bytes, writer: asyncio.StreamWriter) -> bool:
+        match fault.kind:
+            case "reset":
+                self.reset(writer)
+            case "cut":
+                await self.chunk(writer, event[: len(event) // 2] or b"data: {")
+            case "error":
+                return await self._end_dead(writer)
+            case "dead":
+                self.dead = True
+                return await self._end_dead(writer)
+            case "kill":
+                self.kill()
+            case "stall":
+                self.stalled += 1
+                while not self.dead:
+                    await asyncio.sleep(0.005)
+                return await self._end_dead(writer)
+        return False
+
+    async def _end_dead(self, writer: asyncio.StreamWriter) -> bool:
+        await self.chunk(writer, DEAD_EVENT)
+        await self.chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         return True
 
@@ -388,170 +478,27 @@ class Fake:
         if not writes(path):
             count = embedded(body)
             counts = {"usage": {"prompt_tokens": count, "total_tokens": count}} if tells else {}
-            return self._plain(writer, json.dumps({"data": [], **counts}).encode())
+            return self.plain(writer, json.dumps({"data": [], **counts}).encode())
         try:
             writing = Writing(path, body, self.max_model_len, tells=tells)
         except ValueError as error:
             refusal = {"message": str(error), "type": "BadRequestError", "code": 400}
-            return self._plain(writer, json.dumps({"error": refusal}).encode(), 400)
+            return self.plain(writer, json.dumps({"error": refusal}).encode(), 400)
         one = request.header("x-request-id") or ""
         if not writing.stream:
             self.produced[one] = writing.tokens
-            return self._plain(writer, writing.whole())
+            return self.plain(writer, writing.whole())
         self.produced[one] = 0
-        self._stream_head(writer)
+        self.stream_head(writer)
         for count, (event, tokens) in enumerate(writing.events()):
             if count == self.pause_after:
                 self.paused = True
                 await asyncio.sleep(3600)  # until the client leaves
             self.produced[one] += tokens
-            await self._chunk(writer, event)
+            await self.chunk(writer, event)
             await asyncio.sleep(0)
         writer.write(b"0\r\n\r\n")
         return True
-
-    async def _misbehave(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-        """Execute the `fake` field; its value is a verb, with an argument after a colon."""
-        verb, _, argument = str(body["fake"]).partition(":")
-        event = chunk(self.model, {"content": "x"})
-        match verb:
-            case "hang":  # no answer at all
-                await asyncio.sleep(3600)
-            case "close":  # the connection ends without an answer
-                writer.close()
-            case "reset":
-                self._reset(writer)
-            case "garbage":
-                writer.write(b"this is not HTTP\r\n\r\n")
-            case "stall":  # so many events, then silence
-                self._stream_head(writer)
-                for _ in range(int(argument)):
-                    await self._chunk(writer, event)
-                await asyncio.sleep(3600)
-            case "die":  # so many events, then a reset
-                self._stream_head(writer)
-                for _ in range(int(argument)):
-                    await self._chunk(writer, event)
-                await asyncio.sleep(0.05)
-                self._reset(writer)
-            case "die_in_event":  # one event and a half, then the end
-                self._stream_head(writer)
-                await self._chunk(writer, event + event[: len(event) // 2])
-                await asyncio.sleep(0.05)
-                writer.close()
-            case "dead":  # the API server speaks for an engine that died: vLLM 0.32's own words
-                return self._plain(writer, json.dumps(DEAD).encode(), 500)
-            case "dead_stream":  # so many events before it says so
-                self._stream_head(writer)
-                for _ in range(int(argument)):
-                    await self._chunk(writer, event)
-                await self._chunk(writer, b"data: " + json.dumps(DEAD).encode() + b"\n\n")
-                await self._chunk(writer, b"data: [DONE]\n\n")
-                writer.write(b"0\r\n\r\n")
-                return True
-            case "bad_chunk":  # one event, then framing that is not chunked coding
-                self._stream_head(writer)
-                await self._chunk(writer, event)
-                await asyncio.sleep(0.05)
-                writer.write(b"zz\r\nnonsense\r\n")
-                await asyncio.sleep(3600)
-            case "truncate":  # a plain answer that ends early
-                writer.write(b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"content-length: 99\r\n\r\n{")
-                await writer.drain()
-                writer.close()
-            case "until_close":  # a body without framing, which ends with the connection
-                writer.write(b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"\r\n{}")
-                await writer.drain()
-                writer.close()
-            case "split":  # events cut at every so many bytes
-                self._stream_head(writer)
-                data = event * 3 + b"data: [DONE]\n\n"
-                for start in range(0, len(data), int(argument)):
-                    await self._chunk(writer, data[start : start + int(argument)])
-                    await asyncio.sleep(0)
-                writer.write(b"0\r\n\r\n")
-                return True
-            case "flood":  # so many MiB, as fast as the reader takes them
-                self._stream_head(writer)
-                big = chunk(self.model, {"content": "x" * 16000})
-                for _ in range(int(argument) * 64):
-                    await self._chunk(writer, big)
-                writer.write(b"0\r\n\r\n")
-                return True
-            case "pace":  # an event every so many milliseconds, for ever
-                self._stream_head(writer)
-                while True:
-                    await self._chunk(writer, event)
-                    await asyncio.sleep(int(argument) / 1000)
-            case "tokens":  # tokens:COUNT:MS - so many, one every so many ms, and their usage
-                count, _, pace = argument.partition(":")
-                return await self._tokens(body, writer, int(count), float(pace or 0) / 1000)
-            case "bytes":  # embeddings of so many tokens as octets (vLLM 0.32, pooling/utils.py)
-                counts = {"prompt_tokens": int(argument), "total_tokens": int(argument)}
-                data = json.dumps({"id": "embd-fake", "data": [], "usage": counts}).encode()
-                bare = body.get("encoding_format") == "bytes_only"
-                head = b"" if bare else b"metadata: " + data + b"\r\n"
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\n%s"
-                    b"content-length: 4\r\n\r\n\0\0\0\0" % head
-                )
-                return True
-            case "fill":  # a plain answer as long as it may be, as a model that never stops
-                longest = self.max_model_len - 3
-                most = min(body.get("max_tokens") or longest, longest)
-                return await self._tokens(body, writer, most, 0)
-            case "silent":  # a plain answer of so many characters that tells no usage
-                return self._plain(writer, json.dumps({"text": "x" * int(argument)}).encode())
-            case "usage":  # a plain answer that tells an absurd usage
-                counts = {"prompt_tokens": int(argument), "completion_tokens": int(argument)}
-                return self._plain(writer, json.dumps({"usage": counts}).encode())
-            case "framed":  # a stream with a length
-                data = b"".join(chat_stream(self.model, usage=True))
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-                    b"content-length: %d\r\n\r\n%s" % (len(data), data)
-                )
-                return True
-            case "headers":  # what an engine has no business to say
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"set-cookie: a=b\r\nalt-svc: h3\r\n"
-                    b"access-control-allow-origin: *\r\nx-ratelimit-limit-requests: 9\r\n"
-                    b"x-gateway-model: another\r\nx-hop: 1\r\nconnection: x-hop\r\n"
-                    b"retry-after: 7\r\n"
-                    b"content-length: 2\r\n\r\n{}"
-                )
-                return True
-            case "long":  # a plain answer of so many KiB, its usage in the middle, as with logprobs
-                counts = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
-                half = "x" * (int(argument) * 512)
-                answer = {"a": half, "usage": counts, "prompt_text": half}
-                return self._plain(writer, json.dumps(answer).encode())
-            case "status":
-                return self._plain(writer, b'{"detail":"as asked"}', int(argument))
-            case "text":  # an error that is not JSON
-                writer.write(
-                    b"HTTP/1.1 %d X\r\ncontent-type: text/plain\r\ncontent-length: 4\r\n\r\noops"
-                    % int(argument)
-                )
-                return True
-            case "redirect":
-                writer.write(
-                    b"HTTP/1.1 307 X\r\nlocation: http://evil.example/\r\ncontent-length: 0\r\n\r\n"
-                )
-                return True
-            case "hints":  # interim answers before the real one
-                writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")
-                return self._plain(writer, b"{}")
-            case "huge_head":
-                writer.write(b"HTTP/1.1 200 OK\r\n" + b"x-filler: %s\r\n" % (b"y" * 900) * 100)
-            case "extra":  # bytes after the end of the answer
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\n" + HEAD_JSON + b"content-length: 2\r\n\r\n{}HTTP"
-                )
-                return True
-            case _:
-                raise AssertionError(f"the fake knows no {verb!r}")
-        return False
 
     def _response(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         """A response, stored under the id that the request chose unless it asked not to."""
@@ -559,56 +506,32 @@ class Fake:
         previous = body.get("previous_response_id")
         if previous is not None and previous not in self.stored:
             error = {"message": f"Response with id '{previous}' not found.", "code": 404}
-            return self._plain(writer, json.dumps({"error": error}).encode(), 404)
+            return self.plain(writer, json.dumps({"error": error}).encode(), 404)
         if body.get("store", True):
             self.stored.add(one)
         status = "queued" if body.get("background") else "completed"
         counts = None if body.get("background") else {"input_tokens": 3, "output_tokens": 2}
-        return self._plain(
+        return self.plain(
             writer, json.dumps({"id": one, "status": status, "usage": counts}).encode()
         )
 
-    async def _tokens(
-        self, body: dict[str, Any], writer: asyncio.StreamWriter, count: int, pace_s: float
-    ) -> bool:
-        """A whole chat completion of `count` tokens after a prompt of 3."""
-        counts = {"prompt_tokens": 3, "total_tokens": 3 + count, "completion_tokens": count}
-        if not body.get("stream"):
-            await asyncio.sleep(count * pace_s)
-            answer = json.loads(completion(self.model, "x" * count)) | {"usage": counts}
-            return self._plain(writer, json.dumps(answer).encode())
-        self._stream_head(writer)
-        await self._chunk(writer, chunk(self.model, {"role": "assistant", "content": ""}))
-        together = body.get("stream_interval") or 1
-        for done in range(0, count, together):
-            words = "word" * min(together, count - done)
-            await self._chunk(writer, chunk(self.model, {"content": words}))
-            await asyncio.sleep(pace_s * together)
-        await self._chunk(writer, chunk(self.model, {}, "stop"))
-        if (body.get("stream_options") or {}).get("include_usage"):
-            last = json.loads(chunk(self.model, {})[6:]) | {"choices": [], "usage": counts}
-            await self._chunk(writer, b"data: " + json.dumps(last).encode() + b"\n\n")
-        await self._chunk(writer, b"data: [DONE]\n\n")
-        writer.write(b"0\r\n\r\n")
-        return True
-
-    def _plain(self, writer: asyncio.StreamWriter, body: bytes, status: int = 200) -> bool:
+    def plain(self, writer: asyncio.StreamWriter, body: bytes, status: int = 200) -> bool:
         head = b"HTTP/1.1 %d OK\r\nserver: uvicorn\r\ndate: now\r\n" % status
         writer.write(head + HEAD_JSON + b"content-length: %d\r\n\r\n" % len(body) + body)
         return True
 
-    def _stream_head(self, writer: asyncio.StreamWriter) -> None:
+    def stream_head(self, writer: asyncio.StreamWriter) -> None:
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
             b"x-accel-buffering: no\r\ntransfer-encoding: chunked\r\n\r\n"
         )
 
-    async def _chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+    async def chunk(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         self.generated += 1
         writer.write(b"%x\r\n%s\r\n" % (len(data), data))
         await writer.drain()
 
-    def _reset(self, writer: asyncio.StreamWriter) -> None:
+    def reset(self, writer: asyncio.StreamWriter) -> None:
         sock: socket.socket = writer.get_extra_info("socket")
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -638,7 +561,13 @@ async def _main(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if options.fake_load_until is not None:
         await _there(options.fake_load_until)
-    fake = Fake(options.served_model_name)
+    fake = Fake(options.served_model_name, created=int(time.time()), is_process=True)
+    fake.names_ids = True
+    fake.knows_ids = not options.fake_knows_no_ids
+    fake.pace_s = options.fake_pace_ms / 1000
+    if options.fake_stream_fault is not None:
+        once = options.fake_stream_fault_once
+        fake.stream_fault = StreamFault.parse(options.fake_stream_fault, once=once)
     if options.fake_tasks:
         fake.serves = tuple(options.fake_tasks)
         prefix = "(APIServer pid=1) INFO 11-21 05:30:02 [entry.py:136]"
@@ -679,6 +608,11 @@ if __name__ == "__main__":
     parser.add_argument("--enable-prompt-tokens-details", action=argparse.BooleanOptionalAction)
     parser.add_argument("--disable-access-log-for-endpoints")
     parser.add_argument("--fake-sleep", default="ok")
+    # What happens to a stream, as KIND:TOKENS, and a file that says that it has happened.
+    parser.add_argument("--fake-stream-fault")
+    parser.add_argument("--fake-stream-fault-once", type=Path)
+    parser.add_argument("--fake-pace-ms", type=float, default=0.0)
+    parser.add_argument("--fake-knows-no-ids", action="store_true")
     parser.add_argument("--fake-children", action="store_true")
     parser.add_argument("--fake-stubborn", action="store_true")
     asyncio.run(_main(parser.parse_args()))

@@ -17,7 +17,8 @@ from app.relay.stream import SSE_HEADERS, KeepAlive
 from app.settings import ServerSettings
 from tests.app.raw import Client, answers, asking, connected, request
 from tests.app.server.connection.exchanges import exchanging
-from tests.fakes.vllm import Fake, chunk
+from tests.fakes.chat_stream import chunk
+from tests.fakes.vllm import Fake
 from tests.gateway import Gateway, remote, running, serving_demo, settings_for
 from tests.waiting import PATIENCE_S
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.relay.sse import whole_events
 from app.usage.stream_meter import MAX_HELD, StreamMeter
 from app.usage.token_usage import Usage
-from tests.fakes.vllm import FINGERPRINT, chat_stream, chunk
+from tests.fakes.chat_stream import FINGERPRINT, chat_stream, chunk
 
 DONE = b"data: [DONE]\n\n"
 # What a model may write that looks like what the meter looks for.
@@ -155,7 +155,7 @@ class TestWithholding:
         events = chat_stream("demo", choices=2, usage=True)
         direct = chat_stream("demo", choices=2, usage=False)
         out = carry(meter_for(2), events)
-        first_end = 4
+        first_end = next(n for n, e in enumerate(direct) if b'"finish_reason":"stop"' in e)
         assert out[:first_end] == direct[:first_end]
         assert out[first_end:-3] == [b""] * (len(direct) - 1 - first_end)
         assert out[-3:] == [b"".join(direct[first_end:-1]), DONE, b""]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engines.output import find_engine_death, reports_engine_death
-from tests.fakes.vllm import DEAD
+from tests.fakes.faults import DEAD
 
 EVENT = b"data: " + json.dumps(DEAD).encode() + b"\n\n"
 CHUNK = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'

@@ -72,6 +72,7 @@ class Answer:
         "prompt_tokens",
         "tail",
         "thought_ended",
+        "thought_tokens",
     )
 
     def __init__(self, max_tokens: int) -> None:
@@ -82,7 +83,9 @@ class Answer:
         self.prompt_tokens = 0
         self.ids = array("I")
         self.tail: Tail | None = None  # the last chunk that had text
-        # The first and the last chunk of the thought, and whether text of the answer has followed.
+        # The IDs of the chunks with reasoning, which is what vLLM (0.32) counts; the first and the
+        # last of these chunks; and whether text of the answer has followed.
+        self.thought_tokens = 0
         self.first_thought: Tail | None = None
         self.last_thought: Tail | None = None
         self.thought_ended = False
@@ -132,33 +135,38 @@ class Answer:
         self._find_text(events, before)
 
     def _find_text(self, events: bytes, before: int) -> None:
-        """Find the last chunk with text, and the first and the last one of the thought."""
-        thinks = any(events.find(mark) >= 0 for mark in _REASONING)
-        end, tail, thought = len(self.ids), self.tail, self.last_thought
-        for line in reversed(events.splitlines()):
-            if not line.startswith(_DATA):
-                continue
-            for choice in _chunk.decode(line[6:]).choices:
-                start = end - len(choice.token_ids or ())
-                delta = choice.delta or _Delta()
-                reasoning = delta.reasoning or delta.reasoning_content
-                content = delta.content or choice.text
-                text = content or reasoning
-                if text and self.tail is tail:
-                    self.tail = Tail(start, end, text)
-                    self.thought_ended = self.thought_ended or bool(content)
-                if reasoning:
-                    if self.last_thought is thought:
-                        self.last_thought = Tail(start, end, reasoning)
-                    if thought is None:
-                        self.first_thought = Tail(start, end, reasoning)
-                end = start
-            # The first chunk of a thought is looked for up to the beginning.
-            searched = not thinks or (thought is not None and self.last_thought is not thought)
-            if searched and self.tail is not tail:
+        """Find the last chunk with text, and the tokens of the thought."""
+        lines = [line for line in events.splitlines() if line.startswith(_DATA)]
+        if any(events.find(mark) >= 0 for mark in _REASONING):
+            end = before
+            for line in lines:
+                end = self._take_text(line, end)
+            if end != len(self.ids):
+                raise msgspec.DecodeError("the IDs of the chunks are not those of the events")
+            return
+        end, tail = len(self.ids), self.tail
+        for line in reversed(lines):
+            end -= sum(len(choice.token_ids or ()) for choice in _chunk.decode(line[6:]).choices)
+            self._take_text(line, end)
+            if self.tail is not tail:
                 return
-        if end != before:
-            raise msgspec.DecodeError("the IDs of the chunks are not those of the events")
+
+    def _take_text(self, line: bytes, start: int) -> int:
+        """Note the text of a chunk whose IDs begin at `start`; return where they end."""
+        for choice in _chunk.decode(line[6:]).choices:
+            end = start + len(choice.token_ids or ())
+            delta = choice.delta or _Delta()
+            reasoning = delta.reasoning or delta.reasoning_content
+            content = delta.content or choice.text
+            if reasoning:
+                self.last_thought = Tail(start, end, reasoning)
+                self.first_thought = self.first_thought or self.last_thought
+                self.thought_tokens += end - start
+            if text := content or reasoning:
+                self.tail = Tail(start, end, text)
+                self.thought_ended = self.thought_ended or bool(content)
+            start = end
+        return start
 
     def _forget(self) -> None:
         """Give the memory back: this stream cannot be replayed."""

@@ -63,16 +63,21 @@ async def cut_at_text(answer: Answer, decoder: IdDecoder, *, always: bool) -> bo
 
 
 async def count_thought(answer: Answer, decoder: IdDecoder) -> int:
-    """Return the number of an answer's tokens that are reasoning, without the mark before them."""
+    """Return the number of an answer's tokens that are reasoning, without the marks around them.
+
+    The marks are in no chunk with text, unless that has several IDs.
+    """
     first, last = answer.first_thought, answer.last_thought
     if first is None or last is None:
         return 0
-    end: int | None = last.end
-    if last.end - last.start > 1:  # the mark at its end, and the answer, may be in the same chunk
-        end = await _find_end(answer, last, decoder)
-    mark = await decoder.decode(answer.ids[:1]) or ""
-    hidden = not first.text.startswith(mark) and REPLACEMENT not in mark
-    return max(min(end or last.end, len(answer.ids)) - hidden, 0)
+    tokens = answer.thought_tokens
+    if last.end - last.start > 1:
+        end = await _find_end(answer, last, decoder) or last.end
+        tokens -= last.end - end
+    if first.end - first.start > 1:
+        mark = await decoder.decode(answer.ids[first.start : first.start + 1]) or ""
+        tokens -= not first.text.startswith(mark) and REPLACEMENT not in mark
+    return max(tokens, 0)
 
 
 async def _find_end(answer: Answer, chunk: Tail, decoder: IdDecoder) -> int | None:

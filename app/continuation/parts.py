@@ -19,7 +19,7 @@ Place = tuple[str | int, ...]
 STREAM: Channel = -1
 
 # Errors of reading an event.
-UNREADABLE = (msgspec.DecodeError, UnicodeError, OverflowError, RecursionError)
+UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 _IDS = frozenset({"id", "item_id", "call_id"})
 # Members that differ between two runs of one request. Logprobs are compared by their tokens, since

@@ -7,7 +7,7 @@ waits, so that nothing new reaches the client before everything it has was confi
 """
 
 from app.continuation.cut import cut_event
-from app.continuation.parts import UNREADABLE, Channel, Part
+from app.continuation.parts import STREAM, UNREADABLE, Channel, Part
 from app.continuation.renaming import Renaming
 from app.continuation.sent_text import Segment, SentText
 from app.continuation.sse import read_data, split_events, with_data
@@ -27,7 +27,7 @@ class Verification:
         self._cursors = {name: _Cursor(name, at) for name, at in sent.channels.items()}
         self._renaming = Renaming(sent.dialect, sent.run, self._ids, sent.last_number)
         self._held: list[bytes] = []
-        self._caught_up = not self._cursors
+        self._caught_up = not self._cursors and sent.unreadable is None
 
     @property
     def caught_up(self) -> bool:
@@ -73,7 +73,10 @@ class Verification:
         parts = self._dialect.read_parts(data)
         rests = [self._compare(part) for part in parts]
         self._caught_up = all(cursor.at_end for cursor in self._cursors.values())
-        if any(part.ends for part in parts) and not self._caught_up:
+        if not self._caught_up and any(
+            rest is None and (part.ends or part.channel == STREAM)
+            for part, rest in zip(parts, rests, strict=True)
+        ):
             raise Diverged("the answer ended before it had caught up")
         if all(rest == "" for rest in rests):
             return b""
@@ -130,7 +133,7 @@ class _Cursor:
 
     def _difference(self, part: Part) -> Diverged:
         channel = self._channel[0] if isinstance(self._channel, tuple) else self._channel
-        where = "" if channel == -1 else f" of choice {channel}"
+        where = "" if channel == STREAM else f" of choice {channel}"
         return Diverged(
             f"the answer differs in {part.name}{where}, in part {self._position + 1} "
             f"after {self._offset} bytes"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.continuation import SentText
+from app.continuation.sent_text import SentText
 from tests.app.continuation.streams import NAMES, endpoint_of, recorded
 
 CHAT = "/v1/chat/completions"

@@ -337,3 +337,46 @@ def test_an_error_event_before_the_seam_diverges(endpoint: str) -> None:
     assert verification.pass_on(b"".join(recorded(name)[:3])) == b""
     with pytest.raises(Diverged):
         verification.pass_on(event_of({"type": "error", "error": {"message": "no"}}))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def with_changed_member(data: Any, value: Any, random: Random) -> Any:
+    """Return JSON with another value somewhere."""
+    if not isinstance(data, dict | list) or not data or random.random() < 0.2:
+        return value
+    key = random.choice(list(data) if isinstance(data, dict) else range(len(data)))
+    changed = data.copy()
+    changed[key] = with_changed_member(data[key], value, random)
+    return changed
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from([*NAMES, "chat_logprobs", "completions_logprobs"]),
+    value=JSON,
+    random=RANDOM,
+)
+def test_events_of_any_shape_raise_nothing_else(name: str, value: Any, random: Random) -> None:
+    endpoint, events = endpoint_of(name), recorded(name)
+    at = random.randrange(len(events) - 1)
+    line = json.dumps(with_changed_member(data_of(events[at]), value, random)).encode()
+    odd = b"data: " + line + b"\n\n"
+    strange = SentText(endpoint)
+    strange.add(b"".join([*events[:at], odd, *events[at + 1 : -2]]))
+    sent = SentText(endpoint)
+    sent.add(b"".join(events[: at + 1]))
+    for known, second in ((strange, events), (sent, [*events[:at], odd, *events[at + 1 :]])):
+        verification = Verification(known)
+        try:
+            verification.pass_on(b"".join(second))
+        except Diverged:
+            continue
+        assert verification.caught_up

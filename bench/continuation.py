@@ -1,0 +1,151 @@
+"""The continuation run: what clients get of their streams when an engine dies or is replaced.
+
+    python -m bench.continuation [--scenario two-engines] [--peer vllm-router] [--streams 200]
+
+Real vLLM on the demo model behind the gateway, or behind a peer. Streams of all kinds are open when
+the EngineCore of one engine gets SIGKILL, an engine is replaced or a model evicted; each is then
+compared with its undisturbed answer. Writes its section of bench/RESULTS.md, or of
+.bench/RESULTS.md when it was meant for fewer than 200 streams of each kind. Exit code 1 when an
+answer is wrong.
+"""
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from bench.children import WORK, StartError, terminated_like_interrupted
+from bench.continuation_kinds import KINDS, kinds
+from bench.continuation_report import Continuation, Row, table
+from bench.continuation_rounds import Hit, Rounds, call, kill
+from bench.continuation_target import (
+    EVICTION,
+    RELOAD,
+    SCENARIOS,
+    GatewayTarget,
+    Target,
+    gateway_target,
+)
+from bench.real import make_model
+from bench.report import replace_section
+from bench.rounds import Say
+from bench.terminal import show
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+STREAMS = 200
+# The ledger is written in batches.
+LEDGER_S = 15.0
+
+
+def main() -> None:
+    """Entry point of the command."""
+    options = _options()
+    console = Console(stderr=True)
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        took = time.monotonic() - started
+        console.print(f"{took:6.1f} s  {text}", soft_wrap=True, highlight=False, markup=False)
+
+    run = Continuation(SCENARIOS[options.scenario], "vllm-gateway", options.minutes, options.seed)
+    try:
+        with terminated_like_interrupted():
+            make_model()
+            with _target(options, run) as target:
+                uvloop.run(_play(options, run, target, say))
+                say("reading the ledger")
+                run.ledger = _ledger(target, run)
+    except StartError as error:
+        run.notes.append(f"Ended early: {error}.")
+        say(str(error))
+        if not run.ended:
+            sys.exit(1)
+    run.minutes = (time.monotonic() - started) / 60
+    made = table(run)
+    output = RESULTS if options.streams >= STREAMS else WORK / "RESULTS.md"
+    text = output.read_text() if output.exists() else ""
+    output.write_text(replace_section(text, made.markdown()))
+    show(made)
+    for wrong in run.wrong():
+        console.print(wrong, markup=False, soft_wrap=True, highlight=False)
+    console.print(f"written to {output.relative_to(WORK.parent)}")
+    sys.exit(0 if run.passed else 1)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.continuation", description="The continuation run."
+    )
+    parser.add_argument("--scenario", choices=SCENARIOS, default="two-engines")
+    parser.add_argument(
+        "--streams", type=int, default=STREAMS, help="streams of each kind to be hit"
+    )
+    parser.add_argument("--minutes", type=float, default=30.0, help="no round begins after them")
+    parser.add_argument("--workers", type=int, default=128, help="streams at once")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--kind",
+        action="append",
+        choices=[kind.name for kind in KINDS],
+        help="only this kind of stream; repeatable",
+    )
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def _target(options: argparse.Namespace, run: Continuation) -> Iterator[GatewayTarget]:
+    with (
+        tempfile.TemporaryDirectory(prefix="continuation-") as directory,
+        gateway_target(run.scenario, Path(directory)) as target,
+    ):
+        yield target
+
+
+async def _play(
+    options: argparse.Namespace, run: Continuation, target: GatewayTarget, say: Say
+) -> None:
+    """Record the undisturbed answers, then play rounds until enough streams were hit."""
+    rounds = Rounds(
+        run,
+        target,
+        kinds(options.kind),
+        say,
+        workers=options.workers,
+        streams=options.streams,
+    )
+    await rounds.record()
+    deadline = time.monotonic() + options.minutes * 60
+    while rounds.missing and time.monotonic() < deadline:
+        await rounds.play(_hit(run, target))
+
+
+def _hit(run: Continuation, target: GatewayTarget) -> Hit:
+    """Return what the next round does. Raises StartError."""
+    if run.scenario == RELOAD:
+        return call(partial(target.reload, run.rounds))
+    if run.scenario == EVICTION:
+        return call(target.evict, target.load)
+    engines = target.engines()
+    return kill(target, engines[run.rounds % len(engines)])
+
+
+def _ledger(target: Target, run: Continuation) -> dict[str, Row] | None:
+    """Return the ledger once it has every request that was answered, or after LEDGER_S."""
+    deadline = time.monotonic() + LEDGER_S
+    wanted = {one.request_id for one in run.ended if one.usage is not None}
+    while True:
+        rows = target.ledger()
+        if rows is None or wanted <= rows.keys() or time.monotonic() > deadline:
+            return rows
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main()

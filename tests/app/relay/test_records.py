@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from app.auth import Principal
+from app.relay.request_context import RequestContext
+from app.relay.request_handler import handle_request
+from app.relay.services import RelayServices
 from app.usage import UsageRecord
 from tests.app.raw import Client, connected, request
 from tests.fakes.vllm import Fake
@@ -374,6 +378,28 @@ async def test_every_end_of_a_request_is_recorded_once(
     way = WAYS[name]
     async with playing(tmp_path, way) as scene:
         await check(scene, way, capsys)
+
+
+async def test_facts_of_a_continuation_are_in_the_line_and_the_usage_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handle(
+        services: RelayServices, principal: Principal, request: RequestContext
+    ) -> None:
+        await handle_request(services, principal, request)
+        request.continued, request.recomputed_tokens = 1, 90
+        request.not_continued = "died_again"
+
+    monkeypatch.setattr("app.relay.relay.handle_request", handle)
+    async with playing(tmp_path, WAYS["streamed"]) as scene:
+        records: list[UsageRecord] = []
+        scene.gateway.state.ledger.watch(lambda _batch, _at, record: records.append(record))
+        await scene.ask(stream=True)
+        [line] = await until_told(scene.gateway, capsys)
+    [record] = records
+    facts = (1, 90, "died_again")
+    assert (record.continued, record.recomputed_tokens, record.not_continued) == facts
+    assert (line["continued"], line["recomputed_tokens"], line["not_continued"]) == facts
 
 
 @pytest.mark.slow

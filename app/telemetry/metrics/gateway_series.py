@@ -38,13 +38,20 @@ INTER_TOKEN_BUCKETS = (
 
 # A replay at another replica begins within a second; a restart of the only engine takes minutes.
 GAP_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 300)
-# Labels `way` and `outcome` of the interrupted streams of a model. For `none`, the outcome is the
-# reason why the request could not be continued.
+# Labels `way` and `outcome` of interrupted streams. For `none`, the outcome is the reason why the
+# stream could not go on; docs/continuation.md explains each.
 CONTINUATION_OUTCOMES = {
-    "replay": ("continued", "no_replica", "died_again", "refused", "disconnected"),
-    "verify": ("continued", "diverged", "no_replica", "died_again", "refused", "disconnected"),
-    "none": ("off", "sampled", "too_long"),
-}
+    "replay": (
+        "continued", "no_replica", "died_again", "refused", "disconnected", "finished", "unaligned",
+    ),
+    "verify": ("continued", "no_replica", "died_again", "refused", "disconnected", "diverged"),
+    "none": (
+        "died_again", "disconnected", "finished", "too_long", "tool_call", "bad_words",
+        "beam_search", "echo", "endpoint", "forced_tool", "hidden_reasoning", "kv_transfer",
+        "logprobs", "media", "other_field", "penalties", "seed", "several_choices", "stop",
+        "stored", "structured_output", "thinking_budget", "truncation", "version",
+    ),
+}  # fmt: skip
 
 _MODEL = ("model",)
 

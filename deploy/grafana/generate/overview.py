@@ -180,7 +180,7 @@ def _traffic() -> Panels:
             ),
             width=HALF,
             stacked=True,
-            colors={"^continued": "green", "^disconnected": "blue", "^off": "text"},
+            colors={"^continued": "green", "^disconnected": "blue"},
         ),
         graph(
             "Continuation gap",

@@ -69,14 +69,14 @@ class TestWriting:
         await flushed(
             ledger_for(database),
             record(continued=1, recomputed_tokens=812),
-            record(not_continued="sampled"),
+            record(not_continued="stop"),
             record(recomputed_tokens=-1),
             record(),
         )
         found = await rows(database, usage_records)
         assert [(row.continued, row.recomputed_tokens, row.not_continued) for row in found] == [
             (1, 812, None),
-            (None, None, "sampled"),
+            (None, None, "stop"),
             (None, None, None),
             (None, None, None),
         ]

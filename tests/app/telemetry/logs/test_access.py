@@ -139,8 +139,8 @@ class TestText:
     def test_continuation_fields_are_shown_where_they_are_set(self) -> None:
         went_on = text(record(continued=2, recomputed_tokens=812))
         assert went_on.endswith(" id=abc continued=2 recomputed_tokens=812")
-        ended = text(record(not_continued="sampled", fault="the engine failed"))
-        assert ended.endswith(" id=abc not_continued=sampled fault='the engine failed'")
+        ended = text(record(not_continued="stop", fault="the engine failed"))
+        assert ended.endswith(" id=abc not_continued=stop fault='the engine failed'")
         assert "continued" not in text(record())
 
     def test_a_fault_stands_at_the_end_in_quotes(self) -> None:
@@ -224,7 +224,7 @@ class TestJson:
         [
             {},
             {"continued": 1, "recomputed_tokens": 90},
-            {"not_continued": "sampled"},
+            {"not_continued": "stop"},
             {"continued": 1, "recomputed_tokens": 90, "not_continued": "died_again"},
         ],
     )

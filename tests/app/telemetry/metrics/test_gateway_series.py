@@ -7,6 +7,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.continuation import REASONS, Way
 from app.telemetry.metrics import CONTINUATION_OUTCOMES, Metrics
 from app.telemetry.metrics.series import Counter
 
@@ -82,6 +83,19 @@ def test_counters_start_at_zero() -> None:
         for outcome in outcomes:
             labels = {"model": "demo", "way": way, "outcome": outcome}
             assert value("gateway_continuations_total", labels) == 0
+
+
+def test_every_reason_against_a_continuation_is_a_series_from_the_start() -> None:
+    # Without a 0 before it, `increase()` does not see the first value of a series.
+    assert set(CONTINUATION_OUTCOMES["none"]) >= REASONS
+    assert {way.value for way in Way} == set(CONTINUATION_OUTCOMES)
+
+
+def test_every_outcome_of_a_continuation_is_documented() -> None:
+    text = DOCUMENT.with_name("continuation.md").read_text(encoding="utf-8")
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    outcomes = {outcome for way in CONTINUATION_OUTCOMES.values() for outcome in way}
+    assert outcomes - set(re.findall(r"`(\w+)`", tables)) == set()
 
 
 def test_continuations_and_their_gaps_are_counted_by_model() -> None:

@@ -30,7 +30,7 @@ def attributes(record: RequestRecord) -> dict[str, Any]:
             {"continued": 1, "recomputed_tokens": 90},
             {"gateway.continued": 1, "gateway.recomputed_tokens": 90},
         ),
-        ({"not_continued": "sampled"}, {"gateway.not_continued": "sampled"}),
+        ({"not_continued": "stop"}, {"gateway.not_continued": "stop"}),
     ],
 )
 def test_interrupted_stream_has_continuation_attributes(

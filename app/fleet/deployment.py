@@ -51,12 +51,24 @@ class ModelDeployment:
         """Return the engine with a name."""
         return next((deployed for deployed in self.engines if deployed.slot.name == name), None)
 
-    def on_demand(self) -> OnDemandModel | None:
-        """Return the model for the on-demand loader; None if it is always loaded."""
+    def on_demand(self, *, held: bool = False) -> OnDemandModel | None:
+        """Return the model for the on-demand loader; None if it is always loaded.
+
+        `held`: it is not loaded until its engines have been replaced.
+        """
         if self.settings.load == "eager":
             return None
-        engines = (one.engine for one in self.engines if one is not self.successor)
-        return OnDemandModel(self.settings, tuple(e for e in engines if e.capabilities.unloadable))
+        replicas = [
+            one.replica
+            for one in self.engines
+            if one is not self.successor and one.engine.capabilities.unloadable
+        ]
+        return OnDemandModel(
+            self.settings,
+            tuple(replica.engine for replica in replicas),
+            lambda: sum(replica.move_streams() for replica in replicas),
+            held,
+        )
 
     def model(self) -> Model:
         """Return the model for the catalogue."""

@@ -1,16 +1,24 @@
 """Starts and stops engines, and replaces those of a model one at a time, with rollback.
 
 `takeover` decides whether an engine and its successor can run at once; the order of the steps is
-described there. This carries them out.
+described there. `moves` says which streams of an engine go on elsewhere. This carries them out.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 from app.fleet.deployment import BuildEngine, DeployedEngine, ModelDeployment, memory_gib
+from app.fleet.moves import (
+    can_move_within,
+    can_wait_for,
+    is_refusing,
+    moving_streams,
+)
 from app.fleet.slots import Plan, Slot
 from app.fleet.takeover import OverlapCheck
 from engines.base import Engine, EngineNotReady, EngineState
@@ -82,7 +90,7 @@ class Fleet:
         self._detached |= {deployed.engine for deployed in deployment.engines}
 
     async def retire(self, engine: Engine, drain_s: float) -> None:
-        """Drain an engine for at most `drain_s` seconds, then stop it."""
+        """Drain an engine for at most `drain_s` seconds, then stop it. Its streams do not move."""
         await self._stop_after(engine.drain(), engine, drain_s)
 
     async def _stop_after(self, drained: Awaitable[None], engine: Engine, drain_s: float) -> None:
@@ -148,10 +156,33 @@ class Fleet:
         _sort(deployment, plan.after)
         self._publish()
 
+    @asynccontextmanager
+    async def moving_to_successors(
+        self, deployment: ModelDeployment, plan: Plan
+    ) -> AsyncIterator[None]:
+        """Move the streams of an on-demand model's replaced engines while the body unloads it.
+
+        They wait for its load with the new engines, where `continuation_wait_s` allows for it.
+        """
+        async with AsyncExitStack() as stack:
+            for was, now in plan.replaced:
+                old = deployment.find(was.name)
+                assert old is not None
+                can_move = partial(can_wait_for, deployment, old, now, inf)
+                moving = moving_streams(old.replica, can_move, "it is replaced")
+                await stack.enter_async_context(moving)
+            yield
+
     async def _remove(self, deployment: ModelDeployment, name: str, drain_s: float) -> None:
         deployed = deployment.find(name)
         assert deployed is not None
-        await self.retire(deployed.engine, drain_s)
+        replica = deployed.replica
+
+        def can_move() -> bool:
+            return is_refusing(replica) and can_move_within(deployment, deployed)
+
+        async with moving_streams(replica, can_move, "it is removed"):
+            await self.retire(deployed.engine, drain_s)
         deployment.engines.remove(deployed)
         self._publish()
 
@@ -176,12 +207,28 @@ class Fleet:
                 overlap.obstacle,
                 extra={"engine": name},
             )
-        await self.retire(old.engine, terms.drain_s)
+        await self._retire_before(deployment, old, slot, terms)
         [new] = self.build(deployment.name, (slot,))
         deployment.engines[deployment.engines.index(old)] = new
         self._publish()
         if terms.start:
             await _start(new)
+
+    async def _retire_before(
+        self, deployment: ModelDeployment, old: DeployedEngine, slot: Slot, terms: ChangeTerms
+    ) -> None:
+        """Drain and stop an engine that has to end before its successor starts."""
+        loop, replica = asyncio.get_running_loop(), old.replica
+        ends_at = loop.time() + terms.drain_s
+
+        def can_move() -> bool:
+            return is_refusing(replica) and (
+                can_move_within(deployment, old)
+                or (terms.start and can_wait_for(deployment, old, slot, ends_at - loop.time()))
+            )
+
+        async with moving_streams(replica, can_move, "it is replaced"):
+            await self.retire(old.engine, terms.drain_s)
 
     async def _replace_by_remote(
         self, deployment: ModelDeployment, old: DeployedEngine, slot: Slot, drain_s: float
@@ -201,7 +248,7 @@ class Fleet:
         self._detached.add(old.engine)
         deployment.engines[deployment.engines.index(old)] = new
         self._publish()
-        await self._stop_after(_drain_replaced(old), old.engine, drain_s)
+        await self._retire_after(deployment, old, drain_s)
 
     async def _take_over(
         self,
@@ -246,9 +293,18 @@ class Fleet:
             old.engine.name,
             extra={"engine": new.engine.name},
         )
-        await self._stop_after(_drain_replaced(old), old.engine, drain_s)
+        await self._retire_after(deployment, old, drain_s)
         del self._expected_gib[new.engine]
         self._publish()  # memory is free, for which a model on demand may wait
+
+    async def _retire_after(
+        self, deployment: ModelDeployment, old: DeployedEngine, drain_s: float
+    ) -> None:
+        """Drain and stop an engine that has left the catalogue; its successor is READY."""
+        async with moving_streams(
+            old.replica, lambda: can_move_within(deployment, old), "it is replaced"
+        ):
+            await self._stop_after(_drain_replaced(old), old.engine, drain_s)
 
     async def _roll_back(
         self, deployment: ModelDeployment, was: Slot | None, now: Slot | None, terms: ChangeTerms

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from app import errors
 from app.fleet.fleet import STOP_GRACE_S, ensure_ready
+from app.fleet.moves import has_alternative, is_refusing, move_streams, moving_streams
 from app.routing import Catalogue, Replica
 from engines.base import Engine, EngineCapabilities, EngineError, EngineState
 from engines.output import LogFollower, redact_line
@@ -62,27 +65,36 @@ class ModelOperations:
     async def unload(self, name: str) -> None:
         """Unload every engine of a model that can be; a request starts it again.
 
-        Raises Conflict if none can.
+        Streams go on at an engine that cannot, if there is one; otherwise they finish first. Raises
+        Conflict if no engine can be unloaded.
         """
         unloadable = self._find_capable(name, "be unloaded", lambda has: has.unloadable)
-        await self._each(unloadable, lambda engine: engine.unload())
+        async with self._moving_streams(name, unloadable, "it is unloaded"):
+            await self._each(unloadable, lambda engine: engine.unload())
 
     async def sleep(self, name: str, level: int) -> None:
         """Put every engine of a model to sleep that can; level 1 keeps the weights in memory.
 
-        Raises Conflict if none can, and EngineUnavailable if one failed.
+        Streams go on at an engine that cannot, if there is one; otherwise they finish first. Raises
+        Conflict if none can, and EngineUnavailable if one failed.
         """
         able = self._find_capable(name, "sleep", lambda has: has.can_sleep)
-        await self._each(able, lambda engine: engine.sleep(level))
+        async with self._moving_streams(name, able, "it is put to sleep"):
+            await self._each(able, lambda engine: engine.sleep(level))
 
     async def restart(self, engine: str) -> None:
-        """Stop an engine and start it. Requests in flight on it are aborted.
+        """Stop an engine and start it.
+
+        Streams that can be continued go on at another engine or after the restart; other requests
+        in flight on it are aborted.
 
         Raises RouteNotFound, Conflict for a remote engine, and EngineUnavailable.
         """
         _, replica = self._catalogue.find_replica(engine)
         if not replica.engine.capabilities.managed:
             raise errors.Conflict(f"engine {engine} is remote: it is started where it runs")
+        # The engine refuses requests from the first step of `stop` on, before a stream chooses.
+        move_streams(replica, "it is restarted")
         await replica.engine.stop(STOP_GRACE_S)
         await self._each((replica,), _bring_up)
 
@@ -93,6 +105,24 @@ class ModelOperations:
             kind = replica.engine.kind.replace("_", " ")
             raise errors.Conflict(f"engine {engine} is {kind} and has no log of its own")
         return LogFollower(self._run_dir / engine / "engine.log")
+
+    @asynccontextmanager
+    async def _moving_streams(
+        self, name: str, leaving: Sequence[Replica], why: str
+    ) -> AsyncIterator[None]:
+        """Move the streams of engines to the model's other engines while the body runs."""
+        model = self._catalogue.resolve(name)
+
+        def can_move(replica: Replica) -> bool:
+            replicas = self._catalogue.current(model).replicas
+            others = (other for other in replicas if other not in leaving)
+            return is_refusing(replica) and has_alternative(replica, others)
+
+        async with AsyncExitStack() as stack:
+            for replica in leaving:
+                moving = moving_streams(replica, partial(can_move, replica), why)
+                await stack.enter_async_context(moving)
+            yield
 
     def _find_capable(
         self, name: str, verb: str, capable: Callable[[EngineCapabilities], bool]

@@ -6,7 +6,7 @@ start is rolled back to its old engines and settings; the others are not affecte
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.auth import Authenticator
@@ -190,35 +190,44 @@ class Applier:
         """Unload an on-demand model, change its engines, and load it again if it was loaded."""
         loader, name = self._services.loader, change.new.name
         was_loaded = any(one.engine.state not in IDLE_STATES for one in deployment.engines)
-        try:
-            await loader.unload(name)
-        except GatewayError as error:  # the gateway is shutting down
-            return error.message
-        if (fault := await self._swap(deployment, change.plan, change.new)) is not None:
-            return fault
+        with self._held(deployment):
+            try:
+                async with self.fleet.moving_to_successors(deployment, change.plan):
+                    await loader.unload(name)
+            except GatewayError as error:  # the gateway is shutting down
+                return error.message
+            if (fault := await self._swap(deployment, change.plan, change.new)) is not None:
+                return fault
         if not was_loaded or change.new.load == "eager":
             return None
         try:
             await loader.load(name)
         except GatewayError as error:
-            await self._swap(deployment, plan(deployment.slots, change.old), change.old)
+            with self._held(deployment):
+                await self._swap(deployment, plan(deployment.slots, change.old), change.old)
             return error.message
         return None
+
+    @contextlib.contextmanager
+    def _held(self, deployment: ModelDeployment) -> Iterator[None]:
+        """Have requests for a model wait, and nothing load it, until its engines are replaced."""
+        self._rebuilding.add(deployment.name)
+        self._publish()
+        try:
+            yield
+        finally:
+            self._rebuilding.discard(deployment.name)
+            self._publish()
 
     async def _swap(
         self, deployment: ModelDeployment, plan: Plan, model: ModelSettings
     ) -> str | None:
         """Change the engines of an unloaded model; return what failed."""
-        self._rebuilding.add(deployment.name)
-        self._publish()
         eager = model.load == "eager"
         try:
             await self.fleet.change(deployment, plan, self._terms(start=eager, wake=eager))
         except NotStarted as error:
             return str(error)
-        finally:
-            self._rebuilding.discard(deployment.name)
-            self._publish()
         return None
 
     async def _add(self, addition: Addition) -> str | None:
@@ -257,7 +266,7 @@ class Applier:
         """Give the catalogue and the on-demand loader the present engines."""
         deployments = self.deployments.values()
         self._services.catalogue.replace([one.model() for one in deployments])
-        models = (one.on_demand() for one in deployments if one.name not in self._rebuilding)
+        models = (one.on_demand(held=one.name in self._rebuilding) for one in deployments)
         self._services.loader.replace([model for model in models if model is not None])
 
     def _reorder(self, new: Settings) -> None:

@@ -65,7 +65,12 @@ class OnDemandLoader(ModelLoads):
         return Forecast(in_s, cold=state.wanted_since is None)
 
     async def lease(
-        self, name: str, *, yields: Callable[[], bool] | None = None, bound_s: float = inf
+        self,
+        name: str,
+        *,
+        yields: Callable[[], bool] | None = None,
+        bound_s: float = inf,
+        resumed: bool = False,
     ) -> ModelLease:
         """Return a lease on a model once it is loaded; await it in the `with` that ends it.
 
@@ -73,6 +78,8 @@ class OnDemandLoader(ModelLoads):
         when `yields` returns True, since another model serves it; the load continues. Raises
         EngineOverloaded if the wait is or would be too long or too many requests wait, and
         EngineUnavailable if the model cannot be loaded.
+
+        A `resumed` request was interrupted: it waits for `bound_s`, however many others wait.
         """
         state = self._states.get(name)
         if state is None:
@@ -82,6 +89,8 @@ class OnDemandLoader(ModelLoads):
             return ModelLease(partial(self._release, state), None)
         settings = state.model.settings
         self._request_load(state)
+        if resumed:
+            return await self._wait(state, bound_s)
         if not state.available:
             if yields is not None and yields():
                 raise self._served_elsewhere(state)
@@ -136,7 +145,7 @@ class OnDemandLoader(ModelLoads):
             state.answer(None)
         timeout: asyncio.TimerHandle | None = None
         if timeout_s < inf:
-            timeout = loop.call_later(timeout_s, self._time_out, name, granted)
+            timeout = loop.call_later(timeout_s, self._time_out, name, granted, timeout_s)
         if yields is not None:
             self._watch_alternatives(name, granted, yields)
         self._metrics.queue_depth.add((name,), 1)
@@ -168,12 +177,11 @@ class OnDemandLoader(ModelLoads):
             change = self.changes.next()
             change.add_done_callback(lambda _: self._watch_alternatives(name, granted, yields))
 
-    def _time_out(self, name: str, granted: LeaseFuture) -> None:
+    def _time_out(self, name: str, granted: LeaseFuture, timeout_s: float) -> None:
         """Refuse a request after its timeout; the model stays wanted."""
         if not granted.done():
             state = self._states[name]  # a removed model has answered its waiting requests
-            bound_s = state.model.settings.load_wait_s
-            granted.set_result(self._overloaded(state, f"was not loaded within {bound_s:g} s"))
+            granted.set_result(self._overloaded(state, f"was not loaded within {timeout_s:g} s"))
             del state.waiting[granted]
 
     def _served_elsewhere(self, state: ModelState) -> EngineUnavailable:

@@ -17,6 +17,11 @@ await in between. LOADING and UNLOADING each belong to one task, and only that t
 LOADED and UNLOADED are left only by the two methods above, which do not await. A lease is granted
 in the step that finds the model LOADED, and a model is unloaded only in a step that finds it
 without a lease, from which on it grants none.
+
+Streams do not hold up a model that gives way to another. Those that can be continued are
+interrupted (`OnDemandModel.move_streams`): their requests return their leases and wait for the next
+load. This is done only if that load is due in time for them (`away_s`), and never for an operator
+or an idle model: nothing waits for their memory.
 """
 
 import asyncio
@@ -33,6 +38,7 @@ from app.residency.policy import (
     ModelSnapshot,
     Residency,
     UnloadReason,
+    away_s,
     decide,
 )
 from app.residency.start_waits import ForecastNotifier
@@ -43,6 +49,8 @@ from engines.restarts import GIVEN_UP
 log = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "the gateway is shutting down; try again"
+# Pause before streams that have begun on a draining model are interrupted as well.
+MOVE_POLL_S = 0.25
 # uvloop's timers have a resolution of one millisecond, and may fire that much too early.
 TIMER_S = 0.002
 
@@ -139,7 +147,7 @@ class ModelLoads:
         if self._closing:
             raise EngineUnavailable(SHUTTING_DOWN)
         died = state.residency is Residency.LOADED and not state.up
-        if died and (wait_s := state.record_fault(now)):
+        if died and not state.restarting and (wait_s := state.record_fault(now)):
             self._stop_dead_engines(state, wait_s)
         if now < state.retry_at:
             raise self._backing_off(state)
@@ -198,7 +206,28 @@ class ModelLoads:
         for name in decision.load:
             self._begin_load(self._states[name])
         self._schedule(decision.decide_at)
+        for name in decision.draining:
+            self._move_streams(self._states[name])
         return decision
+
+    def _move_streams(self, state: ModelState) -> None:
+        """Interrupt the streams of a model that gives way, if they can go on in time."""
+        settings = state.model.settings
+        if state.unload_requested or not settings.continues_streams:
+            return
+        wait_s = away_s(state.snapshot(), self.snapshots(), self._terms)
+        if wait_s is None or wait_s > settings.continuation_wait_s:
+            return
+        moment = self._now() + MOVE_POLL_S
+        if self._timer is None or moment < self._timer.when():
+            self._schedule(moment)
+        if number := state.model.move_streams():
+            name = settings.name
+            log.info(
+                "model %s: %d streams wait for its next load, in %.0f s at the latest",
+                *(name, number, wait_s),
+                extra={"model": name},
+            )
 
     def _schedule(self, moment: float | None) -> None:
         if self._timer is not None:

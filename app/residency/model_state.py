@@ -1,6 +1,7 @@
 """The state of an on-demand model in the loader."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.errors import GatewayError
@@ -11,12 +12,20 @@ from engines.restarts import pause_s
 from engines.spec import ProcessSpec, Restart
 
 
+def _no_streams() -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class OnDemandModel:
     """An on-demand model: its settings and engines."""
 
     settings: ModelSettings
     engines: tuple[Engine, ...]
+    # Interrupts the streams that can go on after its next load; returns their number.
+    move_streams: Callable[[], int] = _no_streams
+    # Its engines are being replaced: requests wait, and nothing is loaded.
+    held: bool = False
 
     @property
     def name(self) -> str:
@@ -60,6 +69,12 @@ class ModelState:
         return any(engine.state is EngineState.READY for engine in self.model.engines)
 
     @property
+    def restarting(self) -> bool:
+        """True while an operator restarts an engine: an engine that died is FAILED instead."""
+        states = (EngineState.STOPPING, EngineState.STOPPED)
+        return any(engine.state in states for engine in self.model.engines)
+
+    @property
     def available(self) -> bool:
         """True if a request may have a lease now."""
         return self.residency is Residency.LOADED and not self.draining and self.up
@@ -99,6 +114,7 @@ class ModelState:
             priority=self.model.settings.keep_priority,
             idle_unload_s=self.model.settings.idle_unload_s,
             unload_requested=self.unload_requested,
+            held=self.model.held,
         )
 
     def record_fault(self, now: float) -> float:

@@ -91,6 +91,7 @@ class ModelSnapshot:
     priority: int = 0
     idle_unload_s: float | None = None
     unload_requested: bool = False  # by an operator
+    held: bool = False  # not loaded for now; requests wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,26 @@ def decide(
 ) -> LoadDecision:
     """Return what to do with `capacity_gib` (inf: unbounded) and at most `slots` loads at once."""
     return _DecisionRound(snapshots, capacity_gib, slots, now, terms).decision()
+
+
+def away_s(
+    victim: ModelSnapshot, snapshots: Iterable[ModelSnapshot], terms: LoadTerms
+) -> float | None:
+    """Return for how long at most a model that is evicted now is not loaded; None: unknown.
+
+    Every model that is wanted before it has its whole turn: a load, and the time for which a model
+    in use stays loaded.
+    """
+    loads = [
+        other.load_s
+        for other in snapshots
+        if other.name != victim.name
+        and (other.residency is Residency.LOADING or other.wanted_since is not None)
+    ]
+    if victim.load_s is None or None in loads:
+        return None
+    turns = sum(load_s + terms.keep(load_s) for load_s in loads if load_s is not None)
+    return max(turns, terms.patience_s) + victim.load_s
 
 
 class _DecisionRound:
@@ -158,7 +179,7 @@ class _DecisionRound:
         wanted = [
             r
             for r in self._models
-            if r.residency is Residency.UNLOADED and r.wanted_since is not None
+            if r.residency is Residency.UNLOADED and r.wanted_since is not None and not r.held
         ]
         for snapshot in sorted(wanted, key=lambda r: (r.wanted_since, r.name)):
             self._place_model(snapshot)

@@ -28,8 +28,8 @@ class Replica:
     streams: set[Movable] = field(default_factory=set)
 
     def move_streams(self) -> int:
-        """Interrupt the streams that can go on elsewhere; return their number."""
-        streams = tuple(self.streams)
+        """Interrupt the streams that can go on elsewhere, each once; return their number."""
+        streams, self.streams = self.streams, set()
         for stream in streams:
             stream.move()
         return len(streams)

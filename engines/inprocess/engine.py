@@ -158,7 +158,9 @@ class InProcessEngine(Engine):
             )
 
     async def send(self, request: EngineRequest) -> ResponseBody:
-        if self._status.state is not EngineState.READY or self._bridge is None:
+        # From the moment of a drain or a stop on, before the task has taken note.
+        leaving = self._drain_requested.is_set() or self._stop_requested.is_set()
+        if leaving or self._status.state is not EngineState.READY or self._bridge is None:
             raise EngineNotReady(f"engine {self._name} is {self._status.state}")
         return await self._bridge.send(request)
 

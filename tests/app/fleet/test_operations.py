@@ -3,15 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app import errors
+from app.fleet.moves import POLL_S
 from app.fleet.operations import ModelOperations
 from app.routing import Catalogue, Model, Replica
-from engines.base import EngineCapabilities, EngineNotReady, EngineState
+from engines.base import EngineCapabilities, EngineFacts, EngineNotReady, EngineState
 from engines.process import ProcessEngine
+from tests.app.fleet.streams import FakeStream
 from tests.app.routing.fakes import FakeEngine
+from tests.waiting import wait_until
 
 READY, STOPPED, FAILED, ASLEEP = (
     EngineState.READY,
@@ -129,6 +133,118 @@ async def test_error_for_an_unknown_name_lists_the_names(make: Make) -> None:
     with pytest.raises(errors.RouteNotFound) as engine:
         operations.open_log("nope")
     assert engine.value.message == "there is no engine 'nope'; there are demo-0, demo-1"
+
+
+class Busy(Engine):
+    """An engine that drains until its test says so, as one with a request in flight."""
+
+    def __init__(self, name: str, version: str = "0.32.0", **attributes: object) -> None:
+        super().__init__(name, READY)
+        self.quiet = asyncio.Event()
+        self.facts = EngineFacts(version=version)
+        for attribute, value in attributes.items():
+            setattr(self, attribute, value)
+
+    async def unload(self) -> None:
+        self.state = EngineState.DRAINING
+        await self.quiet.wait()
+        self.state = STOPPED
+
+    async def sleep(self, level: int) -> None:
+        await self.unload()
+        self.state = ASLEEP
+
+    async def stop(self, grace: float) -> None:
+        self.state = EngineState.STOPPING
+        await self.quiet.wait()
+        self.state = STOPPED
+
+
+REMOTE = EngineCapabilities()
+
+
+class TestMoves:
+    async def test_restart_moves_streams_before_it_stops_the_engine(self, make: Make) -> None:
+        engine = Busy("demo-0")
+        operations = make(engine)
+        [replica] = operations._catalogue.models[0].replicas
+        states: list[EngineState] = []
+        stream = FakeStream(replica, lambda: states.append(engine.state))
+        restarting = asyncio.create_task(operations.restart("demo-0"))
+        await wait_until(lambda: engine.state is EngineState.STOPPING)
+        assert (stream.moves, states) == (1, [READY])
+        engine.quiet.set()
+        await restarting
+        assert engine.state is READY
+        assert stream.moves == 1
+
+    async def test_second_restart_moves_only_what_has_begun_since(self, make: Make) -> None:
+        engine = Busy("demo-0")
+        operations = make(engine)
+        [replica] = operations._catalogue.models[0].replicas
+        first = FakeStream(replica)
+        stops = [asyncio.create_task(operations.restart("demo-0"))]
+        await wait_until(lambda: first.moves)
+        second = FakeStream(replica)  # its request was sent before the stop
+        stops.append(asyncio.create_task(operations.restart("demo-0")))
+        await wait_until(lambda: second.moves)
+        engine.quiet.set()
+        await asyncio.gather(*stops)
+        assert (first.moves, second.moves) == (1, 1)
+
+    @pytest.mark.parametrize("action", ["unload", "sleep"])
+    async def test_streams_move_to_an_engine_that_stays(self, make: Make, action: str) -> None:
+        engine, other = Busy("demo-0"), Busy("demo-1", capabilities=REMOTE)
+        operations = make(engine, other)
+        replica, stays = operations._catalogue.models[0].replicas
+        stream, elsewhere = FakeStream(replica, engine.quiet.set), FakeStream(stays)
+        await _act(operations, action)
+        assert (stream.moves, elsewhere.moves) == (1, 0)
+
+    @pytest.mark.parametrize("action", ["unload", "sleep"])
+    @pytest.mark.parametrize(
+        "others",
+        [
+            (),
+            ({"name": "demo-1"},),  # leaves as well
+            ({"name": "demo-1", "version": "0.33.0", "capabilities": REMOTE},),
+            ({"name": "demo-1", "capabilities": REMOTE, "state": FAILED},),
+        ],
+    )
+    async def test_streams_finish_where_no_other_engine_can_go_on(
+        self, make: Make, action: str, others: tuple[dict[str, Any], ...]
+    ) -> None:
+        engines = [Busy("demo-0"), *(Busy(**fields) for fields in others)]
+        operations = make(*engines)
+        stream = FakeStream(operations._catalogue.models[0].replicas[0])
+        acting = asyncio.create_task(_act(operations, action))
+        await wait_until(lambda: engines[0].state is EngineState.DRAINING)
+        await asyncio.sleep(2.5 * POLL_S)
+        assert stream.moves == 0
+        for engine in engines:
+            engine.quiet.set()
+        await acting
+        assert stream.moves == 0
+
+    async def test_canceled_unload_moves_nothing_more(self, make: Make) -> None:
+        engine, other = Busy("demo-0"), Busy("demo-1", capabilities=REMOTE)
+        operations = make(engine, other)
+        replica, _ = operations._catalogue.models[0].replicas
+        unloading = asyncio.create_task(operations.unload("demo"))
+        await wait_until(lambda: engine.state is EngineState.DRAINING)
+        unloading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await unloading
+        stream = FakeStream(replica)
+        await asyncio.sleep(1.5 * POLL_S)
+        assert stream.moves == 0
+
+
+async def _act(operations: ModelOperations, action: str) -> None:
+    if action == "unload":
+        await operations.unload("demo")
+    else:
+        await operations.sleep("demo", 1)
 
 
 class TestOrders:

@@ -116,6 +116,13 @@ class ModelRequest:
             lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
         return await self.wait("load_wait", lease())
 
+    async def _renew(self, lease: ModelLease, model: Model) -> None:
+        """Release an on-demand model, and wait for its next load. Raises what `wait` raises."""
+        assert model.continuation is not None
+        loader, wait_s = self._services.loader, model.continuation.wait_s
+        again = partial(loader.lease, model.name, bound_s=wait_s, resumed=True)
+        await lease.renew(lambda: self.wait("load_wait", again()))
+
     async def _send(
         self, plan: RequestPlan, model: Model, permit: Permit, lease: ModelLease | None
     ) -> None:
@@ -163,9 +170,7 @@ class ModelRequest:
                 finally:
                     replica.in_flight -= 1
             assert origin is not None
-            renew = (
-                None if lease is None else partial(lease.renew, partial(self._lease, model, None))
-            )
+            renew = None if lease is None else partial(self._renew, lease, model)
             continuation = StreamContinuation(
                 services, request, calls, result, permit=permit, renew_lease=renew, latency=latency
             )

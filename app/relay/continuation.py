@@ -71,6 +71,7 @@ class StreamContinuation:
         self._recording: Recording
         self._fault: EngineError | None = None
         self._interrupted_at = 0.0
+        self._waiting = False  # for the first new bytes
         self._way = Way.NONE
         self._recomputed = 0  # tokens that it computes again
 
@@ -84,6 +85,7 @@ class StreamContinuation:
             while True:
                 deaths += not isinstance(fault, EngineDrained)
                 self._fault, self._interrupted_at = fault, perf_counter()
+                self._waiting = True
                 target = await self._next_target(origin, deaths)
                 origin = Origin.of(target)
                 try:
@@ -105,7 +107,8 @@ class StreamContinuation:
             log.warning("stream not continued: %s", error.message, extra=self._request.log_fields)
             await self._end("refused")
         except asyncio.CancelledError:
-            self._count("disconnected")
+            if self._waiting:
+                self._count("disconnected")
             raise
 
     async def _next_target(self, origin: Origin, deaths: int) -> Replica:
@@ -212,7 +215,7 @@ class StreamContinuation:
 
     def _note_resumed(self) -> None:
         """Count a continuation; called at its first new bytes."""
-        request = self._request
+        request, self._waiting = self._request, False
         request.continued += 1
         request.recomputed_tokens += self._recomputed
         gap_s = perf_counter() - self._interrupted_at

@@ -99,26 +99,32 @@ class SentText:
         self._size = 0
 
     def _read_events(self, events: list[bytes]) -> None:
-        """Record events; those that match the same template in a row are decoded together."""
-        current: TextTemplate | None = None
-        bodies: list[bytes] = []
+        """Record events; bodies of one template are decoded together, in their channel's order."""
+        waiting: dict[Channel, tuple[TextTemplate, list[bytes]]] = {}
         for event in events:
-            if current is not None and (body := current.text_body(event)) is not None:
-                bodies.append(body)
-                continue
-            if current is not None:
-                self._record_text(current.part, decode_body(bodies))
-                current = None
             for template in self._templates.values():
                 if (body := template.text_body(event)) is not None:
-                    current, bodies = template, [body]
                     break
             else:
+                self._record_bodies(waiting)
                 self._read_event(event)
-        if current is not None:
-            self._record_text(current.part, decode_body(bodies))
+                continue
+            channel = template.part.channel
+            before = waiting.get(channel)
+            if before is not None and before[0] is template:
+                before[1].append(body)
+                continue
+            if before is not None:
+                self._record_text(before[0].part, decode_body(before[1]))
+            waiting[channel] = template, [body]
+        self._record_bodies(waiting)
         if self.dialect.numbered:
             self._last = next((e for e in reversed(events) if read_data(e)), self._last)
+
+    def _record_bodies(self, waiting: dict[Channel, tuple[TextTemplate, list[bytes]]]) -> None:
+        for template, bodies in waiting.values():
+            self._record_text(template.part, decode_body(bodies))
+        waiting.clear()
 
     def _read_event(self, event: bytes) -> None:
         data = read_data(event)

@@ -8,7 +8,7 @@ from app.continuation.eligibility import Ways
 from app.continuation.replay import Splice
 from app.continuation.sent_text import SentText
 from app.continuation.token_ids import without_token_ids
-from app.continuation.verification import Verification
+from app.continuation.verification import Diverged, Verification
 
 # Bytes that are kept of a token's text, more than it usually has.
 TOKEN_BYTES = 8
@@ -65,6 +65,11 @@ class Recording:
         if self.sent is not None and events:
             self.sent.add(events)
         return events
+
+    def check_end(self) -> None:
+        """Raise Diverged if a repeated answer ends before it has caught up."""
+        if isinstance(self._filter, Verification) and not self._filter.caught_up:
+            raise Diverged("the answer ended before it had caught up")
 
     def _pass_continued(self, seam: Splice | Verification, events: bytes) -> bytes:
         events = seam.pass_on(events)

@@ -71,7 +71,8 @@ class StreamContinuation:
         self._recording: Recording
         self._fault: EngineError | None = None
         self._interrupted_at = 0.0
-        self._waiting = False  # for the first new bytes
+        self._wait_until = 0.0  # in the loop's time
+        self._comments: KeepAlive | None = None  # until the first new bytes
         self._way = Way.NONE
         self._recomputed = 0  # tokens that it computes again
 
@@ -80,59 +81,76 @@ class StreamContinuation:
 
         Raises Truncated, after an error event, where it cannot go on, and what `forward` raises.
         """
-        fault, self._recording = interrupted.fault, interrupted.recording
+        self._recording = interrupted.recording
+        lost: tuple[EngineError, Origin] | None = (interrupted.fault, origin)
         try:
-            while True:
+            while lost is not None:
+                fault, origin = lost
                 deaths += not isinstance(fault, EngineDrained)
-                self._fault, self._interrupted_at = fault, perf_counter()
-                self._waiting = True
-                target = await self._next_target(origin, deaths)
-                origin = Origin.of(target)
-                try:
-                    await self._send(target)
-                except Interrupted as again:
-                    fault = again.fault
-                except EngineNotReady:
-                    continue  # nothing was sent: the same interruption
-                except EngineError as error:
-                    fault = error
-                else:
-                    return
-        except _Lost as lost:
-            await self._end(str(lost))
-        except (Diverged, NotReplayed) as lost:
-            log.warning("stream not continued: %s", lost, extra=self._request.log_fields)
-            await self._end("diverged" if isinstance(lost, Diverged) else "refused")
+                self._begin(fault)
+                lost = await self._go_on(origin, deaths)
+        except _Lost as reason:
+            await self._end(str(reason))
+        except (Diverged, NotReplayed) as error:
+            log.warning("stream not continued: %s", error, extra=self._request.log_fields)
+            await self._end("diverged" if isinstance(error, Diverged) else "refused")
         except GatewayError as error:  # an answer that is not fit for a client
             log.warning("stream not continued: %s", error.message, extra=self._request.log_fields)
             await self._end("refused")
         except asyncio.CancelledError:
-            if self._waiting:
+            if self._comments is not None:  # before the first new bytes
                 self._count("disconnected")
             raise
+        finally:
+            self._stop_comments()
 
-    async def _next_target(self, origin: Origin, deaths: int) -> Replica:
-        """Return the engine at which the stream goes on, once there is one. Raises _Lost."""
+    def _begin(self, fault: EngineError) -> None:
+        """Begin a continuation: note the fault and the time, and keep the client's connection."""
+        self._fault, self._interrupted_at = fault, perf_counter()
+        terms = self._model.continuation
+        assert terms is not None
+        self._wait_until = asyncio.get_running_loop().time() + terms.wait_s
+        if self._comments is None:
+            # To the first new bytes: comparing a repeated answer may take minutes as well.
+            seconds = self._services.bounds.keepalive_s or KEEPALIVE_S
+            self._comments = KeepAlive(self._request.exchange, seconds)
+
+    async def _go_on(self, origin: Origin, deaths: int) -> tuple[EngineError, Origin] | None:
+        """Send the stream to the next engine; return None at its end, or where it was lost again.
+
+        Raises _Lost.
+        """
         if deaths >= MAX_DEATHS:
             raise _Lost("died_again")
+        while True:
+            target = await self._next_target(origin)
+            at = Origin.of(target)
+            try:
+                await self._send(target)
+            except Interrupted as again:
+                return again.fault, at
+            except EngineNotReady:
+                await asyncio.sleep(RETRY_S)  # nothing was sent: the same interruption
+            except EngineError as error:
+                return error, at
+            else:
+                return None
+
+    async def _next_target(self, origin: Origin) -> Replica:
+        """Return the engine at which the stream goes on, once there is one. Raises _Lost."""
         begun = bool(self._result.events)
         self._way, reason = self._recording.choose_way(begun=begun)
         if self._way is Way.NONE:
             raise _Lost(reason)
         self._permit.suspend()
-        bounds, terms = self._services.bounds, self._model.continuation
-        assert terms is not None
-        keep_alive = KeepAlive(self._request.exchange, bounds.keepalive_s or KEEPALIVE_S)
         try:
-            async with asyncio.timeout(terms.wait_s):
+            async with asyncio.timeout_at(self._wait_until):
                 target = await self._wait_for_target(origin)
                 await self._permit.resume()
                 # Another may have become the better one meanwhile; this one may have gone.
                 return self._choose(origin) or target
         except TimeoutError:
             raise _Lost("no_replica") from None
-        finally:
-            keep_alive.stop()
 
     async def _wait_for_target(self, origin: Origin) -> Replica:
         """Return an engine that can go on, as soon as there is one. Raises _Lost."""
@@ -184,7 +202,6 @@ class StreamContinuation:
     async def _check_status(self, status: int) -> None:
         """Raise where an engine refuses the continuation."""
         if status in _BUSY:
-            await asyncio.sleep(RETRY_S)
             raise EngineNotReady(f"the engine answered {status}")
         if status != 200:
             log.warning("stream not continued: status %d", status, extra=self._request.log_fields)
@@ -215,12 +232,18 @@ class StreamContinuation:
 
     def _note_resumed(self) -> None:
         """Count a continuation; called at its first new bytes."""
-        request, self._waiting = self._request, False
+        request = self._request
+        self._stop_comments()
         request.continued += 1
         request.recomputed_tokens += self._recomputed
         gap_s = perf_counter() - self._interrupted_at
         self._services.metrics.continuation_gap.observe((self._model.name,), gap_s)
         self._count("continued")
+
+    def _stop_comments(self) -> None:
+        if self._comments is not None:
+            self._comments.stop()
+            self._comments = None
 
     def _count(self, outcome: str) -> None:
         self._services.metrics.continuations.add((self._model.name, self._way, outcome))

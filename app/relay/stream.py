@@ -64,6 +64,8 @@ class EventStream:
             if rest:
                 await exchange.send_body(rest, more=True)
             raise EngineDied(ENGINE_DEAD_REASON)
+        if self._recording is not None:
+            self._recording.check_end()
         await exchange.send_body(rest + self._meter.flush(), more=False)
 
     def deliver(self, data: bytes) -> bool:

@@ -1,7 +1,7 @@
 """The results of a continuation run, per kind of stream. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.continuation_answers import Outcome, Verdict
@@ -105,7 +105,7 @@ def _row(kind: str, run: Continuation) -> list[str]:
     other = [one for one in run.ended if one.kind == kind and not one.hit]
     counts = Counter(one.verdict.outcome for one in hit)
     others = Counter(one.verdict.outcome for one in other)
-    gaps = [one.gap_s for one in hit if one.verdict.outcome is Outcome.EQUAL]
+    gaps = [one.gap_s for one in _moved(hit, run.ledger)]
     return [
         kind,
         number(len(hit), 0),
@@ -117,6 +117,15 @@ def _row(kind: str, run: Continuation) -> list[str]:
         number(others[Outcome.EQUAL], 0),
         number(others[Outcome.WRONG], 0),
     ]
+
+
+def _moved(hit: Sequence[Ended], ledger: Mapping[str, Row] | None) -> Sequence[Ended]:
+    """Return the equal ones that were continued, or all equal ones if no access line says."""
+    equal = [one for one in hit if one.verdict.outcome is Outcome.EQUAL]
+    rows = {one.request_id: (ledger or {}).get(one.request_id) for one in equal}
+    if all(row is None or row.continued is None for row in rows.values()):
+        return equal
+    return [one for one in equal if (row := rows[one.request_id]) is not None and row.continued]
 
 
 def _continued(hit: Iterable[Ended], ledger: Mapping[str, Row] | None) -> str:
@@ -149,10 +158,11 @@ def _note(run: Continuation) -> str:
     recovery = percentile(run.recoveries_s, 0.5)
     parts = [
         f"{number(run.minutes, 1)} minutes, seed {run.seed}, {run.rounds} rounds, real vLLM on the "
-        "demo model. Hit: streams that had begun at the engine that the round hit. Equal: the same "
+        "demo model. Hit: streams that had begun at the engine that the round killed, or that were "
+        "open during the reload or the eviction. Equal: the same "
         "text, calls, finish and usage as undisturbed; of sampled answers the number of tokens. "
         "An answer whose end was on its way when the engine died is equal and not continued. "
-        "Gap: the longest time between two events of a stream, of those that are equal. Ledger "
+        "Gap: the longest time between two events of a stream that was continued. Ledger "
         "equal: one row, with the usage that the client was told.",
         f"Everything READY again after {number(recovery, 1)} s (median).",
     ]

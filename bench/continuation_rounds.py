@@ -10,7 +10,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.continuation_answers import Answer, Outcome, Verdict, judge
@@ -29,6 +29,8 @@ MORE_EVENTS = 40
 # Undisturbed streams of each request at once, all of which have to be equal.
 COPIES = 3
 POLL_S = 0.01
+# New streams begin for so long while a reload or an eviction is under way.
+LOAD_S = 90.0
 # Bytes of a refusal that are reported.
 SHOWN = 120
 
@@ -37,11 +39,15 @@ Place = tuple[str, int]  # a kind's name, and the number of a request of it
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a round does. `engine`: only streams at it are hit; None: all that have begun."""
+    """What a round does.
 
-    strike: Callable[[], None]
+    `strike` returns None when it is done at once; otherwise new streams begin until its task is
+    done, and all that are open meanwhile are hit. `engine`: only streams at it are hit.
+    """
+
+    strike: Callable[[], asyncio.Task[object] | None]
     engine: str | None = None
-    done: Callable[[], Awaitable[None]] | None = None
+    after: Callable[[], object] | None = None  # called in a thread once the streams have ended
 
 
 class Rounds:
@@ -122,11 +128,15 @@ class Rounds:
         self._dice.shuffle(places)
         workers = [asyncio.create_task(self._work(kind)) for kind in places]
         await self._until_begun()
-        at = await self._strike(hit)
+        at, task = await self._strike(hit)
+        if task is not None:
+            await asyncio.wait({task}, timeout=LOAD_S)
         self._stopped = True
         await asyncio.gather(*workers)
-        if hit.done is not None:
-            await hit.done()
+        if task is not None:
+            await task
+        if hit.after is not None:
+            await asyncio.to_thread(hit.after)
         quiet_s = clock() - at
         self._run.recoveries_s.append(quiet_s + await asyncio.to_thread(await_ready, self._target))
         self._run.rounds += 1
@@ -148,14 +158,16 @@ class Rounds:
             if sum(bool(one.events) for one in self._began) >= BEGUN * self._workers:
                 return
 
-    async def _strike(self, hit: Hit) -> float:
-        """Strike when a random stream has got a random number of events; return the time."""
+    async def _strike(self, hit: Hit) -> tuple[float, asyncio.Task[object] | None]:
+        """Strike when a random stream has got a random number of events; return when, and the task.
+
+        The task is None if the strike was done at once.
+        """
         clock = asyncio.get_running_loop().time
-        struck: list[float] = []
+        struck: list[tuple[float, asyncio.Task[object] | None]] = []
 
         def strike() -> None:
-            struck.append(clock())
-            hit.strike()
+            struck.append((clock(), hit.strike()))
 
         while not struck:
             open_ones = [one for one in self._began if one.streaming]
@@ -177,8 +189,8 @@ class Rounds:
             answer = stream.answer()
             names = [stream.request_id, *answer.constants.get("id", ())]
             received = stream.received_at(at)
-            struck = bool(received) and stream.ended > at
-            struck = struck and (hit.engine is None or any(name in here for name in names))
+            at_engine = bool(received) and any(name in here for name in names)
+            struck = stream.ended > at and (at_engine or hit.engine is None)
             ended = Ended(
                 kind=stream.kind.name,
                 request_id=stream.request_id,
@@ -230,14 +242,4 @@ def call(work: Callable[[], object], after: Callable[[], object] | None = None) 
 
     It concerns every stream.
     """
-    tasks: list[asyncio.Task[object]] = []
-
-    def strike() -> None:
-        tasks.append(asyncio.create_task(asyncio.to_thread(work)))
-
-    async def done() -> None:
-        await asyncio.gather(*tasks)
-        if after is not None:
-            await asyncio.to_thread(after)
-
-    return Hit(strike, None, done)
+    return Hit(lambda: asyncio.create_task(asyncio.to_thread(work)), None, after)

@@ -34,6 +34,7 @@ DIRECT = "direct"
 GATEWAY = "vllm-gateway"
 WITH_REDIS = "vllm-gateway, limits in Redis"
 WITH_TRACES = "vllm-gateway, traces on"
+CONTINUING = "vllm-gateway, continuation on"
 ROUTER = "vllm-router"
 LITELLM = "litellm"
 BEFORE = "vllm-gateway, before"
@@ -84,6 +85,7 @@ def peers(
         _gateway(GATEWAY, version),
         _gateway(WITH_REDIS, version, redis=True),
         _gateway(WITH_TRACES, version, traces=True),
+        _gateway(CONTINUING, version, continuation="exact"),
     ]
     if before is not None:
         found.append(_gateway(BEFORE, _describe(before), before))
@@ -154,6 +156,7 @@ def _gateway(
     *,
     redis: bool = False,
     traces: bool = False,
+    continuation: str = "off",
 ) -> Peer:
     @contextlib.contextmanager
     def start(engine: str, directory: Path) -> Iterator[Target]:
@@ -162,7 +165,7 @@ def _gateway(
             running, url = stack.enter_context(
                 gateway(
                     home,
-                    in_front_of(engine),
+                    in_front_of(engine, **_continuation(build, continuation)),
                     name=name,
                     build=build,
                     redis_url=stack.enter_context(_redis(home)) if redis else None,
@@ -174,9 +177,14 @@ def _gateway(
     return Peer(name, version, start, build)
 
 
-def in_front_of(engine: str) -> list[dict[str, object]]:
-    """Return the models of a gateway in front of one engine."""
-    return [{"name": MODEL, "engines": [{"kind": "remote", "url": engine}]}]
+def in_front_of(engine: str, **more: object) -> list[dict[str, object]]:
+    """Return the models of a gateway in front of one engine; `more` are settings of the model."""
+    return [{"name": MODEL, "engines": [{"kind": "remote", "url": engine}], **more}]
+
+
+def _continuation(build: Build, value: str) -> dict[str, object]:
+    """Return the setting; an earlier checkout may not know it."""
+    return {"continuation": value} if build == HERE else {}
 
 
 @contextlib.contextmanager

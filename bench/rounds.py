@@ -13,7 +13,7 @@ import msgspec
 
 from bench.children import ROOT
 from bench.load import Load, Result, arguments
-from bench.peers import COPY, KEY, LITELLM, MODEL, WITH_REDIS, WITH_TRACES, Target
+from bench.peers import CONTINUING, COPY, KEY, LITELLM, MODEL, WITH_REDIS, WITH_TRACES, Target
 from bench.samples import Sample
 from bench.seats import Seat
 
@@ -46,8 +46,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def includes(self, target: str, number: int) -> bool:
         """Return whether a target takes part in a round.
 
-        What Redis and traces cost is paid once for a request, so streams have nothing to add.
+        What Redis and traces cost is paid once for a request, so streams have nothing to add; what
+        continuation costs is paid for every chunk.
         """
+        if target == CONTINUING:
+            return self.part == "streams"
         if target in (WITH_REDIS, WITH_TRACES):
             return self.part == "plain"
         if target == LITELLM:

@@ -2,7 +2,8 @@
 
 It answers like `vllm serve` (same routes, same chunk shapes and sizes) but computes no tokens: a
 streamed answer is `max_tokens` events, one every `--itl-ms` (0: all at once), the first of them
-after `--ttft-ms`. Usage is reported when `stream_options.include_usage` asks for it.
+after `--ttft-ms`. Usage is reported when `stream_options.include_usage` asks for it, and token IDs
+when `return_token_ids` does.
 
     python -m bench.stub_engine --port 9001 --itl-ms 20
 """
@@ -11,7 +12,7 @@ import argparse
 import asyncio
 import json
 import time
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import httptools
 import uvloop
@@ -19,7 +20,7 @@ import uvloop
 CHUNK = (
     b'data: {"id":"chatcmpl-ad0d6f8cbe9276fe","object":"chat.completion.chunk",'
     b'"created":1795227950,"model":"%s","choices":[{"index":0,"delta":{"content":" token"},'
-    b'"logprobs":null,"finish_reason":%s,"token_ids":null}]}\n\n'
+    b'"logprobs":null,"finish_reason":%s,"token_ids":%s}]%s}\n\n'
 )
 USAGE = (
     b'data: {"id":"chatcmpl-ad0d6f8cbe9276fe","object":"chat.completion.chunk",'
@@ -38,10 +39,40 @@ METRICS = (
 JSON = b"application/json"
 PROMPT_TOKENS = 20
 DEFAULT_TOKENS = 16
+NO_IDS = b"null"
+TOKEN_IDS = b"[2374]"
+PROMPT_IDS = b"[%s]" % b",".join(b"%d" % (1000 + n) for n in range(PROMPT_TOKENS))
 # A larger body is not parsed: it would stall the stub's streams and look like a stall of the
 # gateway.
 MAX_PARSED_BYTES = 2 * 1024 * 1024
 STREAM_WITHIN = 256  # leading bytes of a larger body that are searched for `stream`
+
+
+class Chunks(NamedTuple):
+    """The events of a stream: the first, those in the middle, the last, and one that is both."""
+
+    first: bytes
+    middle: bytes
+    last: bytes
+    only: bytes
+
+    def at(self, number: int, tokens: int) -> bytes:
+        """Return the event of a token; the first has number 1."""
+        if number == tokens:
+            return self.only if number == 1 else self.last
+        return self.first if number == 1 else self.middle
+
+
+def _chunks(model: bytes, *, asked: bool) -> Chunks:
+    """Return the events of a stream with token IDs, or with null in their place, as vLLM has it."""
+    ids, prompt_ids = (TOKEN_IDS, PROMPT_IDS) if asked else (NO_IDS, NO_IDS)
+    prompt = b',"prompt_token_ids":' + prompt_ids
+    return Chunks(
+        first=CHUNK % (model, b"null", ids, prompt),
+        middle=CHUNK % (model, b"null", ids, b""),
+        last=CHUNK % (model, b'"length"', ids, b""),
+        only=CHUNK % (model, b'"length"', ids, prompt),
+    )
 
 
 class Stub:
@@ -53,8 +84,8 @@ class Stub:
         self.itl_s = itl_s
         self.running = 0
         self.served = 0
-        self.chunk = CHUNK % (model.encode(), b"null")
-        self.last_chunk = CHUNK % (model.encode(), b'"length"')
+        # By whether the request asks for token IDs.
+        self.chunks = {asked: _chunks(model.encode(), asked=asked) for asked in (False, True)}
 
     def usage(self, tokens: int) -> bytes:
         """Return the event that reports usage."""
@@ -182,6 +213,7 @@ class Connection(asyncio.Protocol):
         self._stub.running += 1
         self._active = True
         self._usage = bool((request.get("stream_options") or {}).get("include_usage"))
+        self._chunks = self._stub.chunks[bool(request.get("return_token_ids"))]
         self._sent = 0
         self._transport.write(STREAM_HEAD)
         self._due = self._loop.time() + self._stub.ttft_s
@@ -191,7 +223,7 @@ class Connection(asyncio.Protocol):
         while self._sent < self._tokens:
             self._sent += 1
             last = self._sent == self._tokens
-            self._event(self._stub.last_chunk if last else self._stub.chunk)
+            self._event(self._chunks.at(self._sent, self._tokens))
             if self._stub.itl_s and not last:
                 self._due += self._stub.itl_s
                 self._timer = self._loop.call_at(self._due, self._tick)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.figures import Estimate, estimate
-from bench.peers import DIRECT, GATEWAY, ROUTER, WITH_REDIS
+from bench.peers import CONTINUING, DIRECT, GATEWAY, ROUTER, WITH_REDIS
 from bench.samples import Figure, Samples
 
 # Number of streams for the targets on stalls and memory.
@@ -55,6 +55,9 @@ def goals(samples: Samples) -> Iterator[Goal]:
     for size, bound, aim in ((64, 1.0, 0.9), (512, 1.1, 1.0)):
         chunk = ratio("cpu_us_per_chunk", "streams", size)
         yield Goal(f"CPU per streamed chunk, {size} streams, × {ROUTER}", *chunk, bound, aim=aim)
+    for size in (64, 512):
+        chunk = ratio("cpu_us_per_chunk", "streams", size, CONTINUING, GATEWAY)
+        yield Goal(f"CPU per streamed chunk, {size} streams, continuation on × off", *chunk, 1.15)
     added = samples.ratio_of_added("streams", 64, GATEWAY, ROUTER, DIRECT, "ttft_p99")
     first = added, 64 in samples.sizes("streams")
     yield Goal(f"added TTFT p99, 64 streams, × what {ROUTER} adds", *first, 1.3, aim=1.0)

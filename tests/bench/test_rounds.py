@@ -1,6 +1,16 @@
 import pytest
 
-from bench.peers import BEFORE, COPY, DIRECT, GATEWAY, LITELLM, ROUTER, WITH_REDIS, WITH_TRACES
+from bench.peers import (
+    BEFORE,
+    CONTINUING,
+    COPY,
+    DIRECT,
+    GATEWAY,
+    LITELLM,
+    ROUTER,
+    WITH_REDIS,
+    WITH_TRACES,
+)
 from bench.rounds import PACE_MS, Case, cases, turns
 
 PARTS = ("streams", "plain", "stall")
@@ -41,14 +51,14 @@ def test_stall_streams_run_concurrently() -> None:
     [
         ("streams", 64, {WITH_REDIS, WITH_TRACES}),
         ("streams", 512, {WITH_REDIS, WITH_TRACES, LITELLM}),
-        ("plain", 32, set()),
-        ("stall", 1024, {WITH_REDIS, WITH_TRACES, LITELLM, COPY}),
+        ("plain", 32, {CONTINUING}),
+        ("stall", 1024, {WITH_REDIS, WITH_TRACES, CONTINUING, LITELLM, COPY}),
     ],
 )
 def test_load_skips_targets_without_a_meaningful_result(
     part: str, size: int, left_out: set[str]
 ) -> None:
-    names = {DIRECT, GATEWAY, WITH_REDIS, WITH_TRACES, BEFORE, COPY, ROUTER, LITELLM}
+    names = {DIRECT, GATEWAY, WITH_REDIS, WITH_TRACES, CONTINUING, BEFORE, COPY, ROUTER, LITELLM}
     case = Case(part=part, size=size)
 
     assert {name for name in names if not case.includes(name, 0)} == left_out

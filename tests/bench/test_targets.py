@@ -1,12 +1,12 @@
 import pytest
 
 from bench.figures import Estimate
-from bench.peers import GATEWAY, ROUTER, WITH_REDIS
+from bench.peers import CONTINUING, GATEWAY, ROUTER, WITH_REDIS
 from bench.samples import Sample, Samples
 from bench.targets import Goal, goals, stall_free_streams
 from tests.bench.results import of, result, samples
 
-NAMES = {"ours": GATEWAY, "redis": WITH_REDIS, "router": ROUTER}
+NAMES = {"ours": GATEWAY, "continuing": CONTINUING, "redis": WITH_REDIS, "router": ROUTER}
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,15 @@ def test_every_target_takes_its_figures_from_the_run() -> None:
             direct={"ttft_p99": 1.0},
             ours={"cpu_us_per_chunk": 8.0, "ttft_p99": 4.0},
             router={"cpu_us_per_chunk": 10.0, "ttft_p99": 3.0},
+            continuing={"cpu_us_per_chunk": 8.8},
         ),
-        rounds("streams", 512, ours={"cpu_us_per_chunk": 30.0}, router={"cpu_us_per_chunk": 20.0}),
+        rounds(
+            "streams",
+            512,
+            ours={"cpu_us_per_chunk": 30.0},
+            router={"cpu_us_per_chunk": 20.0},
+            continuing={"cpu_us_per_chunk": 36.0},
+        ),
         rounds("stall", 1024, direct={"stall_free": 1024}, ours={"stall_free": 1024}),
         rounds("memory", 1024, ours={"rss_mib": 104.0, "gc_pause_ms": 7.5}),
         rounds("real", 32, ours={"tokens_per_s": 990.0}, router={"tokens_per_s": 900.0}),
@@ -91,6 +98,8 @@ def test_every_target_takes_its_figures_from_the_run() -> None:
         "CPU per plain request, 32 at a time, × vllm-router": (1.8, 1.3, 1.5, "met"),
         "CPU per streamed chunk, 64 streams, × vllm-router": (1.0, 0.9, 0.8, "met"),
         "CPU per streamed chunk, 512 streams, × vllm-router": (1.1, 1.0, 1.5, "missed"),
+        "CPU per streamed chunk, 64 streams, continuation on × off": (1.15, None, 1.1, "met"),
+        "CPU per streamed chunk, 512 streams, continuation on × off": (1.15, None, 1.2, "missed"),
         "added TTFT p99, 64 streams, × what vllm-router adds": (1.3, 1.0, 1.5, "missed"),
         "stall-free streams of 1,024, where direct has 1,024": (1024, None, 1024, "met"),
         "RSS after plain load, 512 and 1,024 streams": (105, 90, 104.0, "met"),

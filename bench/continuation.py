@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -23,16 +22,11 @@ from rich.console import Console
 
 from bench.children import WORK, StartError, terminated_like_interrupted
 from bench.continuation_kinds import KINDS, kinds
+from bench.continuation_peers import peer_target
 from bench.continuation_report import Continuation, Row, table
-from bench.continuation_rounds import Hit, Rounds, call, kill
-from bench.continuation_target import (
-    EVICTION,
-    RELOAD,
-    SCENARIOS,
-    GatewayTarget,
-    Target,
-    gateway_target,
-)
+from bench.continuation_rounds import Rounds
+from bench.continuation_target import SCENARIOS, TWO_ENGINES, Target, gateway_target
+from bench.peers import GATEWAY, PROXIES
 from bench.real import make_model
 from bench.report import replace_section
 from bench.rounds import Say
@@ -54,7 +48,8 @@ def main() -> None:
         took = time.monotonic() - started
         console.print(f"{took:6.1f} s  {text}", soft_wrap=True, highlight=False, markup=False)
 
-    run = Continuation(SCENARIOS[options.scenario], "vllm-gateway", options.minutes, options.seed)
+    target_name = options.peer or GATEWAY
+    run = Continuation(SCENARIOS[options.scenario], target_name, options.minutes, options.seed)
     try:
         with terminated_like_interrupted():
             make_model()
@@ -85,6 +80,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--scenario", choices=SCENARIOS, default="two-engines")
     parser.add_argument(
+        "--peer", choices=PROXIES, help="this proxy in place of the gateway, with two engines"
+    )
+    parser.add_argument(
         "--streams", type=int, default=STREAMS, help="streams of each kind to be hit"
     )
     parser.add_argument("--minutes", type=float, default=30.0, help="no round begins after them")
@@ -96,21 +94,27 @@ def _options() -> argparse.Namespace:
         choices=[kind.name for kind in KINDS],
         help="only this kind of stream; repeatable",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.peer is not None and SCENARIOS[options.scenario] != TWO_ENGINES:
+        parser.error("--peer has the scenario two-engines only")
+    return options
 
 
 @contextlib.contextmanager
-def _target(options: argparse.Namespace, run: Continuation) -> Iterator[GatewayTarget]:
+def _target(options: argparse.Namespace, run: Continuation) -> Iterator[Target]:
+    """Run what is to be hit."""
+    if options.peer is not None:
+        with peer_target(options.peer) as peer:
+            yield peer
+        return
     with (
         tempfile.TemporaryDirectory(prefix="continuation-") as directory,
-        gateway_target(run.scenario, Path(directory)) as target,
+        gateway_target(run.scenario, Path(directory)) as gateway,
     ):
-        yield target
+        yield gateway
 
 
-async def _play(
-    options: argparse.Namespace, run: Continuation, target: GatewayTarget, say: Say
-) -> None:
+async def _play(options: argparse.Namespace, run: Continuation, target: Target, say: Say) -> None:
     """Record the undisturbed answers, then play rounds until enough streams were hit."""
     rounds = Rounds(
         run,
@@ -123,17 +127,7 @@ async def _play(
     await rounds.record()
     deadline = time.monotonic() + options.minutes * 60
     while rounds.missing and time.monotonic() < deadline:
-        await rounds.play(_hit(run, target))
-
-
-def _hit(run: Continuation, target: GatewayTarget) -> Hit:
-    """Return what the next round does. Raises StartError."""
-    if run.scenario == RELOAD:
-        return call(partial(target.reload, run.rounds))
-    if run.scenario == EVICTION:
-        return call(target.evict, target.load)
-    engines = target.engines()
-    return kill(target, engines[run.rounds % len(engines)])
+        await rounds.play(target.hit(run.rounds))
 
 
 def _ledger(target: Target, run: Continuation) -> dict[str, Row] | None:

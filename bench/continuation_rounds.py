@@ -8,16 +8,14 @@ ones end as they may. Then every engine has to serve again.
 import asyncio
 import os
 import random
-import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from bench.continuation_answers import Answer, Outcome, Verdict, judge
 from bench.continuation_client import Ending, Stream, Watch
 from bench.continuation_kinds import Kind
 from bench.continuation_report import Continuation, Ended
-from bench.continuation_target import MODEL, Target, await_ready
+from bench.continuation_target import MODEL, Hit, Target, await_ready
 from bench.peers import KEY
 from bench.rounds import Say
 
@@ -35,19 +33,6 @@ LOAD_S = 90.0
 SHOWN = 120
 
 Place = tuple[str, int]  # a kind's name, and the number of a request of it
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """What a round does.
-
-    `strike` returns None when it is done at once; otherwise new streams begin until its task is
-    done, and all that are open meanwhile are hit. `engine`: only streams at it are hit.
-    """
-
-    strike: Callable[[], asyncio.Task[object] | None]
-    engine: str | None = None
-    after: Callable[[], object] | None = None  # called in a thread once the streams have ended
 
 
 class Rounds:
@@ -229,17 +214,3 @@ def _verdict(stream: Stream, expected: Answer) -> Verdict:
     if stream.ending is Ending.LATE or (stream.ending is Ending.CUT and not answer.errors):
         return Verdict(Outcome.WRONG, str(stream.ending))
     return judge(answer, expected, stream.kind.tokens)
-
-
-def kill(target: Target, engine: str) -> Hit:
-    """Return the hit that kills an engine's EngineCore. Raises StartError."""
-    pid = target.core(engine)
-    return Hit(lambda: os.kill(pid, signal.SIGKILL), engine)
-
-
-def call(work: Callable[[], object], after: Callable[[], object] | None = None) -> Hit:
-    """Return a hit that calls the gateway in a thread; `after` is called when streams have ended.
-
-    It concerns every stream.
-    """
-    return Hit(lambda: asyncio.create_task(asyncio.to_thread(work)), None, after)

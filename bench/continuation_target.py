@@ -1,5 +1,6 @@
 """What the continuation run disturbs: a gateway and its engines, and where their traces are."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,7 +10,9 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,8 +51,23 @@ SCENARIOS = {
     "eviction": EVICTION,
     "gateway-off": OFF,
 }
-# An id of ours, and one that vLLM makes for a response, in the line of a request that arrived.
-_ARRIVED = re.compile(rb"Received request \S*?(ct-[0-9a-f]+-\d+|resp_[0-9a-f]+)")
+# An id of ours, or one that vLLM makes, in the line of a request that arrived.
+_ARRIVED = re.compile(
+    rb"Received request \S*?(ct-[0-9a-f]+-\d+|resp_[0-9a-f]+|(?:chatcmpl|cmpl)-[0-9a-f]{16,32})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a round does.
+
+    `strike` returns None when it is done at once; otherwise new streams begin until its task is
+    done, and all that are open meanwhile are hit. `engine`: only streams at it are hit.
+    """
+
+    strike: Callable[[], asyncio.Task[object] | None]
+    engine: str | None = None
+    after: Callable[[], object] | None = None  # called in a thread once the streams have ended
 
 
 class Target(Protocol):
@@ -62,12 +80,12 @@ class Target(Protocol):
         """Return whether every engine serves; what has ended may be started again here."""
         ...
 
-    def engines(self) -> list[str]:
-        """Return the engines' names."""
+    def hit(self, number: int) -> Hit:
+        """Return what a round does, by its number. Raises StartError."""
         ...
 
-    def core(self, engine: str) -> int:
-        """Return the pid of an engine's EngineCore. Raises StartError."""
+    def engines(self) -> list[str]:
+        """Return the engines' names."""
         ...
 
     def arrived(self, engine: str) -> Counter[str]:
@@ -77,6 +95,19 @@ class Target(Protocol):
     def ledger(self) -> dict[str, Row] | None:
         """Return the ledger's rows by request ID; None: there is no ledger."""
         ...
+
+
+def kill(core: int, engine: str) -> Hit:
+    """Return the hit that kills an engine's EngineCore, by its pid."""
+    return Hit(lambda: os.kill(core, signal.SIGKILL), engine)
+
+
+def call(work: Callable[[], object], after: Callable[[], object] | None = None) -> Hit:
+    """Return a hit that calls the gateway in a thread; `after` is called when streams have ended.
+
+    It concerns every stream.
+    """
+    return Hit(lambda: asyncio.create_task(asyncio.to_thread(work)), None, after)
 
 
 def engine_spec(**more: object) -> dict[str, object]:
@@ -115,7 +146,7 @@ class GatewayTarget:
         self._run_dir = directory / "run"
         self._config = directory / "gateway.yaml"
         self._database = directory / "gateway.db"
-        self._eager = scenario != EVICTION
+        self._scenario = scenario
         self._admin = httpx.Client(
             base_url=f"http://127.0.0.1:{port}",
             headers={"authorization": f"Bearer {ADMIN_KEY}"},
@@ -127,15 +158,24 @@ class GatewayTarget:
         """Return whether every engine is READY; of models on demand, that of the demo."""
         if self._child.ended:
             raise StartError("the gateway ended; see .bench/log/")
-        rows = [row for row in self._rows() if self._eager or row["model"] == MODEL]
+        rows = [row for row in self._rows() if self._scenario != EVICTION or row["model"] == MODEL]
         return bool(rows) and all(row["state"] == "ready" for row in rows)
 
     def engines(self) -> list[str]:
         """Return the names of the demo's engines."""
         return [str(row["name"]) for row in self._rows() if row["model"] == MODEL]
 
-    def core(self, engine: str) -> int:
-        """Return the pid of an engine's EngineCore. Raises StartError."""
+    def hit(self, number: int) -> Hit:
+        """Return what a round of the scenario does. Raises StartError."""
+        if self._scenario == RELOAD:
+            return call(partial(self.reload, number))
+        if self._scenario == EVICTION:
+            return call(self.evict, self.load)
+        engines = self.engines()
+        engine = engines[number % len(engines)]
+        return kill(self._core(engine), engine)
+
+    def _core(self, engine: str) -> int:
         pids = [row["pid"] for row in self._rows() if row["name"] == engine]
         if not pids or pids[0] is None:
             raise StartError(f"{engine} has no process")

@@ -12,10 +12,11 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 import yaml
@@ -52,6 +53,14 @@ class Build:
 
 
 HERE = Build()
+
+
+class Proxy(Protocol):
+    """Runs a proxy in front of engines that serve a model, by their URLs."""
+
+    def __call__(
+        self, engines: Sequence[str], directory: Path, model: str = MODEL
+    ) -> contextlib.AbstractContextManager["Target"]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +100,18 @@ def peers(
         found.append(_gateway(BEFORE, _describe(before), before))
     if copy:
         found.append(_gateway(COPY, version))
-    starts = {ROUTER: _router} | ({LITELLM: _litellm} if litellm else {})
-    for line in REQUIREMENTS.read_text().splitlines():
-        name, _, version = line.partition("==")
-        name = name.partition("[")[0]
-        if name in starts:
-            try:
-                _install(name, line)
-            except StartError as error:
-                say(f"{name} is left out: {error}")
-            else:
-                found.append(Peer(name, version, starts[name]))
+    for name in (ROUTER, LITELLM) if litellm else (ROUTER,):
+        try:
+            version = install(name)
+        except StartError as error:
+            say(f"{name} is left out: {error}")
+        else:
+            found.append(Peer(name, version, _alone(PROXIES[name])))
     return found
+
+
+def _alone(proxy: Proxy) -> Callable[[str, Path], contextlib.AbstractContextManager[Target]]:
+    return lambda engine, directory: proxy([engine], directory)
 
 
 def _describe(build: Build) -> str:
@@ -115,12 +124,14 @@ def _describe(build: Build) -> str:
     return f"{commit}, {python}"
 
 
-def _install(name: str, requirement: str) -> None:
-    """Make .bench/<name>, unless it is there with this requirement. Raises StartError."""
+def install(name: str) -> str:
+    """Make .bench/<name> unless it is there; return the peer's version. Raises StartError."""
+    requirement = next(r for r in REQUIREMENTS.read_text().splitlines() if r.startswith(name))
+    version = requirement.partition("==")[2]
     directory = WORK / name
     stamp = directory / ".requirement"
     if stamp.exists() and stamp.read_text() == requirement:
-        return
+        return version
     try:
         setup = ROOT / "deploy" / "setup.sh"
         uv = _run([setup, "uv"]).strip()
@@ -131,6 +142,7 @@ def _install(name: str, requirement: str) -> None:
         words = getattr(error, "stderr", None) or str(error)
         raise StartError(f"it could not be installed: {' '.join(words.split())[:200]}") from None
     stamp.write_text(requirement)
+    return version
 
 
 def _run(argv: list[str | Path]) -> str:
@@ -270,25 +282,28 @@ def configuration(
 
 
 @contextlib.contextmanager
-def _router(engine: str, directory: Path) -> Iterator[Target]:
+def _router(engines: Sequence[str], directory: Path, model: str = MODEL) -> Iterator[Target]:
     port = free_port()
     argv: list[str | Path] = [
         WORK / ROUTER / "bin" / "vllm-router",
-        *("--worker-urls", engine, "--policy", "round_robin"),
+        *("--worker-urls", *engines, "--policy", "round_robin"),
         *("--port", str(port), "--prometheus-port", str(free_port())),
     ]
     url = f"http://127.0.0.1:{port}"
     with child(ROUTER, argv, cwd=directory) as running:
-        wait_until(lambda: answers(url), running, START_S)
+        wait_until(lambda: answers(url, model), running, START_S)
         yield Target(ROUTER, url, running.pid)
 
 
 @contextlib.contextmanager
-def _litellm(engine: str, directory: Path) -> Iterator[Target]:
+def _litellm(engines: Sequence[str], directory: Path, model: str = MODEL) -> Iterator[Target]:
     port = free_port()
-    upstream = {"model": f"openai/{MODEL}", "api_base": f"{engine}/v1", "api_key": "none"}
+    upstreams = [
+        {"model": f"openai/{model}", "api_base": f"{engine}/v1", "api_key": "none"}
+        for engine in engines
+    ]
     config = {
-        "model_list": [{"model_name": MODEL, "litellm_params": upstream}],
+        "model_list": [{"model_name": model, "litellm_params": one} for one in upstreams],
         "general_settings": {"master_key": KEY},
     }
     file = directory / "litellm.yaml"
@@ -303,8 +318,11 @@ def _litellm(engine: str, directory: Path) -> Iterator[Target]:
     )
     url = f"http://127.0.0.1:{port}"
     with child(LITELLM, argv, cwd=directory, env=env) as running:
-        wait_until(lambda: answers(url), running, 2 * START_S)
+        wait_until(lambda: answers(url, model), running, 2 * START_S)
         yield Target(LITELLM, url, running.pid)
+
+
+PROXIES: Mapping[str, Proxy] = {ROUTER: _router, LITELLM: _litellm}
 
 
 def answers(url: str, model: str = MODEL) -> bool:

@@ -84,6 +84,9 @@ class Application:
     asgi: ASGIApp = field(init=False)
     # FastAPI's routes, from which the OpenAPI document is made.
     routes: Sequence[BaseRoute] = field(init=False)
+    # Connections wait already when the gateway starts: none is accepted before the engines that run
+    # are found.
+    waits_for_engines: bool = False
     # What the metrics' own port serves; None: metrics are on the main port.
     metrics_asgi: ASGIApp | None = None
 
@@ -130,6 +133,8 @@ class Application:
             stack.push_async_callback(self.engines_page.close)
             self.engine_lifecycle.start()
             stack.push_async_callback(self.engine_lifecycle.cancel_start)
+            if self.waits_for_engines:
+                await self.engine_lifecycle.wait_for_running_engines()
             self.loop_lag.start()
             stack.callback(self.loop_lag.stop)
             yield

@@ -63,6 +63,7 @@ from app.fleet import (
     EngineLifecycle,
     EnginesPage,
     ModelOperations,
+    adoptable_engines,
     build_models,
     eager_memory_gib,
     engine_figures,
@@ -134,7 +135,8 @@ def create_app(
     server = settings.server
     run_dir = server.run_dir.absolute()
     builder = Builder(settings, launcher)
-    deployments = build_models(settings, builder, running_engines(run_dir))
+    left_running = running_engines(run_dir)
+    deployments = build_models(settings, builder, left_running)
     catalogue = Catalogue([deployment.model() for deployment in deployments])
     database = Database(settings.state.database_url.get_secret_value())
     salt_secret = SharedSecret(database, SALT_SECRET)
@@ -182,7 +184,12 @@ def create_app(
         in_flight=in_flight,
     )
     engine_lifecycle = EngineLifecycle(
-        catalogue, loader, metrics, run_dir, lambda: reloader.settings.server.keep_engines
+        catalogue,
+        loader,
+        metrics,
+        run_dir,
+        lambda: reloader.settings.server.keep_engines,
+        adoptable_engines(deployments, left_running),
     )
     reloader = Reloader(
         settings,

@@ -64,10 +64,11 @@ def child(
     cwd: Path = ROOT,
     env: Mapping[str, str] | None = None,
     end_s: float = END_S,
+    pass_fds: Sequence[int] = (),
 ) -> Iterator[Child]:
     """Run a command during the body; its output goes to a file of its name.
 
-    It has `end_s` seconds to end after SIGTERM. Raises StartError.
+    It has `end_s` seconds to end after SIGTERM, and inherits `pass_fds`. Raises StartError.
     """
     log = WORK / "log" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +83,7 @@ def child(
                 stderr=subprocess.STDOUT,
                 # Ctrl-C goes to the benchmark alone, which ends its children in order.
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
     except OSError as error:
         raise StartError(f"{name} could not be run: {error.strerror}") from None

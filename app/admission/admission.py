@@ -75,6 +75,7 @@ class Admission:
         self._engine_changes = engine_changes
         self._metrics = metrics
         self._draining = False
+        self._refusing = False
         self._queues: dict[str | None, ModelQueue] = {}
         # Queues of removed models that still have requests in flight.
         self._closing: list[ModelQueue] = []
@@ -141,7 +142,7 @@ class Admission:
         `model` must exist, or is None for a request without one, which never waits. The rest
         decides its turn (`fair_queue.py`); `tokens` estimates prompt plus answer.
 
-        Raises EngineUnavailable while draining, EngineOverloaded if the queue is full or the wait
+        Raises EngineUnavailable after `drain`, EngineOverloaded if the queue is full or the wait
         too long, and ModelNotFound for a model that was removed since it was found. Requests that
         wait already when the gateway begins to drain are served in turn until the drain times out.
         """
@@ -159,16 +160,20 @@ class Admission:
         return Permit(queue, None) if queue.try_acquire() else None
 
     def _find_queue(self, model: str | None) -> ModelQueue:
-        if self._draining:
+        if self._refusing:
             raise EngineUnavailable("the gateway is shutting down; try again")
         try:
             return self._queues[model]
         except KeyError:
             raise ModelNotFound(f"the model {model!r} was removed; see /v1/models") from None
 
-    def drain(self) -> None:
-        """Issue no more permits except to requests that wait for one."""
+    def drain(self, *, refuse: bool = True) -> None:
+        """Begin to drain, and issue no more permits except to requests that wait for one.
+
+        Without `refuse`, requests get permits as before: no connection brings new ones for long.
+        """
         self._draining = True
+        self._refusing = refuse
         self._engine_changes.notify()  # ends waits for the start of an engine
 
     async def wait_until_idle(self, model: str | None = None) -> None:

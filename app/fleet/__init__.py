@@ -17,6 +17,7 @@ from app.fleet.report import Activity, EngineRow, ModelRow, engine_figures, engi
 from app.fleet.slots import Slot, initial_slots
 from app.fleet.startup import (
     EngineLifecycle,
+    adoptable_engines,
     build_models,
     catalogue_of,
     eager_memory_gib,
@@ -34,6 +35,7 @@ __all__ = [
     "ModelOperations",
     "ModelRow",
     "Slot",
+    "adoptable_engines",
     "build_models",
     "catalogue_of",
     "eager_memory_gib",

@@ -6,8 +6,9 @@ the gateway already answers, and stops them, or leaves them to the next gateway.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from app.errors import GatewayError
@@ -26,6 +27,10 @@ from engines.guard.guardian_client import RECORD_FILE, stop_unconfigured
 from engines.process import Origin
 
 log = logging.getLogger(__name__)
+
+# Time for engines that run already to become READY here; it takes a tenth of a second unless one
+# is still loading or does not answer.
+RUNNING_ENGINES_S = 5.0
 
 
 def build_models(
@@ -64,6 +69,22 @@ def eager_memory_gib(catalogue: Catalogue) -> float:
     return sum(engine.memory_gib or 0.0 for engine in engines)
 
 
+def adoptable_engines(
+    deployments: Iterable[ModelDeployment], running: Mapping[str, Origin]
+) -> frozenset[str]:
+    """Return the names of the engines that run as they are configured.
+
+    `running` has the engines that an earlier gateway left, by name.
+    """
+    return frozenset(
+        slot.name
+        for deployment in deployments
+        for slot in deployment.slots
+        if (origin := running.get(slot.name)) is not None
+        if origin.mark == config_hash(deployment.name, slot)
+    )
+
+
 class EngineLifecycle:
     """Starts the engines of a catalogue in the background, and stops them at the end."""
 
@@ -74,8 +95,13 @@ class EngineLifecycle:
         metrics: Metrics,
         run_dir: Path,
         keep_engines: Callable[[], bool],
+        adoptable: Collection[str] = (),
     ) -> None:
-        """`keep_engines`: whether engines outlive this gateway, by the settings in force."""
+        """`keep_engines`: whether engines outlive this gateway, by the settings in force.
+
+        `adoptable` are the names of those that an earlier gateway left.
+        """
+        self._adoptable = adoptable
         self._catalogue = catalogue
         self._loader = loader
         self._metrics = metrics
@@ -98,6 +124,27 @@ class EngineLifecycle:
     def start(self) -> None:
         """Start the engines in the background, so that /health answers meanwhile."""
         self._task = asyncio.create_task(self._start_all(), name="start engines")
+
+    async def wait_for_running_engines(self) -> None:
+        """Return when engines that run already are found, or RUNNING_ENGINES_S later.
+
+        Those are the engines of an earlier gateway and remote ones. A model needs one of them:
+        until then its requests would be refused that a moment later are served.
+        """
+        models = [model for model in self._catalogue.models if not model.on_demand]
+        if self._keep_engines():
+            models = list(self._catalogue.models)
+        running = [
+            [
+                replica.engine
+                for replica in model.replicas
+                if replica.engine.name in self._adoptable or not replica.engine.capabilities.managed
+            ]
+            for model in models
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RUNNING_ENGINES_S):
+                await self._catalogue.changes.wait_for(lambda: all(map(_is_found, running)))
 
     async def cancel_start(self) -> None:
         """Stop starting engines; those that were started go on."""
@@ -163,6 +210,13 @@ class EngineLifecycle:
         except GatewayError as error:
             event = "could not adopt model %s from the previous gateway: %s"
             log.warning(event, model, error, extra={"model": model})
+
+
+def _is_found(engines: Sequence[Engine]) -> bool:
+    """Return whether one of the engines is READY, or none will be soon."""
+    starting = (EngineState.STOPPED, EngineState.STARTING)
+    states = [engine.state for engine in engines]
+    return EngineState.READY in states or not any(state in starting for state in states)
 
 
 def engine_states(catalogue: Catalogue) -> Iterator[tuple[str, str, str]]:

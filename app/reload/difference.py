@@ -27,6 +27,7 @@ from engines.spec import LocalSpec
 APPLIED = frozenset(
     {
         "server.max_body_bytes", "server.sse_keepalive_s", "server.drain_timeout_s",
+        "server.handover_wait_s",
         "limits.default.requests_per_minute",
         "limits.default.tokens_per_minute", "limits.default.concurrent_requests",
         "limits.unstated_output_tokens", "limits.cached_token_weight", "usage.retention_days",

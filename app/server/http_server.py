@@ -25,8 +25,10 @@ MAX_SCRAPERS = 64
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the gateway drains before it stops."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, connection: type[ClientConnection]) -> None:
+        """`connection` is the protocol of this server's connections, and of no other server's."""
         super().__init__(config)
+        self._connection = connection
         # Set once connections are accepted, or the start has failed.
         self.startup_ended = asyncio.Event()
 
@@ -40,10 +42,22 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def stop_listening(self) -> None:
-        """Close the port after `startup_ended`; open connections stay."""
+    def stop_accepting(self) -> None:
+        """Close the port, after `startup_ended`, and each connection once its requests have ended.
+
+        Requests that arrive on them meanwhile are served; `idle` is true when all are closed.
+        """
         for listening in self.servers if self.started else ():
             listening.close()
+        self._connection.finishing = True
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, ClientConnection)
+            connection.finish()
+
+    @property
+    def idle(self) -> bool:
+        """True if no connection is open and no request is handled."""
+        return not self.server_state.connections and not self.server_state.tasks
 
 
 def gateway_server(application: Application) -> HttpServer:
@@ -61,7 +75,8 @@ def gateway_server(application: Application) -> HttpServer:
             status, fault = error.status, error.message
             access.write(RequestRecord(new_id(), NO_ENDPOINT, "-", status, 0.0, fault=fault))
 
-    server = HttpServer(_config(application.asgi, Connection, settings, lifespan="on"))
+    config = _config(application.asgi, Connection, settings, lifespan="on")
+    server = HttpServer(config, Connection)
     connections = server.server_state.connections
     metrics.watch_connections(lambda: len(connections), settings.max_connections)
     return server
@@ -80,7 +95,8 @@ def metrics_server(application: Application) -> HttpServer | None:
         def on_refusal(self, error: GatewayError) -> None:
             """Do nothing: scrapes are not counted."""
 
-    return HttpServer(_config(application.metrics_asgi, Connection, settings, lifespan="off"))
+    config = _config(application.metrics_asgi, Connection, settings, lifespan="off")
+    return HttpServer(config, Connection)
 
 
 def _bounds(settings: ServerSettings, connections: int, per_peer: int) -> ConnectionBounds:

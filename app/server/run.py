@@ -1,4 +1,4 @@
-"""Runs the gateway in this process: ports, signals, reload, drain, and hand-over.
+"""Runs the gateway in this process: ports, signals, reload, and its end.
 
 Above `app.main`, which only builds: what checks a configuration or documents the API builds a
 gateway without a server.
@@ -9,8 +9,7 @@ import gc
 import logging
 import os
 import signal
-import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -23,9 +22,13 @@ from app.errors import Conflict, InvalidConfiguration
 from app.fleet import STOP_GRACE_S
 from app.main import create_app
 from app.server.banner import banner, engine_failures, print_without_waiting, status_line
+from app.server.handover import Predecessor, find_predecessor
 from app.server.http_server import HttpServer, gateway_server, metrics_server
-from app.server.listen import listen, lock_run_dir
+from app.server.listen import lock_run_dir
 from app.server.notify import ServiceManager
+from app.server.passed_sockets import take_sockets
+from app.server.ports import Ports, open_ports
+from app.server.shutdown import Shutdown
 from app.settings import ConfigError, Settings
 from app.telemetry.logs import Output
 
@@ -44,33 +47,36 @@ def serve(
     banner_key: str | None = None,
     source: Callable[[], Settings] | None = None,
     output: Output | None = None,
+    launcher: Sequence[str] | None = None,
 ) -> None:
     """Run the gateway until a signal stops it.
 
     `banner_key` is shown in the ready banner, `source` reads the settings again for a reload,
-    `output` takes the access lines. Raises ConfigError, also when no engine could be started and
-    none may come up later, or when the file of the database cannot be opened; and LauncherMissing.
+    `output` takes the access lines, `launcher` runs vLLM's server (default: see `create_app`).
+    Raises ConfigError, also when no engine could be started and none may come up later, or when the
+    file of the database cannot be opened; and LauncherMissing.
     """
     manager = ServiceManager.take_from(os.environ)
-    check_database(settings)
-    with ExitStack() as exclusive:
-        server, metrics = settings.server, settings.metrics
-        sock = exclusive.enter_context(listen(server.host, server.port))
-        metrics_sock = None
-        if metrics.port is not None:
-            example = "GATEWAY_METRICS__PORT=8002"
-            metrics_sock = exclusive.enter_context(listen(metrics.host, metrics.port, example))
-        exclusive.enter_context(lock_run_dir(server.run_dir))
-        application = create_app(settings, source=source, output=output)
+    passed = take_sockets(os.environ)
+    run_dir = settings.server.run_dir
+    with ExitStack() as stack:
+        # First of all: the previous gateway serves while this one starts.
+        predecessor = None if passed else stack.enter_context(find_predecessor(run_dir))
+        check_database(settings)
+        ports = open_ports(settings, passed, predecessor, stack)
+        lock = stack.enter_context(ExitStack())
+        lock.enter_context(lock_run_dir(run_dir))
+        application = create_app(settings, launcher=launcher, source=source, output=output)
         # Objects created so far stay: the collector need not scan them again (5 % of the CPU here).
         gc.freeze()
         # Requests leave no cycles: a collection every 700 objects took 3 % of the CPU here. One of
         # 10,000 objects takes 2 ms, during which no token is relayed.
         gc.set_threshold(10_000, 20, 100)
-        run = GatewayRun(application, exclusive, manager)
+        application.waits_for_engines = ports.inherited
+        run = GatewayRun(application, ports, lock, manager)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(run.serve(sock, metrics_sock, banner_key))
+                runner.run(run.serve(predecessor, banner_key))
         finally:
             application.access.flush()  # whatever ended the loop
 
@@ -102,25 +108,29 @@ class GatewayRun:
     """One run of a gateway in an event loop, from its first connection to the end of its drain."""
 
     def __init__(
-        self, application: Application, exclusive: ExitStack, manager: ServiceManager | None
+        self,
+        application: Application,
+        ports: Ports,
+        lock: ExitStack,
+        manager: ServiceManager | None,
     ) -> None:
-        """`exclusive` holds what only one gateway can have: ports and run directory."""
+        """`lock` holds the run directory."""
         self._application = application
-        self._exclusive = exclusive
+        self._ports = ports
+        self._lock = lock
         self._manager = manager
         self._server = gateway_server(application)
         self._metrics_server = metrics_server(application)
         self._stopping = asyncio.Event()
         self._reload_asked = asyncio.Event()
 
-    async def serve(
-        self, sock: socket.socket, metrics_sock: socket.socket | None, banner_key: str | None
-    ) -> None:
+    async def serve(self, predecessor: Predecessor | None, banner_key: str | None) -> None:
         """Serve until a signal or a failed start, then drain.
 
         Raises ConfigError when no engine could be started and none may come up later.
         """
         application = self._application
+        sock, metrics_sock = self._ports.main, self._ports.metrics
         self._handle_signals()
         async with AsyncExitStack() as stack:
             # Released last, so that the drain can be watched.
@@ -129,6 +139,8 @@ class GatewayRun:
                 stack.push_async_callback(_exit, self._metrics_server, scraping)
             _start_task(stack, self._reload_when_asked())
             serving = asyncio.create_task(self._server.serve([sock]), name="serve")
+            if predecessor is not None:
+                _start_task(stack, self._confirm(predecessor))
             if self._manager is not None:
                 _start_task(stack, self._report_to(self._manager))
             stop = _start_task(stack, self._stopping.wait())
@@ -158,29 +170,26 @@ class GatewayRun:
         if self._manager is not None:
             within_s = settings.drain_timeout_s + STOP_GRACE_S + CLOSING_S
             self._manager.stopping(f"draining: {status_line(application)}", within_s)
-        if settings.keep_engines:
-            servers = (self._server, self._metrics_server)
-            await hand_over(application, filter(None, servers), self._exclusive)
-        await self._drain()
+        # systemd starts the next gateway only when this one has exited, and a container ends with
+        # its first process.
+        overlaps = self._manager is None and os.getpid() != 1
+        shutdown = Shutdown(
+            application,
+            self._server,
+            self._metrics_server,
+            self._ports,
+            self._lock,
+            overlaps=overlaps,
+        )
+        await shutdown.run()
         await _exit(self._server, serving)
         log.info("stopped")
 
-    async def _drain(self) -> None:
-        """Wait for the requests in flight, up to the drain timeout or a second signal."""
-        application = self._application
-        application.admission.drain()
-        application.loader.drain()
-        timeout_s = application.settings.server.drain_timeout_s
-        idle = asyncio.create_task(application.admission.wait_until_idle())
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not idle.done() and not self._server.should_exit:
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                in_flight = application.admission.in_flight
-                log.warning("%d requests did not end in %g s", in_flight, timeout_s)
-                break
-            await asyncio.wait({idle}, timeout=min(left, 0.1))
-        idle.cancel()
+    async def _confirm(self, predecessor: Predecessor) -> None:
+        """Let the previous gateway close its ports once this one accepts connections."""
+        await self._server.startup_ended.wait()
+        if self._server.started:
+            predecessor.confirm()
 
     # Signals
 
@@ -246,22 +255,6 @@ class GatewayRun:
             else:
                 ready = manager.ready(status_line(self._application))
             await asyncio.sleep(pause_s)
-
-
-async def hand_over(
-    application: Application, servers: Iterable[HttpServer], exclusive: ExitStack
-) -> None:
-    """Free ports, run directory and engines for the next gateway; requests in flight go on here."""
-    application.admission.drain()
-    started = tuple(servers)
-    for server in started:  # before that it has no port to close, and would bind a closed one
-        await server.startup_ended.wait()
-    await application.reloader.stop()
-    await application.engine_lifecycle.release_engines()
-    for server in started:
-        server.stop_listening()
-    exclusive.close()
-    log.info("the port and the engines are free for the next gateway")
 
 
 async def _exit(server: HttpServer, serving: asyncio.Task[None]) -> None:

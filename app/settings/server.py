@@ -103,6 +103,14 @@ class ServerSettings(SpecModel):
         description="Keep engines of kind: process running when the gateway exits or crashes. The "
         "next gateway adopts them instead of loading the models again.",
     )
+    handover_wait_s: float = Field(
+        10.0,
+        ge=0,
+        description="Time that a gateway with keep_engines goes on serving after SIGTERM, in "
+        "seconds, until the next gateway takes over its port and engines. If none comes, it closes "
+        "the port and drains. 0 closes the port at once: for supervisors that start a gateway only "
+        "after the previous one has exited. Not used under systemd.",
+    )
     memory_budget_gib: float | None = Field(
         None,
         gt=0,

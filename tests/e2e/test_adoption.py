@@ -149,7 +149,6 @@ def test_restarted_gateway_takes_over_its_engines_under_load(
         assert stream.began.wait(60)
         asked = time.monotonic()
         old.process.terminate()
-        poll_until(lambda: "free for the next gateway" in old.said(), 10)
         with gateway(config, 2) as new:
             until_ready(new)
             ready = time.monotonic()
@@ -169,12 +168,10 @@ def test_restarted_gateway_takes_over_its_engines_under_load(
             listening = _seconds_between(new.said(), "listening on", "is ready")
             show(
                 f"adoption: pids {pids} unchanged; listening to READY {listening:.3f} s; "
-                f"SIGTERM to ready {ready - asked:.2f} s; {len(load.refused)} requests refused "
-                f"within {max(load.refused, default=asked) - asked:.2f} s of SIGTERM, "
+                f"SIGTERM to ready {ready - asked:.2f} s; {len(load.refused)} requests refused, "
                 f"{len(load.answered)} answered; longest time without an answer {gap:.2f} s"
             )
-            refused_until = max(load.refused, default=asked)
-            assert refused_until <= ready
+            assert not load.refused
             # Without keep_engines nothing outlives the gateway: that is how it all ends here.
             settings = yaml.safe_load(config.read_text())
             settings["server"]["keep_engines"] = False

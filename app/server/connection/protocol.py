@@ -41,6 +41,9 @@ STALL_SLACK_S = 1.0
 # Seconds for which a refused client may go on sending before it is disconnected. Closing at once
 # would reset the connection, and the client might see the reset instead of the response.
 LINGER_S = 2.0
+# Seconds for which a server that closes its connections keeps an idle one: its client may have sent
+# a request that is still on the way.
+LAST_IDLE_S = 1.0
 
 
 class ClientConnection(RequestParser):
@@ -48,6 +51,8 @@ class ClientConnection(RequestParser):
 
     bounds: ClassVar[ConnectionBounds]
     peers: ClassVar[PeerConnections]
+    # The server has stopped accepting: each response announces the end of its connection.
+    finishing: ClassVar[bool] = False
     flow: InputBuffer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,6 +60,7 @@ class ClientConnection(RequestParser):
         self._counted_peer: str | None = None  # the address that this connection is counted under
         self._discarding = False  # whatever the client sends is dropped unparsed
         self._deadline = ReceiveDeadline(self.loop, self._on_expiry)
+        self._idle_s: float = self.timeout_keep_alive  # between two requests
         # Runs while the client leaves more unread than a connection buffers.
         self._stall_timer: asyncio.TimerHandle | None = None
         # The request that is being answered; `cycle` is the last one that was parsed.
@@ -210,7 +216,7 @@ class ClientConnection(RequestParser):
             query=query,
             headers=self.headers,
             version_1_0=version_1_0,
-            keep_alive=not version_1_0 and self.parser.should_keep_alive(),
+            keep_alive=not (version_1_0 or self.finishing) and self.parser.should_keep_alive(),
             expects_continue=self.expect_100_continue,
         )
         self.cycle = exchange  # type: ignore[assignment]
@@ -234,6 +240,8 @@ class ClientConnection(RequestParser):
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
         HttpToolsProtocol.on_headers_complete(self)
+        if self.finishing:
+            self.cycle.keep_alive = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -281,7 +289,7 @@ class ClientConnection(RequestParser):
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
         elif self._phase is IDLE:
-            self._deadline.expect(self.timeout_keep_alive)
+            self._deadline.expect(self._idle_s)
         elif self._deadline.due == inf:
             self._deadline.expect(self.bounds.header_timeout_s)
 
@@ -312,6 +320,34 @@ class ClientConnection(RequestParser):
             self._start_stall_timer(unread)
         else:
             self.transport.abort()
+
+    def finish(self) -> None:
+        """Serve the requests that have begun and those on the way, then close. See `finishing`.
+
+        A response whose headers are yet to be sent announces the end. A client that has been told
+        otherwise may already send the next request, so its connection stays for LAST_IDLE_S.
+        """
+        self._idle_s = LAST_IDLE_S
+        self.loop.call_later(LAST_IDLE_S, self._close_if_silent)
+        last: HttpExchange | RequestResponseCycle | None = None
+        if self.pipeline:
+            last = self.pipeline[0][0]
+        elif self._busy:
+            last = self._running
+        if isinstance(last, HttpExchange):
+            last.keep_alive = last.keep_alive and last.started
+        elif last is not None:
+            last.keep_alive = last.keep_alive and last.response_started
+
+    def _close_if_silent(self) -> None:
+        if self._silent and not self._discarding and not self.transport.is_closing():
+            self._close()
+
+    @property
+    def _silent(self) -> bool:
+        """True if the client has sent nothing since the last response, or since it connected."""
+        received = self._head_bytes + self._first_piece_bytes
+        return received == 0 and self._phase is not BODY and not self._busy
 
     def close_after_response(self, cycle: HttpExchange | RequestResponseCycle) -> None:
         """Close the connection when the client has read the response, or fails to in time."""
@@ -347,8 +383,7 @@ class ClientConnection(RequestParser):
     def _on_expiry(self) -> None:
         """Close or refuse: the client has not sent what was awaited."""
         answered = self._phase is BODY and not self._busy
-        head = self._head_bytes + self._first_piece_bytes
-        silent = head == 0 and self._phase is not BODY and not self._busy
+        silent = self._silent
         if silent and self.transport.get_write_buffer_size():
             self.transport.abort()  # closing would wait until the client reads its last response
         elif answered or silent:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.fleet.preflight import PreflightResult
-from app.server.run import hand_over
+from app.server.shutdown import hand_over
 from tests.app.reload.gateways import (
     KEEP,
     ConfigFile,

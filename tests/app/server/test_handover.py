@@ -10,7 +10,7 @@ from app.application import Application
 from app.main import create_app
 from app.server.http_server import gateway_server
 from app.server.listen import listen
-from app.server.run import hand_over
+from app.server.shutdown import hand_over
 from tests.gateway import remote, settings_for
 
 

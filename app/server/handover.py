@@ -114,13 +114,14 @@ class Predecessor:
 
         Empty if it has exited or does not answer in TAKE_TIMEOUT_S. No engine inherits them.
         """
-        flags = socket.MSG_CMSG_CLOEXEC
         try:
             self._connection.send(_ASKING)
-            _, fds, _, _ = socket.recv_fds(self._connection, len(_SOCKETS), MAX_SOCKETS, flags)
+            _, fds, _, _ = socket.recv_fds(self._connection, len(_SOCKETS), MAX_SOCKETS)
         except OSError as error:
             log.warning("the previous gateway did not hand over its port: %s", error)
             return []
+        for fd in fds:
+            os.set_inheritable(fd, False)  # Python 3.11's `recv_fds` ignores MSG_CMSG_CLOEXEC
         return [socket.socket(fileno=fd) for fd in fds]
 
     def confirm(self) -> None:

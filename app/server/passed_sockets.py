@@ -68,6 +68,7 @@ def _adopt(fd: int, name: str) -> PassedSocket:
         ) from None
     is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
     if not (is_tcp and listens):
+        sock.close()
         raise ConfigError(
             [f"{name} passes a socket that does not listen on TCP; use ListenStream=ADDRESS:PORT"]
         )

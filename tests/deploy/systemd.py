@@ -1,6 +1,7 @@
 """A real systemd as the first process of a PID namespace, on a temporary root."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -50,7 +51,7 @@ printf '%s' "$MOUNTS" | while read -r source target
 do mkdir -p "$target"; mount --bind "$source" "$target"
 done
 mkdir -p run/systemd/system
-cp "$UNITS/vllm-gateway.service" run/systemd/system/
+cp "$UNITS/vllm-gateway.service" "$UNITS/vllm-gateway.socket" run/systemd/system/
 printf '[Unit]\\nDescription=nothing else\\n' > run/systemd/system/bare.target
 cp "$CONFIG" etc/vllm-gateway/gateway.yaml
 cp "$SECRETS" etc/vllm-gateway/env
@@ -77,9 +78,16 @@ class System:
             [*inside, *words], capture_output=True, text=True, timeout=120, check=False
         )
 
-    def systemctl(self, verb: str) -> int:
-        """Run systemctl on the unit; return its exit code."""
-        return self.run("systemctl", verb, "vllm-gateway").returncode
+    def systemctl(self, verb: str, unit: str = "vllm-gateway.service") -> int:
+        """Run systemctl on a unit; return its exit code."""
+        return self.run("systemctl", verb, unit).returncode
+
+    def drop_in(self, unit: str, text: str) -> None:
+        """Add lines to a unit."""
+        directory = f"/run/systemd/system/{unit}.d"
+        write = f"mkdir -p {directory} && printf '%s' {shlex.quote(text)} > {directory}/test.conf"
+        assert self.run("/bin/sh", "-c", write).returncode == 0
+        assert self.run("systemctl", "daemon-reload").returncode == 0
 
     def shows(self) -> dict[str, str]:
         """The unit's properties."""

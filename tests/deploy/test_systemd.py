@@ -1,5 +1,6 @@
 """The unit under systemd-analyze and under a real systemd."""
 
+import asyncio
 import configparser
 import os
 import re
@@ -16,9 +17,10 @@ import yaml
 from app.fleet import STOP_GRACE_S
 from app.server.run import CLOSING_S
 from app.settings import ServerSettings
+from bench.restart_load import Clients, request
 from tests.deploy.image import STATE, Image
 from tests.deploy.systemd import SYSTEMD, UNITS, booted
-from tests.e2e.deployment import ADMIN_KEY, ENGINE, KEY, START_S, demo_model
+from tests.e2e.deployment import ADMIN_KEY, ENGINE, KEY, START_S, UNLIMITED, demo_model
 from tests.gateway import chat, free_port, remote
 from tests.waiting import poll_until
 
@@ -48,6 +50,13 @@ def service() -> configparser.SectionProxy:
     unit = _Unit()
     unit.read(UNIT)
     return unit["Service"]
+
+
+def test_the_socket_unit_has_the_default_address() -> None:
+    unit = _Unit()
+    unit.read(UNITS / "vllm-gateway.socket")
+    defaults = ServerSettings()
+    assert unit["Socket"]["ListenStream"] == f"{defaults.host}:{defaults.port}"
 
 
 def secrets(directory: Path, **more: str) -> Path:
@@ -138,11 +147,7 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
         assert system.shows()["MainPID"] == unit["MainPID"]
 
         # A process that is stopped says nothing, like one whose loop is stuck.
-        drop_in = "/run/systemd/system/vllm-gateway.service.d"
-        system.run("mkdir", drop_in)
-        impatient = f"printf '[Service]\\nWatchdogSec=2\\n' > {drop_in}/watchdog.conf"
-        system.run("/bin/sh", "-c", impatient)
-        system.run("systemctl", "daemon-reload")
+        system.drop_in("vllm-gateway.service", "[Service]\nWatchdogSec=2\n")
         assert system.systemctl("restart") == 0
         stuck = system.shows()["MainPID"]
         assert stuck != unit["MainPID"]
@@ -161,6 +166,54 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
         assert (unit["ActiveState"], unit["SubState"]) == ("failed", "failed")
         assert (unit["ExecMainStatus"], unit["NRestarts"]) == ("2", "0")
         assert "modells: unknown key; did you mean models?" in system.journal()
+
+
+@slow
+@bootable
+async def test_restarts_under_the_socket_unit_refuse_nobody(
+    image: Image, fake_url: str, tmp_path: Path, show: Callable[[str], None]
+) -> None:
+    """32 clients with a connection for every request, while the service restarts twice."""
+    port, metrics = free_port(), free_port()
+    config = tmp_path / "gateway.yaml"
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "server": {"host": "127.0.0.1", "port": port},
+                "metrics": {"port": metrics},
+                "limits": {"default": UNLIMITED},
+                "models": [{"name": "demo", "engines": [remote(fake_url)]}],
+            }
+        )
+    )
+    with booted(image, tmp_path, config, secrets(tmp_path)) as system:
+        addresses = f"ListenStream=127.0.0.1:{port}\nListenStream=127.0.0.1:{metrics}\n"
+        system.drop_in("vllm-gateway.socket", f"[Socket]\nListenStream=\n{addresses}")
+        assert system.systemctl("start", "vllm-gateway.socket") == 0
+        assert system.shows()["ActiveState"] == "inactive"
+        clients = Clients(port, request("demo", KEY), 32)  # the first one starts the service
+        await clients.until_whole(200)
+        clients.fates.longest_s = 0.0  # the first start compiles all of the gateway's Python
+        pids = {system.shows()["MainPID"]}
+        for _ in range(2):
+            assert await asyncio.to_thread(system.systemctl, "restart") == 0
+            pids.add(system.shows()["MainPID"])
+            await clients.until_whole(200)
+            page = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{metrics}/metrics")
+            assert page.status_code == 200
+        fates = await clients.end()
+        show(f"{fates.whole} requests answered, longest wait {fates.longest_s:.2f} s")
+        assert not fates.faults
+        assert len(pids) == 3, system.journal()
+
+        other = f"ListenStream=127.0.0.1:{free_port()}\n"
+        assert system.systemctl("stop", "vllm-gateway.socket") == 0
+        assert system.systemctl("stop") == 0
+        system.drop_in("vllm-gateway.socket", f"[Socket]\nListenStream=\n{other}")
+        assert system.systemctl("start", "vllm-gateway.socket") == 0
+        assert system.systemctl("start") != 0
+        assert "change the unit or the setting" in system.journal()
+        assert system.shows()["ExecMainStatus"] == "2"
 
 
 @slow

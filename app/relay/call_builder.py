@@ -6,6 +6,7 @@ from types import MappingProxyType
 import msgspec
 
 from app.continuation import ENDPOINTS, WITH_IDS, Recording, Ways, choose_ways
+from app.relay.continuation_target import Origin
 from app.relay.endpoint import COMPLETIONS
 from app.relay.engine_call import EngineCall
 from app.relay.engine_request import build_engine_request
@@ -65,6 +66,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
             withhold_metadata=rewrite.withhold_metadata,
             model_line=self.model.header_line,
             recording=recording,
+            origin=None if recording is None else Origin.of(replica),
         )
 
     def _recording(self, replica: Replica, terms: ContinuationTerms) -> Recording | None:

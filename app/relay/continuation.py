@@ -69,6 +69,7 @@ class StreamContinuation:
         self._latency = latency
         # Of the present continuation.
         self._recording: Recording
+        self._origin: Origin
         self._fault: EngineError | None = None
         self._interrupted_at = 0.0
         self._wait_until = 0.0  # in the loop's time
@@ -76,19 +77,17 @@ class StreamContinuation:
         self._way = Way.NONE
         self._recomputed = 0  # tokens that it computes again
 
-    async def run(self, interrupted: Interrupted, origin: Origin, deaths: int) -> None:
+    async def run(self, interrupted: Interrupted, deaths: int) -> None:
         """Take the stream on to its end; `deaths` counts engines that died under it before.
 
         Raises Truncated, after an error event, where it cannot go on, and what `forward` raises.
         """
-        self._recording = interrupted.recording
-        lost: tuple[EngineError, Origin] | None = (interrupted.fault, origin)
+        lost: Interrupted | None = interrupted
         try:
             while lost is not None:
-                fault, origin = lost
-                deaths += not isinstance(fault, EngineDrained)
-                self._begin(fault)
-                lost = await self._go_on(origin, deaths)
+                deaths += not isinstance(lost.fault, EngineDrained)
+                self._begin(lost)
+                lost = await self._go_on(deaths)
         except _Lost as reason:
             await self._end(str(reason))
         except (Diverged, NotReplayed) as error:
@@ -104,9 +103,13 @@ class StreamContinuation:
         finally:
             self._stop_comments()
 
-    def _begin(self, fault: EngineError) -> None:
+    def _begin(self, lost: Interrupted) -> None:
         """Begin a continuation: note the fault and the time, and keep the client's connection."""
-        self._fault, self._interrupted_at = fault, perf_counter()
+        recording, origin = lost.call.recording, lost.call.origin
+        assert recording is not None
+        assert origin is not None
+        self._recording, self._origin = recording, origin
+        self._fault, self._interrupted_at = lost.fault, perf_counter()
         terms = self._model.continuation
         assert terms is not None
         self._wait_until = asyncio.get_running_loop().time() + terms.wait_s
@@ -115,28 +118,21 @@ class StreamContinuation:
             seconds = self._services.bounds.keepalive_s or KEEPALIVE_S
             self._comments = KeepAlive(self._request.exchange, seconds)
 
-    async def _go_on(self, origin: Origin, deaths: int) -> tuple[EngineError, Origin] | None:
-        """Send the stream to the next engine; return None at its end, or where it was lost again.
+    async def _go_on(self, deaths: int) -> Interrupted | None:
+        """Send the stream to the next engine; return None at its end, or its next interruption.
 
         Raises _Lost.
         """
         if deaths >= MAX_DEATHS:
             raise _Lost("died_again")
         while True:
-            target = await self._next_target(origin)
-            at = Origin.of(target)
+            target = await self._next_target()
             try:
-                await self._send(target)
-            except Interrupted as again:
-                return again.fault, at
+                return await self._send(target)
             except EngineNotReady:
                 await asyncio.sleep(RETRY_S)  # nothing was sent: the same interruption
-            except EngineError as error:
-                return error, at
-            else:
-                return None
 
-    async def _next_target(self, origin: Origin) -> Replica:
+    async def _next_target(self) -> Replica:
         """Return the engine at which the stream goes on, once there is one. Raises _Lost."""
         begun = bool(self._result.events)
         self._way, reason = self._recording.choose_way(begun=begun)
@@ -145,16 +141,16 @@ class StreamContinuation:
         self._permit.suspend()
         try:
             async with asyncio.timeout_at(self._wait_until):
-                target = await self._wait_for_target(origin)
+                target = await self._wait_for_target()
                 await self._permit.resume()
                 # Another may have become the better one meanwhile; this one may have gone.
-                return self._choose(origin) or target
+                return self._choose() or target
         except TimeoutError:
             raise _Lost("no_replica") from None
 
-    async def _wait_for_target(self, origin: Origin) -> Replica:
+    async def _wait_for_target(self) -> Replica:
         """Return an engine that can go on, as soon as there is one. Raises _Lost."""
-        if (target := self._choose(origin)) is not None:
+        if (target := self._choose()) is not None:
             return target
         if self._renew_lease is not None:
             try:
@@ -163,27 +159,28 @@ class StreamContinuation:
                 log.warning("stream not continued: %s", error, extra=self._request.log_fields)
                 raise _Lost("no_replica") from None
         catalogue = self._services.catalogue
-        while (target := self._choose(origin)) is None:
+        while (target := self._choose()) is None:
             model = catalogue.get(self._model.name)
-            if model is None or not may_come(model.replicas, origin):
+            if model is None or not may_come(model.replicas, self._origin):
                 raise _Lost("no_replica")
             await catalogue.changes.next()
         return target
 
-    def _choose(self, origin: Origin) -> Replica | None:
+    def _choose(self) -> Replica | None:
         model = self._services.catalogue.get(self._model.name)
-        return None if model is None else choose_target(model.replicas, origin)
+        return None if model is None else choose_target(model.replicas, self._origin)
 
-    async def _send(self, target: Replica) -> None:
+    async def _send(self, target: Replica) -> Interrupted | None:
         """Send the continuation to an engine, and its answer to the client.
 
-        Raises EngineError where it has sent nothing to the client, Interrupted, _Lost, Diverged,
-        NotReplayed, and what `forward` raises.
+        Returns None at the end of the stream, or its next interruption. Raises EngineNotReady where
+        nothing was sent, _Lost, Diverged, NotReplayed, and what `forward` raises.
         """
         request = self._request
         target.in_flight += 1
         try:
             changes = await self._prepare(target)
+            call = self._calls.build_continuation(target, changes, self._recording)
             request.engine = target.engine.name
             request.trace.begin_attempt(target.engine.name, self._fault)
             log.warning(
@@ -191,11 +188,18 @@ class StreamContinuation:
                 *(target.engine.name, self._way, self._fault),
                 extra=request.log_fields,
             )
-            call = self._calls.build_continuation(target, changes, self._recording)
             await forward(
                 target.engine, call, request, self._latency, self._result,
                 self._check_status, target.streams,
             )  # fmt: skip
+        except Interrupted as again:
+            return again
+        except EngineNotReady:
+            raise
+        except EngineError as error:
+            return Interrupted(error, call)
+        else:
+            return None
         finally:
             target.in_flight -= 1
 

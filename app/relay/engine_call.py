@@ -6,6 +6,7 @@ Forwarding is independent of limits, queues and budgets; choosing never reads th
 import msgspec
 
 from app.continuation import Recording
+from app.relay.continuation_target import Origin
 from app.usage import StreamMeter, Usage
 from engines.base import EngineRequest
 
@@ -26,8 +27,9 @@ class EngineCall(msgspec.Struct, frozen=True):
     withhold_metadata: bool = False
     # Encoded header line that names the model.
     model_line: bytes = b""
-    # Of a stream that can go on at another engine; None: it cannot.
+    # Of a stream that is recorded, so that it can go on at another engine; None: it cannot.
     recording: Recording | None = None
+    origin: Origin | None = None
 
     def meter(self) -> StreamMeter:
         """Return a meter for the stream."""

@@ -77,7 +77,7 @@ async def _forward_stream(
         await stream.run(headers)
     except EngineError as error:
         if recording is not None:
-            raise Interrupted(error, recording) from None
+            raise Interrupted(error, call) from None
         await end_stream(exchange, meter, as_gateway_error(error))
         raise Truncated(str(error)) from None
     finally:
@@ -100,10 +100,10 @@ async def end_stream(exchange: ClientExchange, meter: StreamMeter, error: Gatewa
 class Interrupted(Exception):
     """A recorded stream was interrupted, and may go on elsewhere; `fault` is the engine's."""
 
-    def __init__(self, fault: EngineError, recording: Recording) -> None:
+    def __init__(self, fault: EngineError, call: EngineCall) -> None:
         super().__init__(str(fault))
         self.fault = fault
-        self.recording = recording
+        self.call = call
 
 
 class MovableStream:

@@ -19,7 +19,6 @@ from app.relay.attempts import Attempts
 from app.relay.billing import billed_usage
 from app.relay.call_builder import CallBuilder
 from app.relay.continuation import StreamContinuation
-from app.relay.continuation_target import Origin
 from app.relay.endpoint import RESPONSES
 from app.relay.engine_call import CallResult
 from app.relay.fallback_chain import FallbackChain
@@ -150,7 +149,6 @@ class ModelRequest:
                 try:
                     request.trace.begin_attempt(replica.engine.name, attempts.fault)
                     call = calls.build(replica)
-                    origin = Origin.of(replica) if call.recording is not None else None
                     on_head = None
                     if response_id is not None:
                         on_head = partial(self._claim, response_id, model, replica)
@@ -169,12 +167,11 @@ class ModelRequest:
                     return
                 finally:
                     replica.in_flight -= 1
-            assert origin is not None
             renew = None if lease is None else partial(self._renew, lease, model)
             continuation = StreamContinuation(
                 services, request, calls, result, permit=permit, renew_lease=renew, latency=latency
             )
-            await continuation.run(interrupted, origin, attempts.deaths)
+            await continuation.run(interrupted, attempts.deaths)
         except asyncio.CancelledError:
             canceled = True
             raise

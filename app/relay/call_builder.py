@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Self
 
 import msgspec
 
 from app.continuation import ENDPOINTS, WITH_IDS, Recording, Ways, choose_ways
 from app.relay.continuation_target import Origin
-from app.relay.endpoint import COMPLETIONS
+from app.relay.endpoint import COMPLETIONS, RESPONSES
 from app.relay.engine_call import EngineCall
 from app.relay.engine_request import build_engine_request
 from app.relay.request_context import RequestContext
 from app.relay.request_plan import RequestPlan
-from app.relay.response_storage import with_response_id
+from app.relay.response_storage import new_response_id, with_response_id
 from app.relay.rewrite import as_bool
 from app.routing import ContinuationTerms, Model, Replica
 
@@ -26,8 +27,23 @@ class CallBuilder(msgspec.Struct, frozen=True):
     request: RequestContext
     model: Model
     engine_id: str
-    response_id: str | None  # of a response that the engine stores
     priority: int  # for engines that schedule by it
+    response_id: str | None  # of a response that the engine stores
+
+    @classmethod
+    def of(
+        cls,
+        plan: RequestPlan,
+        request: RequestContext,
+        model: Model,
+        engine_id: str,
+        priority: int,
+    ) -> Self:
+        """Return the builder of a request, with a new ID for a response that the engine stores."""
+        response_id = None
+        if request.endpoint.label == RESPONSES:
+            response_id = new_response_id(plan.rewrite, plan.body)
+        return cls(plan, request, model, engine_id, priority, response_id)
 
     def build(self, replica: Replica) -> EngineCall:
         """Return the call of a replica's engine; its stream is recorded if it can go on."""

@@ -19,7 +19,6 @@ from app.relay.attempts import Attempts
 from app.relay.billing import billed_usage
 from app.relay.call_builder import CallBuilder
 from app.relay.continuation import StreamContinuation
-from app.relay.endpoint import RESPONSES
 from app.relay.engine_call import CallResult
 from app.relay.fallback_chain import FallbackChain
 from app.relay.forward import Interrupted, forward
@@ -27,7 +26,6 @@ from app.relay.request_context import RequestContext
 from app.relay.request_plan import RequestPlan
 from app.relay.reservation import Reservation
 from app.relay.response import NotRouted
-from app.relay.response_storage import new_response_id
 from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
@@ -127,17 +125,11 @@ class ModelRequest:
     ) -> None:
         """Send the request to one of the model's engines, and settle what that took."""
         services, request = self._services, self._request
-        label = request.endpoint.label
-        response_id = None
-        if label == RESPONSES:
-            response_id = new_response_id(plan.rewrite, plan.body)
         hints = RequestHints(
             request.exchange, self._principal.id, plan.body, plan.rewrite.cache_salt
         )
-        calls = CallBuilder(
-            plan, request, model, services.engine_ids.next(request.exchange.request_id),
-            response_id, self._principal.priority,
-        )  # fmt: skip
+        engine_id = services.engine_ids.next(request.exchange.request_id)
+        calls = CallBuilder.of(plan, request, model, engine_id, self._principal.priority)
         attempts = Attempts(model, hints, request, services.metrics)
         latency = services.metrics.inter_token_latency.buckets((model.name,))
         result = CallResult()
@@ -150,15 +142,17 @@ class ModelRequest:
                     request.trace.begin_attempt(replica.engine.name, attempts.fault)
                     call = calls.build(replica)
                     on_head = None
-                    if response_id is not None:
-                        on_head = partial(self._claim, response_id, model, replica)
+                    if calls.response_id is not None:
+                        on_head = partial(self._claim, calls.response_id, model, replica)
                     await forward(
                         replica.engine, call, request, latency, result, on_head, replica.streams
                     )
                 except EngineError as error:
                     attempts.note_failure(replica, error)
                 except NotRouted:
-                    raise model.not_served(label, request.requested_model) from None
+                    raise model.not_served(
+                        request.endpoint.label, request.requested_model
+                    ) from None
                 except Interrupted as error:
                     interrupted = error
                     break

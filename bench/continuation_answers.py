@@ -75,6 +75,11 @@ class Answer:
                 return int(prompt), int(completion)
         return None
 
+    @property
+    def thinking(self) -> bool:
+        """True if it ends within a thought."""
+        return any(steps[-1][0] in THOUGHT[1:] for steps in self.parts.values())
+
     def add(self, part: str, channel: str, text: str, *, joined: bool = True) -> None:
         """Add text to a part: to its last step if that has the same channel."""
         steps = self.parts.setdefault(part, [])

@@ -65,9 +65,9 @@ class Stream:
         times = [at for at, _ in self.events]
         return max((b - a for a, b in pairwise(times)), default=0.0)
 
-    def answer(self) -> Answer:
-        """Return what the client has got."""
-        return assemble([event for _, event in self.events])
+    def answer(self, count: int | None = None) -> Answer:
+        """Return what the client has got, or what it had with so many events."""
+        return assemble([event for _, event in self.events[:count]])
 
     def received_at(self, moment: float) -> int:
         """Return how many events had arrived at a time."""

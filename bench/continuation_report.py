@@ -36,6 +36,7 @@ class Ended:
     gap_s: float
     usage: tuple[int, int] | None
     received: int  # events before the engine was hit
+    thinking: bool  # whether the engine was hit within a thought
     engines: int  # that this request was seen at, as their logs say; 0 if none says
 
 
@@ -166,6 +167,9 @@ def _note(run: Continuation) -> str:
         "equal: one row, with the usage that the client was told.",
         f"Everything READY again after {number(recovery, 1)} s (median).",
     ]
+    thoughts = [one for one in hit if one.thinking]
+    if thoughts:
+        parts.append(f"Hit within a thought: {number(len(thoughts), 0)}.")
     if codes:
         parts.append("Error events: " + _counted(codes) + ".")
     reasons = Counter(

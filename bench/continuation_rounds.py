@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+from bench.children import StartError
 from bench.continuation_answers import Answer, Outcome, Verdict, judge
 from bench.continuation_client import Ending, Stream, Watch
 from bench.continuation_kinds import Kind
@@ -113,11 +114,13 @@ class Rounds:
         self._dice.shuffle(places)
         workers = [asyncio.create_task(self._work(kind)) for kind in places]
         await self._until_begun()
-        at, task = await self._strike(hit)
-        if task is not None:
-            await asyncio.wait({task}, timeout=LOAD_S)
-        self._stopped = True
-        await asyncio.gather(*workers)
+        try:
+            at, task = await self._strike(hit)
+            if task is not None:
+                await asyncio.wait({task}, timeout=LOAD_S)
+        finally:
+            self._stopped = True
+            await asyncio.gather(*workers)
         if task is not None:
             await task
         if hit.after is not None:
@@ -146,7 +149,7 @@ class Rounds:
     async def _strike(self, hit: Hit) -> tuple[float, asyncio.Task[object] | None]:
         """Strike when a random stream has got a random number of events; return when, and the task.
 
-        The task is None if the strike was done at once.
+        The task is None if the strike was done at once. Raises StartError if no stream begins.
         """
         clock = asyncio.get_running_loop().time
         struck: list[tuple[float, asyncio.Task[object] | None]] = []
@@ -154,9 +157,12 @@ class Rounds:
         def strike() -> None:
             struck.append((clock(), hit.strike()))
 
+        deadline = clock() + BEGUN_S
         while not struck:
             open_ones = [one for one in self._began if one.streaming]
             if not open_ones:
+                if clock() > deadline:
+                    raise StartError(f"no stream began in {BEGUN_S:g} s")
                 await asyncio.sleep(POLL_S)
                 continue
             chosen = self._dice.choice(open_ones)
@@ -184,6 +190,7 @@ class Rounds:
                 gap_s=stream.gap_s,
                 usage=answer.usage,
                 received=received,
+                thinking=stream.answer(received).thinking,
                 engines=sum(max(seen[name] for name in names) for seen in arrived.values()),
             )
             self._run.ended.append(ended)

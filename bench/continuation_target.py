@@ -99,7 +99,12 @@ class Target(Protocol):
 
 def kill(core: int, engine: str) -> Hit:
     """Return the hit that kills an engine's EngineCore, by its pid."""
-    return Hit(lambda: os.kill(core, signal.SIGKILL), engine)
+
+    def strike() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(core, signal.SIGKILL)
+
+    return Hit(strike, engine)
 
 
 def call(work: Callable[[], object], after: Callable[[], object] | None = None) -> Hit:

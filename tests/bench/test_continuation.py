@@ -124,7 +124,7 @@ def test_access_lines_are_read_from_among_other_lines(tmp_path: Path) -> None:
 def ended(number: int, outcome: Outcome = Outcome.EQUAL, *, hit: bool = True) -> Ended:
     words = {Outcome.EQUAL: "", Outcome.ERROR: "engine_failed", Outcome.WRONG: "lost"}[outcome]
     usage = (3, 5) if outcome is Outcome.EQUAL else None
-    return Ended("plain chat", f"r{number}", hit, Verdict(outcome, words), 0.5, usage, 7, 2)
+    return Ended("plain chat", f"r{number}", hit, Verdict(outcome, words), 0.5, usage, 7, False, 2)
 
 
 def run_of(*streams: Ended, ledger: dict[str, Row] | None = None) -> Continuation:

@@ -63,6 +63,12 @@ def test_thought_and_answer_in_one_chunk_are_thought_first() -> None:
     assert of(both, *WHOLE[4:]) == Verdict(Outcome.EQUAL)
 
 
+def test_answer_thinks_until_its_text_begins() -> None:
+    assert [assemble(WHOLE[:count]).thinking for count in range(5)] == [
+        False, False, True, False, False,
+    ]  # fmt: skip
+
+
 def test_comments_are_no_events() -> None:
     assert of(b": keep-alive", *WHOLE[:3], b": keep-alive", *WHOLE[3:]) == Verdict(Outcome.EQUAL)
 

@@ -82,6 +82,14 @@ class Recording:
         return events
 
     @property
+    def has_whole_answer(self) -> bool:
+        """True if the client has all tokens of a recorded answer."""
+        if self.answer is None:
+            return False
+        self.answer.settle()
+        return self.answer.known and self.answer.finished
+
+    @property
     def can_go_on(self) -> bool:
         """False if the stream could not go on if it were interrupted now."""
         return self.choose_way(begun=True)[0] is not Way.NONE

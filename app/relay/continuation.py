@@ -24,9 +24,11 @@ from app.relay.forward import Interrupted, end_stream, forward
 from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error, send_error
 from app.relay.services import RelayServices
+from app.relay.sse import DONE
 from app.relay.stream import KeepAlive
 from app.routing import Replica
 from app.telemetry.metrics import Buckets
+from app.usage import Usage
 from engines.base import EngineDrained, EngineError, EngineNotReady
 
 log = logging.getLogger(__name__)
@@ -123,6 +125,9 @@ class StreamContinuation:
 
         Raises _Lost.
         """
+        if self._calls.plan.rewrite.withhold_usage and self._recording.has_whole_answer:
+            await self._complete()
+            return None
         if deaths >= MAX_DEATHS:
             raise _Lost("died_again")
         while True:
@@ -233,6 +238,17 @@ class StreamContinuation:
         if result.partial_usage is not None:
             self._recomputed = result.partial_usage.prompt + result.partial_usage.completion
         return {}
+
+    async def _complete(self) -> None:
+        """End a stream of which only the end mark is missing, and the usage that is withheld."""
+        answer, result, meter = self._recording.answer, self._result, self._result.meter
+        assert answer is not None
+        assert meter is not None
+        self._way = Way.REPLAY
+        self._note_resumed()
+        result.usage = Usage(answer.prompt_tokens, len(answer.ids))
+        await self._request.exchange.send_body(meter.flush() + DONE, more=False)
+        result.complete = True
 
     def _note_resumed(self) -> None:
         """Count a continuation; called at its first new bytes."""

@@ -6,6 +6,8 @@ from app.errors import Dialect, GatewayError
 EVENT_BYTES = 1024 * 1024
 # A line that clients ignore; proxies that close idle connections see traffic.
 COMMENT = b": keep-alive\n\n"
+# The end mark of a stream in OpenAI's dialect.
+DONE = b"data: [DONE]\n\n"
 
 
 def whole_events(data: bytes) -> tuple[bytes, bytes]:

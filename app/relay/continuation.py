@@ -155,14 +155,16 @@ class StreamContinuation:
 
     async def _wait_for_target(self) -> Replica:
         """Return an engine that can go on, as soon as there is one. Raises _Lost."""
-        if (target := self._choose()) is not None:
-            return target
-        if self._renew_lease is not None:
+        moved = isinstance(self._fault, EngineDrained)
+        if self._renew_lease is not None and (moved or self._choose() is None):
+            # Also with another engine READY: the whole model may have to give way.
             try:
                 await self._renew_lease()
             except GatewayError as error:
                 log.warning("stream not continued: %s", error, extra=self._request.log_fields)
                 raise _Lost("no_replica") from None
+            if moved:  # the engine that it left may have stayed after all
+                self._origin = self._origin.released()
         catalogue = self._services.catalogue
         while (target := self._choose()) is None:
             model = catalogue.get(self._model.name)

@@ -21,13 +21,19 @@ class Origin(msgspec.Struct, frozen=True):
 
     engine: str
     served_name: str
-    since: float  # when its state had last changed: a later change is another life of the engine
+    # When its state had last changed: a later change is another life of the engine. None: its
+    # present life will do.
+    since: float | None
     facts: EngineFacts
 
     @classmethod
     def of(cls, replica: Replica) -> "Origin":
         engine = replica.engine
         return cls(engine.name, replica.served_name, engine.since, engine.facts)
+
+    def released(self) -> "Origin":
+        """Return the origin of a stream that may also go on where it was."""
+        return msgspec.structs.replace(self, since=None)
 
 
 def choose_target(replicas: Sequence[Replica], origin: Origin) -> Replica | None:

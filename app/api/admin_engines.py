@@ -90,7 +90,10 @@ def engines_router(
     async def restart_engine(
         name: str, request: Request, response: Response, wait: Wait = False
     ) -> EngineRow:
-        """Stop an engine and start it again; its requests in flight are aborted."""
+        """Stop an engine and start it again. Its streams go on elsewhere or after the restart.
+
+        Streams that cannot be continued and other requests in flight are aborted.
+        """
         model, replica = catalogue.find_replica(name)
         notes = notes_of(request.scope)
         notes.model, notes.engine = model.name, replica.engine.name

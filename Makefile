@@ -59,6 +59,12 @@ soak: setup-dev ## ten minutes of mixed and faulty load; reports leaks and memor
 chaos: setup-dev ## ten minutes of SIGKILL and SIGSTOP under load, on real vLLM; reports leaks
 	@$(BIN)/python -m bench.chaos
 
+.PHONY: continuation
+continuation: setup-dev ## kill and replace engines under streams, on real vLLM; compares each answer, 30 minutes each
+	@for scenario in gateway-off two-engines one-engine reload eviction; do \
+		$(BIN)/python -m bench.continuation --scenario $$scenario || exit 1; \
+	done
+
 .PHONY: clients
 clients: setup-dev ## test LangChain, Gradio, Open WebUI and others on real vLLM; installs 8 GB once
 	@$(BIN)/python -m tests.clients $(CLIENTS)

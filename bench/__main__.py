@@ -33,6 +33,7 @@ from bench import (
 )
 from bench.chaos_report import ACTS, CHECKS, REQUESTS
 from bench.children import WORK, StartError, terminated_like_interrupted
+from bench.continuation_target import SECTIONS
 from bench.peers import LITELLM, Build, Peer, peers, stub
 from bench.report import Table, facts, replace_section, section_of, tables
 from bench.samples import Sample, Samples
@@ -52,8 +53,8 @@ PARTS = (
     *IN_PROCESS,
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
-# Written by `make soak` and `make chaos`; a run of the benchmarks keeps them.
-KEPT = ("Soak", ACTS, REQUESTS, CHECKS)
+# Written by `make soak`, `make chaos` and `make continuation`; a run of the benchmarks keeps them.
+KEPT = ("Soak", ACTS, REQUESTS, CHECKS, *SECTIONS)
 METHOD = """\
 Everything runs on one machine over loopback: a stub engine that answers like `vllm serve` and
 computes nothing (`bench/stub_engine.py`), a target in front of it, and a load client

@@ -21,8 +21,8 @@ import yaml
 
 from bench import chaos_acts as acts
 from bench.children import ROOT, Child, StartError, child, environment, free_port
-from bench.continuation_report import Row
-from bench.peers import GATEWAY, KEY, RUN, configuration
+from bench.continuation_report import Row, section
+from bench.peers import GATEWAY, KEY, PROXIES, RUN, configuration
 from bench.real import DEMO, START_S, spec
 from engines.guard import process_tree
 
@@ -51,6 +51,11 @@ SCENARIOS = {
     "eviction": EVICTION,
     "gateway-off": OFF,
 }
+# Headings of the results.
+SECTIONS = (
+    *(section(scenario, GATEWAY) for scenario in SCENARIOS.values()),
+    *(section(TWO_ENGINES, peer) for peer in PROXIES),
+)
 # An id of ours, or one that vLLM makes, in the line of a request that arrived.
 _ARRIVED = re.compile(
     rb"Received request \S*?(ct-[0-9a-f]+-\d+|resp_[0-9a-f]+|(?:chatcmpl|cmpl)-[0-9a-f]{16,32})"

@@ -57,9 +57,10 @@ def main() -> None:
                 uvloop.run(_play(options, run, target, say))
                 say("reading the ledger")
                 run.ledger = _ledger(target, run)
-    except StartError as error:
+    except (StartError, SystemExit) as error:
+        # What was seen until then counts.
         run.notes.append(f"Ended early: {error}.")
-        say(str(error))
+        say(f"ended early: {error}")
         if not run.ended:
             sys.exit(1)
     run.minutes = (time.monotonic() - started) / 60

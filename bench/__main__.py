@@ -28,6 +28,7 @@ from bench import (
     memory,
     noisy_neighbor,
     real,
+    restart,
     rounds,
     telemetry,
 )
@@ -53,8 +54,9 @@ PARTS = (
     *IN_PROCESS,
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
-# Written by `make soak`, `make chaos` and `make continuation`; a run of the benchmarks keeps them.
-KEPT = ("Soak", ACTS, REQUESTS, CHECKS, *SECTIONS)
+# Written by `make soak`, `make chaos`, `make continuation` and `bench.restart`; a run of the
+# benchmarks keeps them.
+KEPT = ("Soak", ACTS, REQUESTS, CHECKS, *SECTIONS, restart.TITLE)
 METHOD = """\
 Everything runs on one machine over loopback: a stub engine that answers like `vllm serve` and
 computes nothing (`bench/stub_engine.py`), a target in front of it, and a load client

@@ -4,8 +4,9 @@
 
 Real vLLM with the demo model, kept over the restarts (`server.keep_engines`), in two ways: with the
 listening socket held by a parent, as systemd's .socket unit does; and with the hand-over from one
-gateway to the next. Takes about three minutes, at most ten. Exit code 1 when a request was refused,
-reset or failed, or a stream in flight did not end whole.
+gateway to the next. Takes about five minutes, at most ten, and writes its section of
+bench/RESULTS.md. Exit code 1 when a request was refused, reset or failed, or a stream in flight did
+not end whole.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -35,10 +36,14 @@ from bench.children import (
 )
 from bench.peers import KEY, MODEL, RUN, configuration
 from bench.real import DEMO, make_model
+from bench.report import Table, replace_section
 from bench.restart_load import Clients, Fates, fault_of, request
+from bench.terminal import show
 
 Engine: TypeAlias = Mapping[str, object]
 
+RESULTS = Path(__file__).with_name("RESULTS.md")
+TITLE = "Restart"
 BOUND_S = 600.0
 START_S = 300.0
 POLL_S = 0.02
@@ -57,7 +62,7 @@ class Load:
     clients: int
     between: int  # plain requests that are answered between two restarts
     plain: Mapping[str, object]
-    stream: Mapping[str, object]
+    stream: Mapping[str, object] | None  # None: no stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Result:
     way: str
     restarts: int
     fates: Fates
+    streams: int
     streams_lost: int
     # From SIGTERM until the answer to a request that was sent right after it, the longest.
     gap_s: float
@@ -75,13 +81,34 @@ class Result:
     def clean(self) -> bool:
         return not self.fates.faults and not self.streams_lost
 
-    def __str__(self) -> str:
-        faults = ", ".join(f"{count} {fault}" for fault, count in self.fates.faults.items())
-        return (
-            f"{self.way}: {self.restarts} restarts, {self.fates.whole} requests answered, "
-            f"{faults or '0 refused, 0 reset, 0 failed'}, {self.streams_lost} streams lost, "
-            f"longest wait {self.fates.longest_s:.2f} s, longest gap {self.gap_s:.2f} s"
-        )
+    @property
+    def row(self) -> list[str]:
+        """The row of the table."""
+        fates, whole = self.fates, self.streams - self.streams_lost
+        refused, reset = fates.faults["refused"], fates.faults["reset"]
+        failed = fates.faults.total() - refused - reset
+        return [
+            f"{self.way}, {'a stream' if self.streams else 'no stream'} in flight",
+            *(str(count) for count in (self.restarts, fates.whole, refused, reset, failed)),
+            f"{whole} of {self.streams}" if self.streams else "–",
+            f"{fates.longest_s:.2f}",
+            f"{self.gap_s:.2f}",
+        ]
+
+
+def table(results: Sequence[Result], clients: int) -> Table:
+    """Return the section of the results."""
+    columns = ["", "restarts", "answered", "refused", "reset", "failed", "streams ended whole"]
+    return Table(
+        TITLE,
+        [*columns, "longest wait, s", "longest gap, s"],
+        [result.row for result in results],
+        f"{clients} clients that open a connection for every request to the demo model on real "
+        "vLLM, while the gateway is restarted with `server.keep_engines`. The wait is from "
+        "`connect` to the last byte of an answer; the gap from SIGTERM to the answer of a request "
+        "sent right after it. With the socket unit the next gateway starts when the old one has "
+        "exited, so both contain the rest of the stream and the start of a gateway.",
+    )
 
 
 class Gateways:
@@ -166,20 +193,24 @@ async def measure(
             await gateways.until_ready()
             payload = request(MODEL, KEY, **load.plain)
             clients = Clients(gateways.port, payload, load.clients)
-            lost, gap_s = 0, 0.0
+            streams, lost, gap_s = 0, 0, 0.0
             for _ in range(restarts):
                 await clients.until_whole(load.between)
-                stream = request(MODEL, KEY, stream=True, **load.stream)
-                streaming = asyncio.create_task(fault_of(gateways.port, stream))
+                streaming = None
+                if load.stream is not None:
+                    stream = request(MODEL, KEY, stream=True, **load.stream)
+                    streaming = asyncio.create_task(fault_of(gateways.port, stream))
                 await clients.until_whole(load.clients)
                 began = time.monotonic()
                 await gateways.restart()
                 clients.fates.add(await fault_of(gateways.port, payload), 0.0)
                 gap_s = max(gap_s, time.monotonic() - began)
-                lost += await streaming is not None
+                if streaming is not None:
+                    streams += 1
+                    lost += await streaming is not None
                 await gateways.until_ready()
             await clients.until_whole(load.between)
-            return Result(way, restarts, await clients.end(), lost, gap_s)
+            return Result(way, restarts, await clients.end(), streams, lost, gap_s)
         finally:
             await gateways.end()
 
@@ -193,29 +224,25 @@ def main() -> int:
     make_model()
     demo = yaml.safe_load((ROOT / "deploy" / "demo.yaml").read_text())
     engine = {**demo["models"][0]["engines"][0], "model": str(DEMO)}
-    load = Load(
-        clients=options.clients,
-        between=BETWEEN,
-        plain={"max_tokens": 2},
-        stream={"max_tokens": STREAM_TOKENS, "ignore_eos": True},
-    )
+    stream = {"max_tokens": STREAM_TOKENS, "ignore_eos": True}
+    load = Load(clients=options.clients, between=BETWEEN, plain={"max_tokens": 2}, stream=stream)
+    runs = [(SOCKET_UNIT, replace(load, stream=None)), *((way, load) for way in WAYS)]
 
-    async def measure_all() -> bool:
-        clean = True
+    async def measure_all() -> list[Result]:
         async with asyncio.timeout(BOUND_S):
-            for way in WAYS:
-                result = await measure(way, COMMAND, engine, load, options.restarts)
-                print(result, flush=True)
-                clean = clean and result.clean
-        return clean
+            return [await measure(way, COMMAND, engine, one, options.restarts) for way, one in runs]
 
     with terminated_like_interrupted():
         try:
-            return 0 if asyncio.run(measure_all()) else 1
+            results = asyncio.run(measure_all())
         except StartError as error:
             sys.exit(f"bench.restart: {error}")
         except TimeoutError:
             sys.exit(f"bench.restart: not done in {BOUND_S:g} s")
+    made = table(results, options.clients)
+    RESULTS.write_text(replace_section(RESULTS.read_text(), made.markdown()))
+    show(made)
+    return 0 if all(result.clean for result in results) else 1
 
 
 if __name__ == "__main__":

@@ -36,5 +36,5 @@ async def test_restarts_refuse_nobody(way: str, show: Callable[[str], None]) -> 
     """32 clients with a connection for every request, and a stream that each restart meets."""
     load = Load(clients=32, between=100, plain={}, stream={"fake": "tokens:40:50"})
     result = await measure(way, COMMAND, {"kind": "process", "model": "m"}, load, restarts=2)
-    show(str(result))
+    show(" | ".join(result.row))
     assert result.clean, result

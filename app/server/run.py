@@ -63,10 +63,11 @@ def serve(
         # First of all: the previous gateway serves while this one starts.
         predecessor = None if passed else stack.enter_context(find_predecessor(run_dir))
         check_database(settings)
+        # Before the ports: the previous gateway serves on if the configuration is faulty.
+        application = create_app(settings, launcher=launcher, source=source, output=output)
         ports = open_ports(settings, passed, predecessor, stack)
         lock = stack.enter_context(ExitStack())
         lock.enter_context(lock_run_dir(run_dir))
-        application = create_app(settings, launcher=launcher, source=source, output=output)
         # Objects created so far stay: the collector need not scan them again (5 % of the CPU here).
         gc.freeze()
         # Requests leave no cycles: a collection every 700 objects took 3 % of the CPU here. One of

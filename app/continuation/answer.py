@@ -23,7 +23,7 @@ _DATA = b"data: {"
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
 _TOOL_CALLS = b'"tool_calls":['
 _FINISHED = b'"finish_reason":"'
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, OverflowError)
 _ids = msgspec.json.Decoder(list[int])
 
 
@@ -66,8 +66,8 @@ class Answer:
         "id",
         "ids",
         "in_tool_call",
-        "known",
         "last_thought",
+        "obstacle",
         "prompt",
         "prompt_tokens",
         "tail",
@@ -93,8 +93,9 @@ class Answer:
         self.created: bytes | None = None
         self.finished = False
         self.in_tool_call = False
-        # False: it is too long, or a chunk was not understood, so it cannot be replayed.
-        self.known = True
+        # Why it cannot be replayed: "too_long", or "version", a stream that the engine's version
+        # should not write. "" where it can.
+        self.obstacle = ""
 
     def add(self, events: bytes) -> None:
         """Record whole events, with their IDs, that pass to the client."""
@@ -105,15 +106,17 @@ class Answer:
     def settle(self) -> None:
         """Take in all events that were added."""
         events, self._events = b"".join(self._events), []
-        if not self.known or not events:
+        if self.obstacle or not events:
             return
         try:
             self._take(events)
         except _UNREADABLE:
-            self._forget()
-        # Without the prompt's IDs the engine does not know the flag.
-        if self.prompt is None or len(self.ids) + self.prompt_tokens > self._max_tokens:
-            self._forget()
+            self._forget("version")
+            return
+        if self.prompt is None:  # the engine does not know the flag
+            self._forget("version")
+        elif len(self.ids) + self.prompt_tokens > self._max_tokens:
+            self._forget("too_long")
 
     def cut(self, count: int) -> None:
         """Drop all IDs after the first `count`: they are generated again."""
@@ -168,8 +171,8 @@ class Answer:
             start = end
         return start
 
-    def _forget(self) -> None:
+    def _forget(self, obstacle: str) -> None:
         """Give the memory back: this stream cannot be replayed."""
-        self.known = False
+        self.obstacle = obstacle
         self.ids = array("I")
         self.prompt = None

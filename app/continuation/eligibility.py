@@ -22,7 +22,8 @@ needs an engine that gives the same answer again: a greedy request, or one with 
 | images, audio, video, `prompt_embeds`             | the prompt is more than its IDs              |
 | `kv_transfer_params`, `truncate_prompt_tokens`    | they would apply to the answer as well       |
 | `/v1/messages`, `/v1/responses`                   | they take no IDs                             |
-| an engine before vLLM 0.32                        | its chats take no IDs                        |
+| an engine before vLLM 0.32                        | its chats take no IDs; a null `max_tokens`   |
+|                                                   | of completions is another limit              |
 | any other field                                   | unknown                                      |
 
 A tool call that has begun cannot be replayed either: the parser's state is lost. Beam search and
@@ -59,7 +60,7 @@ _EXACT = frozenset(
     }
 )  # fmt: skip
 _NULL = b"null"
-_ABSENT = (b"", _NULL)
+ABSENT = (b"", _NULL)
 _temperature = msgspec.json.Decoder(float | None)
 
 
@@ -110,14 +111,16 @@ def choose_ways(
         return Ways(reason="endpoint")
     if stored:
         return Ways(reason="stored")
-    if value("use_beam_search") not in (*_ABSENT, b"false"):
+    if value("use_beam_search") not in (*ABSENT, b"false"):
         return Ways(reason="beam_search")
     greedy = _is_greedy(value("temperature"), facts)
-    seeded = value("seed") not in _ABSENT
+    seeded = value("seed") not in ABSENT
     # Their lists in the chunks are not compared.
-    asks_ids = value("return_token_ids") not in (*_ABSENT, b"false")
+    asks_ids = value("return_token_ids") not in (*ABSENT, b"false")
     reason = _replay_obstacle(endpoint, names, value, greedy=greedy)
-    if not reason and endpoint == CHAT and not takes_prompt_ids(facts):
+    # Before, null was no limit of a completion, and a limit has to be reduced.
+    by_version = endpoint == CHAT or value("max_tokens") == _NULL
+    if not reason and by_version and not takes_prompt_ids(facts):
         reason = "version"
     return Ways(replay=not reason, verify=(greedy or seeded) and not asks_ids, reason=reason)
 
@@ -129,7 +132,7 @@ def _replay_obstacle(
     if endpoint not in (CHAT, COMPLETIONS):
         return "endpoint"
     for name in names:
-        if name in _EXACT or (encoded := value(name)) in _ABSENT:
+        if name in _EXACT or (encoded := value(name)) in ABSENT:
             continue
         word, is_exact = _CONDITIONAL.get(name, ("other_field", _never))
         if not is_exact(encoded) and not (name == "seed" and greedy):
@@ -138,7 +141,7 @@ def _replay_obstacle(
         return "media" if _has_media(value("messages")) else ""
     if _is_several_prompts(value("prompt")):
         return "several_choices"
-    return "" if value("logprobs") in _ABSENT else "logprobs"
+    return "" if value("logprobs") in ABSENT else "logprobs"
 
 
 def _is_one(value: bytes) -> bool:

@@ -26,7 +26,8 @@ class Recording:
     """One stream, from its first chunk at the first engine to its end at the last."""
 
     __slots__ = (
-        "_endpoint", "_filter", "_on_resumed", "_with_ids", "answer", "calls_tools", "sent", "ways",
+        "_endpoint", "_filter", "_max_tokens", "_on_resumed", "_with_ids", "answer", "calls_tools",
+        "sent", "ways",
     )  # fmt: skip
 
     def __init__(
@@ -41,15 +42,20 @@ class Recording:
         """`with_ids`: the client asked for token IDs; `calls_tools`: the request has tools."""
         self.ways = ways
         self._endpoint = endpoint
+        self._max_tokens = max_tokens
         self._with_ids = with_ids
         self.calls_tools = calls_tools
+        self._on_resumed: Callable[[], None] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        ways, max_tokens = self.ways, self._max_tokens
         self.answer = Answer(max_tokens) if ways.replay else None
         # A stream that can be replayed is recorded as text only where a tool call may begin.
         self.sent: SentText | None = None
-        if ways.verify and (calls_tools or not ways.replay):
-            self.sent = SentText(endpoint, max_tokens * TOKEN_BYTES)
+        if ways.verify and (self.calls_tools or not ways.replay):
+            self.sent = SentText(self._endpoint, max_tokens * TOKEN_BYTES)
         self._filter: Splice | Verification | None = None
-        self._on_resumed: Callable[[], None] | None = None
 
     def pass_on(self, events: bytes) -> bytes:
         """Record whole events; return the bytes for the client.
@@ -57,22 +63,11 @@ class Recording:
         Raises Diverged and NotReplayed where the stream does not go on as it was.
         """
         if self._filter is not None:
-            return self._pass_continued(self._filter, events)
-        if self.answer is not None:
+            events = self._filter.pass_on(events)
+        elif self.answer is not None:
             self.answer.add(events)
             if not self._with_ids:
                 events = without_token_ids(events)
-        if self.sent is not None and events:
-            self.sent.add(events)
-        return events
-
-    def check_end(self) -> None:
-        """Raise Diverged if a repeated answer ends before it has caught up."""
-        if isinstance(self._filter, Verification) and not self._filter.caught_up:
-            raise Diverged("the answer ended before it had caught up")
-
-    def _pass_continued(self, seam: Splice | Verification, events: bytes) -> bytes:
-        events = seam.pass_on(events)
         if events:
             if self.sent is not None:
                 self.sent.add(events)
@@ -87,7 +82,12 @@ class Recording:
         if self.answer is None:
             return False
         self.answer.settle()
-        return self.answer.known and self.answer.finished
+        return not self.answer.obstacle and self.answer.finished
+
+    @property
+    def active(self) -> bool:
+        """True if the stream has to pass through it."""
+        return self.ways.any or self._on_resumed is not None
 
     @property
     def can_go_on(self) -> bool:
@@ -100,8 +100,6 @@ class Recording:
         `begun`: the client has a part of the answer. Before that any request is simply repeated.
         """
         if not begun and self.ways.reason != "stored":
-            self.answer = None
-            self.sent = SentText(self._endpoint)
             return Way.VERIFY, ""
         reason = self.ways.reason
         if self.answer is not None:
@@ -112,6 +110,16 @@ class Recording:
         if self.sent is None:
             return Way.NONE, reason
         return (Way.NONE, "too_long") if self.sent.unreadable else (Way.VERIFY, "")
+
+    def check_end(self) -> None:
+        """Raise Diverged if a repeated answer ends before it has caught up."""
+        if isinstance(self._filter, Verification) and not self._filter.caught_up:
+            raise Diverged("the answer ended before it had caught up")
+
+    def begin_again(self, on_resumed: Callable[[], None]) -> None:
+        """Record the same request anew, of whose answer the client has nothing."""
+        self._start()
+        self._on_resumed = on_resumed
 
     def begin_replay(self, thought_tokens: int, on_resumed: Callable[[], None]) -> None:
         """Expect the answer to a replay; `on_resumed` is called at the first new bytes.
@@ -131,8 +139,8 @@ class Recording:
 
 
 def _replay_obstacle(answer: Answer) -> str:
-    if not answer.known:
-        return "too_long"
+    if answer.obstacle:
+        return answer.obstacle
     if answer.finished:
         return "finished"
     return "tool_call" if answer.in_tool_call else ""

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from app.continuation.answer import Answer, Tail
-from app.continuation.eligibility import CHAT
+from app.continuation.eligibility import ABSENT, CHAT, COMPLETIONS
 from app.continuation.token_ids import EVENT_END, without_token_ids
 
 # Limits of the output of a request. vLLM's default for completions is OpenAI's.
 _MAXIMA = ("max_tokens", "max_completion_tokens")
-_COMPLETIONS_OUTPUT = 16
+_COMPLETIONS_OUTPUT = b"16"
 # Members that make an engine write token IDs.
 WITH_IDS = {"return_token_ids": b"true"}
 
@@ -29,7 +29,8 @@ _COUNTS = re.compile(
     rb'"(prompt_tokens|completion_tokens|reasoning_tokens|cached_tokens)":([0-9]+)'
 )
 _ROLE = b'"role":"'
-_number = msgspec.json.Decoder(int)
+# vLLM reads a number in a string as well.
+_number = msgspec.json.Decoder(int, strict=False)
 
 # Characters by which that end is recognized.
 MATCH_CHARS = 4
@@ -43,11 +44,15 @@ class NotReplayed(Exception):
 
 
 def replay_members(
-    endpoint: str, answer: Answer, value: Callable[[str], bytes]
+    endpoint: str,
+    answer: Answer,
+    value: Callable[[str], bytes],
+    default_limit: int | None = None,
 ) -> dict[str, bytes] | None:
     """Return the members by which a request goes on after the answer so far.
 
-    `value` returns a member of the request, encoded, b"" if there is none. None: no token is left.
+    `value` returns a member of the request, encoded, b"" if there is none. `default_limit` is the
+    model's limit for the output of a chat that sets none. None: no token is left.
     """
     assert answer.prompt is not None
     done = len(answer.ids)
@@ -58,15 +63,18 @@ def replay_members(
         members = {"kv_transfer_params": b'{"prompt_token_ids":%b}' % ids}
     else:
         members = {"prompt": ids}
-        if not value("max_tokens"):
-            members["max_tokens"] = b"%d" % (_COMPLETIONS_OUTPUT - done)
-    for name in (*_MAXIMA, "min_tokens"):
-        limit = _number_of(value(name))
-        if limit is not None:
-            left = limit - done
-            if left < 1 and name in _MAXIMA:
-                return None
-            members[name] = b"%d" % max(left, 0)
+    limits = {name: value(name) for name in (*_MAXIMA, "min_tokens")}
+    if endpoint == COMPLETIONS and limits["max_tokens"] in ABSENT:
+        limits["max_tokens"] = _COMPLETIONS_OUTPUT
+    elif default_limit is not None and all(limits[name] in ABSENT for name in _MAXIMA):
+        limits["max_tokens"] = b"%d" % default_limit
+    for name, encoded in limits.items():
+        if encoded in ABSENT:
+            continue
+        left = _number.decode(encoded) - done
+        if left < 1 and name in _MAXIMA:
+            return None
+        members[name] = b"%d" % max(left, 0)
     return members | WITH_IDS
 
 
@@ -143,10 +151,3 @@ class Splice:
         else:  # of the prompt, of which the answer so far is no part
             tokens = min(tokens, self._answer.prompt_tokens)
         return b'"%b":%d' % (name, tokens)
-
-
-def _number_of(value: bytes) -> int | None:
-    try:
-        return _number.decode(value)
-    except msgspec.DecodeError:
-        return None

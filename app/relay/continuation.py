@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 
 from app.admission import Permit
-from app.continuation import Diverged, NotReplayed, Recording, Way, replay_members
+from app.continuation import WITH_IDS, Diverged, NotReplayed, Recording, Way, replay_members
 from app.errors import GatewayError
 from app.relay.answer_text import IdDecoder, count_thought, cut_at_text
 from app.relay.call_builder import CallBuilder
@@ -226,7 +226,12 @@ class StreamContinuation:
             assert answer is not None
             decoder = IdDecoder(target.engine, target.served_name)
             if await cut_at_text(answer, decoder, always=recording.calls_tools):
-                members = replay_members(self._request.endpoint.label, answer, self._calls.value)
+                defaults = target.engine.facts.sampling_defaults or {}
+                limit = defaults.get("max_tokens")
+                members = replay_members(
+                    self._request.endpoint.label, answer, self._calls.value,
+                    limit if isinstance(limit, int) else None,
+                )  # fmt: skip
                 if members is None:
                     raise _Lost("finished")
                 thought_tokens = await count_thought(answer, decoder)
@@ -236,6 +241,9 @@ class StreamContinuation:
             if recording.sent is None:
                 raise _Lost("unaligned")
             self._way = Way.VERIFY
+        if not result.events:
+            recording.begin_again(self._note_resumed)
+            return {} if recording.answer is None else WITH_IDS
         recording.begin_verify(self._note_resumed)
         if result.partial_usage is not None:
             self._recomputed = result.partial_usage.prompt + result.partial_usage.completion

@@ -67,10 +67,10 @@ async def _forward_stream(
     if meter is None:
         meter = result.meter = call.meter()
     exchange, recording = request.exchange, call.recording
-    can_go_on = recording is not None and recording.ways.any
-    stream = EventStream(response, request, meter, latency, recording if can_go_on else None)
+    active = recording if recording is not None and recording.active else None
+    stream = EventStream(response, request, meter, latency, active)
     movable: MovableStream | None = None
-    if recording is not None and can_go_on and streams is not None:
+    if recording is not None and recording.ways.any and streams is not None:
         movable = MovableStream(response, recording)
         streams.add(movable)
     try:

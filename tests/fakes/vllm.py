@@ -81,6 +81,7 @@ class Fake:
 
     model: str = "demo"
     max_model_len: int = 2048
+    version: str = "0.32.0+fake"
     seen: list[Seen] = field(default_factory=list)
     # Ids of stored responses (vLLM keeps them with VLLM_ENABLE_RESPONSES_API_STORE=1).
     stored: set[str] = field(default_factory=set)
@@ -226,7 +227,7 @@ class Fake:
         if path in ("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"):
             return self._sleep_mode(request, writer)
         if path == "/version":
-            return self.plain(writer, b'{"version":"0.0.0+fake"}')
+            return self.plain(writer, json.dumps({"version": self.version}).encode())
         if path == "/v1/models":
             card: dict[str, Any] = {"id": self.model, "object": "model", "root": "/secret/path"}
             card["max_model_len"] = self.max_model_len

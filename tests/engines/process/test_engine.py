@@ -39,7 +39,7 @@ async def test_engine_starts_serves_and_stops(make: Make) -> None:
     states = [engine.state]
     await ready(engine)
     states.append(engine.state)
-    assert engine.facts.version == "0.0.0+fake"
+    assert engine.facts.version == "0.32.0+fake"
     assert engine.facts.max_model_len == 2048
     assert await ask(engine) == 200
     processes = family(engine)

@@ -1,0 +1,194 @@
+"""The IDs of a stream, and where its text ends among them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.continuation.answer import BATCH, Answer, Tail
+from tests.app.continuation.generated import (
+    CHAT,
+    COMPLETIONS,
+    WIDTHS,
+    answers,
+    body_of,
+    events_of,
+    grouped,
+    made_by,
+)
+from tests.app.continuation.streams import data_of, recorded
+
+PLENTY = 10_000
+
+
+def record(chunks: Sequence[bytes], max_tokens: int = PLENTY) -> Answer:
+    answer = Answer(max_tokens)
+    for chunk in chunks:
+        answer.add(chunk)
+    answer.settle()
+    return answer
+
+
+def texts_of(events: Sequence[bytes]) -> list[tuple[list[int], str, str]]:
+    """Return the IDs, the text and the reasoning of each chunk, read as JSON."""
+    found = []
+    for event in events:
+        data = data_of(event)
+        for choice in data["choices"] if isinstance(data, dict) else ():
+            delta = choice.get("delta") or {}
+            text = choice.get("text") or delta.get("content") or ""
+            found.append((choice.get("token_ids") or [], text, delta.get("reasoning") or ""))
+    return found
+
+
+def facts_of(answer: Answer) -> dict[str, Any]:
+    names = ("prompt", "prompt_tokens", "tail", "thought_tokens", "first_thought", "last_thought",
+             "thought_ended", "id", "created", "finished", "in_tool_call", "obstacle")  # fmt: skip
+    return {name: getattr(answer, name) for name in names} | {"ids": list(answer.ids)}
+
+
+def expected_of(events: Sequence[bytes]) -> dict[str, Any]:
+    """Return the facts of a stream, found chunk by chunk."""
+    ids: list[int] = []
+    found: dict[str, Any] = {
+        "tail": None, "thought_tokens": 0, "first_thought": None, "last_thought": None,
+        "thought_ended": False,
+    }  # fmt: skip
+    for tokens, text, reasoning in texts_of(events):
+        end = len(ids) + len(tokens)
+        if reasoning:
+            found["last_thought"] = Tail(len(ids), end, reasoning)
+            found["first_thought"] = found["first_thought"] or found["last_thought"]
+            found["thought_tokens"] += len(tokens)
+        if text or reasoning:
+            found["tail"] = Tail(len(ids), end, text or reasoning)
+            found["thought_ended"] |= bool(text)
+        ids += tokens
+    return found | {"ids": ids}
+
+
+@settings(max_examples=25)
+@given(
+    endpoint=st.sampled_from([CHAT, COMPLETIONS]),
+    said=answers(),
+    widths=WIDTHS,
+    sizes=WIDTHS,
+    until=st.integers(1, 200),
+)
+def test_any_grouping_gives_the_same_facts(
+    endpoint: str, said: str, widths: list[int], sizes: list[int], until: int
+) -> None:
+    made = made_by(endpoint, body_of(said))
+    events = events_of(endpoint, made, ids=True, widths=widths)[:until]
+    answer = record(grouped(events, sizes))
+    facts = facts_of(answer)
+    assert facts == facts | expected_of(events)
+    assert facts == facts_of(record([b"".join(events)]))
+    assert (answer.prompt, answer.prompt_tokens) == (b",".join(b"%d" % i for i in made.prompt), 3)
+    assert (answer.id, answer.created) == (b"chatcmpl-fake", b"1795227950")
+    assert answer.obstacle == ""
+    assert answer.finished is any(b'"finish_reason":"' in event for event in events)
+
+
+@pytest.mark.parametrize("size", [1, 3, BATCH, 1000])
+def test_facts_of_a_real_stream(size: int) -> None:
+    """An empty thought, and then the answer: vLLM's own bytes."""
+    answer = record(grouped(recorded("chat_token_ids"), [size]))
+    assert list(answer.ids) == [1179, 1180, 329, 445, 316, 436, 281, 358, 13, 1176]
+    assert answer.prompt == b"1178,276,198,350,281,262,445,316,436,30,1176,198,1178,272,277,198"
+    assert answer.prompt_tokens == 16
+    assert answer.id == b"chatcmpl-recorded-chat_token_ids"
+    assert answer.created == b"1795412435"
+    assert answer.tail == Tail(8, 9, ".")
+    assert answer.finished
+    assert not answer.in_tool_call
+    assert answer.thought_tokens == 0
+
+
+def test_answer_ends_before_an_incomplete_character() -> None:
+    """The first half of a character has an ID and no text."""
+    events = events_of(CHAT, made_by(CHAT, body_of("a灯")), ids=True)
+    answer = record(events[:3])
+    assert [len(tokens) for tokens, _, _ in texts_of(events[:3])] == [0, 1, 1]
+    assert answer.tail == Tail(0, 1, "a")
+    assert len(answer.ids) == 2
+    answer.cut(1)
+    assert len(answer.ids) == 1
+
+
+def test_stream_without_text_has_no_tail() -> None:
+    events = events_of(CHAT, made_by(CHAT, body_of("<think>a</think>b")), ids=True)
+    answer = record(events[:2])
+    assert (answer.tail, list(answer.ids)) == (None, [1001])
+
+
+def test_thought_is_counted_and_its_end_seen() -> None:
+    events = events_of(CHAT, made_by(CHAT, body_of("<think>one two</think>three")), ids=True)
+    thinking = record(events[:4])
+    assert (thinking.thought_tokens, thinking.thought_ended) == (2, False)
+    assert (thinking.first_thought, thinking.last_thought) == (
+        Tail(1, 2, "one"),
+        Tail(2, 3, " two"),
+    )
+    answering = record(events)
+    assert (answering.thought_tokens, answering.thought_ended) == (2, True)
+
+
+def test_tool_call_is_seen_from_its_first_chunk_on() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    events = events_of(CHAT, made_by(CHAT, body_of(f"let me see {call}")), ids=True)
+    first = next(n for n, event in enumerate(events) if b'"tool_calls":[' in event)
+    assert not record(events[:first]).in_tool_call
+    assert record(events[: first + 1]).in_tool_call
+
+
+class TestBounds:
+    EVENTS = events_of(CHAT, made_by(CHAT, body_of("one two three")), ids=True)[:-2]
+
+    def test_stream_of_the_maximum_is_known(self) -> None:
+        assert record(self.EVENTS, 3 + 3).obstacle == ""
+
+    @pytest.mark.parametrize("max_tokens", [1, 3, 5])
+    def test_longer_stream_is_forgotten(self, max_tokens: int) -> None:
+        answer = record(self.EVENTS, max_tokens)
+        assert answer.obstacle == "too_long"
+        assert (len(answer.ids), answer.prompt) == (0, None)
+        answer.add(b"".join(self.EVENTS))
+        answer.settle()
+        assert (answer.obstacle, len(answer.ids)) == ("too_long", 0)
+
+    def test_stream_without_ids_is_not_known(self) -> None:
+        """The engine does not know the flag."""
+        made = made_by(CHAT, body_of("one two"))
+        assert record(events_of(CHAT, made, ids=False)).obstacle == "version"
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            b'data: {"choices":[{"token_ids":[1],"delta":{"content":"x}]}\n\n',
+            b'data: {"choices":[{"token_ids":[1],"delta":{"content":"\xff"}}]}\n\n',
+            b'data: {"choices":[{"token_ids":[1 2],"delta":{"content":"x"}}]}\n\n',
+            b'data: {"choices":{"token_ids":[1]}}\n\n',
+        ],
+    )
+    def test_stream_that_cannot_be_read_is_not_known(self, event: bytes) -> None:
+        assert record([*self.EVENTS[:2], event]).obstacle == "version"
+
+    def test_ids_that_are_no_token_are_not_recorded(self) -> None:
+        data = {"choices": [{"token_ids": [2**32], "delta": {"content": "x"}}]}
+        event = b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+        assert record([*self.EVENTS[:2], event]).obstacle == "version"
+
+
+def test_nothing_is_searched_until_a_batch_is_full() -> None:
+    """One search for many chunks is a third of the cost."""
+    answer = Answer(PLENTY)
+    events = events_of(CHAT, made_by(CHAT, body_of("x" * 400)), ids=True)
+    for event in events[: BATCH - 1]:
+        answer.add(event)
+    assert not answer.ids
+    answer.add(events[BATCH - 1])
+    assert len(answer.ids) == BATCH - 1

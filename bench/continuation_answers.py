@@ -113,8 +113,13 @@ def assemble(events: list[bytes]) -> Answer:
 
 
 def _add_trailing(answer: Answer, data: bytes) -> None:
-    """Add an event after the end: only `[DONE]` may follow a typed stream's last event."""
-    if data == b"[DONE]" and answer.ends == 1 and "response" in answer.parts:
+    """Add an event after the end: `[DONE]` may follow an error, and a typed stream's last event.
+
+    vLLM sends it after an error of its own.
+    """
+    if data == b"[DONE]" and answer.errors and not answer.ends:
+        answer.ends += 1
+    elif data == b"[DONE]" and answer.ends == 1 and "response" in answer.parts:
         answer.add("response", "[DONE]", "")
         answer.ends += 1
     else:

@@ -103,6 +103,11 @@ def test_error_event_after_the_right_beginning_is_an_error() -> None:
     assert of(*WHOLE[:3], ERROR) == Verdict(Outcome.ERROR, "engine_failed")
 
 
+def test_done_may_follow_an_error_event_once() -> None:
+    assert of(*WHOLE[:3], ERROR, DONE) == Verdict(Outcome.ERROR, "engine_failed")
+    assert of(*WHOLE[:3], ERROR, DONE, DONE).outcome is Outcome.WRONG
+
+
 def test_error_event_after_a_wrong_beginning_is_wrong() -> None:
     verdict = of(*WHOLE[:3], *WHOLE[2:3], ERROR)
     assert verdict.outcome is Outcome.WRONG

@@ -215,11 +215,15 @@ class TestPromptsTimesChoices:
         ) as gateway:
             body = {"model": "demo", "prompt": ["x"] * 2000, "n": 128, "max_tokens": 4000}
             body["fake"] = "hang"
+            other = await make_key(gateway, "other")
+            # The limit refills at once: as much as the next request takes, in half a minute.
+            large = {**CHAT, "max_tokens": 500_000}
             async with connected(gateway) as client:
                 client.send(request(json.dumps(body).encode()))
                 await fake.until_running()
-                other = await make_key(gateway, "other")
-                answer = await gateway.client.post("/v1/chat/completions", json=CHAT, headers=other)
+                answer = await gateway.client.post(
+                    "/v1/chat/completions", json=large, headers=other
+                )
                 assert answer.status_code == 429
                 assert int(answer.headers["retry-after"]) <= 60
 

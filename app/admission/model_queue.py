@@ -59,6 +59,7 @@ class ModelQueue:
         self._max_in_flight = inf if settings.max_in_flight is None else settings.max_in_flight
         self.max_waiting = settings.max_waiting
         self._timeout_s = settings.timeout_s
+        self._freed.notify()
         self._grant_slots()
 
     async def wait_until_idle(self) -> None:

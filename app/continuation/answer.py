@@ -16,14 +16,17 @@ import msgspec
 
 # Chunks that are searched together: one by one costs three times as much.
 BATCH = 32
-_LISTS = re.compile(rb'"token_ids":\[([0-9, ]*)\]')
+# A chunk of this size is searched at once: a client that reads slowly gets large ones.
+BATCH_BYTES = 16 * 1024
+_LISTS = re.compile(rb'"token_ids":\[([^\]]*)\]')
 _PROMPT = re.compile(rb'"prompt_token_ids":\[([0-9, ]*)\]')
 _HEAD = re.compile(rb'"id":"([^"]*)".*?"created":([0-9]+)')
 _DATA = b"data: {"
+DONE = b"data: [DONE]"
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
 _TOOL_CALLS = b'"tool_calls":['
 _FINISHED = b'"finish_reason":"'
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, OverflowError)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError)
 _ids = msgspec.json.Decoder(list[int])
 
 
@@ -61,6 +64,7 @@ class Answer:
         "_events",
         "_max_tokens",
         "created",
+        "ended",
         "finished",
         "first_thought",
         "id",
@@ -92,6 +96,7 @@ class Answer:
         self.id: bytes | None = None
         self.created: bytes | None = None
         self.finished = False
+        self.ended = False  # the client has the end mark
         self.in_tool_call = False
         # Why it cannot be replayed: "too_long", or "version", a stream that the engine's version
         # should not write. "" where it can.
@@ -100,12 +105,13 @@ class Answer:
     def add(self, events: bytes) -> None:
         """Record whole events, with their IDs, that pass to the client."""
         self._events.append(events)
-        if len(self._events) >= BATCH:
+        if len(self._events) >= BATCH or len(events) >= BATCH_BYTES:
             self.settle()
 
     def settle(self) -> None:
         """Take in all events that were added."""
         events, self._events = b"".join(self._events), []
+        self.ended = self.ended or events.find(DONE) >= 0
         if self.obstacle or not events:
             return
         try:

@@ -27,7 +27,7 @@ class Recording:
 
     __slots__ = (
         "_endpoint", "_filter", "_max_tokens", "_on_resumed", "_with_ids", "answer", "calls_tools",
-        "sent", "ways",
+        "sent", "shows_tokens", "ways",
     )  # fmt: skip
 
     def __init__(
@@ -37,13 +37,18 @@ class Recording:
         max_tokens: int,
         *,
         with_ids: bool = False,
+        shows_tokens: bool = False,
         calls_tools: bool = False,
     ) -> None:
-        """`with_ids`: the client asked for token IDs; `calls_tools`: the request has tools."""
+        """`with_ids`: the client asked for token IDs; `calls_tools`: the request has tools.
+
+        `shows_tokens`: the client sees each token, in IDs or logprobs, also those without text.
+        """
         self.ways = ways
         self._endpoint = endpoint
         self._max_tokens = max_tokens
         self._with_ids = with_ids
+        self.shows_tokens = shows_tokens or with_ids
         self.calls_tools = calls_tools
         self._on_resumed: Callable[[], None] | None = None
         self._start()
@@ -75,6 +80,14 @@ class Recording:
                 self._on_resumed()
                 self._on_resumed = None
         return events
+
+    @property
+    def ended(self) -> bool:
+        """True if the client has the last event of the stream."""
+        if self.answer is not None:
+            self.answer.settle()
+            return self.answer.ended
+        return self.sent is not None and self.sent.ended
 
     @property
     def has_whole_answer(self) -> bool:

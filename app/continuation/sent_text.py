@@ -16,6 +16,8 @@ from app.continuation.text_template import TextTemplate, decode_body, make_templ
 
 # Calls of `add` between two batches.
 _BATCH = 32
+# A chunk of this size is parsed at once: a client that reads slowly gets large ones.
+_BATCH_BYTES = 16 * 1024
 # Bytes of a segment's record besides its text, roughly.
 _SEGMENT_BYTES = 256
 
@@ -48,13 +50,14 @@ class SentText:
         self._size = 0
         self._pending: list[bytes] = []
         self._last = b""
+        self._ended = False
         self._templates: dict[tuple[Channel, str], TextTemplate] = {}
 
     def add(self, events: bytes) -> None:
         """Record whole events that were sent to the client."""
         pending = self._pending
         pending.append(events)
-        if len(pending) >= _BATCH:
+        if len(pending) >= _BATCH or len(events) >= _BATCH_BYTES:
             self._read()
 
     @property
@@ -73,6 +76,12 @@ class SentText:
         """Return what identifies the run to the client."""
         self._read()
         return self._run
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the client has the event with which a stream ends."""
+        self._read()
+        return self._ended
 
     @property
     def last_number(self) -> int:
@@ -135,6 +144,7 @@ class SentText:
         parts = self.dialect.read_parts(data)
         for part in parts:
             self._record(part)
+            self._ended = self._ended or part.ends
         if (template := make_template(event, parts)) is not None:
             self._templates[template.part.channel, template.part.kind] = template
 

@@ -8,7 +8,7 @@ text of a model never matches.
 import re
 
 _LIST = b'token_ids":['
-_IDS = re.compile(rb'token_ids":\[[0-9, ]*\]')
+_IDS = re.compile(rb'token_ids":\[[^\]]*\]')
 _NULL = b'token_ids":null'
 # Precedes the IDs in a chunk that exists only because of the flag.
 _NO_TEXT = b'"delta":{},"logprobs":null,"finish_reason":null,"'

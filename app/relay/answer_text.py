@@ -1,17 +1,20 @@
 """Finds where text ends among the token IDs of an answer, by asking an engine to decode them."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from app.continuation import Answer, Tail, end_candidates, is_end
-from engines.base import Engine, EngineError, EngineRequest
+from engines.base import Engine, EngineError, EngineNotReady, EngineRequest
 
 _HEADERS = ((b"content-type", b"application/json"),)
 # The IDs that are decoded to see how their text ends.
 WINDOW = 16
 # A few tokens; more is no answer to the question.
 MAX_BYTES = 64 * 1024
+# Seconds for that answer; an engine that computes other requests gives it all the same.
+DECODE_S = 5.0
 REPLACEMENT = "\ufffd"  # of bytes that are no whole character
 
 
@@ -30,27 +33,44 @@ class IdDecoder:
         self._served_name = served_name
 
     async def decode(self, ids: Sequence[int]) -> str | None:
-        """Return the text of IDs, special tokens included; None: the engine does not say."""
+        """Return the text of IDs, special tokens included; None: the engine does not say.
+
+        Raises EngineNotReady where it does not answer.
+        """
         body = msgspec.json.encode({"model": self._served_name, "tokens": list(ids)})
-        data = b""
         try:
-            request = EngineRequest("POST", "/detokenize", _HEADERS, body)
-            response = await self._engine.send(request)
-            try:
-                while not response.ended and len(data) <= MAX_BYTES:
-                    data += await response.read()
-            finally:
-                response.close()
-            return _text.decode(data).prompt if response.status == 200 else None
-        except (EngineError, msgspec.DecodeError):
+            async with asyncio.timeout(DECODE_S):
+                status, data = await self._ask(body)
+        except (EngineError, TimeoutError) as error:
+            raise self._failure() from error
+        if status >= 500:
+            raise self._failure()
+        try:
+            return _text.decode(data).prompt if status == 200 else None
+        except msgspec.DecodeError:
             return None
 
+    def _failure(self) -> EngineNotReady:
+        return EngineNotReady(f"engine {self._engine.name} decodes no token IDs now")
 
-async def cut_at_text(answer: Answer, decoder: IdDecoder, *, always: bool) -> bool:
+    async def _ask(self, body: bytes) -> tuple[int, bytes]:
+        """Return the status and the body of an answer. Raises EngineError."""
+        data = b""
+        response = await self._engine.send(EngineRequest("POST", "/detokenize", _HEADERS, body))
+        try:
+            while not response.ended and len(data) <= MAX_BYTES:
+                data += await response.read()
+        finally:
+            response.close()
+        return response.status, data
+
+
+async def cut_at_text(answer: Answer, decoder: IdDecoder, *, always: bool, all_shown: bool) -> bool:
     """Cut an answer's IDs where the text of its client ends; return whether that is known.
 
     The last chunk is decoded if it has several IDs, or `always`: a tool parser holds text back that
-    may begin a call.
+    may begin a call. `all_shown`: the client has seen every token, so none can be generated again.
+    Raises EngineNotReady.
     """
     end = 0 if answer.tail is None else answer.tail.end
     if answer.tail is not None and (always or end - answer.tail.start > 1):
@@ -58,6 +78,8 @@ async def cut_at_text(answer: Answer, decoder: IdDecoder, *, always: bool) -> bo
         if found is None:
             return False
         end = found
+    if all_shown and end < len(answer.ids):
+        return False
     answer.cut(end)
     return True
 

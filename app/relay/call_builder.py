@@ -106,6 +106,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
             ways,
             terms.max_tokens,
             with_ids=as_bool(self.value("return_token_ids")) is True,
+            shows_tokens=as_bool(self.value("logprobs")) is True,
             calls_tools=bool(self.value("tools")),
         )
 

@@ -125,6 +125,9 @@ class StreamContinuation:
 
         Raises _Lost.
         """
+        if self._recording.ended:
+            await self._finish(b"")
+            return None
         if self._calls.plan.rewrite.withhold_usage and self._recording.has_whole_answer:
             await self._complete()
             return None
@@ -135,7 +138,10 @@ class StreamContinuation:
             try:
                 return await self._send(target)
             except EngineNotReady:
-                await asyncio.sleep(RETRY_S)  # nothing was sent: the same interruption
+                # Nothing was sent: the same interruption.
+                if asyncio.get_running_loop().time() + RETRY_S > self._wait_until:
+                    raise _Lost("no_replica") from None
+                await asyncio.sleep(RETRY_S)
 
     async def _next_target(self) -> Replica:
         """Return the engine at which the stream goes on, once there is one. Raises _Lost."""
@@ -225,7 +231,9 @@ class StreamContinuation:
             answer = recording.answer
             assert answer is not None
             decoder = IdDecoder(target.engine, target.served_name)
-            if await cut_at_text(answer, decoder, always=recording.calls_tools):
+            if await cut_at_text(
+                answer, decoder, always=recording.calls_tools, all_shown=recording.shows_tokens
+            ):
                 defaults = target.engine.facts.sampling_defaults or {}
                 limit = defaults.get("max_tokens")
                 members = replay_members(
@@ -251,14 +259,19 @@ class StreamContinuation:
 
     async def _complete(self) -> None:
         """End a stream of which only the end mark is missing, and the usage that is withheld."""
-        answer, result, meter = self._recording.answer, self._result, self._result.meter
+        answer = self._recording.answer
         assert answer is not None
-        assert meter is not None
         self._way = Way.REPLAY
         self._note_resumed()
-        result.usage = Usage(answer.prompt_tokens, len(answer.ids))
-        await self._request.exchange.send_body(meter.flush() + DONE, more=False)
-        result.complete = True
+        self._result.usage = Usage(answer.prompt_tokens, len(answer.ids))
+        await self._finish(DONE)
+
+    async def _finish(self, end: bytes) -> None:
+        """End the response with what is withheld of it, and `end`."""
+        meter = self._result.meter
+        assert meter is not None
+        await self._request.exchange.send_body(meter.flush() + end, more=False)
+        self._result.complete = True
 
     def _note_resumed(self) -> None:
         """Count a continuation; called at its first new bytes."""

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from app.asgi import ClientExchange, Headers
 from app.continuation import Recording
-from app.errors import GatewayError
+from app.errors import EngineFailed, GatewayError
 from app.relay.buffered_response import buffer_server_error
 from app.relay.engine_call import CallResult, EngineCall
 from app.relay.request_context import RequestContext
@@ -45,6 +45,8 @@ async def forward(
         exchange.model_line = call.model_line
         if head.is_stream:
             await _forward_stream(response, call, request, latency, result, head.headers, streams)
+        elif result.meter is not None:
+            raise EngineFailed("the engine did not go on with a stream")
         else:
             await forward_plain(response, request, head, result)
     finally:

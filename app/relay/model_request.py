@@ -41,7 +41,7 @@ _NO_LEASE = nullcontext()
 class ModelRequest:
     """One request at one model, and after that failed, at another."""
 
-    __slots__ = ("_principal", "_request", "_services", "reservation")
+    __slots__ = ("_deaths", "_principal", "_request", "_services", "reservation")
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class ModelRequest:
         self._principal = principal
         self._request = request
         self.reservation = reservation
+        self._deaths = 0  # of engines that had been sent the request, of whatever model
 
     async def serve(
         self,
@@ -165,11 +166,12 @@ class ModelRequest:
             continuation = StreamContinuation(
                 services, request, calls, result, permit=permit, renew_lease=renew, latency=latency
             )
-            await continuation.run(interrupted, attempts.deaths)
+            await continuation.run(interrupted, self._deaths + attempts.deaths)
         except asyncio.CancelledError:
             canceled = True
             raise
         finally:
+            self._deaths += attempts.deaths
             if request.engine is not None:
                 self._settle(plan, result, canceled=canceled)
             if request.ttft_s is not None:

@@ -29,7 +29,9 @@ class Replica:
 
     def move_streams(self) -> int:
         """Interrupt the streams that can go on elsewhere, each once; return their number."""
-        streams, self.streams = self.streams, set()
+        # The set stays the same: requests that wait for their response will add streams to it.
+        streams = list(self.streams)
+        self.streams.clear()
         for stream in streams:
             stream.move()
         return len(streams)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+BEHIND_END = -1
+
 KINDS = {
     "close": "the connection ends without the stream's end, as when the process dies",
     "reset": "the connection is reset",
@@ -19,7 +21,8 @@ KINDS = {
 class StreamFault:
     """A fault of streams that have written so many tokens.
 
-    With 0 tokens it happens behind the event that opens a stream, where there is one.
+    With 0 tokens it happens behind the event that opens a stream, where there is one; with
+    BEHIND_END behind the last event, before the response is complete.
     """
 
     kind: str
@@ -42,11 +45,22 @@ class StreamFault:
 
     def strikes(self, tokens: int) -> bool:
         """Return whether it happens to a stream that has written so many tokens."""
-        if tokens < self.after or (self.times is not None and self._happened >= self.times):
+        if (
+            self.after == BEHIND_END
+            or tokens < self.after
+            or (self.times is not None and self._happened >= self.times)
+        ):
             return False
         if self.once is not None:
             if self.once.exists():
                 return False
             self.once.touch()
+        self._happened += 1
+        return True
+
+    def strikes_behind_end(self) -> bool:
+        """Return whether it happens to a stream whose last event was written."""
+        if self.after != BEHIND_END or (self.times is not None and self._happened >= self.times):
+            return False
         self._happened += 1
         return True

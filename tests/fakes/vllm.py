@@ -442,6 +442,8 @@ class Fake:
                 self.faulted.add(one)
                 return await self._strike(fault, event, writer)
             await asyncio.sleep(self.pace_s)
+        if fault is not None and fault.strikes_behind_end():
+            return await self._strike(fault, b"", writer)
         writer.write(b"0\r\n\r\n")
         return True
 

@@ -147,7 +147,7 @@ class ModelLoads:
         if self._closing:
             raise EngineUnavailable(SHUTTING_DOWN)
         died = state.residency is Residency.LOADED and not state.up
-        if died and not state.restarting and (wait_s := state.record_fault(now)):
+        if died and state.has_failed and (wait_s := state.record_fault(now)):
             self._stop_dead_engines(state, wait_s)
         if now < state.retry_at:
             raise self._backing_off(state)
@@ -290,6 +290,7 @@ class ModelLoads:
     def _note_loaded(self, state: ModelState) -> None:
         state.residency = Residency.LOADED
         state.loaded_at = state.last_used = self._now()
+        state.restarts_before = state.restarts
         if state.load_s is None:
             state.load_s = max((e.load_s or 0.0 for e in state.model.engines), default=0.0) or None
         # Before the next decision: a load serves the requests that waited for it in any case.

@@ -50,6 +50,7 @@ class ModelState:
     loaded_at: float = 0.0
     last_used: float = 0.0
     load_s: float | None = None
+    restarts_before: int = 0  # the latest load
     # Grants no more leases, so that it can be unloaded.
     draining: bool = False
     # By an operator.
@@ -69,10 +70,16 @@ class ModelState:
         return any(engine.state is EngineState.READY for engine in self.model.engines)
 
     @property
-    def restarting(self) -> bool:
-        """True while an operator restarts an engine: an engine that died is FAILED instead."""
-        states = (EngineState.STOPPING, EngineState.STOPPED)
-        return any(engine.state in states for engine in self.model.engines)
+    def has_failed(self) -> bool:
+        """True if an engine has failed since the load; one that an operator restarts has not."""
+        if any(engine.state is EngineState.FAILED for engine in self.model.engines):
+            return True
+        return self.restarts > self.restarts_before
+
+    @property
+    def restarts(self) -> int:
+        """Number of restarts of its engines after failures."""
+        return sum(engine.restarts for engine in self.model.engines)
 
     @property
     def available(self) -> bool:

@@ -305,13 +305,27 @@ def _held(engine: FakeEngine) -> OnDemandModel:
     return OnDemandModel(on_demand(engine).settings, (engine,), held=True)
 
 
-async def test_restart_by_an_operator_is_no_death_of_the_model(start: StartLoader) -> None:
-    """Its moved streams want it at once, while its engine is being stopped."""
+@pytest.mark.parametrize("state", [EngineState.STOPPED, EngineState.STARTING])
+async def test_restart_by_an_operator_is_no_death_of_the_model(
+    start: StartLoader, state: EngineState
+) -> None:
+    """Its moved streams want it while its engine is not READY again."""
     engine = FakeEngine("a")
     scene = start(on_demand(engine))
     for _ in range(3):
         with await scene.loader.lease("a"):
             pass
-        engine.state = EngineState.STOPPED
+        engine.state = state
+        asyncio.get_running_loop().call_soon(setattr, engine, "state", EngineState.STOPPED)
     with await scene.loader.lease("a"):
         assert scene.loader._states["a"].failures == 0
+
+
+async def test_restart_after_a_failure_is_a_death_of_the_model(start: StartLoader) -> None:
+    engine = FakeEngine("a")
+    scene = start(on_demand(engine))
+    with await scene.loader.lease("a"):
+        pass
+    engine.state, engine.restarts = EngineState.STOPPED, 1  # before it starts by itself
+    with await scene.loader.lease("a"):
+        assert scene.loader._states["a"].failures == 1

@@ -68,38 +68,42 @@ class Shutdown:
             await self._hand_over_to_successor()
 
     async def _hand_over_to_successor(self) -> None:
-        """Serve until the next gateway asks, then hand over and drain."""
-        loop, wait_s = asyncio.get_running_loop(), self._application.settings.server.handover_wait_s
-        offer = self._offer()
-        asked = offer is not None and await self._serve_until_asked(offer, wait_s)
-        await self._hand_over(self._server, self._metrics_server)
-        sending = asyncio.create_task(offer.send()) if offer is not None and asked else None
-        until = loop.time() + wait_s
-        await self._drain()
-        if sending is not None:
-            await self._wait(sending, until)
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-        if offer is not None:
-            offer.close()
+        """Serve until the next gateway asks, then hand over and drain.
 
-    async def _serve_until_asked(self, offer: SocketOffer, wait_s: float) -> bool:
-        """Return whether the next gateway has asked for the ports; False: none comes in time."""
+        If it does not ask in time, connections wait for it until the drain has ended.
+        """
+        wait_s = self._application.settings.server.handover_wait_s
+        offer = self._offer()
+        if offer is None:
+            await self._hand_over(self._server, self._metrics_server)
+            await self._drain()
+            return
+        asking = asyncio.create_task(offer.wait_until_asked())
+        await self._serve_until(asking, offer, wait_s)
+        asked = asking.done()
+        await self._hand_over(self._server, self._metrics_server)
+        sending = asyncio.create_task(_send(offer, asking))
+        until = asyncio.get_running_loop().time() + wait_s
+        await self._drain()
+        if asked:
+            await self._wait(sending, until)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        offer.close()
+
+    async def _serve_until(
+        self, asking: asyncio.Task[None], offer: SocketOffer, wait_s: float
+    ) -> None:
+        """Return when the next gateway has asked for the ports, or none comes in time."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         log.info("serving until the next gateway takes the port, for at most %g s", wait_s)
-        asking = asyncio.create_task(offer.wait_until_asked())
         while not asking.done() and not self._server.should_exit:
             until = began + (SUCCESSOR_START_S if offer.awaited else wait_s)
             if (left := until - loop.time()) <= 0:
-                break
+                log.warning("no gateway has taken the port in %g s", loop.time() - began)
+                return
             await asyncio.wait({asking}, timeout=min(left, 0.1))
-        asked = asking.done()
-        if not asked:
-            log.warning("no gateway has taken the port: closing it")
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-        return asked
 
     def _offer(self) -> SocketOffer | None:
         """Offer the ports to the next gateway, if it can start before this one has exited."""
@@ -148,6 +152,12 @@ class Shutdown:
             not task.done() and not self._server.should_exit and (left := until - loop.time()) > 0
         ):
             await asyncio.wait({task}, timeout=min(left, 0.1))
+
+
+async def _send(offer: SocketOffer, asking: asyncio.Task[None]) -> None:
+    """Send the sockets to the next gateway once it asks; return when it accepts connections."""
+    await asking
+    await offer.send()
 
 
 async def hand_over(

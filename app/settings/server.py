@@ -107,9 +107,9 @@ class ServerSettings(SpecModel):
         10.0,
         ge=0,
         description="Time that a gateway with keep_engines goes on serving after SIGTERM, in "
-        "seconds, until the next gateway takes over its port and engines. If none comes, it closes "
-        "the port and drains. 0 closes the port at once: for supervisors that start a gateway only "
-        "after the previous one has exited. Not used under systemd.",
+        "seconds, until the next gateway takes over its port and engines. If none comes, it "
+        "accepts no more connections and drains. 0 closes the port at once: for supervisors that "
+        "start a gateway only after the previous one has exited. Not used under systemd.",
     )
     memory_budget_gib: float | None = Field(
         None,

@@ -1,6 +1,7 @@
 """A gateway with `keep_engines` between SIGTERM and the next gateway."""
 
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -51,6 +52,29 @@ def test_without_a_next_gateway_the_port_closes(
         assert old.terminate() == 0
         assert not responds(f"{old.url}/health")
         assert ("no gateway has taken the port" in old.said()) == (wait_s > 0)
+
+
+def test_late_gateway_takes_the_port_while_the_old_one_drains(
+    fake_url: str, tmp_path: Path
+) -> None:
+    model = {"name": "demo", "engines": [remote(fake_url)]}
+    with deployed(tmp_path, model, keep_engines=True, handover_wait_s=0.1) as old:
+        until_ready(old)
+        body = {"model": "demo", "messages": [], "stream": True, "fake": "pace:20"}
+        with old.client() as client, client.stream("POST", "/v1/chat/completions", json=body):
+            old.process.send_signal(signal.SIGTERM)
+            poll_until(lambda: "no gateway has taken the port" in old.said())
+            poll_until(lambda: "free for the next gateway" in old.said())
+            with socket.create_connection(("127.0.0.1", old.port)) as waiting:
+                waiting.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                new = start(tmp_path / "gateway.yaml")
+                try:
+                    waiting.settimeout(60)
+                    assert waiting.recv(4096).startswith(b"HTTP/1.1 200")
+                    assert old.process.poll() is None
+                finally:
+                    new.kill()
+                    new.wait()
 
 
 def test_a_gateway_that_does_not_start_takes_nothing(fake_url: str, tmp_path: Path) -> None:

@@ -106,8 +106,9 @@ def table(results: Sequence[Result], clients: int) -> Table:
         f"{clients} clients that open a connection for every request to the demo model on real "
         "vLLM, while the gateway is restarted with `server.keep_engines`. The wait is from "
         "`connect` to the last byte of an answer; the gap from SIGTERM to the answer of a request "
-        "sent right after it. With the socket unit the next gateway starts when the old one has "
-        "exited, so both contain the rest of the stream and the start of a gateway.",
+        "sent right after it, which with the hand-over is the old gateway's. With the socket unit "
+        "the next gateway starts when the old one has exited, so both contain the rest of the "
+        "stream and the start of a gateway.",
     )
 
 

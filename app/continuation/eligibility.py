@@ -49,7 +49,7 @@ DEFAULT_TEMPERATURE = 1.0
 _EXACT = frozenset(
     {
         "model", "messages", "prompt", "stream", "stream_options", "stream_interval", "user",
-        "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k",
+        "temperature", "top_p", "top_k",
         "min_p", "repetition_penalty", "logit_bias", "allowed_token_ids", "stop_token_ids",
         "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens",
         "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
@@ -61,6 +61,8 @@ _EXACT = frozenset(
 )  # fmt: skip
 _NULL = b"null"
 ABSENT = (b"", _NULL)
+# vLLM reads a number in a string as well.
+WHOLE_NUMBER = msgspec.json.Decoder(int, strict=False)
 _temperature = msgspec.json.Decoder(float | None)
 
 
@@ -155,6 +157,14 @@ def _is_zero(value: bytes) -> bool:
         return False
 
 
+def _is_whole(value: bytes) -> bool:
+    try:
+        WHOLE_NUMBER.decode(value)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
 def _is_false(value: bytes) -> bool:
     return value == b"false"
 
@@ -189,6 +199,10 @@ def _never(value: bytes) -> bool:
 # Fields with which a replay is exact for some values: the word for the others, and the rule.
 _CONDITIONAL: Mapping[str, tuple[str, Callable[[bytes], bool]]] = MappingProxyType(
     {
+        # They are reduced by the answer so far. vLLM reads more forms of a number.
+        "max_tokens": ("other_field", _is_whole),
+        "max_completion_tokens": ("other_field", _is_whole),
+        "min_tokens": ("other_field", _is_whole),
         "n": ("several_choices", _is_one),
         "best_of": ("several_choices", _is_one),
         "response_format": ("structured_output", _is_text),

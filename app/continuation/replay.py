@@ -9,10 +9,8 @@ messages anew; its first chunk shows that, since it has the IDs of the prompt th
 import re
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from app.continuation.answer import Answer, Tail
-from app.continuation.eligibility import ABSENT, CHAT, COMPLETIONS
+from app.continuation.eligibility import ABSENT, CHAT, COMPLETIONS, WHOLE_NUMBER
 from app.continuation.token_ids import EVENT_END, without_token_ids
 
 # Limits of the output of a request. vLLM's default for completions is OpenAI's.
@@ -29,8 +27,6 @@ _COUNTS = re.compile(
     rb'"(prompt_tokens|completion_tokens|reasoning_tokens|cached_tokens)":([0-9]+)'
 )
 _ROLE = b'"role":"'
-# vLLM reads a number in a string as well.
-_number = msgspec.json.Decoder(int, strict=False)
 
 # Characters by which that end is recognized.
 MATCH_CHARS = 4
@@ -71,7 +67,7 @@ def replay_members(
     for name, encoded in limits.items():
         if encoded in ABSENT:
             continue
-        left = _number.decode(encoded) - done
+        left = WHOLE_NUMBER.decode(encoded) - done
         if left < 1 and name in _MAXIMA:
             return None
         members[name] = b"%d" % max(left, 0)
@@ -133,8 +129,9 @@ class Splice:
         """Return an event as the first engine would have written it."""
         if not event or self._id is None or self._created is None:
             return event
-        event = _ID.sub(self._id, event, count=1)
-        event = _CREATED.sub(self._created, event, count=1)
+        first_id, created = self._id, self._created
+        event = _ID.sub(lambda _: first_id, event, count=1)
+        event = _CREATED.sub(lambda _: created, event, count=1)
         at = event.find(_USAGE)
         return event if at < 0 else event[:at] + _COUNTS.sub(self._whole, event[at:])
 

@@ -77,6 +77,8 @@ async def cut_at_text(answer: Answer, decoder: IdDecoder, *, always: bool, all_s
         found = await _find_end(answer, answer.tail, decoder)
         if found is None:
             return False
+        if always and await _may_end_before(answer, answer.tail, found, decoder):
+            return False
         end = found
     if all_shown and end < len(answer.ids):
         return False
@@ -109,3 +111,15 @@ async def _find_end(answer: Answer, chunk: Tail, decoder: IdDecoder) -> int | No
         if text is not None and is_end(chunk, text):
             return end
     return None
+
+
+async def _may_end_before(answer: Answer, chunk: Tail, end: int, decoder: IdDecoder) -> bool:
+    """Return whether a chunk's text may end one ID before `end` as well.
+
+    Of two equal tokens in a row a tool parser may have sent the first and held back the second.
+    Blanks begin no call.
+    """
+    if end < 2 or not chunk.text.strip():
+        return False
+    text = await decoder.decode(answer.ids[max(end - 1 - WINDOW, 0) : end - 1])
+    return text is not None and is_end(chunk, text)

@@ -172,6 +172,8 @@ class TestBounds:
             b'data: {"choices":[{"token_ids":[1],"delta":{"content":"\xff"}}]}\n\n',
             b'data: {"choices":[{"token_ids":[1 2],"delta":{"content":"x"}}]}\n\n',
             b'data: {"choices":{"token_ids":[1]}}\n\n',
+            b'data: {"choices":[{"token_ids":[-1],"delta":{"content":"x"}}]}\n\n',
+            b'data: {"choices":[{"token_ids":[1.5],"delta":{"content":"x"}}]}\n\n',
         ],
     )
     def test_stream_that_cannot_be_read_is_not_known(self, event: bytes) -> None:

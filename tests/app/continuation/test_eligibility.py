@@ -35,6 +35,12 @@ def encode(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "min_tokens"])
+@pytest.mark.parametrize("value", [True, "1_0", " 5 ", "+5", [], "x"])
+def test_limit_that_cannot_be_reduced_is_not_replayed(name: str, value: Any) -> None:
+    assert ways(**{name: value}) == Ways(reason="other_field")
+
+
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
 def test_plain_request_is_replayed(endpoint: str) -> None:
     assert ways(endpoint) == Ways(replay=True)

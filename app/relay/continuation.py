@@ -111,7 +111,9 @@ class StreamContinuation:
         assert recording is not None
         assert origin is not None
         self._recording, self._origin = recording, origin
-        self._fault, self._interrupted_at = lost.fault, perf_counter()
+        # A traceback would keep the request until the next garbage collection.
+        lost.with_traceback(None)
+        self._fault, self._interrupted_at = lost.fault.with_traceback(None), perf_counter()
         terms = self._model.continuation
         assert terms is not None
         self._wait_until = asyncio.get_running_loop().time() + terms.wait_s

@@ -83,8 +83,12 @@ class StreamMeter:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """Return the held bytes, at the end of the stream or when it breaks."""
-        held = b"".join(self._held)
+        """Return the held bytes, at the end of the stream or when it breaks.
+
+        With the fingerprint, if it is known from another stream.
+        """
+        fingerprint = self.fingerprint or ""
+        held = b"".join(_with_fingerprint(event, fingerprint) for event in self._held)
         self._held.clear()
         self._held_bytes = 0
         return held
@@ -110,7 +114,6 @@ class StreamMeter:
                 self.usage = usage if self.usage is None else self.usage.merged(usage)
             if self._withhold and (chunk := _as_usage_chunk(data)) is not None:
                 self.fingerprint = chunk.system_fingerprint or ""
-                self._held = [_with_fingerprint(e, self.fingerprint) for e in self._held]
                 out.append(self.flush())
                 return
         finishing = self._withhold and _FINISHED in event

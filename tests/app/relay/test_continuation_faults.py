@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from app.relay import answer_text, continuation
+from app.relay.request_context import RequestContext
 from tests.fakes.stream_faults import BEHIND_END, StreamFault
 from tests.fakes.vllm import Fake, Seen
 from tests.gateway import Gateway, remote, running, settings_for
@@ -27,7 +29,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Pair:
-    """A gateway whose model has two engines; the first fails every stream, once."""
+    """A gateway whose model has two engines."""
 
     gateway: Gateway
     first: Fake
@@ -98,7 +100,7 @@ async def pair(
             yield Pair(gateway, first, second)
 
 
-def texts(stream: bytes) -> list[dict[str, Any]]:
+def events(stream: bytes) -> list[dict[str, Any]]:
     found = [line[6:] for line in stream.splitlines() if line.startswith(b"data: {")]
     return [json.loads(data) for data in found]
 
@@ -111,13 +113,13 @@ def chats(fake: Fake) -> list[Seen]:
 def token_ids(stream: bytes) -> list[int]:
     return [
         token
-        for event in texts(stream)
+        for event in events(stream)
         for choice in event.get("choices", ())
         for token in choice.get("token_ids") or ()
     ]
 
 
-async def test_plain(tmp_path: Path) -> None:
+async def test_stream_goes_on_with_the_bytes_of_a_direct_call(tmp_path: Path) -> None:
     async with pair(tmp_path) as setup:
         setup.first.stream_fault = StreamFault("close", 3)
         assert await setup.stream() == await setup.direct()
@@ -183,3 +185,28 @@ async def test_request_under_which_two_engines_died_is_not_continued(tmp_path: P
             fakes = (setup.first, setup.second, third, fourth)
             assert [len(chats(fake)) for fake in fakes[:2]] == [1, 1]
             assert sum(len(chats(fake)) for fake in fakes[2:]) == 1
+
+
+async def test_stream_that_lacks_its_end_mark_ends_with_the_bytes_of_a_direct_call(
+    tmp_path: Path,
+) -> None:
+    async with pair(tmp_path) as setup:
+        whole = await setup.stream()
+        setup.first.stream_fault = StreamFault("close", 11)
+        assert await setup.stream() == whole == await setup.direct()
+        assert len(chats(setup.second)) == 0
+
+
+async def test_interrupted_request_is_freed_without_a_garbage_collection(tmp_path: Path) -> None:
+    async with pair(tmp_path) as setup:
+        gc.collect()
+        gc.disable()
+        try:
+            for second in (None, StreamFault("close", 3)):
+                setup.first.stream_fault = StreamFault("close", 4)
+                setup.second.stream_fault = second
+                await setup.stream()
+            await setup.at_rest()
+            assert not any(isinstance(one, RequestContext) for one in gc.get_objects())
+        finally:
+            gc.enable()

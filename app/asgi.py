@@ -69,6 +69,7 @@ class ClientExchange(Protocol):
     # The state of the response
     status: int  # 0 until it starts
     bytes_out: int  # of its body, those that wait for a slow client included
+    comment_bytes: int  # of these, comments of the keep-alive
     started: bool  # the headers have been sent, or wait for a client that is slow to read
     streaming: bool  # the headers of an event stream have been sent
     response_complete: bool  # the last byte has been written

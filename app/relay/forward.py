@@ -89,7 +89,9 @@ async def _forward_stream(
         result.events = meter.events
         result.fingerprint = meter.fingerprint
         if meter.events:
-            result.partial_usage = meter.so_far(call.prompt, exchange.bytes_out)
+            # Text only: a client is not charged for the comments that it got while it waited.
+            bytes_out = exchange.bytes_out - exchange.comment_bytes
+            result.partial_usage = meter.so_far(call.prompt, bytes_out)
 
 
 async def end_stream(exchange: ClientExchange, meter: StreamMeter, error: GatewayError) -> None:

@@ -137,6 +137,7 @@ class KeepAlive:
                     await exchange.start_response(200, SSE_HEADERS)
                     exchange.streaming = True
                 if exchange.streaming and not exchange.response_complete:
+                    exchange.comment_bytes += len(COMMENT)
                     try:
                         if not exchange.push(COMMENT):
                             await exchange.flush()

@@ -64,6 +64,7 @@ class HttpExchange:
     started = False
     status = 0
     bytes_out = 0  # without framing
+    comment_bytes = 0
     streaming = False
     response_complete = False  # uvicorn's cycles have this name too
     more_body = True  # of the request

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.relay import answer_text, continuation
+from app.relay import answer_text, continuation, model_request
+from app.relay.billing import billed_usage
 from app.relay.request_context import RequestContext
+from app.relay.sse import COMMENT
+from app.usage import Usage
+from tests.app.raw import connected, request
 from tests.fakes.stream_faults import BEHIND_END, StreamFault
 from tests.fakes.vllm import Fake, Seen
 from tests.gateway import Gateway, remote, running, settings_for
@@ -210,3 +214,28 @@ async def test_interrupted_request_is_freed_without_a_garbage_collection(tmp_pat
             assert not any(isinstance(one, RequestContext) for one in gc.get_objects())
         finally:
             gc.enable()
+
+
+async def test_comments_are_not_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of three tokens falls silent; its client gets comments, and leaves."""
+    async with pair(tmp_path, server={"sse_keepalive_s": 0.005}) as setup:
+        usage: list[Usage | None] = []
+        monkeypatch.setattr(model_request, "billed_usage", _noting(usage))
+        for fake in (setup.first, setup.second):
+            fake.stream_fault = StreamFault("stall", 3)
+        async with connected(setup.gateway) as client:
+            client.send(request(json.dumps(_body(CHAT)).encode(), path=CHAT.encode()))
+            for _ in range(30):
+                await client.until(COMMENT)
+        await setup.at_rest()
+        [billed] = usage
+        assert billed is not None
+        assert billed.completion == 3
+
+
+def _noting(usage: list[Usage | None]) -> Callable[..., Usage | None]:
+    def bill(*args: Any, **fields: Any) -> Usage | None:
+        usage.append(billed_usage(*args, **fields))
+        return usage[-1]
+
+    return bill

@@ -90,6 +90,14 @@ class Recording:
         return self.sent is not None and self.sent.ended
 
     @property
+    def prompt_tokens(self) -> int | None:
+        """The number of tokens of the prompt, as the engine has written them; None: unknown."""
+        if self.answer is None:
+            return None
+        self.answer.settle()
+        return self.answer.prompt_tokens or None
+
+    @property
     def has_whole_answer(self) -> bool:
         """True if the client has all tokens of a recorded answer."""
         if self.answer is None:

@@ -91,7 +91,8 @@ async def _forward_stream(
         if meter.events:
             # Text only: a client is not charged for the comments that it got while it waited.
             bytes_out = exchange.bytes_out - exchange.comment_bytes
-            result.partial_usage = meter.so_far(call.prompt, bytes_out)
+            prompt = call.prompt if recording is None else recording.prompt_tokens or call.prompt
+            result.partial_usage = meter.so_far(prompt, bytes_out)
 
 
 async def end_stream(exchange: ClientExchange, meter: StreamMeter, error: GatewayError) -> None:

@@ -76,7 +76,6 @@ class Answer:
         "prompt_tokens",
         "tail",
         "thought_ended",
-        "thought_tokens",
     )
 
     def __init__(self, max_tokens: int) -> None:
@@ -87,9 +86,7 @@ class Answer:
         self.prompt_tokens = 0
         self.ids = array("I")
         self.tail: Tail | None = None  # the last chunk that had text
-        # The IDs of the chunks with reasoning, which is what vLLM (0.32) counts; the first and the
-        # last of these chunks; and whether text of the answer has followed.
-        self.thought_tokens = 0
+        # The first and the last chunk with reasoning, and whether text of the answer has followed.
         self.first_thought: Tail | None = None
         self.last_thought: Tail | None = None
         self.thought_ended = False
@@ -127,6 +124,15 @@ class Answer:
     def cut(self, count: int) -> None:
         """Drop all IDs after the first `count`: they are generated again."""
         del self.ids[count:]
+        self.tail = _cut_tail(self.tail, count)
+        self.first_thought = _cut_tail(self.first_thought, count)
+        self.last_thought = _cut_tail(self.last_thought, count)
+
+    @property
+    def thought_tokens(self) -> int:
+        """Return the tokens from the first to the last chunk with reasoning."""
+        first, last = self.first_thought, self.last_thought
+        return 0 if first is None or last is None else last.end - first.start
 
     def _take(self, events: bytes) -> None:
         if self.id is None and (head := _HEAD.search(events)) is not None:
@@ -170,7 +176,6 @@ class Answer:
             if reasoning:
                 self.last_thought = Tail(start, end, reasoning)
                 self.first_thought = self.first_thought or self.last_thought
-                self.thought_tokens += end - start
             if text := content or reasoning:
                 self.tail = Tail(start, end, text)
                 self.thought_ended = self.thought_ended or bool(content)
@@ -182,3 +187,9 @@ class Answer:
         self.obstacle = obstacle
         self.ids = array("I")
         self.prompt = None
+
+
+def _cut_tail(tail: Tail | None, count: int) -> Tail | None:
+    if tail is None or tail.end <= count:
+        return tail
+    return Tail(tail.start, count, tail.text)

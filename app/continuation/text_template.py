@@ -2,15 +2,18 @@
 
 An engine writes thousands of chunks that are equal except for one string, and in `/v1/responses`
 for a sequence number. An event that was parsed once becomes a template: bytes before the text, and
-bytes after it. What stands between in another event is the body of a JSON string; its quotes are
-escaped, so that neither the bytes before nor those after occur in it.
+bytes after it. What stands between in another event has to be the body of a JSON string: an event
+with several texts of one form has unescaped quotes there, and is no match.
 """
+
+import re
 
 import msgspec
 
 from app.continuation.parts import Part
 
 _NUMBER = b'"sequence_number":'
+_STRING_BODY = re.compile(rb'(?:[^"\\]|\\.)*')
 
 
 class TextTemplate:
@@ -29,11 +32,16 @@ class TextTemplate:
         """Return the body of the JSON string that is this event's text; None if it differs."""
         if not event.startswith(self._before) or not event.endswith(self._after):
             return None
-        if not self._numbered:
-            return event[self._length : self._end]
-        text_end = event.rfind(self._numbered)
-        number = event[text_end + len(self._numbered) : self._end]
-        return event[self._length : text_end] if text_end > 0 and number.isdigit() else None
+        text_end = self._end
+        if self._numbered:
+            text_end = event.rfind(self._numbered)
+            number = event[text_end + len(self._numbered) : self._end]
+            if text_end < 0 or not number.isdigit():
+                return None
+        body = event[self._length : text_end]
+        if body.find(b'"') >= 0 and _STRING_BODY.fullmatch(body) is None:
+            return None
+        return body
 
 
 def make_template(event: bytes, parts: list[Part]) -> TextTemplate | None:

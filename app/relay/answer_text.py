@@ -89,19 +89,25 @@ async def cut_at_text(answer: Answer, decoder: IdDecoder, *, always: bool, all_s
 async def count_thought(answer: Answer, decoder: IdDecoder) -> int:
     """Return the number of an answer's tokens that are reasoning, without the marks around them.
 
-    The marks are in no chunk with text, unless that has several IDs.
+    The marks are in no chunk with text, unless that has several IDs. The first character may have
+    begun in a chunk without text.
     """
     first, last = answer.first_thought, answer.last_thought
     if first is None or last is None:
         return 0
-    tokens = answer.thought_tokens
+    start, end = first.start, last.end
     if last.end - last.start > 1:
         end = await _find_end(answer, last, decoder) or last.end
-        tokens -= last.end - end
     if first.end - first.start > 1:
-        mark = await decoder.decode(answer.ids[first.start : first.start + 1]) or ""
-        tokens -= not first.text.startswith(mark) and REPLACEMENT not in mark
-    return max(tokens, 0)
+        mark = await decoder.decode(answer.ids[start : start + 1]) or ""
+        if not first.text.startswith(mark) and REPLACEMENT not in mark:
+            return max(end - start - 1, 0)
+    while start and not first.text[0].isascii():
+        before = await decoder.decode(answer.ids[start - 1 : start])
+        if before is None or REPLACEMENT not in before:
+            break
+        start -= 1
+    return end - start
 
 
 async def _find_end(answer: Answer, chunk: Tail, decoder: IdDecoder) -> int | None:

@@ -265,7 +265,8 @@ class StreamContinuation:
         assert answer is not None
         self._way = Way.REPLAY
         self._note_resumed()
-        self._result.usage = Usage(answer.prompt_tokens, len(answer.ids))
+        thought = answer.thought_tokens
+        self._result.usage = Usage(answer.prompt_tokens, len(answer.ids), reasoning=thought)
         await self._finish(DONE)
 
     async def _finish(self, end: bytes) -> None:

@@ -95,7 +95,12 @@ class ChatParser:
             self._tell({"index": self.calls - 1, "function": {"arguments": piece}})
 
     def _tell(self, call: dict[str, Any]) -> None:
-        self._delta.setdefault("tool_calls", []).append(call)
+        """Add a piece of a call; neighboring arguments are one piece, as vLLM has them."""
+        calls = self._delta.setdefault("tool_calls", [])
+        if calls and "id" not in calls[-1] and calls[-1]["index"] == call["index"]:
+            calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        else:
+            calls.append(call)
 
 
 def _end_of_object(text: str, start: int) -> int:

@@ -15,6 +15,8 @@ from tests.fakes.tokens import (
 )
 
 PROMPT_TOKENS = 3
+# Of a completion whose maximum is absent or null.
+COMPLETION_TOKENS = 16
 DEFAULT_ANSWER = "hello there"
 # What comes after tokens that no answer begins with; a test that finds it has lost the thread.
 NONSENSE = "zebra xylophone zebra"
@@ -91,7 +93,7 @@ def generate(path: str, body: dict[str, Any], longest: int, *, knows_ids: bool) 
         told = f"Input length ({len(prompt) + len(begun)}) exceeds model's maximum context length"
         raise ValueError(f"{told} ({longest}).")
     room = longest - len(prompt) - len(begun)
-    wanted = _wanted(body)
+    wanted = _wanted(path, body)
     if wanted is not None and wanted < 1:
         raise ValueError("max_tokens must be at least 1")
     most = min(wanted or room, room)
@@ -141,6 +143,7 @@ def _rest(whole: list[int], begun: list[int], most: int) -> tuple[list[int], str
     return (rest, "stop") if len(rest) <= most else (rest[:most], "length")
 
 
-def _wanted(body: dict[str, Any]) -> int | None:
+def _wanted(path: str, body: dict[str, Any]) -> int | None:
     fields: Iterable[str] = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-    return next((body[name] for name in fields if body.get(name) is not None), None)
+    default = COMPLETION_TOKENS if path == "/v1/completions" else None
+    return next((body[name] for name in fields if body.get(name) is not None), default)

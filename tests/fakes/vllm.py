@@ -440,19 +440,27 @@ class Fake:
             written += tokens
             if fault is not None and fault.strikes(written):
                 self.faulted.add(one)
-                return await self._strike(fault, event, writer)
+                return await self._strike(fault, events, writer)
             await asyncio.sleep(self.pace_s)
         if fault is not None and fault.strikes_behind_end():
-            return await self._strike(fault, b"", writer)
+            return await self._strike(fault, iter(()), writer)
         writer.write(b"0\r\n\r\n")
         return True
 
-    async def _strike(self, fault: StreamFault, event: bytes, writer: asyncio.StreamWriter) -> bool:
+    async def _strike(
+        self,
+        fault: StreamFault,
+        events: Iterator[tuple[bytes, int]],
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        """Do what the fault says; `events` are those that would follow."""
         match fault.kind:
             case "reset":
                 self.reset(writer)
             case "cut":
-                await self.chunk(writer, event[: len(event) // 2] or b"data: {")
+                event = next((event for event, _ in events if event), b"data: [DONE]\n\n")
+                # Of several events that are written at once, only the first: whole ones would pass.
+                await self.chunk(writer, event[: event.index(b"\n\n") // 2])
             case "error":
                 return await self._end_dead(writer)
             case "dead":

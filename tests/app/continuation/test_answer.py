@@ -54,15 +54,13 @@ def expected_of(events: Sequence[bytes]) -> dict[str, Any]:
     """Return the facts of a stream, found chunk by chunk."""
     ids: list[int] = []
     found: dict[str, Any] = {
-        "tail": None, "thought_tokens": 0, "first_thought": None, "last_thought": None,
-        "thought_ended": False,
+        "tail": None, "first_thought": None, "last_thought": None, "thought_ended": False
     }  # fmt: skip
     for tokens, text, reasoning in texts_of(events):
         end = len(ids) + len(tokens)
         if reasoning:
             found["last_thought"] = Tail(len(ids), end, reasoning)
             found["first_thought"] = found["first_thought"] or found["last_thought"]
-            found["thought_tokens"] += len(tokens)
         if text or reasoning:
             found["tail"] = Tail(len(ids), end, text or reasoning)
             found["thought_ended"] |= bool(text)
@@ -117,6 +115,17 @@ def test_answer_ends_before_an_incomplete_character() -> None:
     assert len(answer.ids) == 2
     answer.cut(1)
     assert len(answer.ids) == 1
+
+
+def test_cut_within_the_last_chunk_cuts_what_is_known_of_it() -> None:
+    """Another interruption may follow before any new text."""
+    events = events_of(
+        CHAT, made_by(CHAT, body_of("<think>one 灯</think>x")), ids=True, widths=(3,)
+    )
+    answer = record(events[:2])
+    assert answer.tail == answer.last_thought == Tail(0, 3, "one ")
+    answer.cut(2)
+    assert answer.tail == answer.first_thought == answer.last_thought == Tail(0, 2, "one ")
 
 
 def test_stream_without_text_has_no_tail() -> None:

@@ -124,3 +124,23 @@ def test_an_unreadable_stream_is_recorded_as_such_and_keeps_no_memory() -> None:
 def test_other_endpoints_cannot_be_compared() -> None:
     with pytest.raises(KeyError):
         SentText("/v1/embeddings")
+
+
+def test_chunk_with_several_texts_is_read_after_one_with_one() -> None:
+    """Its beginning and end are those of the other, and so is its form."""
+
+    def arguments(*pieces: tuple[int, str]) -> bytes:
+        calls = [{"index": index, "function": {"arguments": text}} for index, text in pieces]
+        return chunk("", delta={"tool_calls": calls})
+
+    sent = SentText(CHAT)
+    for event in (
+        arguments((0, "one")),
+        arguments((0, " two"), (0, ' "three"')),
+        arguments((0, ' "')),
+        arguments((0, "."), (1, "four")),
+    ):
+        sent.add(event)
+    segments = sent.channels[0]
+    assert sent.unreadable is None
+    assert [bytes(one.text or b"") for one in segments] == [b'one two "three" ".', b"four"]

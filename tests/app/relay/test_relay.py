@@ -233,7 +233,8 @@ async def test_chunks_are_forwarded_as_they_arrive(gateway: Gateway) -> None:
         assert (await anext(pieces)).count(b"data: ") == 1
 
 
-@pytest.mark.parametrize("fault", ["hang", "pace:5", "stall:1"])
+# The pace leaves a busy machine time for the abort before the next event is written.
+@pytest.mark.parametrize("fault", ["hang", "pace:2000", "stall:1"])
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_disconnect_aborts_the_engines_work(

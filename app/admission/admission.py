@@ -30,7 +30,7 @@ class Permit(msgspec.Struct, gc=False, eq=False):
         """Keep the slot, but not the engine's part of it: the request is at no engine."""
         if not self.suspended:
             self.suspended = True
-            self.queue.suspended += 1
+            self.queue.suspend()
 
     async def resume(self) -> None:
         """Return when an engine has room for the suspended request, before all that wait."""

@@ -119,6 +119,11 @@ class ModelQueue:
             raise self._overloaded(reason, perf_counter())
         return waited_s
 
+    def suspend(self) -> None:
+        """Note that a request which holds a slot is at no engine; another suspended one may be."""
+        self.suspended += 1
+        self._freed.notify()
+
     async def wait_for_room(self) -> None:
         """Return when the engines have room for a suspended request.
 

@@ -29,7 +29,7 @@ MORE_EVENTS = 40
 COPIES = 3
 POLL_S = 0.01
 # New streams begin for so long while a reload or an eviction is under way.
-LOAD_S = 90.0
+LOAD_S = 300.0
 # Bytes of a refusal that are reported.
 SHOWN = 120
 

@@ -36,6 +36,8 @@ QUEUE = {"max_waiting": 4096, "timeout_s": 300}
 BUDGET_GIB = 4.0
 ENGINE_GIB = 3.0
 SEQUENCES = (255, 256)
+# A stream that gives way waits for the other model's turn, three times its load time, and a load.
+WAIT_S = 600
 END_S = 60.0
 POLL_S = 0.25
 
@@ -288,6 +290,9 @@ def gateway_target(scenario: str, directory: Path) -> Iterator[GatewayTarget]:
             target = GatewayTarget(scenario, directory, running, port)
             if scenario == EVICTION:
                 _poll_load(target)
+                # A stream gives way only for loads whose time is known.
+                target.evict()
+                target.load()
             await_ready(target)
             yield target
     finally:
@@ -321,6 +326,7 @@ def gateway_configuration(scenario: str, directory: Path, port: int) -> dict[str
         "name": MODEL,
         "queue": QUEUE,
         "continuation": "off" if scenario == OFF else "exact",
+        "continuation_wait_s": WAIT_S,
         "engines": [engine_spec(replicas=replicas)],
     }
     models = [model]

@@ -1,5 +1,6 @@
 """Builds the calls of one request: the first, those after a failure, and continuations."""
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Self
@@ -15,7 +16,10 @@ from app.relay.request_context import RequestContext
 from app.relay.request_plan import RequestPlan
 from app.relay.response_storage import new_response_id, with_response_id
 from app.relay.rewrite import as_bool
+from app.relay.services import RelayServices
 from app.routing import ContinuationTerms, Model, Replica
+
+log = logging.getLogger(__name__)
 
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
@@ -29,21 +33,23 @@ class CallBuilder(msgspec.Struct, frozen=True):
     engine_id: str
     priority: int  # for engines that schedule by it
     response_id: str | None  # of a response that the engine stores
+    long_prompts: set[str]  # models of which the log says that a prompt was too long
 
     @classmethod
     def of(
         cls,
+        services: RelayServices,
         plan: RequestPlan,
         request: RequestContext,
         model: Model,
-        engine_id: str,
         priority: int,
     ) -> Self:
-        """Return the builder of a request, with a new ID for a response that the engine stores."""
+        """Return the builder of a request, with new IDs for it and for a stored response."""
         response_id = None
         if request.endpoint.label == RESPONSES:
             response_id = new_response_id(plan.rewrite, plan.body)
-        return cls(plan, request, model, engine_id, priority, response_id)
+        engine_id = services.engine_ids.next(request.exchange.request_id)
+        return cls(plan, request, model, engine_id, priority, response_id, services.long_prompts)
 
     def build(self, replica: Replica) -> EngineCall:
         """Return the call of a replica's engine; its stream is recorded if it can go on."""
@@ -93,6 +99,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
             return None
         if self.plan.cost.prompt > terms.max_tokens:
             ways = Ways(reason="too_long")
+            self._log_long_prompt(terms.max_tokens)
         else:
             ways = choose_ways(
                 endpoint,
@@ -109,6 +116,18 @@ class CallBuilder(msgspec.Struct, frozen=True):
             shows_tokens=as_bool(self.value("logprobs")) is True,
             calls_tools=bool(self.value("tools")),
         )
+
+    def _log_long_prompt(self, max_tokens: int) -> None:
+        """Log the first prompt of a model that is too long to be recorded."""
+        model = self.model.name
+        if model not in self.long_prompts:
+            self.long_prompts.add(model)
+            log.info(
+                "stream of model %s cannot go on if it is interrupted: about %d tokens of prompt, "
+                "and continuation_max_tokens is %d (logged once)",
+                *(model, self.plan.cost.prompt, max_tokens),
+                extra=self.request.log_fields,
+            )
 
     def value(self, name: str) -> bytes:
         """Return a member of the request as the engine gets it, encoded; b"" if there is none."""

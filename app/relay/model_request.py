@@ -129,8 +129,7 @@ class ModelRequest:
         hints = RequestHints(
             request.exchange, self._principal.id, plan.body, plan.rewrite.cache_salt
         )
-        engine_id = services.engine_ids.next(request.exchange.request_id)
-        calls = CallBuilder.of(plan, request, model, engine_id, self._principal.priority)
+        calls = CallBuilder.of(services, plan, request, model, self._principal.priority)
         attempts = Attempts(model, hints, request, services.metrics)
         latency = services.metrics.inter_token_latency.buckets((model.name,))
         result = CallResult()

@@ -78,6 +78,8 @@ class RelayServices:
     rules: FieldRuleCache = field(default_factory=FieldRuleCache)
     scan_turns: ScanTurns = field(default_factory=ScanTurns)
     engine_ids: EngineIds = field(default_factory=EngineIds)
+    # Models of which the log says that a prompt was too long to be recorded.
+    long_prompts: set[str] = field(default_factory=set)
     forecasts: Forecasts = field(init=False)
     starts: StartWaits = field(init=False)
 

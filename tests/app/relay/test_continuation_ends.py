@@ -104,14 +104,19 @@ async def test_engine_that_ignores_ids_against_its_version_is_not_trusted(tmp_pa
         assert stream.body.count(b'"content":') == 3  # of the role, and two tokens
 
 
-async def test_prompt_over_the_bound_is_not_recorded(tmp_path: Path) -> None:
+async def test_prompt_over_the_bound_is_not_recorded_which_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = {"continuation_max_tokens": 5, **FIRST}
+    caplog.set_level("INFO", "app.relay")
     async with streaming(tmp_path, model=settings) as streams:
         streams.fail("close", 2)
         long = [{"role": "user", "content": "many words " * 100}]
         stream = await streams.ask(messages=long)
         ends_with(stream, "too_long")
         assert "return_token_ids" not in streams.posts()[0]
+        await streams.ask(messages=long)
+    assert caplog.text.count("continuation_max_tokens is 5") == 1
 
 
 async def test_continuation_off_is_a_request_as_before(tmp_path: Path) -> None:

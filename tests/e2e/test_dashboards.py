@@ -151,6 +151,8 @@ class Load:
             self._ask(team, "shaky", fake="status:500", pause=0.5),
             self._ask(team, "gone", max_tokens=4, pause=0.5),
             self._ask(team, "brittle", pause=0.5),
+            # Goes on after the restart of its engine, which lives for five seconds.
+            self._ask(team, "brittle", stream=True, temperature=0, fake="tokens:40:50"),
             # Longer than the model takes to be unloaded.
             self._ask(team, "cold", pause=2.5),
             self._disconnect(team),
@@ -166,8 +168,10 @@ class Load:
         for number in count():
             if self._over():
                 return
-            async with self._send(key, model, number, **fields) as answer:
-                await answer.aread()
+            # A stream whose engine dies twice ends without its end.
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                async with self._send(key, model, number, **fields) as answer:
+                    await answer.aread()
             self.statuses[answer.status_code] = self.statuses.get(answer.status_code, 0) + 1
             await asyncio.sleep(pause)
 

@@ -67,7 +67,7 @@ class Answer:
 
     @property
     def usage(self) -> tuple[int, int] | None:
-        """Return the tokens of prompt and completion that the client was told last."""
+        """Return the tokens of prompt and completion that were last reported to the client."""
         for usage in reversed(self.usages):
             prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
             completion = usage.get("completion_tokens", usage.get("output_tokens"))

@@ -1,4 +1,4 @@
-"""Peers in the continuation run: two engines that nobody restarts but the run, and one proxy."""
+"""Peers in the continuation run: two engines that only the run restarts, and one proxy."""
 
 import contextlib
 import tempfile

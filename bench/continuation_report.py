@@ -149,7 +149,7 @@ def _ledger(hit: Iterable[Ended], ledger: Mapping[str, Row] | None) -> str:
 
 
 def same(one: Ended, row: Row | None) -> bool:
-    """Return whether a stream's usage is in the ledger as its client was told."""
+    """Return whether a stream's usage is in the ledger as reported to its client."""
     return row is not None and row.rows == 1 and (row.prompt, row.completion) == one.usage
 
 
@@ -164,7 +164,7 @@ def _note(run: Continuation) -> str:
         "text, calls, finish and usage as undisturbed; of sampled answers the number of tokens. "
         "An answer whose end was on its way when the engine died is equal and not continued. "
         "Gap: the longest time between two events of a stream that was continued. Ledger "
-        "equal: one row, with the usage that the client was told.",
+        "equal: one row, with the usage that was reported to the client.",
         f"Everything READY again after {number(recovery, 1)} s (median).",
     ]
     thoughts = [one for one in hit if one.thinking]

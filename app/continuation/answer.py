@@ -22,7 +22,8 @@ _LISTS = re.compile(rb'"token_ids":\[([^\]]*)\]')
 _PROMPT = re.compile(rb'"prompt_token_ids":\[([0-9, ]*)\]')
 _HEAD = re.compile(rb'"id":"([^"]*)".*?"created":([0-9]+)')
 _DATA = b"data: {"
-DONE = b"data: [DONE]"
+# At the beginning of a line: a text may contain these words as well, but no line break.
+DONE = b"\ndata: [DONE]"
 _REASONING = (b'"reasoning":"', b'"reasoning_content":"')
 _TOOL_CALLS = b'"tool_calls":['
 _FINISHED = b'"finish_reason":"'
@@ -108,7 +109,7 @@ class Answer:
     def settle(self) -> None:
         """Take in all events that were added."""
         events, self._events = b"".join(self._events), []
-        self.ended = self.ended or events.find(DONE) >= 0
+        self.ended = self.ended or _has_end(events)
         if self.obstacle or not events:
             return
         try:
@@ -187,6 +188,10 @@ class Answer:
         self.obstacle = obstacle
         self.ids = array("I")
         self.prompt = None
+
+
+def _has_end(events: bytes) -> bool:
+    return events.find(DONE) >= 0 or events.startswith(DONE[1:])
 
 
 def _cut_tail(tail: Tail | None, count: int) -> Tail | None:

@@ -16,7 +16,7 @@ as long as any process has the socket open (listen(2), unix(7)). Between the las
 gateway and the first of the next, no connection is refused, and the two never accept at once.
 
 Until "1" arrives this gateway keeps its own copies: a successor that fails to start loses nothing,
-and another one may connect. Only a gateway that was told to stop listens here, so a second one that
+and another one may connect. Only a gateway that is stopping listens here, so a second one that
 is started by mistake finds the run directory locked, as ever. Both ends check that the other
 belongs to the same user (SO_PEERCRED), and the file is accessible to that user alone.
 """
@@ -103,7 +103,7 @@ class SocketOffer:
 
 
 class Predecessor:
-    """A gateway that was told to stop and waits for this one."""
+    """A gateway that is stopping and waits for this one."""
 
     def __init__(self, connection: socket.socket, path: Path) -> None:
         self._connection = connection

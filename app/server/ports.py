@@ -1,6 +1,6 @@
 """Acquires the ports of a gateway: passed by systemd, from the previous gateway, or bound here.
 
-A socket is told apart by its address, not by its name: one .socket unit may have the ports of API
+A socket is identified by its address, not by its name: one .socket unit may have the ports of API
 and metrics, and a successor may be configured for other ports than its predecessor.
 """
 

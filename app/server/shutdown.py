@@ -44,7 +44,7 @@ class Shutdown:
         """`lock` holds the run directory. `overlaps`: the next gateway may start before the exit.
 
         A supervisor that waits for the exit of this process before it starts the next one would
-        wait in vain for a hand-over.
+        wait for a hand-over that cannot come.
         """
         self._application = application
         self._server = server

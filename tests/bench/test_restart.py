@@ -32,7 +32,7 @@ def test_answers_are_whole_by_their_framing(answer: bytes, fault: str | None) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-async def test_restarts_refuse_nobody(way: str, show: Callable[[str], None]) -> None:
+async def test_restarts_refuse_no_connection(way: str, show: Callable[[str], None]) -> None:
     """32 clients with a connection for every request, and a stream that each restart meets."""
     load = Load(clients=32, between=100, plain={}, stream={"fake": "tokens:40:50"})
     result = await measure(way, COMMAND, {"kind": "process", "model": "m"}, load, restarts=2)

@@ -170,7 +170,7 @@ def test_the_unit_lives_under_systemd(image: Image, fake_url: str, tmp_path: Pat
 
 @slow
 @bootable
-async def test_restarts_under_the_socket_unit_refuse_nobody(
+async def test_restarts_under_the_socket_unit_refuse_no_connection(
     image: Image, fake_url: str, tmp_path: Path, show: Callable[[str], None]
 ) -> None:
     """32 clients with a connection for every request, while the service restarts twice."""

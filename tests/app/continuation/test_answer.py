@@ -203,3 +203,19 @@ def test_nothing_is_searched_until_a_batch_is_full() -> None:
     assert not answer.ids
     answer.add(events[BATCH - 1])
     assert len(answer.ids) == BATCH - 1
+
+
+@pytest.mark.parametrize(
+    ("events", "ended"),
+    [
+        (b"data: [DONE]\n\n", True),
+        (b'data: {"choices":[]}\n\ndata: [DONE]\n\n', True),
+        (b'data: {"choices":[]}\r\n\r\ndata: [DONE]\r\n\r\n', True),
+        (b'data: {"choices":[{"delta":{"content":"ends with data: [DONE]"}}]}\n\n', False),
+    ],
+)
+def test_end_mark_is_a_line_and_not_a_part_of_a_text(events: bytes, ended: bool) -> None:
+    answer = Answer(100)
+    answer.add(events)
+    answer.settle()
+    assert answer.ended is ended

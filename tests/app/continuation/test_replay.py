@@ -64,7 +64,7 @@ class TestMembers:
         members = replay_members(endpoint, answer, value, default_limit)
         return members and {name: json.loads(encoded) for name, encoded in members.items()}
 
-    def test_chat_gets_the_ids_beside_its_messages(self) -> None:
+    def test_chat_gets_the_ids_in_addition_to_its_messages(self) -> None:
         assert self.of(CHAT, after(2)) == {
             "kv_transfer_params": {"prompt_token_ids": [5, 6, 100, 101]},
             "return_token_ids": True,

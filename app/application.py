@@ -13,7 +13,7 @@ The order of the release:
     budgets                               closed
     alerts                                closed; then their task is canceled
     keys                                  polling task canceled; then closed
-    stored responses, shared secret       tasks canceled
+    stored responses, shared secrets      tasks canceled
     database                              closed: everything above may write
     tracer                                last spans exported
     access log                            flushed
@@ -73,7 +73,7 @@ class Application:
     operations: ModelOperations
     engine_lifecycle: EngineLifecycle
     engines_page: EnginesPage
-    salt_secret: SharedSecret
+    shared_secrets: Sequence[SharedSecret]
     body_memory: BodyMemory
     stored_responses: StoredResponses
     in_flight: RequestsInFlight
@@ -110,9 +110,10 @@ class Application:
                 stack.push_async_callback(self.tracer.close)
             stack.push_async_callback(self.database.close)  # also where opening it is cut short
             await self.database.open()
-            with contextlib.suppress(DatabaseUnavailable):  # `run` tries again
-                await self.salt_secret.load()
-            _run_until_release(stack, self.salt_secret.run(), "load the shared secret")
+            for secret in self.shared_secrets:
+                with contextlib.suppress(DatabaseUnavailable):  # `run` tries again
+                    await secret.load()
+                _run_until_release(stack, secret.run(), "load a shared secret")
             _run_until_release(stack, self.stored_responses.run(), "delete expired response owners")
             stack.push_async_callback(self.authenticator.close)
             _run_until_release(stack, self.authenticator.run(), "poll the key store")

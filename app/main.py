@@ -47,6 +47,7 @@ from app.api import (
     keys_router,
     logs_router,
     metrics_router,
+    model_rows,
     models_router,
     ops_router,
     owners_router,
@@ -57,6 +58,7 @@ from app.api import (
 )
 from app.application import Application
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.console import Console
 from app.database import Database, SharedSecret
 from app.fleet import (
     Builder,
@@ -108,6 +110,8 @@ EXPOSED_HEADERS = (
 )
 # The name of the secret that salts of the prefix cache are made from.
 SALT_SECRET = "cache_salt"  # noqa: S105 - a name
+# The name of the secret that seals sessions of the console.
+SESSION_SECRET = "console_session"  # noqa: S105 - a name
 
 
 def create_app(
@@ -200,6 +204,7 @@ def create_app(
         startup_done=engine_lifecycle.startup_done,
     )
     operations = ModelOperations(catalogue, run_dir)
+    session_secret = SharedSecret(database, SESSION_SECRET)
     application = Application(
         catalogue=catalogue,
         database=database,
@@ -217,7 +222,7 @@ def create_app(
         operations=operations,
         engine_lifecycle=engine_lifecycle,
         engines_page=EnginesPage(catalogue, metrics),
-        salt_secret=salt_secret,
+        shared_secrets=(salt_secret, session_secret),
         body_memory=body_memory,
         stored_responses=stored,
         in_flight=in_flight,
@@ -227,7 +232,15 @@ def create_app(
     client = require_client_key(authenticator, limiter, metrics)
     auditor = RequireRight(authenticator, Right.USAGE_READ)
     metrics_pages = metrics_router(metrics, application.engines_page, settings.metrics_key)
+    console = Console(
+        authenticator=authenticator,
+        secret=session_secret,
+        catalogue=catalogue,
+        model_rows=partial(model_rows, services, operations),
+        draining=lambda: admission.draining,
+    )
     routers = [
+        *console.routers(),
         models_router(catalogue, client),
         usage_router(partial(usage_report, database), client, auditor, key_store.id_for_reports),
         ops_router(services.forecasts, admission),
@@ -253,14 +266,16 @@ def create_app(
         access=access,
         tracer=tracer or NO_TRACER,
     )
-    _add_asgi(application, relay, routers)
+    _add_asgi(application, relay, routers, console)
     if settings.metrics.port is not None:
         metrics_app = _fastapi(metrics_pages)
         application.metrics_asgi = HeadMiddleware(AccessLogMiddleware(metrics_app, access))
     return application
 
 
-def _add_asgi(application: Application, relay: Relay, routers: Sequence[APIRouter]) -> None:
+def _add_asgi(
+    application: Application, relay: Relay, routers: Sequence[APIRouter], console: Console
+) -> None:
     """Put the ASGI application and the dispatcher of the data plane before the parts."""
 
     @asynccontextmanager
@@ -273,10 +288,12 @@ def _add_asgi(application: Application, relay: Relay, routers: Sequence[APIRoute
         AdminAuth, authenticator=application.authenticator, metrics=application.metrics
     )
     app.add_middleware(RequestMetricsMiddleware, metrics=application.metrics)
+    app.add_middleware(console.guard)
     application.routes = app.routes
     # Outside of FastAPI's own layers, the outermost of which answers unhandled exceptions.
     application.asgi = HeadMiddleware(AccessLogMiddleware(app, application.access))
-    application.dispatcher = DataPlaneDispatcher(relay)
+    find_other = console.find_handler(relay)
+    application.dispatcher = DataPlaneDispatcher(relay, find_other=find_other)
     if origins := application.settings.server.cors_origins:
         cors = CORSMiddleware(
             application.asgi,
@@ -286,7 +303,7 @@ def _add_asgi(application: Application, relay: Relay, routers: Sequence[APIRoute
             expose_headers=EXPOSED_HEADERS,
         )
         application.asgi = PreflightMiddleware(cors, application.access)
-        application.dispatcher = DataPlaneDispatcher(relay, CorsHeaders(cors))
+        application.dispatcher = DataPlaneDispatcher(relay, CorsHeaders(cors), find_other)
 
 
 def _fastapi(

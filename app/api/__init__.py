@@ -8,22 +8,34 @@ of them. `schema` makes the OpenAPI document, with the help of `error_responses`
 `data_plane_schema`.
 """
 
-from app.api.admin_auth import AdminAuth, RequireRight, Right
+from app.api.admin_auth import (
+    MANAGED_ROLES,
+    MAX_BODY_BYTES,
+    RIGHTS,
+    SESSION_CALLER,
+    AdminAuth,
+    RequireRight,
+    Right,
+    bound_body,
+    error_response,
+)
 from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
-from app.api.admin_models import ModelAction, admin_models_router
+from app.api.admin_models import ModelAction, admin_models_router, model_rows
 from app.api.admin_owners import owners_router
 from app.api.client_key import require_client_key
 from app.api.cors import CorsHeaders
-from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher
+from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
 from app.api.exception_handlers import EXCEPTION_HANDLERS
 from app.api.health import metrics_router, ops_router
+from app.api.log_stream import wait_for_disconnect
 from app.api.logs import logs_router
 from app.api.middleware import (
     AccessLogMiddleware,
     HeadMiddleware,
     PreflightMiddleware,
     RequestMetricsMiddleware,
+    notes_of,
 )
 from app.api.models import models_router
 from app.api.reload import reload_router
@@ -33,6 +45,10 @@ from app.api.usage import usage_router
 __all__ = [
     "ENDPOINTS",
     "EXCEPTION_HANDLERS",
+    "MANAGED_ROLES",
+    "MAX_BODY_BYTES",
+    "RIGHTS",
+    "SESSION_CALLER",
     "AccessLogMiddleware",
     "AdminAuth",
     "CorsHeaders",
@@ -44,15 +60,22 @@ __all__ = [
     "RequireRight",
     "Right",
     "admin_models_router",
+    "bound_body",
+    "endpoint_of",
     "engines_router",
+    "error_response",
+    "find_none",
     "keys_router",
     "logs_router",
     "metrics_router",
+    "model_rows",
     "models_router",
+    "notes_of",
     "ops_router",
     "owners_router",
     "reload_router",
     "require_client_key",
     "schema_router",
     "usage_router",
+    "wait_for_disconnect",
 ]

@@ -15,6 +15,8 @@ from app.telemetry.metrics import Metrics
 
 # A key with a thousand long patterns takes a quarter of that.
 MAX_BODY_BYTES = 1_048_576
+# The scope key of the caller whom a session of the console has authenticated.
+SESSION_CALLER = "gateway.session_caller"
 # The scope key of the caller's x-ratelimit-* headers, set once the limiter has decided.
 CALLER_LIMITS = "gateway.caller_limits"
 
@@ -66,6 +68,19 @@ def check_may_manage(principal: Principal, role: Role) -> None:
         raise PermissionDenied(f"the role {principal.role} may not manage keys of the role {role}")
 
 
+async def find_admin(scope: Scope, authenticator: Authenticator) -> Principal:
+    """Return the caller of /admin, by session or key.
+
+    Raises InvalidApiKey, PermissionDenied and ServiceUnavailable.
+    """
+    caller: Principal | None = scope.get(SESSION_CALLER)
+    if caller is None:
+        return await authenticator.admin(scope["headers"])
+    if caller.role is Role.CLIENT:
+        raise PermissionDenied("this API key is for models only")
+    return caller
+
+
 class RequireRight:
     """A dependency that requires a right, and returns the caller."""
 
@@ -75,7 +90,7 @@ class RequireRight:
 
     async def __call__(self, request: Request) -> Principal:
         """Raise InvalidApiKey, PermissionDenied or ServiceUnavailable, or return the caller."""
-        principal = await self._authenticator.admin(request.scope["headers"])
+        principal = await find_admin(request.scope, self._authenticator)
         if self.right not in RIGHTS[principal.role]:
             raise PermissionDenied(
                 f"the role {principal.role} does not have the right {self.right}"
@@ -90,6 +105,21 @@ def error_response(error: GatewayError, scope: Scope) -> Response:
     headers = {name.decode(): value.decode() for name, value in pairs}
     body = error.body(dialect_of(scope["path"]))
     return Response(body, error.status, headers, media_type="application/json")
+
+
+def bound_body(receive: Receive, limit: int) -> Receive:
+    """Return a `receive` that raises HTTPException 413 for a body of more bytes than `limit`."""
+    size = 0
+
+    async def bounded() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise HTTPException(413)
+        return message
+
+    return bounded
 
 
 class AdminAuth:
@@ -110,21 +140,11 @@ class AdminAuth:
             await self._app(scope, receive, send)
             return
         try:
-            principal = await self._authenticator.admin(scope["headers"])
+            principal = await find_admin(scope, self._authenticator)
             notes_of(scope).key_id = principal.id
         except GatewayError as error:
             if isinstance(error, InvalidApiKey):
                 self._metrics.auth_failures.add((error.reason,))
             await error_response(error, scope)(scope, receive, send)
             return
-        size = 0
-
-        async def bounded() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > MAX_BODY_BYTES:
-                raise HTTPException(413)
-            return message
-
-        await self._app(scope, bounded, send)
+        await self._app(scope, bound_body(receive, MAX_BODY_BYTES), send)

@@ -52,6 +52,14 @@ def activity(model: Model, services: RelayServices, operations: ModelOperations)
     return Activity(in_flight, waiting, under_way, loading_s, expected_s)
 
 
+def model_rows(services: RelayServices, operations: ModelOperations) -> list[ModelRow]:
+    """Return the row of every model, in the configuration's order."""
+    return [
+        ModelRow.of(model, activity(model, services, operations))
+        for model in services.catalogue.models
+    ]
+
+
 def admin_models_router(
     services: RelayServices,
     operations: ModelOperations,
@@ -95,7 +103,7 @@ def admin_models_router(
     @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
     async def list_models() -> Models:
         """Every model, in the configuration's order."""
-        return Models(data=[row(model) for model in catalogue.models])
+        return Models(data=model_rows(services, operations))
 
     # A name may hold slashes, as Hugging Face's do.
     @router.post("/{name:path}/load", dependencies=[writing], responses=responses)

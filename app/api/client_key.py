@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 
-from app.api.admin_auth import CALLER_LIMITS
+from app.api.admin_auth import CALLER_LIMITS, SESSION_CALLER
 from app.api.middleware import notes_of
 from app.auth import Authenticator, Principal
 from app.errors import InvalidApiKey
@@ -29,7 +29,9 @@ def require_client_key(
 
     async def authenticate(request: Request, response: Response) -> Principal:
         try:
-            principal = await authenticator.authenticate(request.scope["headers"])
+            principal = request.scope.get(SESSION_CALLER) or await authenticator.authenticate(
+                request.scope["headers"]
+            )
         except InvalidApiKey as error:
             metrics.auth_failures.add((error.reason,))
             raise

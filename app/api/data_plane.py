@@ -5,6 +5,7 @@ list, so no client reaches them through the gateway, whatever an engine was star
 """
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 from app.api.cors import CorsHeaders
@@ -49,13 +50,27 @@ def endpoint_of(path: str) -> Endpoint | None:
     return endpoint
 
 
+def find_none(path: str) -> ExchangeHandler | None:
+    """Return None: the ASGI application serves every other path."""
+    return None
+
+
 class DataPlaneDispatcher:
     """Chooses the requests that the relay handles; see `app.asgi.Dispatcher`."""
 
-    def __init__(self, relay: Relay, cors: CorsHeaders | None = None) -> None:
-        """`cors` adds headers for pages of other origins; None: no page may call."""
+    def __init__(
+        self,
+        relay: Relay,
+        cors: CorsHeaders | None = None,
+        find_other: Callable[[str], ExchangeHandler | None] = find_none,
+    ) -> None:
+        """`cors` adds headers for pages of other origins; None: no page may call.
+
+        `find_other` returns the handler of a path that is not the data plane's.
+        """
         self._relay = relay
         self._cors = cors
+        self._find_other = find_other
         self._handlers: dict[str, ExchangeHandler] = {
             path: partial(relay.serve, endpoint) for path, endpoint in ENDPOINTS.items()
         }
@@ -66,7 +81,7 @@ class DataPlaneDispatcher:
         if handler is None:
             endpoint = endpoint_of(path)
             if endpoint is None:
-                return None
+                return self._find_other(path)
             handler = partial(self._relay.serve, endpoint)
         if self._cors is None:
             return handler

@@ -77,7 +77,7 @@ class FollowLog(Response):
                 await error_response(error, scope)(scope, receive, send)
                 return
             # uvicorn's send does not report a disconnect; receive does.
-            disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+            disconnected = asyncio.create_task(wait_for_disconnect(receive))
             stack.callback(disconnected.cancel)
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await self._follow(first, disconnected, send)
@@ -119,6 +119,7 @@ def text_of(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

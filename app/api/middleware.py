@@ -105,8 +105,8 @@ class AccessLogMiddleware:
 
 
 def _is_poll(method: str, path: str, status: int) -> bool:
-    """Return whether a request is a successful read under /admin, as `status` polls."""
-    return method == "GET" and status < 400 and path.startswith("/admin/")
+    """Return whether a request is a successful read that commands and open pages repeat."""
+    return method == "GET" and status < 400 and path.startswith(("/admin/", "/console"))
 
 
 def notes_of(scope: Scope) -> RequestNotes:

@@ -5,7 +5,7 @@ and owners; `validation` checks what may be stored, and `views` shows it.
 """
 
 from app.auth.authenticator import Authenticator
-from app.auth.key_format import NewKey
+from app.auth.key_format import NewKey, id_of
 from app.auth.key_store import KeyStore
 from app.auth.keys import ApiKey, NameTaken, UnknownKey
 from app.auth.model_checks import check_models
@@ -59,6 +59,7 @@ __all__ = (
     "checked_owner_name",
     "duration",
     "faults",
+    "id_of",
     "milliseconds",
     "moment",
     "presented_key",

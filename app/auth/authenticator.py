@@ -146,7 +146,7 @@ class Authenticator:
         Raises InvalidApiKey, and ServiceUnavailable if the store does not answer.
         """
         key = presented_key(headers)
-        return self._admit(await self._fetch(key, digest(key)), admin=False)
+        return self._admit(await self._fetch(id_of(key), digest(key)), admin=False)
 
     async def authenticate(self, headers: Headers) -> Principal:
         """Return the caller. Raises InvalidApiKey and ServiceUnavailable."""
@@ -163,11 +163,32 @@ class Authenticator:
             return self._root
         if key_digest in self._static:
             raise _not_for_admin()
-        entry = self._cached(key, key_digest) or await self._fetch(key, key_digest)
+        entry = self._cached(key, key_digest) or await self._fetch(id_of(key), key_digest)
         return self._admit(entry, admin=True)
 
-    def _admit(self, entry: Entry, *, admin: bool) -> Principal:
-        """Return the principal of a valid entry. The only place that records use."""
+    @property
+    def anonymous(self) -> Principal | None:
+        """The caller of every request without authentication; None: authentication is on."""
+        return None if self._enabled else self._anonymous
+
+    async def of_any_role(self, key_id: str | None, key_digest: bytes) -> Principal:
+        """Return the caller of a key by its digest, as a session of the console has it.
+
+        `key_id` is None for a key of the configuration. Raises InvalidApiKey and
+        ServiceUnavailable.
+        """
+        if self._admin is not None and hmac.compare_digest(key_digest, self._admin):
+            return self._root
+        if (principal := self._static.get(key_digest)) is not None:
+            return principal
+        entry = self._known.get(key_digest) or await self._fetch(key_id, key_digest)
+        return self._admit(entry, admin=None)
+
+    def _admit(self, entry: Entry, *, admin: bool | None) -> Principal:
+        """Return the principal of a valid entry. The only place that records use.
+
+        `admin`: whether the caller must be an administrator's key; None: any role will do.
+        """
         if self._offline and self._monotonic() - self._last_poll > self._grace_s:
             raise _store_unavailable()
         if entry.disabled:
@@ -176,7 +197,7 @@ class Authenticator:
         if now >= entry.until:
             raise InvalidApiKey("the API key has expired")
         principal = entry.principal
-        if (principal.role is not Role.CLIENT) is not admin:
+        if admin is not None and (principal.role is not Role.CLIENT) is not admin:
             if admin:
                 raise _not_for_admin()
             raise InvalidApiKey("this key is for administration only")
@@ -195,9 +216,8 @@ class Authenticator:
 
     # Lookups
 
-    async def _fetch(self, key: bytes, key_digest: bytes) -> Entry:
-        """Return the entry of a secret from the store."""
-        key_id = id_of(key)
+    async def _fetch(self, key_id: str | None, key_digest: bytes) -> Entry:
+        """Return the entry of a secret from the store; `key_id` None: no stored key has it."""
         if key_id is None:
             raise invalid_key()
         while not self._offline:

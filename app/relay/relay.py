@@ -9,12 +9,14 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 from app.asgi import ClientDisconnected, ClientExchange, ClientStalled
-from app.auth import Authenticator
+from app.auth import Principal
 from app.errors import (
     EngineUnavailable,
     GatewayError,
+    Headers,
     InvalidApiKey,
     MethodNotAllowed,
     RateLimited,
@@ -36,11 +38,23 @@ CLIENT_CLOSED_REQUEST = 499
 SHUTTING_DOWN = "the gateway is shutting down; try again"
 
 
+class CallerLookup(Protocol):
+    """Authenticates requests by their headers."""
+
+    def recall(self, headers: Headers) -> Principal | None:
+        """Return the caller if that takes no wait, else None. Raises GatewayError."""
+        ...
+
+    async def look_up(self, headers: Headers) -> Principal:
+        """Return the caller. Raises GatewayError."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Relay:
     """Serves requests; holds what all of them share."""
 
-    authenticator: Authenticator
+    authenticator: CallerLookup
     services: RelayServices
     ledger: Ledger
     access: AccessLog

@@ -1,0 +1,53 @@
+"""Builds the console from the parts of the gateway."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from fastapi import APIRouter
+from starlette.types import ASGIApp
+
+from app.asgi import ExchangeHandler
+from app.auth import Authenticator
+from app.console.guard import ConsoleGuard
+from app.console.overview import ModelRows, live_overview, overview_router
+from app.console.playground import PlaygroundHandlers
+from app.console.rendering import Renderer
+from app.console.router import frame_router
+from app.console.sign_in import SessionCallers, SignIn
+from app.database import SharedSecret
+from app.relay import Relay
+from app.routing import Catalogue
+
+
+@dataclass(slots=True, kw_only=True)
+class Console:
+    """The console of one gateway."""
+
+    authenticator: Authenticator
+    secret: SharedSecret
+    catalogue: Catalogue
+    model_rows: ModelRows
+    draining: Callable[[], bool]
+    _renderer: Renderer = field(init=False, default_factory=Renderer)
+    _sign_in: SignIn = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sign_in = SignIn(self.authenticator, self.secret)
+
+    def routers(self) -> list[APIRouter]:
+        """Return the routes of all pages."""
+        renderer = self._renderer
+        live = {"overview": live_overview(renderer, self.catalogue, self.model_rows)}
+        return [
+            frame_router(self._sign_in, renderer, live, self.draining),
+            overview_router(renderer, self.catalogue, self.model_rows),
+        ]
+
+    def guard(self, app: ASGIApp) -> ConsoleGuard:
+        """Return the middleware that everything under /console passes."""
+        return ConsoleGuard(app, self._sign_in, self._renderer)
+
+    def find_handler(self, relay: Relay) -> Callable[[str], ExchangeHandler | None]:
+        """Return how requests of the playground find their handler; they take `relay`'s way."""
+        callers = SessionCallers(self._sign_in)
+        return PlaygroundHandlers(replace(relay, authenticator=callers)).find_handler

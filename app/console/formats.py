@@ -1,0 +1,68 @@
+"""Numbers, times and sizes as pages show them."""
+
+import math
+from datetime import UTC, datetime
+
+_GIB = 2**30
+_MIB = 2**20
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in the largest unit that reads well: `12 ms`, `3.4 s`, `2 min 5 s`."""
+    if seconds is None:
+        return "–"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def count(number: float | None) -> str:
+    """Return a number with thousands apart, as `1,234`; large ones as `1.2 M`."""
+    if number is None:
+        return "–"
+    if abs(number) >= 10_000_000:
+        return f"{number / 1_000_000:,.1f} M"
+    if number == int(number):
+        return f"{int(number):,}"
+    digits = 1 if abs(number) >= 10 else 2
+    return f"{number:,.{digits}f}"
+
+
+def size(of_bytes: float | None) -> str:
+    """Return a size in GiB or MiB."""
+    if of_bytes is None:
+        return "–"
+    return f"{of_bytes / _GIB:.1f} GiB" if of_bytes >= _GIB else f"{of_bytes / _MIB:.0f} MiB"
+
+
+def percent(part: float | None) -> str:
+    """Return a share of one in percent."""
+    return "–" if part is None or math.isnan(part) else f"{part * 100:.0f} %"
+
+
+def time_of_day(seconds: float | None) -> str:
+    """Return a moment, in seconds since 1970, as UTC's time of day."""
+    return "–" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
+
+
+def moment(seconds: float | None) -> str:
+    """Return a moment, in seconds since 1970, as date and time in UTC."""
+    if seconds is None:
+        return "–"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+FILTERS = {
+    "duration": duration,
+    "count": count,
+    "size": size,
+    "percent": percent,
+    "time_of_day": time_of_day,
+    "moment": moment,
+}

@@ -1,0 +1,110 @@
+"""The guard of the console: sessions, forged requests, and the way to the API.
+
+Everything under /console passes here before FastAPI. The login page and static files are open.
+Pages need a session whose role may see them. `/console/api` is the API for the scripts of pages: a
+request with a session is passed on to the same path without that prefix, with the session's caller
+in place of a key, so that a page can do what its key can do, and nothing else. The cookie means
+nothing outside of /console.
+"""
+
+from urllib.parse import quote
+
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api import MAX_BODY_BYTES, SESSION_CALLER, bound_body, error_response, notes_of
+from app.console.rendering import Renderer
+from app.console.sign_in import SignIn, check_request_token, check_same_origin
+from app.console.visitor import CONSOLE, Visitor, page_at, pages_of
+from app.errors import GatewayError, InvalidApiKey, PermissionDenied
+
+API = f"{CONSOLE}/api"
+LOGIN = f"{CONSOLE}/login"
+_OPEN = (LOGIN, f"{CONSOLE}/static/")
+# The scope key of the visitor, for pages.
+VISITOR = "gateway.visitor"
+# The gateway's API; everything else below /console/api is the console's own.
+_GATEWAY_API = ("/admin/", "/v1/models", "/v1/usage")
+# The longest key, escaped, and the path to return to.
+MAX_FORM_BYTES = 8192
+_SAFE = frozenset({"GET", "HEAD"})
+
+
+class ConsoleGuard:
+    """Finds the visitor of each request under /console, and what it may reach. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp, sign_in: SignIn, renderer: Renderer) -> None:
+        self._app = app
+        self._sign_in = sign_in
+        self._renderer = renderer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not (path == CONSOLE or path.startswith(f"{CONSOLE}/")):
+            await self._app(scope, receive, send)
+            return
+        await self._renderer.load()
+        receive = bound_body(receive, MAX_FORM_BYTES if path == LOGIN else MAX_BODY_BYTES)
+        if path.startswith(_OPEN):
+            await self._app(scope, receive, send)
+            return
+        in_api = path.startswith(f"{API}/")
+        try:
+            visitor = await self._sign_in.find_visitor(scope["headers"])
+            notes_of(scope).key_id = visitor.principal.id
+            scope[VISITOR] = visitor
+            _check_origin(scope, visitor, in_api=in_api)
+            response = None
+            if in_api:
+                _enter_api(scope, visitor)
+            else:
+                response = self._check_page(scope, visitor)
+        except InvalidApiKey as error:
+            response = error_response(error, scope) if in_api else _to_login(scope)
+        except GatewayError as error:
+            response = error_response(error, scope)
+        if response is None:
+            await self._app(scope, receive, send)
+        else:
+            await response(scope, receive, send)
+
+    def _check_page(self, scope: Scope, visitor: Visitor) -> Response | None:
+        """Return the response to a page that the visitor does not see; None: it is served."""
+        path = scope["path"]
+        if path.rstrip("/") == CONSOLE:
+            pages = pages_of(visitor)
+            return RedirectResponse(pages[0].path, 303)
+        page = page_at(path)
+        if page is not None and not page.may_see(visitor):
+            fault = f"The role {visitor.role} does not see this page."
+            return self._renderer.fault(visitor, PermissionDenied(fault))
+        return None
+
+
+def _check_origin(scope: Scope, visitor: Visitor, *, in_api: bool) -> None:
+    """Check that a page of this session sends what may change something.
+
+    A form, as that of the logout, has no header for the token. Raises PermissionDenied.
+    """
+    if scope["method"] in _SAFE:
+        return
+    if in_api:
+        check_request_token(scope["headers"], visitor)
+    else:
+        check_same_origin(scope["headers"])
+
+
+def _enter_api(scope: Scope, visitor: Visitor) -> None:
+    """Give a request for the gateway's API its path there. Raises PermissionDenied."""
+    path: str = scope["path"].removeprefix(API)
+    if not path.startswith(_GATEWAY_API):
+        return
+    if path.startswith("/v1/") and not visitor.may_chat:
+        raise PermissionDenied(f"the role {visitor.role} may not use models")
+    scope["path"] = path
+    scope["raw_path"] = quote(path).encode()
+    scope[SESSION_CALLER] = visitor.principal
+
+
+def _to_login(scope: Scope) -> Response:
+    return RedirectResponse(f"{LOGIN}?next={quote(scope['path'])}", 303)

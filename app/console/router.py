@@ -1,0 +1,113 @@
+"""Routes of the console that are not a page of their own: login, logout, files, live regions."""
+
+import mimetypes
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request, Response
+from fastapi.responses import RedirectResponse
+
+from app.console.guard import LOGIN, VISITOR
+from app.console.live import LivePage, LiveResponse
+from app.console.rendering import HEADERS, Renderer
+from app.console.session import LIFETIME_S
+from app.console.sign_in import COOKIE, SignIn, check_same_origin
+from app.console.visitor import CONSOLE, Visitor, page_at
+from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
+
+_IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
+# The types of our few files, whatever the machine's own table says.
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Return the visitor of a request, which the guard has found."""
+    visitor: Visitor = request.scope[VISITOR]
+    return visitor
+
+
+def frame_router(
+    sign_in: SignIn,
+    renderer: Renderer,
+    live: Mapping[str, LivePage],
+    draining: Callable[[], bool],
+) -> APIRouter:
+    """Return the routes; `live` has the pages with live regions, by name."""
+    router = APIRouter(prefix=CONSOLE, include_in_schema=False)
+
+    @router.get("/static/{version}/{name}")
+    async def static_file(version: str, name: str) -> Response:
+        """A file of the pages. Its URL changes with its content."""
+        content = renderer.static_files.get(name)
+        if content is None:
+            raise RouteNotFound("there is no such file here")
+        kind = _TYPES.get(name[name.rfind(".") :]) or mimetypes.guess_type(name)[0]
+        caching = _IMMUTABLE if version == renderer.version else {}
+        return Response(content, headers={**HEADERS, **caching}, media_type=kind)
+
+    @router.get("/login")
+    async def show_login(request: Request) -> Response:
+        return renderer.login(next_path=_next_path(request.query_params.get("next", "")))
+
+    @router.post("/login")
+    async def log_in(
+        request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = ""
+    ) -> Response:
+        """Begin a session, for any key."""
+        target = _next_path(next)
+        try:
+            check_same_origin(request.scope["headers"])
+            cookie = await sign_in.sign_in(key)
+        except GatewayError as error:
+            fault = error.message
+            if isinstance(error, InvalidApiKey):
+                fault = "This key is not valid here: it is unknown, disabled or has expired."
+            return renderer.login(next_path=target, fault=fault, status=error.status)
+        response = RedirectResponse(target, 303, HEADERS)
+        response.set_cookie(
+            COOKIE,
+            cookie,
+            max_age=LIFETIME_S,
+            path=CONSOLE,
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    @router.post("/logout")
+    async def log_out() -> Response:
+        """End the session in this browser."""
+        response = RedirectResponse(LOGIN, 303, HEADERS)
+        response.delete_cookie(COOKIE, path=CONSOLE, httponly=True, samesite="strict")
+        return response
+
+    @router.get("/api/session")
+    async def show_session(request: Request) -> dict[str, str]:
+        """Who is logged in; the guard answers 401 once the session has ended."""
+        visitor = visitor_of(request)
+        return {"role": visitor.role, "key_id": visitor.principal.id}
+
+    @router.get("/api/events/{page}")
+    async def events(request: Request, page: str) -> Response:
+        """The live regions of a page."""
+        visitor, shown = visitor_of(request), page_at(f"{CONSOLE}/{page}")
+        if shown is None or page not in live:
+            raise RouteNotFound("there is no such page here")
+        if not shown.may_see(visitor):
+            raise PermissionDenied(f"the role {visitor.role} does not see this page")
+        headers = request.scope["headers"]
+
+        async def check_session() -> None:
+            if not shown.may_see(await sign_in.find_visitor(headers)):
+                raise PermissionDenied("the role of the key has changed")
+
+        return LiveResponse(live[page], check_session, draining)
+
+    return router
+
+
+def _next_path(path: str) -> str:
+    """Return where to go after the login: a page of the console, never another place."""
+    plain = path.startswith(f"{CONSOLE}/") and "//" not in path and "\\" not in path
+    return path if plain and path.isprintable() else CONSOLE

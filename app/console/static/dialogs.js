@@ -1,0 +1,57 @@
+// Confirmation before an action, and buttons that act.
+
+import {api, notify} from "./api.js";
+
+/** Ask before an action; resolve to true if it was confirmed. */
+export function confirmAction({title, text, action, danger = false}) {
+  const dialog = document.createElement("dialog");
+  const heading = document.createElement("h2");
+  heading.textContent = title;
+  heading.id = "dialog-title";
+  dialog.setAttribute("aria-labelledby", heading.id);
+  const body = document.createElement("p");
+  body.textContent = text;
+  const form = document.createElement("form");
+  form.method = "dialog";
+  form.className = "row end";
+  const cancel = button("Cancel", "");
+  const act = button(action, danger ? "danger" : "primary");
+  form.append(cancel, act);
+  dialog.append(heading, body, form);
+  document.body.append(dialog);
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === action);
+    });
+    dialog.showModal();
+  });
+}
+
+function button(text, kind) {
+  const one = document.createElement("button");
+  one.textContent = one.value = text;
+  one.className = kind;
+  return one;
+}
+
+/**
+ * Run the action of a <button data-action="/admin/…" data-title data-confirm data-done>: a POST
+ * after a confirmation. One listener for the page: buttons in live regions come and go.
+ */
+document.addEventListener("click", async (event) => {
+  const pressed = event.target.closest("button[data-action]");
+  if (!pressed) return;
+  const {action, title, confirm, done, danger} = pressed.dataset;
+  const label = pressed.textContent.trim();
+  if (confirm && !await confirmAction({title, text: confirm, action: label, danger: danger !== undefined})) return;
+  pressed.disabled = true;
+  try {
+    await api(action, {method: "POST"});
+    notify(done ?? "Done.");
+  } catch (error) {
+    notify(error.message, "bad");
+  } finally {
+    pressed.disabled = false;
+  }
+});

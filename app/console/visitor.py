@@ -1,0 +1,67 @@
+"""Visitors of the console: what a role sees, as one table of pages."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.api import RIGHTS, Right
+from app.auth import Principal, Role
+
+# The path of the console; its cookie is sent nowhere else.
+CONSOLE = "/console"
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The caller of a request of the console."""
+
+    principal: Principal
+    request_token: str
+    # False: authentication is off, and nobody has logged in.
+    logged_in: bool = True
+
+    @property
+    def role(self) -> Role:
+        return self.principal.role
+
+    def may(self, right: Right) -> bool:
+        """Return whether the visitor has a right of the admin API."""
+        return right in RIGHTS[self.principal.role]
+
+    @property
+    def may_chat(self) -> bool:
+        """Return whether the visitor may send requests to models."""
+        return self.principal.role in (Role.CLIENT, Role.ADMIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of the console, in the navigation of those who may see it."""
+
+    name: str  # the first part of its path below /console
+    title: str
+    may_see: Callable[[Visitor], bool]
+
+    @property
+    def path(self) -> str:
+        return f"{CONSOLE}/{self.name}"
+
+
+def _with(right: Right) -> Callable[[Visitor], bool]:
+    return lambda visitor: visitor.may(right)
+
+
+PAGES = (
+    Page("overview", "Overview", _with(Right.ENGINES_READ)),
+    Page("playground", "Playground", lambda visitor: visitor.may_chat),
+)
+_BY_NAME = {page.name: page for page in PAGES}
+
+
+def pages_of(visitor: Visitor) -> list[Page]:
+    """Return the pages that a visitor may see, in the order of the navigation."""
+    return [page for page in PAGES if page.may_see(visitor)]
+
+
+def page_at(path: str) -> Page | None:
+    """Return the page that a path below /console belongs to; None: there is none."""
+    return _BY_NAME.get(path.removeprefix(f"{CONSOLE}/").split("/", 1)[0])

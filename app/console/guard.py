@@ -16,10 +16,11 @@ from app.api import MAX_BODY_BYTES, SESSION_CALLER, bound_body, error_response, 
 from app.console.rendering import Renderer
 from app.console.sign_in import SignIn, check_request_token, check_same_origin
 from app.console.visitor import CONSOLE, Visitor, page_at, pages_of
-from app.errors import GatewayError, InvalidApiKey, PermissionDenied
+from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
 
 API = f"{CONSOLE}/api"
 LOGIN = f"{CONSOLE}/login"
+LOGOUT = f"{CONSOLE}/logout"
 _OPEN = (LOGIN, f"{CONSOLE}/static/")
 # The scope key of the visitor, for pages.
 VISITOR = "gateway.visitor"
@@ -75,7 +76,11 @@ class ConsoleGuard:
             pages = pages_of(visitor)
             return RedirectResponse(pages[0].path, 303)
         page = page_at(path)
-        if page is not None and not page.may_see(visitor):
+        if page is None:
+            if path == LOGOUT:
+                return None
+            return self._renderer.fault(visitor, RouteNotFound(f"There is no page {path} here."))
+        if not page.may_see(visitor):
             fault = f"The role {visitor.role} does not see this page."
             return self._renderer.fault(visitor, PermissionDenied(fault))
         return None

@@ -36,7 +36,7 @@ from app.auth import Authenticator, KeyStore
 from app.database import Database, DatabaseUnavailable, SharedSecret
 from app.fleet import EngineLifecycle, EnginesPage, ModelOperations
 from app.limits import Limiter
-from app.relay import BodyMemory, RequestsInFlight
+from app.relay import BodyMemory, RequestDirectory, RequestsInFlight
 from app.reload import Reloader
 from app.residency import OnDemandLoader
 from app.routing import Catalogue
@@ -77,6 +77,7 @@ class Application:
     body_memory: BodyMemory
     stored_responses: StoredResponses
     in_flight: RequestsInFlight
+    requests: RequestDirectory
     alerts: Alerts | None
     loop_lag: EventLoopLag = field(default_factory=EventLoopLag)
     # What the server serves: the data plane without ASGI, and FastAPI for everything else.

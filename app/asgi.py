@@ -73,6 +73,7 @@ class ClientExchange(Protocol):
     started: bool  # the headers have been sent, or wait for a client that is slow to read
     streaming: bool  # the headers of an event stream have been sent
     response_complete: bool  # the last byte has been written
+    client_wait_s: float  # seconds that the response has waited for the client to read
     # The status that the connection itself has sent because the request's body was faulty or late.
     refused_status: int | None
 

@@ -3,6 +3,7 @@
     GatewayError                  500 internal_error
     ├── InvalidApiKey             401 invalid_api_key
     ├── PermissionDenied          403 permission_denied (admin routes only)
+    ├── RequestCanceled           403 request_canceled
     ├── ModelNotFound             404 model_not_found
     ├── RouteNotFound             404 not_found
     ├── MethodNotAllowed          405 method_not_allowed
@@ -104,6 +105,15 @@ class InvalidApiKey(GatewayError):
 class PermissionDenied(GatewayError):
     status = 403
     code = "permission_denied"
+    openai_type = "invalid_request_error"
+    anthropic_type = "permission_error"
+
+
+class RequestCanceled(GatewayError):
+    """The request was canceled from the console or the admin API. Clients do not retry a 403."""
+
+    status = 403
+    code = "request_canceled"
     openai_type = "invalid_request_error"
     anthropic_type = "permission_error"
 

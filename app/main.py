@@ -52,6 +52,7 @@ from app.api import (
     ops_router,
     owners_router,
     reload_router,
+    requests_router,
     require_client_key,
     schema_router,
     usage_router,
@@ -78,6 +79,7 @@ from app.relay import (
     Relay,
     RelayBounds,
     RelayServices,
+    RequestDirectory,
     RequestsInFlight,
     memory_bounds,
 )
@@ -86,9 +88,10 @@ from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
+from app.telemetry import NO_RECORDER, RecentRequests
 from app.telemetry.logs import AccessLog, DirectOutput, Levels, Output, is_json
 from app.telemetry.metrics import Metrics
-from app.telemetry.traces import NO_TRACER, tracer_for
+from app.telemetry.traces import tracer_for
 from app.usage import Budgets, Ledger, usage_report
 from app.usage.alerts import Alerts
 from engines.base import EngineState
@@ -146,6 +149,8 @@ def create_app(
     salt_secret = SharedSecret(database, SALT_SECRET)
     key_store = KeyStore(database)
     in_flight = RequestsInFlight()
+    recent = RecentRequests(tracer) if settings.console.enabled else None
+    requests = RequestDirectory(in_flight, recent)
     authenticator = Authenticator(
         key_store,
         static=settings.api_keys,
@@ -226,6 +231,7 @@ def create_app(
         body_memory=body_memory,
         stored_responses=stored,
         in_flight=in_flight,
+        requests=requests,
         alerts=alerts,
     )
     _watch(application, output)
@@ -249,6 +255,7 @@ def create_app(
         owners_router(OwnerStore(database), authenticator),
         reload_router(reloader, authenticator),
         logs_router(levels, authenticator),
+        requests_router(requests, key_store, authenticator),
         engines_router(catalogue, operations, authenticator, lambda: admission.draining),
         admin_models_router(
             services,
@@ -264,7 +271,7 @@ def create_app(
         services=services,
         ledger=ledger,
         access=access,
-        tracer=tracer or NO_TRACER,
+        recorder=recent or tracer or NO_RECORDER,
     )
     _add_asgi(application, relay, routers, console)
     if settings.metrics.port is not None:

@@ -2,10 +2,10 @@
 
 The data plane bypasses FastAPI: `data_plane` maps its paths to handlers of the relay. Each other
 module with a router has the routes of one resource: `models`, `usage`, `health` and, under /admin,
-`admin_engines`, `admin_keys`, `admin_models`, `admin_owners`, `logs` and `reload`. `client_key` and
-`admin_auth` authenticate their callers; `middleware`, `cors` and `exception_handlers` apply to all
-of them. `schema` makes the OpenAPI document, with the help of `error_responses` and
-`data_plane_schema`.
+`admin_engines`, `admin_keys`, `admin_models`, `admin_owners`, `admin_requests`, `logs` and
+`reload`. `client_key` and `admin_auth` authenticate their callers; `middleware`, `cors` and
+`exception_handlers` apply to all of them. `schema` makes the OpenAPI document, with the help of
+`error_responses` and `data_plane_schema`.
 """
 
 from app.api.admin_auth import (
@@ -23,6 +23,7 @@ from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
 from app.api.admin_models import ModelAction, admin_models_router, model_rows
 from app.api.admin_owners import owners_router
+from app.api.admin_requests import RequestDetail, RequestList, RequestRow, requests_router
 from app.api.client_key import require_client_key
 from app.api.cors import CorsHeaders
 from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
@@ -56,7 +57,10 @@ __all__ = [
     "HeadMiddleware",
     "ModelAction",
     "PreflightMiddleware",
+    "RequestDetail",
+    "RequestList",
     "RequestMetricsMiddleware",
+    "RequestRow",
     "RequireRight",
     "Right",
     "admin_models_router",
@@ -74,6 +78,7 @@ __all__ = [
     "ops_router",
     "owners_router",
     "reload_router",
+    "requests_router",
     "require_client_key",
     "schema_router",
     "usage_router",

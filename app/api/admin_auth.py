@@ -34,6 +34,8 @@ class Right(StrEnum):
     ENGINES_WRITE = "engines:write"
     LOGS_READ = "logs:read"
     LOGS_WRITE = "logs:write"
+    REQUESTS_READ = "requests:read"
+    REQUESTS_WRITE = "requests:write"
 
 
 _READS = frozenset(
@@ -44,6 +46,7 @@ _READS = frozenset(
         Right.USAGE_READ,
         Right.ENGINES_READ,
         Right.LOGS_READ,
+        Right.REQUESTS_READ,
     }
 )
 

@@ -22,8 +22,9 @@ once.
    reserved; permit, lease and slot are released.
 
 Every resource is released in one place, by a `with` statement or a `finally` block of the coroutine
-that acquired it. A client that disconnects, a key that is disabled and the shutdown cancel the
-request's task at whatever it awaits, so no step polls for them.
+that acquired it. A client that disconnects, a key that is disabled, an operator and the shutdown
+cancel the request's task at whatever it awaits, so no step polls for them. `RequestDirectory` lists
+and cancels requests.
 """
 
 from app.relay.body_memory import BodyMemory
@@ -32,10 +33,19 @@ from app.relay.endpoint import Endpoint
 from app.relay.forecasts import Forecasts
 from app.relay.in_flight import RequestsInFlight
 from app.relay.relay import CLIENT_CLOSED_REQUEST, Relay
+from app.relay.request_directory import (
+    IN_FLIGHT,
+    OUTCOMES,
+    RequestDirectory,
+    RequestFilter,
+    RequestView,
+)
 from app.relay.services import RelayBounds, RelayServices, memory_bounds
 
 __all__ = [
     "CLIENT_CLOSED_REQUEST",
+    "IN_FLIGHT",
+    "OUTCOMES",
     "BodyMemory",
     "CacheSalts",
     "Endpoint",
@@ -43,6 +53,9 @@ __all__ = [
     "Relay",
     "RelayBounds",
     "RelayServices",
+    "RequestDirectory",
+    "RequestFilter",
+    "RequestView",
     "RequestsInFlight",
     "memory_bounds",
 ]

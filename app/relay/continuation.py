@@ -114,6 +114,7 @@ class StreamContinuation:
         # A traceback would keep the request until the next garbage collection.
         lost.with_traceback(None)
         self._fault, self._interrupted_at = lost.fault.with_traceback(None), perf_counter()
+        self._request.timeline.interrupted(lost.fault)
         terms = self._model.continuation
         assert terms is not None
         self._wait_until = asyncio.get_running_loop().time() + terms.wait_s
@@ -139,8 +140,9 @@ class StreamContinuation:
             target = await self._next_target()
             try:
                 return await self._send(target)
-            except EngineNotReady:
+            except EngineNotReady as fault:
                 # Nothing was sent: the same interruption.
+                self._request.timeline.interrupted(fault)
                 if asyncio.get_running_loop().time() + RETRY_S > self._wait_until:
                     raise _Lost("no_replica") from None
                 await asyncio.sleep(RETRY_S)
@@ -197,7 +199,7 @@ class StreamContinuation:
             changes = await self._prepare(target)
             call = self._calls.build_continuation(target, changes, self._recording)
             request.engine = target.engine.name
-            request.trace.begin_attempt(target.engine.name, self._fault)
+            request.timeline.begin_attempt(target.engine.name, self._fault)
             log.warning(
                 "stream goes on at engine %s (%s): %s",
                 *(target.engine.name, self._way, self._fault),
@@ -280,6 +282,7 @@ class StreamContinuation:
         """Count a continuation; called at its first new bytes."""
         request = self._request
         self._stop_comments()
+        request.timeline.resumed()
         request.continued += 1
         request.recomputed_tokens += self._recomputed
         gap_s = perf_counter() - self._interrupted_at

@@ -43,7 +43,7 @@ def build_engine_request(
     target = exchange.path  # on the allow-list, so it needs no quoting
     if exchange.query:
         target += "?" + exchange.query.decode("latin-1")
-    trace_headers = request.trace.headers()
+    trace_headers = request.timeline.trace_headers()
     forwarded = _FORWARDED_TRACED if trace_headers else _FORWARDED
     # Of several content types the one by which the gateway parsed; vLLM would take another.
     headers = [

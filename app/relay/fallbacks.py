@@ -13,6 +13,7 @@ from app.relay.token_cost import reserved_tokens
 from app.residency import Step
 from app.routing import Model
 from app.settings import NO_LIMITS
+from app.telemetry import LOAD_WAIT
 
 # Times that a request may return to the model it waited for: one that is up and cannot serve is
 # down.
@@ -44,7 +45,7 @@ class Fallback:
     async def serve(self, plan: RequestPlan, limits: LimitRequest, fault: GatewayError) -> None:
         """Serve the request, which failed with `fault` at its own model. Raises GatewayError."""
         request, requested, chain = self._request, plan.model, self._chain
-        request.trace.failed(requested.name, fault.code)
+        request.timeline.failed(requested.name, fault.code)
         self._may_wait = isinstance(fault, EngineUnavailable)
         # While the gateway drains, no model gives a permit.
         while chain is not None and chain.any_left and not self._services.admission.draining:
@@ -52,7 +53,7 @@ class Fallback:
             model: Model | None = None
             try:
                 if step is Step.WAIT and not requested.on_demand:
-                    await self._model_request.wait("load_wait", chain.wait())
+                    await self._model_request.wait(LOAD_WAIT, chain.wait())
                     continue
                 if step is Step.WAIT or step is Step.ASK:
                     self._returns_left -= 1
@@ -67,7 +68,7 @@ class Fallback:
                 await self._serve_fallback(plan.body, model)
                 return
             except CANNOT_SERVE as error:
-                request.trace.failed(requested.name, error.code)
+                request.timeline.failed(requested.name, error.code)
                 if model is None:  # the requested model's
                     fault = error.with_traceback(None)
                     self._may_wait = self._may_wait and isinstance(error, EngineUnavailable)

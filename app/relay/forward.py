@@ -38,7 +38,7 @@ async def forward(
         response = await buffer_server_error(response)
     try:
         result.status = status
-        request.trace.answered(status)
+        request.timeline.answered(status)
         if on_head is not None:
             await on_head(status)
         head = read_head(response, withhold_metadata=call.withhold_metadata)
@@ -67,7 +67,7 @@ async def _forward_stream(
 ) -> None:
     meter = result.meter
     if meter is None:
-        meter = result.meter = call.meter()
+        meter = result.meter = request.meter = call.meter()
     exchange, recording = request.exchange, call.recording
     active = recording if recording is not None and recording.active else None
     stream = EventStream(response, request, meter, latency, active)

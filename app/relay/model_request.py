@@ -31,6 +31,7 @@ from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
 from app.residency import ModelLease, StartWait
 from app.routing import Model, Replica
+from app.telemetry import LOAD_WAIT, QUEUE
 from engines.base import EngineError
 
 WaitedT = TypeVar("WaitedT", ModelLease, Permit, StartWait)
@@ -79,24 +80,28 @@ class ModelRequest:
                 waiting = services.admission.acquire(
                     limits.model, principal.id, principal.priority, principal.weight, limits.tokens
                 )
-                permit = await self.wait("queue", waiting)
+                place = services.admission.counts(limits.model)[1] + 1
+                permit = await self.wait(QUEUE, waiting, place)
             with permit:
                 # A reload may have replaced its engines while the request waited.
                 model = services.catalogue.current(model)
+                now = perf_counter()
                 if planned_at is not None:
-                    overhead_s = perf_counter() - planned_at - (request.queued_s or 0.0)
+                    overhead_s = now - planned_at - (request.queued_s or 0.0)
                     services.metrics.overhead.observe((model.name,), overhead_s)
-                await self._send(plan, model, permit, lease)
+                await self._send(plan, model, permit, lease, now)
 
-    async def wait(self, phase: str, waiting: Coroutine[Any, Any, WaitedT]) -> WaitedT:
+    async def wait(
+        self, phase: str, waiting: Coroutine[Any, Any, WaitedT], position: int | None = None
+    ) -> WaitedT:
         """Return a lease, a permit or a start, and note how long it took.
 
-        Raises EngineUnavailable and EngineOverloaded.
+        `position` is the place in a queue. Raises EngineUnavailable and EngineOverloaded.
         """
         request = self._request
         began = perf_counter()
         before_s = request.queued_s
-        request.trace.begin(phase)
+        request.timeline.begin(phase, position)
         try:
             got = await waiting
         except (asyncio.CancelledError, EngineOverloaded, EngineUnavailable):
@@ -104,7 +109,7 @@ class ModelRequest:
             raise
         if got.waited_s is not None:
             request.queued_s = (before_s or 0.0) + got.waited_s
-        request.trace.end(waited=got.waited_s is not None)
+        request.timeline.end(waited=got.waited_s is not None)
         return got
 
     async def _lease(self, model: Model, chain: FallbackChain | None) -> ModelLease:
@@ -112,19 +117,27 @@ class ModelRequest:
         lease = partial(self._services.loader.lease, model.name)
         if chain is not None:
             lease = partial(lease, yields=chain.yields, bound_s=max(chain.left_s, 0.0))
-        return await self.wait("load_wait", lease())
+        return await self.wait(LOAD_WAIT, lease())
 
     async def _renew(self, lease: ModelLease, model: Model) -> None:
         """Release an on-demand model, and wait for its next load. Raises what `wait` raises."""
         assert model.continuation is not None
         loader, wait_s = self._services.loader, model.continuation.wait_s
         again = partial(loader.lease, model.name, bound_s=wait_s, resumed=True)
-        await lease.renew(lambda: self.wait("load_wait", again()))
+        await lease.renew(lambda: self.wait(LOAD_WAIT, again()))
 
     async def _send(
-        self, plan: RequestPlan, model: Model, permit: Permit, lease: ModelLease | None
+        self,
+        plan: RequestPlan,
+        model: Model,
+        permit: Permit,
+        lease: ModelLease | None,
+        now: float | None,
     ) -> None:
-        """Send the request to one of the model's engines, and settle what that took."""
+        """Send the request to one of the model's engines, and settle what that took.
+
+        `now` is the time, by perf_counter: asking for it takes longer than handing it on.
+        """
         services, request = self._services, self._request
         hints = RequestHints(
             request.exchange, self._principal.id, plan.body, plan.rewrite.cache_salt
@@ -139,7 +152,8 @@ class ModelRequest:
                 replica = attempts.next_replica()
                 replica.in_flight += 1
                 try:
-                    request.trace.begin_attempt(replica.engine.name, attempts.fault)
+                    request.timeline.begin_attempt(replica.engine.name, attempts.fault, now)
+                    now = None
                     call = calls.build(replica)
                     on_head = None
                     if calls.response_id is not None:

@@ -20,15 +20,15 @@ from app.errors import (
     InvalidApiKey,
     MethodNotAllowed,
     RateLimited,
+    RequestCanceled,
 )
 from app.relay.endpoint import Endpoint
 from app.relay.request_context import RequestContext
 from app.relay.request_handler import handle_request
 from app.relay.response import Truncated, send_error
 from app.relay.services import RelayServices
-from app.telemetry import RequestRecord
+from app.telemetry import NO_RECORDER, RequestRecord, RequestRecorder
 from app.telemetry.logs import AccessLog
-from app.telemetry.traces import NO_TRACER, RequestTracer
 from app.usage import Ledger, UsageRecord
 
 log = logging.getLogger(__name__)
@@ -58,13 +58,13 @@ class Relay:
     services: RelayServices
     ledger: Ledger
     access: AccessLog
-    tracer: RequestTracer = NO_TRACER
+    recorder: RequestRecorder = NO_RECORDER
 
     async def serve(self, endpoint: Endpoint, exchange: ClientExchange) -> None:
         """Serve one request to its end. Raises nothing."""
         exchange.stall_s = self.services.bounds.client_stall_s
-        trace = self.tracer.begin(exchange.method, exchange.headers, exchange.received_at)
-        request = RequestContext(exchange, endpoint, trace)
+        timeline = self.recorder.begin(exchange.method, exchange.headers, exchange.received_at)
+        request = RequestContext(exchange, endpoint, timeline)
         try:
             if exchange.method not in endpoint.methods:
                 await _send_allowed_methods(endpoint, exchange)
@@ -73,7 +73,7 @@ class Relay:
             if principal is None:
                 principal = await self.authenticator.look_up(exchange.headers)
             request.principal = principal
-            trace.end()
+            timeline.note_authenticated()
             await handle_request(self.services, principal, request)
         except asyncio.CancelledError:
             await self._end_canceled(request)
@@ -139,14 +139,13 @@ class Relay:
                 self._note_disconnect(request)
 
     def _finish(self, request: RequestContext) -> None:
-        """Count a request that has ended, in metrics, ledger, trace and log."""
+        """Count a request that has ended, in metrics, ledger, timelines and log."""
         record = request.record(perf_counter() - request.exchange.received_at)
         metrics, model, endpoint = self.services.metrics, record.model, record.endpoint
         metrics.record_request(model, endpoint, record.status, record.total_s)
         if record.engine is not None:
             ended = outcome(record)
             metrics.record_usage(model, ended, request.usage if request.endpoint.metered else None)
-            owner = "" if request.principal is None else request.principal.owner_name
             self.ledger.add(
                 UsageRecord(
                     request_id=record.request_id,
@@ -160,13 +159,13 @@ class Relay:
                     queue_s=record.queued_s,
                     ttft_s=record.ttft_s,
                     total_s=record.total_s,
-                    owner=owner,
+                    owner=record.owner,
                     continued=record.continued,
                     recomputed_tokens=record.recomputed_tokens,
                     not_continued=record.not_continued,
                 )
             )
-        self.tracer.end(record, request.trace)
+        self.recorder.end(record, request.timeline)
         self.access.write(record)
 
 
@@ -180,9 +179,15 @@ async def _send_allowed_methods(endpoint: Endpoint, exchange: ClientExchange) ->
 
 
 def outcome(record: RequestRecord) -> str:
-    """Return how a request that reached an engine ended, as one of four words."""
+    """Return how a request ended, as one of five words.
+
+    A fault during which the request was at an engine is a failure, whatever its status.
+    """
     if record.status == CLIENT_CLOSED_REQUEST:
         return "disconnected"
-    if record.fault is not None or record.status >= 500:
+    if record.error == RequestCanceled.code:
+        return "canceled"
+    refused_here = record.engine is None and record.status >= 400
+    if record.status >= 500 or (record.fault is not None and not refused_here):
         return "failed"
     return "refused" if record.status >= 400 else "completed"

@@ -5,17 +5,16 @@ import msgspec
 from app.asgi import ClientExchange
 from app.auth import Principal
 from app.relay.endpoint import Endpoint
-from app.telemetry import UNKNOWN_MODEL, RequestRecord
-from app.telemetry.traces import RequestTrace
-from app.usage import Usage
+from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
+from app.usage import StreamMeter, Usage
 
 
-class RequestContext(msgspec.Struct):
-    """One request under way. Its own task writes it; the log sees none of it before its end."""
+class RequestContext(msgspec.Struct, eq=False):
+    """One request under way. Its own task writes it; others only read it."""
 
     exchange: ClientExchange
     endpoint: Endpoint
-    trace: RequestTrace
+    timeline: RequestTimeline
     principal: Principal | None = None  # None: not authenticated
     # The model of the engine below; the requested one where no engine was reached, or all failed.
     model: str = UNKNOWN_MODEL
@@ -31,6 +30,7 @@ class RequestContext(msgspec.Struct):
     ttft_s: float | None = None
     bytes_in: int = 0
     usage: Usage | None = None
+    meter: StreamMeter | None = None  # of its stream, from whatever engines
     fault: str | None = None  # what went wrong
     error: str | None = None  # the kind of fault, one of a bounded number of words
     # In place of the response's status: 499, or what the connection has sent to a faulty request.
@@ -49,7 +49,7 @@ class RequestContext(msgspec.Struct):
         return {"request_id": name, "model": self.model, "engine": self.engine}
 
     def record(self, total_s: float) -> RequestRecord:
-        """Return the facts of the request, which has ended."""
+        """Return the facts of the request, as far as they are known `total_s` after its arrival."""
         exchange, principal = self.exchange, self.principal
         return RequestRecord(
             exchange.request_id,
@@ -60,16 +60,18 @@ class RequestContext(msgspec.Struct):
             "-" if principal is None else principal.id,
             self.model,
             self.engine,
-            requested_model=self.requested_model,
-            queued_s=self.queued_s,
-            ttft_s=self.ttft_s,
+            self.requested_model,
+            self.queued_s,
+            self.ttft_s,
+            owner="" if principal is None else principal.owner_name,
             bytes_in=self.bytes_in,
             bytes_out=exchange.bytes_out,
             usage=self.usage,
             fault=self.fault,
             error=self.error,
             client_gone=self.client_gone,
-            trace_id=self.trace.sampled_id,
+            client_wait_s=exchange.client_wait_s,
+            trace_id=self.timeline.sampled_id,
             continued=self.continued,
             recomputed_tokens=self.recomputed_tokens,
             not_continued=self.not_continued,

@@ -46,11 +46,11 @@ async def handle_request(
 ) -> None:
     """Handle a request to its end. Raises GatewayError, Truncated, ClientStalled."""
     exchange, in_flight = request.exchange, services.in_flight
-    # Before the first wait: from now on, disabling the key ends this request.
-    in_flight.add(principal.id, exchange)
+    # Before the first wait: from now on the request is listed, and may be canceled.
+    in_flight.add(principal.id, request)
     try:
         if not request.endpoint.names_model:
-            request.trace.begin("limits")
+            request.timeline.begin_limits(perf_counter())
             with await _count_request(services, principal, request):
                 await relay_stored_response(services, principal, request)
             return
@@ -65,7 +65,7 @@ async def handle_request(
             plan, precharged = await _plan_large(services, principal, request, raw, held)
             await _serve(services, principal, request, plan, precharged=precharged)
     finally:
-        in_flight.discard(principal.id, exchange)
+        in_flight.discard(principal.id, request)
 
 
 async def _serve(
@@ -91,7 +91,7 @@ async def _serve(
         precharged=precharged,
         owner=principal.owner,
     )
-    request.trace.begin("limits")
+    request.timeline.begin_limits(planned_at)
     limiter = services.limiter
     decision = limiter.decide_at_once(limits) or await limiter.decide(limits)
     request.exchange.rate_lines = decision.header_lines

@@ -83,7 +83,7 @@ async def relay_stored_response(
     with await services.admission.acquire(None, principal.id):
         model, replica = await _find_replica(services, principal, exchange.path)
         request.model, request.engine = model.name, replica.engine.name
-        request.trace.begin_attempt(replica.engine.name)
+        request.timeline.begin_attempt(replica.engine.name)
         engine_id = services.engine_ids.next(exchange.request_id)
         call = EngineCall(
             build_engine_request(request, b"", engine_id), model_line=model.header_line

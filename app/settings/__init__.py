@@ -4,8 +4,8 @@ It is validated before anything starts and frozen after. A fault is one line tha
 in the file and, for an unknown key, the nearest known one.
 
 A new setting is one field, with its description, in the module of its section: `server`, `state`
-(auth, state, usage), `limits`, `models`, `alerts` or `telemetry` (metrics, traces, logs). `make
-schema` then writes it into the JSON Schema, docs/settings.md and .env.example.
+(auth, state, usage), `limits`, `models`, `alerts`, `console` or `telemetry` (metrics, traces,
+logs). `make schema` then writes it into the JSON Schema, docs/settings.md and .env.example.
 
     settings    the sections together, and their JSON Schema
     load        the file, .env and the environment, read into settings
@@ -15,6 +15,7 @@ schema` then writes it into the JSON Schema, docs/settings.md and .env.example.
 """
 
 from app.settings.alerts import AlertsSettings
+from app.settings.console import ConsoleSettings
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
@@ -43,6 +44,7 @@ __all__ = (
     "AlertsSettings",
     "AuthSettings",
     "ConfigError",
+    "ConsoleSettings",
     "FieldSettings",
     "LimitSettings",
     "LimitsSettings",

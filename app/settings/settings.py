@@ -12,6 +12,7 @@ from pydantic_settings import (
 )
 
 from app.settings.alerts import AlertsSettings
+from app.settings.console import ConsoleSettings
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.limits import LimitsSettings
 from app.settings.models import ModelSettings
@@ -70,6 +71,7 @@ class Settings(_Layered):
     metrics: MetricsSettings = MetricsSettings()
     traces: TracesSettings = TracesSettings()
     logs: LogSettings = LogSettings()
+    console: ConsoleSettings = ConsoleSettings()
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     api_keys: KeyDigests = Field(
         (),

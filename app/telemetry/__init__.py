@@ -1,9 +1,33 @@
 """Metrics, logs and traces of the gateway, and the record of a completed request that feeds them.
 
 `metrics` has every Prometheus series, `logs` the log and one access line per request, `traces` the
-spans of requests for an OpenTelemetry collector.
+spans of requests for an OpenTelemetry collector. `RequestTimeline` has the moments of a request;
+`RecentRequests` keeps those of the last requests, of which `request_phases` makes the phases.
 """
 
+from app.telemetry.recent_requests import NO_RECORDER, RecentRequests, RequestRecorder
+from app.telemetry.request_phases import RequestPhase, request_phases
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord, Tokens
+from app.telemetry.request_timeline import (
+    LOAD_WAIT,
+    NO_TIMELINE,
+    QUEUE,
+    RequestTimeline,
+    Step,
+)
 
-__all__ = ["UNKNOWN_MODEL", "RequestRecord", "Tokens"]
+__all__ = [
+    "LOAD_WAIT",
+    "NO_RECORDER",
+    "NO_TIMELINE",
+    "QUEUE",
+    "UNKNOWN_MODEL",
+    "RecentRequests",
+    "RequestPhase",
+    "RequestRecord",
+    "RequestRecorder",
+    "RequestTimeline",
+    "Step",
+    "Tokens",
+    "request_phases",
+]

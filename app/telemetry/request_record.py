@@ -41,12 +41,14 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     requested_model: str | None = None  # the name or alias that the client sent, of a known model
     queued_s: float | None = None  # None: it did not wait for an engine
     ttft_s: float | None = None
+    owner: str = ""  # of the key
     bytes_in: int = 0
     bytes_out: int = 0
     usage: Tokens | None = None
     fault: str | None = None
     error: str | None = None  # the kind of fault, one of a bounded number of words
     client_gone: bool = False  # disconnected or stopped reading before the response was complete
+    client_wait_s: float = 0.0  # time that the response waited for the client to read it
     trace_id: str | None = None  # of a sampled trace, in hexadecimal
     continued: int = 0  # how often its stream went on at another engine
     recomputed_tokens: int = 0  # prompt and answer tokens that were computed again for that

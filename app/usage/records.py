@@ -42,7 +42,7 @@ class UsageRecord(msgspec.Struct, frozen=True, gc=False):
     engine: str
     endpoint: str
     status: int
-    outcome: str  # completed, refused, failed or disconnected
+    outcome: str  # completed, refused, failed, disconnected or canceled
     usage: Tokens | None  # None: the engine reported nothing, which counts as no tokens
     queue_s: float | None
     ttft_s: float | None

@@ -65,6 +65,7 @@ class HttpExchange:
     status = 0
     bytes_out = 0  # without framing
     comment_bytes = 0
+    client_wait_s = 0.0
     streaming = False
     response_complete = False  # uvicorn's cycles have this name too
     more_body = True  # of the request
@@ -80,6 +81,9 @@ class HttpExchange:
     # Response headers that wait, for one iteration of the event loop, for the first piece.
     _unsent_headers = b""
     _flush: asyncio.Handle | None = None
+    # Tasks that wait for the client, its own and that of the keep-alive, and since when.
+    _draining = 0
+    _drain_began = 0.0
     # Pieces that were pushed and not written; None while the client keeps up.
     _unsent: list[bytes] | None = None
 
@@ -284,11 +288,18 @@ class HttpExchange:
         self._connection.exchange_completed(self)
 
     async def _drained(self) -> None:
+        if not self._draining:
+            self._drain_began = perf_counter()
+        self._draining += 1
         try:
             async with asyncio.timeout(self.stall_s):
                 await self._connection.flow.drain()
         except TimeoutError:
             raise ClientStalled(f"the client read nothing for {self.stall_s:g} s") from None
+        finally:
+            self._draining -= 1
+            if not self._draining:
+                self.client_wait_s += perf_counter() - self._drain_began
 
     # Called by the connection, and by the key store's cut of a disabled key
 

@@ -9,6 +9,7 @@ force, and `writer` writes everything from a thread of its own.
 from app.telemetry.logs.access import AccessLog, new_id, request_id
 from app.telemetry.logs.configure import check_log_file, configured_log, is_json
 from app.telemetry.logs.levels import Levels, TooManyLevels
+from app.telemetry.logs.scrub import scrub
 from app.telemetry.logs.writer import DirectOutput, Output, Writer
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "is_json",
     "new_id",
     "request_id",
+    "scrub",
 ]

@@ -199,9 +199,9 @@ class Metrics:
             r,
             "gateway_usage_records_total",
             "Requests that reached an engine, one ledger record each: completed, refused (a 4xx of "
-            "the engine), failed, disconnected.",
+            "the engine), failed, disconnected, canceled.",
             ("outcome",),
-            ("completed", "refused", "failed", "disconnected"),
+            ("completed", "refused", "failed", "disconnected", "canceled"),
         )
         self.usage_records_pending = Gauge(
             r,

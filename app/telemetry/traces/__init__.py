@@ -1,18 +1,18 @@
-"""Traces: the moments of each request, and the spans that go to a collector.
+"""Traces: the ids of each request's spans, and the spans that go to a collector.
 
-`request_trace` notes moments; `tracer` and `spans` are the home of OpenTelemetry and imported only
-where the configuration names a collector.
+`request_trace` adds ids to a request's timeline; `tracer` and `spans` are the home of OpenTelemetry
+and imported only where the configuration names a collector.
 """
 
 from typing import TYPE_CHECKING
 
 from app.settings import ConfigError, TracesSettings
-from app.telemetry.traces.request_trace import NO_TRACE, NO_TRACER, RequestTrace, RequestTracer
+from app.telemetry.traces.request_trace import RequestTrace
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where traces are on
     from app.telemetry.traces.tracer import Tracer
 
-__all__ = ["NO_TRACE", "NO_TRACER", "RequestTrace", "RequestTracer", "tracer_for"]
+__all__ = ["RequestTrace", "tracer_for"]
 
 
 def tracer_for(settings: TracesSettings) -> "Tracer | None":

@@ -13,8 +13,10 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from app.errors import RequestCanceled
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
-from app.telemetry.traces.request_trace import Attempt, Phase, RequestTrace
+from app.telemetry.request_timeline import Step
+from app.telemetry.traces.request_trace import RequestTrace
 
 # gen_ai.operation.name of the endpoints that have one.
 OPERATIONS = {
@@ -76,7 +78,11 @@ class SpanMaker:
             )
 
         root = context(trace.span_id)
-        for phase in trace.phases:
+        steps = trace.steps()
+        attempts = [step for step in steps if step.engine is not None]
+        for phase in steps:
+            if phase.engine is not None:
+                continue
             own, status = _phase(phase, record)
             yield span(
                 phase.name,
@@ -88,10 +94,11 @@ class SpanMaker:
                 status=status,
             )
         first = None if record.ttft_s is None else trace.started + record.ttft_s
-        for number, attempt in enumerate(trace.attempts):
-            own, status = _attempt(attempt, number, trace, record)
+        for number, attempt in enumerate(attempts):
+            is_last = attempt is attempts[-1]
+            own, status = _attempt(attempt, number, trace.method, record if is_last else None)
             events = []
-            if attempt is trace.attempts[-1] and first is not None:
+            if is_last and first is not None:
                 own["gen_ai.response.time_to_first_chunk"] = first - attempt.start
                 events.append(Event("first_token", timestamp=trace.at_ns(first)))
             yield span(
@@ -131,7 +138,9 @@ def name_of(record: RequestRecord, trace: RequestTrace) -> str:
 
 
 def _failed(record: RequestRecord) -> bool:
-    """Return whether a request failed; a refusal with 4xx and a disconnect are no failures."""
+    """Return whether a request failed; a 4xx, a disconnect and a cancellation are no failures."""
+    if record.error == RequestCanceled.code:
+        return False
     return record.status >= 500 or (record.error is not None and record.status < 400)
 
 
@@ -180,7 +189,7 @@ def _continuation(record: RequestRecord) -> Attributes:
     return own
 
 
-def _phase(phase: Phase, record: RequestRecord) -> tuple[Attributes, Status]:
+def _phase(phase: Step, record: RequestRecord) -> tuple[Attributes, Status]:
     """Return attributes and status of a phase; the request's fault belongs to the open phase."""
     if phase.fault is not None:
         return {"error.type": phase.fault}, _ERROR
@@ -190,13 +199,13 @@ def _phase(phase: Phase, record: RequestRecord) -> tuple[Attributes, Status]:
 
 
 def _attempt(
-    attempt: Attempt, number: int, trace: RequestTrace, record: RequestRecord
+    attempt: Step, number: int, method: str, ended: RequestRecord | None
 ) -> tuple[Attributes, Status]:
-    """Return attributes and status of the span of an attempt, the `number`th from 0."""
-    own: Attributes = {
-        "gateway.engine": attempt.engine,
-        "http.request.method": trace.method,
-    }
+    """Return attributes and status of the span of an attempt, the `number`th from 0.
+
+    `ended` is the record of the request whose last attempt it is.
+    """
+    own: Attributes = {"gateway.engine": attempt.engine or "", "http.request.method": method}
     if number:
         own["http.request.resend_count"] = number
     if attempt.status is not None:
@@ -205,9 +214,9 @@ def _attempt(
         own["error.type"] = attempt.fault
     elif attempt.status is not None and attempt.status >= 400:
         own["error.type"] = str(attempt.status)
-    elif attempt is trace.attempts[-1] and record.error is not None:
-        own["error.type"] = record.error
-        return own, _ERROR if _failed(record) else _UNSET
+    elif ended is not None and ended.error is not None:
+        own["error.type"] = ended.error
+        return own, _ERROR if _failed(ended) else _UNSET
     else:
         return own, _UNSET
     return own, _ERROR

@@ -25,6 +25,7 @@ from opentelemetry.trace import SpanContext, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from app.telemetry.request_record import RequestRecord
+from app.telemetry.request_timeline import RequestTimeline
 from app.telemetry.traces.request_trace import SAMPLED, RequestTrace
 from app.telemetry.traces.spans import SpanMaker
 
@@ -123,13 +124,14 @@ class Tracer:
                 parent.trace_id, parent.span_id, parent.trace_state.to_header(),
             )  # fmt: skip
             flags = parent.trace_flags & (SAMPLED | _RANDOM_ID)
-        return RequestTrace(trace_id, parent_id, flags, state, self._span_id, method, started)
+        return RequestTrace.of(trace_id, parent_id, flags, state, self._span_id, method, started)
 
-    def end(self, record: RequestRecord, trace: RequestTrace) -> None:
+    def end(self, record: RequestRecord, timeline: RequestTimeline) -> None:
         """Make the spans of a request that has ended, if it is sampled."""
-        if not trace.sampled or (processor := self._processor) is None:
+        if timeline.sampled_id is None or (processor := self._processor) is None:
             return
-        spans = list(self._maker.spans(record, trace))
+        assert isinstance(timeline, RequestTrace)  # of `begin`
+        spans = list(self._maker.spans(record, timeline))
         # The SDK's queue would drop the oldest spans of any trace when it is full, and say so each
         # time; it never is.
         if self._queued + len(spans) > MAX_QUEUED:

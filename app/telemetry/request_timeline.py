@@ -1,0 +1,183 @@
+"""The moments of one request: which steps it took, and when each began and ended.
+
+The relay notes them while the request is under way. A bar of phases (`request_phases.py`) and the
+spans of a trace (`app.telemetry.traces`) are made from them afterwards. A timeline holds times, and
+names from the configuration; nothing that a client has sent.
+
+Every request takes the same first steps, so these are plain moments. Only a wait and an attempt at
+an engine are objects, in a chain: a plain request has one. All are without garbage collection: the
+ring keeps thousands, and none refers back.
+
+Where neither the console nor traces are on, requests have `NO_TIMELINE`, which ignores every note:
+callers never ask.
+"""
+
+from time import perf_counter
+
+import msgspec
+
+from engines.base import EngineError
+
+# Names of steps
+AUTH, LIMITS, LOAD_WAIT, QUEUE, ATTEMPT = "auth", "limits", "load_wait", "queue", "attempt"
+CONTINUATION = "continuation"  # an interrupted stream waits for an engine
+
+
+class Step(msgspec.Struct, gc=False):
+    """A phase of a request, or an attempt at an engine, in perf_counter's time."""
+
+    name: str
+    start: float
+    previous: "Step | None" = None
+    engine: str | None = None  # only an attempt has one
+    end: float | None = None  # None: it did not end before the request did
+    # The kind of fault that ended it, where the request went on after it.
+    fault: str | None = None
+    position: int | None = None  # in the queue at its begin; 1: it is next
+    # Only of attempts
+    answered: float | None = None  # when the head of the engine's response arrived
+    status: int | None = None  # of that response
+    resumed: float | None = None  # the first new bytes of a stream that goes on at this engine
+    span_id: int = 0  # the parent of the engine's own spans
+
+
+class RequestTimeline(msgspec.Struct, gc=False):
+    """The steps of one request. The request's task writes it."""
+
+    started: float
+    authenticated: float | None = None
+    limits_began: float | None = None
+    # Waits and attempts, from the last to the first.
+    last: Step | None = None
+    # The model that the client asked for, where it could not serve.
+    requested_model: str | None = None
+    # The id of its trace in hexadecimal, where that is sampled.
+    sampled_id: str | None = None
+
+    def note_authenticated(self) -> None:
+        """Note that the caller is known."""
+        self.authenticated = perf_counter()
+
+    def begin_limits(self, now: float) -> None:
+        """Note that the body is read, and that limits are checked from `now` (perf_counter) on."""
+        self.limits_began = now
+
+    def begin(self, name: str, position: int | None = None) -> None:
+        """Note that a wait begins now; `position` is its place in the queue."""
+        now = perf_counter()
+        last = self.last
+        if last is not None and last.end is None:
+            last.end = now
+        self.last = Step(name, now, last, position=position)
+
+    def end(self, *, waited: bool) -> None:
+        """Note that the last wait ends now; forget it where nothing was waited for."""
+        last = self.last
+        assert last is not None
+        if waited:
+            last.end = perf_counter()
+        else:
+            self.last = last.previous
+
+    def begin_attempt(
+        self, engine: str, fault: EngineError | None = None, now: float | None = None
+    ) -> None:
+        """Note an attempt at an engine; `fault` is what the previous attempt failed with.
+
+        `now` is the time, by perf_counter, where the caller has just asked for it.
+        """
+        if now is None:
+            now = perf_counter()
+        last = self.last
+        if last is not None and last.end is None:
+            last.end = now
+            if fault is not None and last.engine is not None:
+                last.fault = fault.reason
+        self.last = Step(ATTEMPT, now, last, engine)
+
+    def answered(self, status: int) -> None:
+        """Note that the head of the engine's response has arrived."""
+        attempt = self.last
+        assert attempt is not None
+        attempt.answered = perf_counter()
+        attempt.status = status
+
+    def failed(self, model: str, fault: str) -> None:
+        """Note that a model could not serve; `model` is the one that the client asked for."""
+        self.requested_model = model
+        self._fail(fault)
+
+    def interrupted(self, fault: EngineError) -> None:
+        """Note that the engine of a stream failed, and that the stream waits for another."""
+        self._fail(fault.reason)
+        self.begin(CONTINUATION)
+
+    def resumed(self) -> None:
+        """Note the first new bytes of a stream that goes on."""
+        if self.last is not None:
+            self.last.resumed = perf_counter()
+
+    def trace_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers of W3C's trace context for the engine of the last attempt."""
+        return []
+
+    def _fail(self, fault: str) -> None:
+        """End the last step with a fault, unless it has ended."""
+        last = self.last
+        if last is None:
+            if self.limits_began is not None:
+                self.last = Step(LIMITS, self.limits_began, end=perf_counter(), fault=fault)
+        elif last.end is None:
+            last.end, last.fault = perf_counter(), fault
+
+    def steps(self) -> list[Step]:
+        """Return all steps in their order."""
+        steps: list[Step] = []
+        step = self.last
+        while step is not None:
+            steps.append(step)
+            step = step.previous
+        if (began := self.limits_began) is not None and (not steps or steps[-1].name != LIMITS):
+            steps.append(Step(LIMITS, began, end=steps[-1].start if steps else None))
+        steps.append(Step(AUTH, self.started, end=self.authenticated))
+        steps.reverse()
+        return steps
+
+
+class NoTimeline(RequestTimeline):
+    """The timeline of a request while nothing reads it: ignores every note."""
+
+    def note_authenticated(self) -> None:
+        pass
+
+    def begin_limits(self, now: float) -> None:
+        pass
+
+    def begin(self, name: str, position: int | None = None) -> None:
+        pass
+
+    def end(self, *, waited: bool) -> None:
+        pass
+
+    def begin_attempt(
+        self, engine: str, fault: EngineError | None = None, now: float | None = None
+    ) -> None:
+        pass
+
+    def answered(self, status: int) -> None:
+        pass
+
+    def failed(self, model: str, fault: str) -> None:
+        pass
+
+    def interrupted(self, fault: EngineError) -> None:
+        pass
+
+    def resumed(self) -> None:
+        pass
+
+    def steps(self) -> list[Step]:
+        return []
+
+
+NO_TIMELINE = NoTimeline(0.0)

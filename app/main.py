@@ -44,6 +44,7 @@ from app.api import (
     Right,
     admin_models_router,
     engines_router,
+    find_none,
     keys_router,
     logs_router,
     metrics_router,
@@ -238,15 +239,19 @@ def create_app(
     client = require_client_key(authenticator, limiter, metrics)
     auditor = RequireRight(authenticator, Right.USAGE_READ)
     metrics_pages = metrics_router(metrics, application.engines_page, settings.metrics_key)
-    console = Console(
-        authenticator=authenticator,
-        secret=session_secret,
-        catalogue=catalogue,
-        model_rows=partial(model_rows, services, operations),
-        draining=lambda: admission.draining,
-    )
+    console = None
+    if settings.console.enabled:
+        console = Console(
+            authenticator=authenticator,
+            secret=session_secret,
+            catalogue=catalogue,
+            key_store=key_store,
+            requests=requests,
+            model_rows=partial(model_rows, services, operations),
+            draining=lambda: admission.draining,
+        )
     routers = [
-        *console.routers(),
+        *(console.routers() if console is not None else ()),
         models_router(catalogue, client),
         usage_router(partial(usage_report, database), client, auditor, key_store.id_for_reports),
         ops_router(services.forecasts, admission),
@@ -271,7 +276,7 @@ def create_app(
         services=services,
         ledger=ledger,
         access=access,
-        recorder=recent or tracer or NO_RECORDER,
+        recorder=recent if recent is not None else tracer or NO_RECORDER,  # an empty one is false
     )
     _add_asgi(application, relay, routers, console)
     if settings.metrics.port is not None:
@@ -281,7 +286,7 @@ def create_app(
 
 
 def _add_asgi(
-    application: Application, relay: Relay, routers: Sequence[APIRouter], console: Console
+    application: Application, relay: Relay, routers: Sequence[APIRouter], console: Console | None
 ) -> None:
     """Put the ASGI application and the dispatcher of the data plane before the parts."""
 
@@ -295,11 +300,12 @@ def _add_asgi(
         AdminAuth, authenticator=application.authenticator, metrics=application.metrics
     )
     app.add_middleware(RequestMetricsMiddleware, metrics=application.metrics)
-    app.add_middleware(console.guard)
+    if console is not None:
+        app.add_middleware(console.guard)
     application.routes = app.routes
     # Outside of FastAPI's own layers, the outermost of which answers unhandled exceptions.
     application.asgi = HeadMiddleware(AccessLogMiddleware(app, application.access))
-    find_other = console.find_handler(relay)
+    find_other = find_none if console is None else console.find_handler(relay)
     application.dispatcher = DataPlaneDispatcher(relay, find_other=find_other)
     if origins := application.settings.server.cors_origins:
         cors = CORSMiddleware(

@@ -23,7 +23,7 @@ from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
 from app.api.admin_models import ModelAction, admin_models_router, model_rows
 from app.api.admin_owners import owners_router
-from app.api.admin_requests import RequestDetail, RequestList, RequestRow, requests_router
+from app.api.admin_requests import requests_router, status_range
 from app.api.client_key import require_client_key
 from app.api.cors import CorsHeaders
 from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
@@ -81,6 +81,7 @@ __all__ = [
     "requests_router",
     "require_client_key",
     "schema_router",
+    "status_range",
     "usage_router",
     "wait_for_disconnect",
 ]

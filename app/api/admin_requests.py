@@ -189,7 +189,7 @@ def requests_router(
             model=model,
             request_id=request_id,
             outcome=outcome,
-            statuses=None if status is None else _statuses(status),
+            statuses=None if status is None else status_range(status),
         )
         return RequestList(
             in_flight=[RequestRow.of(one) for one in requests.in_flight(chosen, limit)],
@@ -224,7 +224,7 @@ def requests_router(
     return router
 
 
-def _statuses(text: str) -> range:
+def status_range(text: str) -> range:
     """Return the statuses of a class such as 4xx, or the one that is given."""
     if (match := _STATUS.fullmatch(text)) is None:
         raise BadRequest("status must be a status such as 429, or a class such as 4xx")

@@ -8,7 +8,7 @@ reader that has seen a revision has seen every change up to it, and checks made 
 import asyncio
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from sqlalchemy import and_, bindparam, func, insert, or_, select, tuple_, update
@@ -221,6 +221,18 @@ class KeyStore:
                 page = list(await connection.scalars(query.where(api_keys.c.id > page[-1])))
             found.update(page)
         return found if len(found) <= limit else None
+
+    async def names(self, key_ids: Collection[str]) -> dict[str, str]:
+        """Return the names of stored keys by their IDs, of deleted ones too. Raises DatabaseError.
+
+        IDs of keys of the configuration are left out.
+        """
+        stored = sorted(filter(is_id, set(key_ids)))[:_PAGE]
+        if not stored:
+            return {}
+        query = select(api_keys.c.id, api_keys.c.name).where(api_keys.c.id.in_(stored))
+        async with self._database.read() as connection:
+            return {row.id: row.name for row in await connection.execute(query)}
 
     async def touch(self, used_ms: Mapping[str, int]) -> None:
         """Record when keys were last used; this does not increment the revision."""

@@ -7,15 +7,17 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from app.asgi import ExchangeHandler
-from app.auth import Authenticator
+from app.auth import Authenticator, KeyStore
 from app.console.guard import ConsoleGuard
+from app.console.key_names import KeyNames
 from app.console.overview import ModelRows, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
 from app.console.rendering import Renderer
+from app.console.requests_page import requests_page_router
 from app.console.router import frame_router
 from app.console.sign_in import SessionCallers, SignIn
 from app.database import SharedSecret
-from app.relay import Relay
+from app.relay import Relay, RequestDirectory
 from app.routing import Catalogue
 
 
@@ -26,6 +28,8 @@ class Console:
     authenticator: Authenticator
     secret: SharedSecret
     catalogue: Catalogue
+    key_store: KeyStore
+    requests: RequestDirectory
     model_rows: ModelRows
     draining: Callable[[], bool]
     _renderer: Renderer = field(init=False, default_factory=Renderer)
@@ -41,6 +45,7 @@ class Console:
         return [
             frame_router(self._sign_in, renderer, live, self.draining),
             overview_router(renderer, self.catalogue, self.model_rows),
+            requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
         ]
 
     def guard(self, app: ASGIApp) -> ConsoleGuard:

@@ -32,6 +32,16 @@ class Visitor:
         """Return whether the visitor may send requests to models."""
         return self.principal.role in (Role.CLIENT, Role.ADMIN)
 
+    @property
+    def sees_requests(self) -> bool:
+        """Return whether the visitor sees requests: a client those of its own key."""
+        return self.logged_in and (self.role is Role.CLIENT or self.may(Right.REQUESTS_READ))
+
+    @property
+    def own_key_only(self) -> str | None:
+        """Return the only key whose requests the visitor sees; None: those of all keys."""
+        return self.principal.id if self.role is Role.CLIENT else None
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -52,6 +62,7 @@ def _with(right: Right) -> Callable[[Visitor], bool]:
 
 PAGES = (
     Page("overview", "Overview", _with(Right.ENGINES_READ)),
+    Page("requests", "Requests", lambda visitor: visitor.sees_requests),
     Page("playground", "Playground", lambda visitor: visitor.may_chat),
 )
 _BY_NAME = {page.name: page for page in PAGES}

@@ -1,0 +1,59 @@
+"""The time of one request as the parts of one bar. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.telemetry import RequestPhase
+
+WIDTH = 1000.0
+# A part that lasted a moment can still be seen.
+MIN_WIDTH = 2.0
+# The names of phases, as a reader would say them.
+TITLES = {
+    "auth": "Key looked up",
+    "body": "Body read",
+    "limits": "Limits and budget",
+    "load_wait": "Waited for the model to load",
+    "queue": "Waited in the queue",
+    "attempt": "Failed attempt",
+    "prefill": "Prefill, to the first token",
+    "decode": "Decode",
+    "generate": "Generated",
+    "continuation": "Interrupted, until it went on",
+    "client_wait": "Waited for the client to read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """A phase: where it is drawn, in units of `WIDTH`, and what is said of it."""
+
+    name: str
+    title: str
+    note: str
+    start_s: float
+    duration_s: float
+    share: float  # of the request's time
+    x: float
+    width: float
+
+
+def request_bar(phases: Sequence[RequestPhase], total_s: float) -> list[BarPart]:
+    """Return the parts of the bar of a request that took `total_s` seconds, in order.
+
+    Their widths are in proportion to their durations, none below MIN_WIDTH, and fill WIDTH.
+    """
+    if not phases or total_s <= 0:
+        return []
+    durations = [phase.end_s - phase.start_s for phase in phases]
+    spare = WIDTH - MIN_WIDTH * len(phases)
+    parts, x = [], 0.0
+    for phase, duration_s in zip(phases, durations, strict=True):
+        share = duration_s / total_s
+        width = MIN_WIDTH + spare * share
+        title = TITLES.get(phase.name, phase.name)
+        parts.append(
+            BarPart(phase.name, title, phase.note, phase.start_s, duration_s, share, x, width)
+        )
+        x += width
+    return parts

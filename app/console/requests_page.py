@@ -1,0 +1,139 @@
+"""Requests: those in flight, those that ended, and what the time of one was spent on.
+
+A client sees and cancels the requests of its own key, other roles those of all keys.
+"""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from app.api import status_range
+from app.auth import Role
+from app.console.guard import API
+from app.console.key_names import KeyNames
+from app.console.rendering import Renderer
+from app.console.request_bar import request_bar
+from app.console.router import visitor_of
+from app.console.visitor import CONSOLE, Visitor
+from app.errors import BadRequest, PermissionDenied, RouteNotFound
+from app.relay import OUTCOMES, RequestDirectory, RequestFilter, RequestView
+from app.routing import Catalogue
+
+IN_FLIGHT_ROWS = 200
+ENDED_ROWS = 100
+MAX_FILTER_CHARS = 256
+NOT_FOUND = "There is no such request here, or it ended too long ago."
+
+FilterText = Annotated[str, Query(max_length=MAX_FILTER_CHARS)]
+
+
+def requests_page_router(
+    renderer: Renderer, requests: RequestDirectory, names: KeyNames, catalogue: Catalogue
+) -> APIRouter:
+    """Return the routes of the requests' pages."""
+    router = APIRouter(prefix=CONSOLE, include_in_schema=False)
+    in_flight_part = renderer.macro("requests_regions.html", "in_flight")
+    ended_part = renderer.macro("requests_regions.html", "ended")
+
+    async def parts(visitor: Visitor, chosen: RequestFilter) -> dict[str, Any]:
+        """Return what both the page and its refresh show."""
+        in_flight = requests.in_flight(chosen, IN_FLIGHT_ROWS)
+        ended = requests.ended(chosen, ENDED_ROWS)
+        rows = [*in_flight, *ended]
+        shown = await names.find({view.record.key_id for view in rows})
+        return {"in_flight": in_flight, "ended": ended, "names": shown}
+
+    @router.get("/requests")
+    async def show_requests(
+        request: Request,
+        key: FilterText = "",
+        model: FilterText = "",
+        status: FilterText = "",
+        outcome: FilterText = "",
+    ) -> Response:
+        visitor, fault = visitor_of(request), ""
+        chosen = RequestFilter(key_id=visitor.own_key_only)
+        try:
+            chosen = _filter(visitor, key, model, status, outcome)
+        except BadRequest as error:
+            fault = error.message
+        return renderer.page(
+            visitor,
+            "requests.html",
+            fault=fault,
+            filter={"key": key, "model": model, "status": status, "outcome": outcome},
+            refresh=f"{API}/requests?{request.url.query}",
+            models=[one.name for one in catalogue.models if visitor.principal.allows(one.name)],
+            outcomes=OUTCOMES,
+            cancel=_cancel_path(visitor),
+            **await parts(visitor, chosen),
+        )
+
+    @router.get("/api/requests")
+    async def refresh_requests(
+        request: Request,
+        key: FilterText = "",
+        model: FilterText = "",
+        status: FilterText = "",
+        outcome: FilterText = "",
+    ) -> dict[str, str]:
+        """The regions of the page as they are now."""
+        visitor = _checked(visitor_of(request))
+        found = await parts(visitor, _filter(visitor, key, model, status, outcome))
+        cancel, shown = _cancel_path(visitor), found["names"]
+        return {
+            "in-flight": in_flight_part(found["in_flight"], shown, cancel),
+            "ended": ended_part(found["ended"], shown),
+        }
+
+    @router.get("/requests/{id}")
+    async def show_request(request: Request, id: str) -> Response:
+        visitor = visitor_of(request)
+        view = requests.find(id, visitor.own_key_only)
+        if view is None:
+            return renderer.fault(visitor, RouteNotFound(NOT_FOUND))
+        shown = await names.find({view.record.key_id})
+        return renderer.page(
+            visitor,
+            "request.html",
+            view=view,
+            bar=request_bar(view.phases, view.record.total_s),
+            names=shown,
+            cancel=_cancel_path(visitor),
+        )
+
+    @router.post("/api/requests/{id}/cancel")
+    async def cancel_request(request: Request, id: str) -> dict[str, str]:
+        """Cancel a request of the visitor's own key, or, for an administrator, of any."""
+        visitor = _checked(visitor_of(request))
+        if not _cancel_path(visitor):
+            raise PermissionDenied(f"the role {visitor.role} may not cancel requests")
+        view: RequestView | None = requests.cancel(id, visitor.principal.id, visitor.own_key_only)
+        if view is None:
+            raise RouteNotFound("there is no such request in flight")
+        return {"id": view.id}
+
+    return router
+
+
+def _checked(visitor: Visitor) -> Visitor:
+    if not visitor.sees_requests:
+        raise PermissionDenied(f"the role {visitor.role} does not see requests")
+    return visitor
+
+
+def _cancel_path(visitor: Visitor) -> str:
+    """Return the path below which a request is canceled; empty: the visitor may not."""
+    return "/requests" if visitor.role in (Role.CLIENT, Role.ADMIN) else ""
+
+
+def _filter(visitor: Visitor, key: str, model: str, status: str, outcome: str) -> RequestFilter:
+    """Return the filter of a query. Raises BadRequest."""
+    if outcome and outcome not in OUTCOMES:
+        raise BadRequest(f"outcome must be one of {', '.join(OUTCOMES)}")
+    return RequestFilter(
+        key_id=visitor.own_key_only or key.strip() or None,
+        model=model or None,
+        statuses=status_range(status.strip()) if status.strip() else None,
+        outcome=outcome or None,
+    )

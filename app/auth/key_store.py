@@ -44,8 +44,8 @@ _CHANGE = [api_keys.c.revision, api_keys.c.deleted_ms, api_keys.c.cut_ms]
 _PAGE = 1000
 # Longest name in a hint: the time of one comparison grows at least with the square of the length.
 _MAX_HINT = 40
-# IDs in reports that are not of the store: keys of the environment, and callers without keys.
-_NOT_STORED = re.compile(r"key-[0-9a-f]{8}|anonymous")
+# IDs in reports that are not of the store: keys of the environment, the root key, and no key.
+_NOT_STORED = re.compile(r"key-[0-9a-f]{8}|anonymous|root")
 _EXISTS = api_keys.c.deleted_ms.is_(None)
 
 

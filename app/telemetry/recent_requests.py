@@ -74,8 +74,5 @@ class RecentRequests:
             record = msgspec.structs.replace(record, fault=f"{record.fault[:MAX_FAULT_CHARS]}…")
         self._ended.append((record, timeline))
 
-    def __len__(self) -> int:
-        return len(self._ended)
-
     def __iter__(self) -> Iterator[tuple[RequestRecord, RequestTimeline]]:
         return reversed(self._ended)

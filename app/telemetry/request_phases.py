@@ -110,10 +110,12 @@ def _note(step: Step, engine: str | None = None) -> str:
 
 def _with_client_wait(phases: list[RequestPhase], wait_s: float) -> list[RequestPhase]:
     """Return the phases with the waits for the client, which were in the last one, at the end."""
-    if wait_s <= 0 or not phases:
+    if not phases:
         return phases
     *before, last = phases
     begin_s = max(last.end_s - wait_s, last.start_s)
+    if begin_s >= last.end_s:
+        return phases
     wait = RequestPhase(CLIENT_WAIT, begin_s, last.end_s)
     if begin_s <= last.start_s:
         return [*before, wait]

@@ -22,7 +22,7 @@ Every other request is FastAPI's, below middleware:
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -249,6 +249,7 @@ def create_app(
             requests=requests,
             model_rows=partial(model_rows, services, operations),
             draining=lambda: admission.draining,
+            price_of=ledger.price_of,
         )
     routers = [
         *(console.routers() if console is not None else ()),
@@ -292,7 +293,10 @@ def _add_asgi(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with application.run():
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(application.run())
+            if console is not None:
+                stack.push_async_callback(console.aclose)
             yield
 
     app = _fastapi(*routers, lifespan=lifespan)

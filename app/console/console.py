@@ -10,8 +10,10 @@ from app.asgi import ExchangeHandler
 from app.auth import Authenticator, KeyStore
 from app.console.guard import ConsoleGuard
 from app.console.key_names import KeyNames
+from app.console.markdown_process import MarkdownProcess
 from app.console.overview import ModelRows, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
+from app.console.playground_page import PriceOf, playground_router
 from app.console.rendering import Renderer
 from app.console.requests_page import requests_page_router
 from app.console.router import frame_router
@@ -32,7 +34,9 @@ class Console:
     requests: RequestDirectory
     model_rows: ModelRows
     draining: Callable[[], bool]
+    price_of: PriceOf
     _renderer: Renderer = field(init=False, default_factory=Renderer)
+    _markdown: MarkdownProcess = field(init=False, default_factory=MarkdownProcess)
     _sign_in: SignIn = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,6 +50,7 @@ class Console:
             frame_router(self._sign_in, renderer, live, self.draining),
             overview_router(renderer, self.catalogue, self.model_rows),
             requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
+            playground_router(renderer, self.catalogue, self.price_of, self._markdown),
         ]
 
     def guard(self, app: ASGIApp) -> ConsoleGuard:
@@ -56,3 +61,7 @@ class Console:
         """Return how requests of the playground find their handler; they take `relay`'s way."""
         callers = SessionCallers(self._sign_in)
         return PlaygroundHandlers(replace(relay, authenticator=callers)).find_handler
+
+    async def aclose(self) -> None:
+        """End the processes of the console."""
+        await self._markdown.aclose()

@@ -7,7 +7,7 @@ sums both up, and `StreamMeter` and `token_usage` read what engines report. Aler
 
 from app.usage.budgets import BudgetOwner, BudgetReservation, Budgets
 from app.usage.ledger import Ledger
-from app.usage.records import UsageRecord
+from app.usage.records import Price, UsageRecord
 from app.usage.report import GROUPS, UsageRow, usage_report
 from app.usage.stream_meter import StreamMeter
 from app.usage.token_usage import (
@@ -27,6 +27,7 @@ __all__ = (
     "BudgetReservation",
     "Budgets",
     "Ledger",
+    "Price",
     "StreamMeter",
     "Usage",
     "UsageRecord",

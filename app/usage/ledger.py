@@ -107,6 +107,10 @@ class Ledger:
         self._prices |= {model: Price.of(price) for model, price in prices.items()}
         self._retention_s = retention_days * _DAY_S
 
+    def price_of(self, model: str) -> Price | None:
+        """Return the price of a model's tokens now; None: it has never been configured."""
+        return self._prices.get(model)
+
     def add(self, record: UsageRecord) -> None:
         """Append a record with the current time. Raises nothing."""
         at_s = self._clock()

@@ -1,0 +1,107 @@
+// The columns of the playground: a model and its settings in each.
+
+import {NUMBERS, SettingFault, fieldsOf} from "./chat_request.js";
+import {LETTERS, MAX_COLUMNS} from "./conversation.js";
+
+const list = document.getElementById("columns");
+const template = document.getElementById("column-template");
+
+/** Show the columns of a conversation; `changed(kind)` is called after each change. */
+export function showColumns(conversation, models, changed) {
+  const open = [...list.querySelectorAll("details")].map((details) => details.open);
+  list.replaceChildren(...conversation.columns.map((settings, at) => {
+    const column = columnOf(settings, at, models, () => {
+      conversation.save();
+      changed("settings");
+    });
+    column.querySelector("details").open = open[at] ?? false;
+    const remove = column.querySelector("[data-do=remove]");
+    remove.hidden = conversation.columns.length === 1;
+    remove.setAttribute("aria-label", `Remove column ${LETTERS[at]}`);
+    remove.addEventListener("click", () => {
+      conversation.removeColumn(at);
+      changed("columns");
+    });
+    return column;
+  }));
+  list.dataset.columns = conversation.columns.length;
+  document.getElementById("add-column").disabled = conversation.columns.length >= MAX_COLUMNS;
+}
+
+function columnOf(settings, at, models, changed) {
+  const column = template.content.firstElementChild.cloneNode(true);
+  column.setAttribute("aria-label", `Column ${LETTERS[at]}`);
+  column.querySelector("h2").textContent = `Column ${LETTERS[at]}`;
+  column.querySelector("[data-part=numbers]").append(...NUMBERS.map(numberInput));
+  const select = column.querySelector("select");
+  fillModels(select, models);
+  if (!models.some(({name}) => name === settings.model)) settings.model = models[0]?.name ?? "";
+  for (const input of column.querySelectorAll("[name]")) input.value = settings[input.name];
+  showNotes(column, settings, models);
+  column.addEventListener("input", (event) => {
+    settings[event.target.name] = event.target.value;
+    showNotes(column, settings, models);
+    changed();
+  });
+  return column;
+}
+
+/** Fill a select with models. */
+export function fillModels(select, models) {
+  select.replaceChildren(...models.map(({name, alias_of}) => (
+    new Option(alias_of ? `${name} (${alias_of})` : name, name)
+  )));
+}
+
+function numberInput([name, label, step]) {
+  const wrapper = document.createElement("label");
+  const input = document.createElement("input");
+  input.name = name;
+  input.inputMode = step === 1 ? "numeric" : "decimal";
+  input.placeholder = "default";
+  input.autocomplete = "off";
+  wrapper.append(label, input);
+  return wrapper;
+}
+
+// What a model needs before it answers, how many settings are set, and what cannot be sent.
+function showNotes(column, settings, models) {
+  const model = models.find(({name}) => name === settings.model);
+  const notes = [];
+  if (model?.max_model_len) notes.push(`Context of ${model.max_model_len.toLocaleString("en")} tokens.`);
+  if (model && !model.ready) {
+    notes.push(model.on_demand ? "Not loaded: the first answer waits for it." : "No engine is ready.");
+  }
+  column.querySelector("[data-part=note]").textContent = notes.join(" ");
+  const set = Object.entries(settings).filter(([name, text]) => name !== "model" && text.trim()).length;
+  column.querySelector("[data-part=count]").textContent = set ? `(${set} set)` : "";
+  showFault(column, faultOf(settings));
+}
+
+/** Return what cannot be sent of settings, as SettingFault; null if all is well. */
+export function faultOf(settings) {
+  try {
+    fieldsOf(settings);
+  } catch (error) {
+    if (error instanceof SettingFault) return error;
+    throw error;
+  }
+  return null;
+}
+
+function showFault(column, fault) {
+  const place = column.querySelector("[data-part=fault]");
+  place.textContent = fault?.message ?? "";
+  place.hidden = fault === null;
+  for (const input of column.querySelectorAll("[name]")) {
+    input.toggleAttribute("aria-invalid", fault?.field === input.name);
+    if (fault?.field === input.name) input.setAttribute("aria-invalid", "true");
+  }
+}
+
+/** Open the settings of a column, at what cannot be sent. */
+export function revealFault(at, fault) {
+  const column = list.children[at];
+  column.querySelector("details").open = true;
+  column.querySelector(`[name=${fault.field}]`).focus();
+}

@@ -16,9 +16,9 @@ from typing import Any
 
 PATH = "/v1/chat/completions"
 # A stopped engine is detected after FROZEN_S and a sample (engines/process/watchdog.py), its
-# remains are removed in 10 s, the gateway itself is stopped for 5 s; the rest is for a busy
-# machine.
-PATIENCE_S = 90.0
+# remains are removed in 10 s, the gateway itself is stopped for 5 s. A stream then waits for up to
+# `continuation_wait_s`, two minutes by default; the rest is for a busy machine.
+PATIENCE_S = 240.0
 # Slots of one key; each client has one request at a time, so that a leak is soon noticed.
 SLOTS = 8
 SLOTS_TRIES = 3

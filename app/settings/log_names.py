@@ -22,6 +22,7 @@ SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     "admission": ("app.admission",),
     "api": ("app.api",),
     "auth": ("app.auth",),
+    "console": ("app.console",),
     "database": ("app.database",),
     "engines": ("engines",),
     "engines.gpu": ("engines.gpu",),

@@ -184,7 +184,7 @@ def follower_count() -> int:
     """Return how many responses follow a log, by the tasks that watch their clients."""
     watchers = [task.get_coro() for task in asyncio.all_tasks()]
     return sum(
-        getattr(coroutine, "__name__", None) == "_wait_for_disconnect" for coroutine in watchers
+        getattr(coroutine, "__name__", None) == "wait_for_disconnect" for coroutine in watchers
     )
 
 

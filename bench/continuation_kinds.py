@@ -105,6 +105,7 @@ _LONG = {
     "required": [f"property_number_{number}" for number in range(1, 9)],
     "additionalProperties": False,
 }
+_LONG_ANSWER = {"json": _LONG, "disable_any_whitespace": True}
 _NAMED = {"type": "function", "function": {"name": WEATHER_TOOL["function"]["name"]}}
 _EMOJI = {"choice": ["😀🎉🚀🌊🏮🐢🌕⛵🎈🧭" * 2]}
 _SAMPLED: Json = {"temperature": 1, "ignore_eos": True, "max_tokens": SAMPLED_TOKENS}
@@ -149,7 +150,7 @@ KINDS: tuple[Kind, ...] = (
         "JSON schema",
         (
             _chat("json", response_format=_schema(_CAPITAL)),
-            _chat("json", structured_outputs={"json": _LONG, "disable_any_whitespace": True}),
+            _chat("json", structured_outputs=_LONG_ANSWER, max_tokens=ENOUGH),
         ),
     ),
     Kind(

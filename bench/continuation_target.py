@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import sys
@@ -239,6 +240,11 @@ class GatewayTarget:
             )
         return rows
 
+    def keep_logs(self) -> None:
+        """Copy the engines' logs to where the gateway's is: its directory goes with the run."""
+        for log in self._run_dir.glob("*/engine.log*"):
+            shutil.copy(log, self._child.log.with_name(f"{log.parent.name}-{log.name}"))
+
     def end_remains(self) -> list[int]:
         """Kill what the gateway failed to end; return the pids."""
         left = acts.alive(acts.marked(self._run_dir))
@@ -298,6 +304,7 @@ def gateway_target(scenario: str, directory: Path) -> Iterator[GatewayTarget]:
     finally:
         if target is not None:
             target.end_remains()
+            target.keep_logs()
 
 
 def _poll_load(target: GatewayTarget) -> None:

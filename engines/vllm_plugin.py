@@ -1,18 +1,28 @@
-"""A general plugin of vLLM, loaded by each of its processes: replaces busy waiting on CPUs.
+"""A general plugin of vLLM, loaded by each of its processes: repairs for engines on CPUs.
 
-On a CPU, EngineCore and its worker communicate through shared memory, and the reader polls with
-`os.sched_yield()` for up to a second after the last message (vLLM 0.32, `shm_broadcast.py`). When
-tasks yield in a tight loop, Linux's EEVDF scheduler (6.6 and later) may starve other tasks for
-seconds, a fault that it has had several times. Short sleeps avoid that at the same throughput:
-docs/decisions/0026-polling.md has the figures.
+**Polling.** On a CPU, EngineCore and its worker communicate through shared memory, and the reader
+polls with `os.sched_yield()` for up to a second after the last message (vLLM 0.32,
+`shm_broadcast.py`). When tasks yield in a tight loop, Linux's EEVDF scheduler (6.6 and later) may
+starve other tasks for seconds, a fault that it has had several times. Short sleeps avoid that at
+the same throughput: docs/decisions/0026-polling.md has the figures.
+
+**Seeds.** A prompt that does not fit into one step is computed in parts, and the token that is
+sampled after each part but the last is thrown away. For a request with a seed, vLLM 0.32 then turns
+its generator back with `set_offset()` (`gpu_model_runner.py`), which CPU generators do not have:
+EngineCore dies, with every request in it. Here those samples do not use the request's generator at
+all, so that the seed means the same however the prompt was divided.
 
 Only processes of managed engines are changed, and only on vLLM's CPU platform: a single GPU's
 worker shares EngineCore's process, and machines with several GPUs have cores to spin on.
 """
 
 import logging
+import multiprocessing
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from engines.guard.process_tree import MARKER_VARIABLE
 
@@ -22,23 +32,50 @@ POLL_S = 0.0001
 
 
 def register() -> None:
-    """Replace vLLM's spinning by sleeping in this process, where that applies."""
+    """Apply the repairs to this process, where they apply."""
     if MARKER_VARIABLE not in os.environ:
         return
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return
+    # Below "vllm", whose log this process writes.
+    log = logging.getLogger("vllm.vllm_gateway")
     from vllm.distributed.device_communicators import shm_broadcast
 
     if hasattr(shm_broadcast, "sched_yield"):
         shm_broadcast.sched_yield = pause
-        # Below "vllm", whose log this process writes.
-        logging.getLogger("vllm.vllm_gateway").info(
-            "polls shared memory with sleeps instead of spinning"
-        )
+        log.info("polls shared memory with sleeps instead of spinning")
+    # The API server has no model; importing the runner would cost it a second.
+    if multiprocessing.parent_process() is not None:
+        from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+        CPUModelRunner.sample_tokens = sparing_generators(CPUModelRunner.sample_tokens)
+        log.info("keeps generators of seeds from samples that are thrown away")
 
 
 def pause() -> None:
     """Wait for the interval between two polls of shared memory. Blocks."""
     time.sleep(POLL_S)
+
+
+def sparing_generators(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a model runner's `sample_tokens` that draws no discarded sample from a seed."""
+
+    def sample(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        with _hidden_generators(runner):
+            return sample_tokens(runner, *args, **kwargs)
+
+    return sample
+
+
+@contextmanager
+def _hidden_generators(runner: Any) -> Iterator[None]:
+    # Keyed by row; the sampler reads this very dictionary.
+    generators: dict[int, object] = runner.input_batch.generators
+    discarded = runner.discard_request_mask.np
+    hidden = {row: generators.pop(row) for row in list(generators) if discarded[row]}
+    try:
+        yield
+    finally:
+        generators.update(hidden)

@@ -1,8 +1,10 @@
-"""The plugin replaces spinning by sleeping, in managed engines on CPUs only."""
+"""The plugin repairs managed engines on CPUs only: polling, and seeds of divided prompts."""
 
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from types import ModuleType
 
@@ -67,3 +69,61 @@ def test_engine_core_and_worker_use_the_plugin(gateway: Deployment) -> None:
     lines = (gateway.run_dir / "demo-0" / "engine.log").read_text().splitlines()
     sleeping = {line.split(" ")[0] for line in lines if line.endswith("instead of spinning")}
     assert {"(EngineCore", "(VllmWorker-0"} <= sleeping
+
+
+class Buffer:
+    def __init__(self, values: list[bool]) -> None:
+        self.np = values
+
+
+class Batch:
+    def __init__(self, generators: dict[int, str]) -> None:
+        self.generators = generators
+
+
+class Runner:
+    """The parts of vLLM's model runner that the repair touches."""
+
+    def __init__(self, generators: dict[int, str], discarded: list[bool]) -> None:
+        self.input_batch = Batch(generators)
+        self.discard_request_mask = Buffer(discarded)
+        self.drawn: list[str] = []
+
+    def sample_tokens(self, grammar: object) -> object:
+        self.drawn = list(self.input_batch.generators.values())
+        if isinstance(grammar, Exception):
+            raise grammar
+        return grammar
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["sampled", "failed"])
+def test_a_discarded_sample_draws_nothing_from_a_seed(fails: bool) -> None:
+    runner = Runner({0: "a", 2: "c"}, [False, True, True])
+    generators = runner.input_batch.generators
+    sample_tokens = vllm_plugin.sparing_generators(Runner.sample_tokens)
+    grammar: object = ValueError("sampling failed") if fails else "grammar"
+    with pytest.raises(ValueError) if fails else nullcontext():
+        assert sample_tokens(runner, grammar) == "grammar"
+    assert runner.drawn == ["a"]
+    assert generators is runner.input_batch.generators
+    assert generators == {0: "a", 2: "c"}
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_prompts_with_seeds_may_be_computed_in_parts(gateway: Deployment) -> None:
+    """Without the repair, EngineCore dies: "CPU Generator does not use offset"."""
+
+    def ask(number: int) -> int:
+        body = {
+            "model": "demo",
+            "prompt": f"{number} " * 600,
+            "max_tokens": 4,
+            "temperature": 0.5,
+            "seed": number,
+        }
+        return client.post("/v1/completions", json=body).status_code
+
+    # No step has room for all of them.
+    with gateway.client() as client, ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, range(10, 18))) == [200] * 8

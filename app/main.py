@@ -89,7 +89,7 @@ from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.settings import Settings
 from app.stored import StoredResponses
-from app.telemetry import NO_RECORDER, RecentRequests
+from app.telemetry import NO_RECORDER, RecentRequests, TracedRequests
 from app.telemetry.logs import AccessLog, DirectOutput, Levels, Output, is_json
 from app.telemetry.metrics import Metrics
 from app.telemetry.traces import tracer_for
@@ -150,7 +150,9 @@ def create_app(
     salt_secret = SharedSecret(database, SALT_SECRET)
     key_store = KeyStore(database)
     in_flight = RequestsInFlight()
-    recent = RecentRequests(tracer) if settings.console.enabled else None
+    recent: RecentRequests | None = None
+    if settings.console.enabled:
+        recent = RecentRequests() if tracer is None else TracedRequests(tracer)
     requests = RequestDirectory(in_flight, recent)
     authenticator = Authenticator(
         key_store,
@@ -277,7 +279,7 @@ def create_app(
         services=services,
         ledger=ledger,
         access=access,
-        recorder=recent if recent is not None else tracer or NO_RECORDER,  # an empty one is false
+        recorder=recent or tracer or NO_RECORDER,
     )
     _add_asgi(application, relay, routers, console)
     if settings.metrics.port is not None:

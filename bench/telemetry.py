@@ -1,4 +1,4 @@
-"""Cost of telemetry: a scrape of a busy gateway, and the metrics and access line of a request.
+"""Cost of telemetry: a scrape of a busy gateway, and the metrics, line and times of a request.
 
 In process and alone: no sockets, no engine. What is called are the public faces, as the relay and
 the server call them.
@@ -17,11 +17,11 @@ from app.application import Application
 from app.main import create_app
 from app.server import gateway_server
 from app.settings import Settings
-from app.telemetry import RequestRecord
-from app.telemetry.logs import AccessLog, Output, Writer
+from app.telemetry import MAX_KEPT, NO_RECORDER, RecentRequests, RequestRecord, RequestRecorder
+from app.telemetry.logs import AccessLog, Output, Writer, new_id
 from app.telemetry.metrics import Metrics
 from app.usage import Usage
-from bench.costs import ROUNDS, Cost, cost_table, cpu_us
+from bench.costs import PER_ROUND, ROUNDS, Cost, cost_table, cpu_us
 from bench.report import Table
 
 MODELS = 20
@@ -32,6 +32,7 @@ CHUNKS = 16  # of a stream
 SCRAPES = 200
 SCRAPE_BUDGET_MS = 5.0
 REQUEST_BUDGET_US = 15.0
+TIMES_BUDGET_US = 1.0
 TITLE = "Metrics and access log"
 
 
@@ -60,6 +61,7 @@ async def _measure(part: int) -> list[Cost]:
                 _access(AccessLog(output, as_json=True)),
             )
         )
+        times = _times_us(ROUNDS // part)
         await asyncio.sleep(0)
         state.access.flush()
     scrape = f"GET /metrics, {MODELS} models, {REQUESTS:,} requests, {lines:,} lines"
@@ -68,6 +70,7 @@ async def _measure(part: int) -> list[Cost]:
         Cost("metrics and access line of a request", "µs", both, REQUEST_BUDGET_US),
         Cost("the metrics alone", "µs", alone),
         Cost("the access line alone, with its writing", "µs", written),
+        Cost("the times of a plain request, kept for the console", "µs", times, TIMES_BUDGET_US),
     ]
 
 
@@ -77,8 +80,9 @@ def table(costs: Sequence[Cost]) -> Table:
         TITLE,
         costs,
         "In process, CPU time. Every second request is a stream, whose gaps are counted for "
-        f"{CHUNKS} chunks and are part of the figure. The median is compared with the budget; on a "
-        "busy machine caches are cold, and the minimum is more meaningful.",
+        f"{CHUNKS} chunks and are part of the figure. The times are the difference between "
+        "rounds with the console and rounds without, in turn. The median is compared with the "
+        "budget; on a busy machine caches are cold, and the minimum is more meaningful.",
     )
 
 
@@ -181,6 +185,44 @@ def _access(access: AccessLog) -> Iterator[Callable[[], None]]:
 
     while True:
         yield write
+
+
+def _times_us(rounds: int) -> list[float]:
+    """Return what the timeline of a plain request and its place in the full ring cost."""
+    kept = RecentRequests()
+    without, with_times = _timed(NO_RECORDER), _timed(kept)
+    for _ in range(MAX_KEPT // PER_ROUND + 1):  # from now on each request pushes one out
+        cpu_us(with_times)
+    return [-cpu_us(without) + cpu_us(with_times) for _ in range(rounds)]
+
+
+def _timed(recorder: RequestRecorder) -> Iterator[Callable[[], None]]:
+    """Return a function that takes a plain request's way through a recorder, as the relay does."""
+
+    def act() -> None:
+        now = time.perf_counter()
+        timeline = recorder.begin("POST", [], now)
+        timeline.begin_limits(now)
+        timeline.begin_attempt("model-7-0", None, now)
+        timeline.trace_headers()
+        timeline.answered(200)
+        record = RequestRecord(
+            new_id(),
+            "/v1/chat/completions",
+            "POST",
+            200,
+            time.perf_counter() - now,
+            key_id="key-0123abcd",
+            model="org/model-7",
+            engine="model-7-0",
+            bytes_in=1_900,
+            bytes_out=21_000,
+            usage=Usage(812, 164),
+        )
+        recorder.end(record, timeline)
+
+    while True:
+        yield act
 
 
 def _timed_ms(act: Callable[[], object]) -> float:

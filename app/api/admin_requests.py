@@ -106,7 +106,7 @@ class AttemptRow(BaseModel):
 
     engine: str
     start_s: float
-    answered_s: float | None = Field(description="The head of the engine's response.")
+    answered_s: float | None = Field(description="The head of a stream; null: no stream.")
     end_s: float | None = Field(description="null: it lasted as long as the request.")
     status: int | None = Field(description="Of the engine's response.")
     fault: str | None = Field(description="The kind of fault after which the request went on.")

@@ -70,6 +70,7 @@ async def _forward_stream(
         meter = result.meter = request.meter = call.meter()
     exchange, recording = request.exchange, call.recording
     active = recording if recording is not None and recording.active else None
+    request.timeline.begin_stream()
     stream = EventStream(response, request, meter, latency, active)
     movable: MovableStream | None = None
     if recording is not None and recording.ways.any and streams is not None:

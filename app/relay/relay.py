@@ -72,8 +72,8 @@ class Relay:
             principal = self.authenticator.recall(exchange.headers)
             if principal is None:
                 principal = await self.authenticator.look_up(exchange.headers)
+                timeline.note_authenticated()
             request.principal = principal
-            timeline.note_authenticated()
             await handle_request(self.services, principal, request)
         except asyncio.CancelledError:
             await self._end_canceled(request)

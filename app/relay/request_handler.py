@@ -56,11 +56,13 @@ async def handle_request(
             return
         raw = exchange.take_body()
         if raw is None:
+            request.timeline.note_authenticated()
             raw = await read_if_small(exchange, services.bounds.body_bytes)
         if raw is not None and len(raw) <= SMALL_BYTES and is_quick(raw):
             plan = await _plan_quick(services, principal, request, raw)
             await _serve(services, principal, request, plan, precharged=False)
             return
+        request.timeline.note_authenticated()
         with ExitStack() as held:
             plan, precharged = await _plan_large(services, principal, request, raw, held)
             await _serve(services, principal, request, plan, precharged=precharged)

@@ -5,7 +5,13 @@ spans of requests for an OpenTelemetry collector. `RequestTimeline` has the mome
 `RecentRequests` keeps those of the last requests, of which `request_phases` makes the phases.
 """
 
-from app.telemetry.recent_requests import NO_RECORDER, RecentRequests, RequestRecorder
+from app.telemetry.recent_requests import (
+    MAX_KEPT,
+    NO_RECORDER,
+    RecentRequests,
+    RequestRecorder,
+    TracedRequests,
+)
 from app.telemetry.request_phases import RequestPhase, request_phases
 from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord, Tokens
 from app.telemetry.request_timeline import (
@@ -18,6 +24,7 @@ from app.telemetry.request_timeline import (
 
 __all__ = [
     "LOAD_WAIT",
+    "MAX_KEPT",
     "NO_RECORDER",
     "NO_TIMELINE",
     "QUEUE",
@@ -29,5 +36,6 @@ __all__ = [
     "RequestTimeline",
     "Step",
     "Tokens",
+    "TracedRequests",
     "request_phases",
 ]

@@ -11,14 +11,13 @@ from typing import Protocol
 
 import msgspec
 
-from app.telemetry.request_record import RequestRecord
+from app.telemetry.request_record import NO_KEY, RequestRecord
 from app.telemetry.request_timeline import NO_TIMELINE, RequestTimeline
 
 # About 2 KiB each.
 MAX_KEPT = 4096
 # An error text may quote a client.
 MAX_FAULT_CHARS = 300
-NO_KEY = "-"
 
 
 class RequestRecorder(Protocol):
@@ -53,26 +52,43 @@ NO_RECORDER = NoRecorder()
 class RecentRequests:
     """A `RequestRecorder` that keeps the last requests; iterates over them, the latest first."""
 
-    def __init__(self, tracer: RequestRecorder | None = None, kept: int = MAX_KEPT) -> None:
-        """`tracer` makes the timelines and gets them as well; None: traces are off."""
-        self._tracer = tracer
+    def __init__(self, kept: int = MAX_KEPT) -> None:
         self._ended: deque[tuple[RequestRecord, RequestTimeline]] = deque(maxlen=kept)
 
     def begin(
         self, method: str, headers: Iterable[tuple[bytes, bytes]], started: float
     ) -> RequestTimeline:
-        if self._tracer is None:
-            return RequestTimeline(started)
-        return self._tracer.begin(method, headers, started)
+        return RequestTimeline(started)
 
     def end(self, record: RequestRecord, timeline: RequestTimeline) -> None:
-        if self._tracer is not None:
-            self._tracer.end(record, timeline)
-        if record.key_id == NO_KEY:
-            return
-        if record.fault is not None and len(record.fault) > MAX_FAULT_CHARS:
-            record = msgspec.structs.replace(record, fault=f"{record.fault[:MAX_FAULT_CHARS]}…")
-        self._ended.append((record, timeline))
+        if record.fault is not None:
+            record = _bounded(record, record.fault)
+        if record.key_id != NO_KEY:
+            self._ended.append((record, timeline))
 
     def __iter__(self) -> Iterator[tuple[RequestRecord, RequestTimeline]]:
         return reversed(self._ended)
+
+
+class TracedRequests(RecentRequests):
+    """The same where traces are on: their timelines are kept, and spans are made from them too."""
+
+    def __init__(self, tracer: RequestRecorder, kept: int = MAX_KEPT) -> None:
+        super().__init__(kept)
+        self._tracer = tracer
+
+    def begin(
+        self, method: str, headers: Iterable[tuple[bytes, bytes]], started: float
+    ) -> RequestTimeline:
+        return self._tracer.begin(method, headers, started)
+
+    def end(self, record: RequestRecord, timeline: RequestTimeline) -> None:
+        self._tracer.end(record, timeline)
+        super().end(record, timeline)
+
+
+def _bounded(record: RequestRecord, fault: str) -> RequestRecord:
+    """Return a record whose fault has a bounded length."""
+    if len(fault) <= MAX_FAULT_CHARS:
+        return record
+    return msgspec.structs.replace(record, fault=f"{fault[:MAX_FAULT_CHARS]}…")

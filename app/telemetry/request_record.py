@@ -8,6 +8,10 @@ import msgspec
 UNKNOWN_MODEL = "unknown"
 
 
+# The key ID of a request that was not authenticated.
+NO_KEY = "-"
+
+
 class Tokens(Protocol):
     """The tokens of one request."""
 
@@ -34,7 +38,7 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
     method: str
     status: int
     total_s: float
-    key_id: str = "-"
+    key_id: str = NO_KEY
     # The model of the engine below; the requested one if no engine was reached or all failed.
     model: str = UNKNOWN_MODEL
     engine: str | None = None  # the last one that was reached, possibly of a fallback

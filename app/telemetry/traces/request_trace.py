@@ -60,8 +60,9 @@ class RequestTrace(RequestTimeline, kw_only=True):
         self, engine: str, fault: EngineError | None = None, now: float | None = None
     ) -> None:
         RequestTimeline.begin_attempt(self, engine, fault, now)
-        assert self.last is not None
-        self.last.span_id = self.new_id()
+        attempt = self._last_step()
+        assert attempt is not None
+        attempt.span_id = self.new_id()
 
     def trace_headers(self) -> list[tuple[bytes, bytes]]:
         assert self.last is not None

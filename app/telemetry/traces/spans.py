@@ -14,8 +14,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from app.errors import RequestCanceled
-from app.telemetry.request_record import UNKNOWN_MODEL, RequestRecord
-from app.telemetry.request_timeline import Step
+from app.telemetry.request_record import NO_KEY, UNKNOWN_MODEL, RequestRecord
+from app.telemetry.request_timeline import AUTH, Step
 from app.telemetry.traces.request_trace import RequestTrace
 
 # gen_ai.operation.name of the endpoints that have one.
@@ -193,7 +193,8 @@ def _phase(phase: Step, record: RequestRecord) -> tuple[Attributes, Status]:
     """Return attributes and status of a phase; the request's fault belongs to the open phase."""
     if phase.fault is not None:
         return {"error.type": phase.fault}, _ERROR
-    if phase.end is not None or record.error is None:
+    known = phase.name == AUTH and record.key_id != NO_KEY
+    if phase.end is not None or record.error is None or known:
         return {}, _UNSET
     return {"error.type": record.error}, _ERROR if _failed(record) else _UNSET
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,11 @@ async def ended(gateway: Gateway, query: str = "") -> list[str]:
     return [row["request_id"] for row in (await admin(gateway, "GET", query))["ended"]]
 
 
+def phase_names(shown: dict[str, Any]) -> list[str]:
+    """Return the names of a request's phases; whether it waited for its body depends on packets."""
+    return [phase["name"] for phase in shown["phases"] if phase["name"] != "body"]
+
+
 async def chat(
     gateway: Gateway, name: str, headers: dict[str, str] | None = None, **fields: object
 ) -> int:
@@ -59,8 +65,9 @@ async def test_request_in_flight_is_shown_and_canceled(gateway: Gateway, fake: F
         assert row["arrived_at"].endswith("Z")
         await wait_until(lambda: gateway.state.requests.in_flight()[0].answer_tokens == 2)
         shown = await admin(gateway, "GET", f"/{row['id']}")
-        names = [phase["name"] for phase in shown["phases"]]
-        assert names == ["auth", "body", "limits", "prefill", "decode"]
+        assert phase_names(shown) == ["auth", "limits", "prefill", "decode"]
+        [attempt] = shown["attempts"]
+        assert attempt["start_s"] < attempt["answered_s"] < row["ttft_s"]
         canceled = await admin(gateway, "POST", f"/{row['id']}/cancel")
         assert canceled["id"] == row["id"]
         assert b"request_canceled" in await client.rest()
@@ -79,13 +86,13 @@ async def test_ended_request_shows_where_its_time_went(gateway: Gateway) -> None
     assert (row["model"], row["requested_model"]) == ("demo", "gpt-4o-mini")
     assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (3, 0, 2)
     phases = shown["phases"]
-    assert [phase["name"] for phase in phases] == ["auth", "body", "limits", "generate"]
+    assert phase_names(shown) == ["auth", "limits", "generate"]
     assert phases[0]["start_s"] == 0
     assert phases[-1]["end_s"] == pytest.approx(row["elapsed_s"], abs=1e-6)
     assert phases[-1]["note"] == "demo-0"
     [attempt] = shown["attempts"]
     assert (attempt["engine"], attempt["status"], attempt["fault"]) == ("demo-0", 200, None)
-    assert attempt["start_s"] < attempt["answered_s"] < row["elapsed_s"]
+    assert 0 < attempt["start_s"] < row["elapsed_s"]
 
 
 async def test_filters(gateway: Gateway) -> None:

@@ -263,6 +263,22 @@ class TestGap:
                 assert (await admin.post(path, headers=ROOT)).status_code == 200
                 assert KEY_DISABLED.encode() in await client.rest()
 
+    async def test_cancellation_ends_the_wait(self, tmp_path: Path) -> None:
+        async with streaming(tmp_path, model=FIRST) as streams:
+            await self.begin(streams)
+            requests = streams.gateway.state.requests
+            async with streams.asking() as (client, name):
+                await client.until(b'"content":"one"')
+                await self.until_waiting(streams)
+                [view] = requests.in_flight()
+                assert [phase.name for phase in view.phases][-2:] == ["decode", "continuation"]
+                assert requests.cancel(view.id, "root") is not None
+                assert b"canceled by an operator" in await client.rest()
+            await wait_until(lambda: name in streams.records)
+            record = streams.records[name]
+            assert (record.status, record.outcome) == (200, "canceled")
+            assert len(streams.posts()) == 1
+
     async def test_draining_gateway_waits_for_the_stream(self, tmp_path: Path) -> None:
         async with streaming(tmp_path, model=FIRST) as streams:
             await self.begin(streams)

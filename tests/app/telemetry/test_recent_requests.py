@@ -3,7 +3,13 @@
 import gc
 from collections.abc import Iterable
 
-from app.telemetry import NO_TIMELINE, RecentRequests, RequestRecord, RequestTimeline
+from app.telemetry import (
+    NO_TIMELINE,
+    RecentRequests,
+    RequestRecord,
+    RequestTimeline,
+    TracedRequests,
+)
 from app.telemetry.recent_requests import MAX_FAULT_CHARS, NO_RECORDER
 
 
@@ -52,7 +58,7 @@ def test_traces_get_the_same_timelines() -> None:
             self.ended.append(timeline)
 
     traces = Traces()
-    ring = RecentRequests(traces)
+    ring = TracedRequests(traces)
     timeline = ring.begin("POST", [], 1.0)
     assert timeline.sampled_id == "0af7"
     ring.end(ended(1, key="-"), timeline)
@@ -62,7 +68,7 @@ def test_traces_get_the_same_timelines() -> None:
 def test_garbage_collection_does_not_follow_what_is_kept() -> None:
     ring = RecentRequests()
     timeline = ring.begin("POST", [], 1.0)
-    timeline.begin_attempt("demo-0")
+    timeline.begin("queue")
     ring.end(ended(1), timeline)
     [(record, kept)] = ring
     assert not any(gc.is_tracked(one) for one in (record, kept, kept.last))

@@ -142,12 +142,12 @@ def test_without_a_timeline_there_are_no_phases() -> None:
 
 
 NOTES = ("authenticated", "limits", "load_wait", "queue", "end", "none", "attempt", "fault",
-         "answered", "failed", "interrupted", "resumed")  # fmt: skip
+         "answered", "stream", "failed", "interrupted", "resumed")  # fmt: skip
 
 
 def note(timeline: RequestTimeline, kind: str, now: float) -> None:
     """Note something as the relay does, where it can happen."""
-    waits = timeline.last is not None and timeline.last.engine is None
+    waits = timeline.engine is None and timeline.last is not None and timeline.last.engine is None
     match kind:
         case "authenticated":
             timeline.note_authenticated()
@@ -161,12 +161,14 @@ def note(timeline: RequestTimeline, kind: str, now: float) -> None:
             timeline.begin_attempt("demo-0", None, now)
         case "fault":
             timeline.begin_attempt("demo-1", EngineDied("killed"))
-        case "answered" if timeline.last is not None:
+        case "answered":
             timeline.answered(200)
         case "failed":
             timeline.failed("demo", "engine_failed")
         case "interrupted":
             timeline.interrupted(EngineDied("killed"))
+        case "stream":
+            timeline.begin_stream()
         case "resumed":
             timeline.resumed()
 

@@ -76,7 +76,7 @@ def test_counters_start_at_zero() -> None:
     value = metrics.registry.get_sample_value
     for kind in ("prompt", "cached", "completion"):
         assert value("gateway_tokens_total", {"model": "demo", "kind": kind}) == 0
-    for outcome in ("completed", "refused", "failed", "disconnected"):
+    for outcome in ("completed", "refused", "failed", "disconnected", "canceled"):
         assert value("gateway_usage_records_total", {"outcome": outcome}) == 0
     assert value("gateway_requests_in_flight", {"model": "demo"}) == 0
     for way, outcomes in CONTINUATION_OUTCOMES.items():

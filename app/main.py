@@ -149,6 +149,7 @@ def create_app(
     database = Database(settings.state.database_url.get_secret_value())
     salt_secret = SharedSecret(database, SALT_SECRET)
     key_store = KeyStore(database)
+    owner_store = OwnerStore(database)
     in_flight = RequestsInFlight()
     recent: RecentRequests | None = None
     if settings.console.enabled:
@@ -248,6 +249,7 @@ def create_app(
             secret=session_secret,
             catalogue=catalogue,
             key_store=key_store,
+            owner_store=owner_store,
             requests=requests,
             model_rows=partial(model_rows, services, operations),
             draining=lambda: admission.draining,
@@ -260,7 +262,7 @@ def create_app(
         ops_router(services.forecasts, admission),
         *([metrics_pages] if settings.metrics.port is None else []),
         keys_router(key_store, authenticator, catalogue),
-        owners_router(OwnerStore(database), authenticator),
+        owners_router(owner_store, authenticator),
         reload_router(reloader, authenticator),
         logs_router(levels, authenticator),
         requests_router(requests, key_store, authenticator),

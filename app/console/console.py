@@ -7,9 +7,10 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from app.asgi import ExchangeHandler
-from app.auth import Authenticator, KeyStore
+from app.auth import Authenticator, KeyStore, OwnerStore
 from app.console.guard import ConsoleGuard
 from app.console.key_names import KeyNames
+from app.console.keys import KeyPages, keys_pages
 from app.console.markdown_process import MarkdownProcess
 from app.console.overview import ModelRows, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
@@ -35,6 +36,7 @@ class Console:
     model_rows: ModelRows
     draining: Callable[[], bool]
     price_of: PriceOf
+    owner_store: OwnerStore
     _renderer: Renderer = field(init=False, default_factory=Renderer)
     _markdown: MarkdownProcess = field(init=False, default_factory=MarkdownProcess)
     _sign_in: SignIn = field(init=False)
@@ -51,7 +53,17 @@ class Console:
             overview_router(renderer, self.catalogue, self.model_rows),
             requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
             playground_router(renderer, self.catalogue, self.price_of, self._markdown),
+            keys_pages(self._key_pages()),
         ]
+
+    def _key_pages(self) -> KeyPages:
+        return KeyPages(
+            self._renderer,
+            self.key_store,
+            self.owner_store,
+            self.authenticator,
+            self.catalogue,
+        )
 
     def guard(self, app: ASGIApp) -> ConsoleGuard:
         """Return the middleware that everything under /console passes."""

@@ -64,6 +64,7 @@ PAGES = (
     Page("overview", "Overview", _with(Right.ENGINES_READ)),
     Page("requests", "Requests", lambda visitor: visitor.sees_requests),
     Page("playground", "Playground", lambda visitor: visitor.may_chat),
+    Page("keys", "Keys", _with(Right.KEYS_READ)),
 )
 _BY_NAME = {page.name: page for page in PAGES}
 

@@ -1,0 +1,165 @@
+"""The pages of keys and their owners. Their scripts change keys through the admin API."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Form, Request, Response
+from fastapi.responses import RedirectResponse
+
+from app.api import MANAGED_ROLES, Right
+from app.auth import Authenticator, KeyStore, OwnerStore, Role, ShownKey, ShownOwner, UnknownKey
+from app.console.page_routes import page_router, require
+from app.console.rendering import HEADERS, Renderer
+from app.console.router import visitor_of
+from app.console.visitor import CONSOLE, Visitor
+from app.routing import Catalogue
+
+# Rows of a page, which are rendered at once.
+PAGE = 50
+KEYS = f"{CONSOLE}/keys"
+OWNERS = f"{KEYS}/owners"
+# Models that a form lists as examples.
+_MODELS = 100
+# The number fields of keys and owners: their name in the API, and their label.
+LIMITS = (
+    ("requests_per_minute", "Requests per minute"),
+    ("tokens_per_minute", "Tokens per minute"),
+    ("concurrent_requests", "Requests at once"),
+    ("daily_tokens", "Tokens a day"),
+    ("monthly_tokens", "Tokens a month"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPages:
+    """What the pages of keys are made of."""
+
+    renderer: Renderer
+    store: KeyStore
+    owners: OwnerStore
+    authenticator: Authenticator
+    catalogue: Catalogue
+
+    def shown(self, key: Any) -> ShownKey:
+        return ShownKey.of(key, self.authenticator.default_limits)
+
+    @property
+    def models(self) -> Sequence[str]:
+        return [model.name for model in self.catalogue.models[:_MODELS]]
+
+    async def list_page(
+        self, visitor: Visitor, after: str | None, *, sought: str = "", fault: str = ""
+    ) -> Response:
+        """Return the page that lists keys, the newest first."""
+        page = await self.store.page(PAGE, after)
+        return self.renderer.page(
+            visitor,
+            "keys.html",
+            status=404 if fault else 200,
+            keys=[(self.shown(key), state_of(self.shown(key))) for key in page.keys],
+            more=page.keys[-1].id if page.more else None,
+            after=after,
+            sought=sought,
+            fault=fault,
+            may_create=bool(managed_roles(visitor)),
+        )
+
+
+def keys_pages(pages: KeyPages) -> APIRouter:
+    """Return the routes of the pages of keys and owners."""
+    router = page_router(pages.renderer)
+    _add_key_pages(router, pages)
+    _add_owner_page(router, pages)
+
+    @router.get("/keys/{key_id}")
+    async def show_key(request: Request, key_id: str) -> Response:
+        """One key: its facts, its form, and what may be done to it."""
+        visitor = require(request, Right.KEYS_READ)
+        key = pages.shown(await pages.store.get(key_id))
+        return pages.renderer.page(
+            visitor,
+            "key.html",
+            key=key,
+            state=state_of(key),
+            roles=[key.role],
+            may_change=key.role in managed_roles(visitor),
+            limits=LIMITS,
+            models=pages.models,
+        )
+
+    return router
+
+
+def managed_roles(visitor: Visitor) -> Sequence[Role]:
+    """Return the roles whose keys a visitor may make and change."""
+    if not visitor.may(Right.KEYS_WRITE):
+        return []
+    return [role for role in Role if role in MANAGED_ROLES[visitor.role]]
+
+
+def state_of(key: ShownKey, now: datetime | None = None) -> str:
+    """Return `active`, `disabled` or `expired`."""
+    if key.disabled:
+        return "disabled"
+    if key.expires is None:
+        return "active"
+    expired = datetime.fromisoformat(key.expires) <= (now or datetime.now(UTC))
+    return "expired" if expired else "active"
+
+
+def _add_key_pages(router: APIRouter, pages: KeyPages) -> None:
+    @router.get("/keys")
+    async def list_keys(request: Request) -> Response:
+        """Keys, the newest first."""
+        visitor = require(request, Right.KEYS_READ)
+        return await pages.list_page(visitor, request.query_params.get("after") or None)
+
+    @router.post("/keys/find")
+    async def find_key(request: Request, name: Annotated[str, Form()] = "") -> Response:
+        """Go to the key of a name or an ID. By POST: a secret entered here is in no URL."""
+        visitor = require(request, Right.KEYS_READ)
+        try:
+            key = await pages.store.find_named(name.strip())
+        except UnknownKey as error:
+            fault = str(error).capitalize()
+            return await pages.list_page(visitor, None, fault=fault)
+        return RedirectResponse(f"{KEYS}/{key.id}", 303, HEADERS)
+
+    @router.get("/keys/new")
+    async def new_key(request: Request) -> Response:
+        """The form of a new key."""
+        visitor = require(request, Right.KEYS_WRITE)
+        return pages.renderer.page(
+            visitor,
+            "key_new.html",
+            key=None,
+            roles=managed_roles(visitor),
+            limits=LIMITS,
+            models=pages.models,
+        )
+
+
+def _add_owner_page(router: APIRouter, pages: KeyPages) -> None:
+    @router.get("/keys/owners")
+    async def list_owners(request: Request) -> Response:
+        """Owners with limits or budgets of their own, and the form of one of them."""
+        visitor = require(request, Right.OWNERS_READ)
+        name = request.query_params.get("name") or None
+        after = request.query_params.get("after", "")
+        page = await pages.owners.page(PAGE, after)
+        chosen: ShownOwner | None = None
+        if name is not None:
+            chosen = await pages.owners.get(name)
+        return pages.renderer.page(
+            visitor,
+            "owners.html",
+            owners=[(owner, f"{OWNERS}?name={quote(owner.name, safe='')}") for owner in page.data],
+            more=quote(page.data[-1].name, safe="") if page.has_more else None,
+            after=after,
+            chosen=chosen,
+            may_change=visitor_of(request).may(Right.OWNERS_WRITE),
+            limits=LIMITS,
+        )

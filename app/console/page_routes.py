@@ -1,0 +1,51 @@
+"""Routers of pages, whose errors are pages too."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+
+from app.api import Right, notes_of
+from app.auth import UnknownKey, UnknownOwner
+from app.console.rendering import Renderer
+from app.console.router import visitor_of
+from app.console.visitor import CONSOLE, Visitor
+from app.database import DatabaseUnavailable
+from app.errors import GatewayError, PermissionDenied, RouteNotFound, ServiceUnavailable
+
+
+def page_router(renderer: Renderer) -> APIRouter:
+    """Return a router below /console; what its routes raise is shown on a page."""
+
+    class PageRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handle_or_explain(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except (GatewayError, UnknownKey, UnknownOwner, DatabaseUnavailable) as error:
+                    known = _known(error)
+                    notes_of(request.scope).fault = known.message
+                    return renderer.fault(visitor_of(request), known)
+
+            return handle_or_explain
+
+    return APIRouter(prefix=CONSOLE, include_in_schema=False, route_class=PageRoute)
+
+
+def require(request: Request, right: Right) -> Visitor:
+    """Return the visitor of a page. Raises PermissionDenied without the right."""
+    visitor = visitor_of(request)
+    if not visitor.may(right):
+        raise PermissionDenied(f"The role {visitor.role} does not see this page.")
+    return visitor
+
+
+def _known(error: Exception) -> GatewayError:
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, DatabaseUnavailable):
+        return ServiceUnavailable("The database does not answer. Try again in a moment.")
+    return RouteNotFound(str(error))

@@ -1,0 +1,196 @@
+// Keys and owners: forms and buttons that change them. A secret is on the page only while its
+// dialog is open: in no URL, no storage, and not in the page that "back" returns to.
+
+import {api, notify} from "./api.js";
+import {confirmAction} from "./dialogs.js";
+import {refresh} from "./page_parts.js";
+
+const NUMBERS = [
+  "requests_per_minute", "tokens_per_minute", "concurrent_requests", "daily_tokens", "monthly_tokens",
+];
+const KEYS = "/console/keys";
+
+/** Return a key's fields as the API has them. Throws Error if the rules are not JSON. */
+function keyFields(form) {
+  const text = (name) => form.elements[name].value.trim();
+  const fields = {
+    name: text("name"),
+    owner: text("owner"),
+    models: text("models").split(/[\n,]/).map((one) => one.trim()).filter(Boolean),
+    expires: text("expires") ? `${text("expires")}:00Z` : null,
+    priority: Number(text("priority")),
+    weight: Number(text("weight")),
+    fields: rules(text("fields")),
+    ...limitFields(form),
+  };
+  if (form.elements.role) fields.role = text("role");
+  return fields;
+}
+
+function limitFields(form) {
+  const values = NUMBERS.map((name) => form.elements[name].value.trim());
+  return Object.fromEntries(NUMBERS.map((name, i) => [name, values[i] === "" ? null : Number(values[i])]));
+}
+
+function rules(text) {
+  if (!text) return null;
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`Rules on request fields: ${error.message}`);
+  }
+}
+
+/** Return what differs: what somebody else has changed meanwhile stays. */
+function changes(before, after) {
+  const differs = ([name, value]) => JSON.stringify(value) !== JSON.stringify(before[name]);
+  return Object.fromEntries(Object.entries(after).filter(differs));
+}
+
+/** Show a secret once; resolve when the dialog is closed and the secret is gone. */
+function showSecret(title, secret) {
+  const dialog = document.getElementById("secret-dialog");
+  const output = document.getElementById("secret");
+  const copied = document.getElementById("copied");
+  document.getElementById("secret-title").textContent = title;
+  output.textContent = secret;
+  copied.textContent = "";
+  const clear = () => { output.textContent = ""; };
+  const copy = async () => {
+    copied.textContent = await copyText(output) ? "Copied." : "The browser does not let this page copy: select the key and copy it.";
+  };
+  const close = () => dialog.close();
+  // Escape would lose the secret by accident.
+  const stay = (event) => event.preventDefault();
+  document.getElementById("copy-secret").addEventListener("click", copy);
+  document.getElementById("close-secret").addEventListener("click", close);
+  dialog.addEventListener("cancel", stay);
+  addEventListener("pagehide", clear);
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      clear();
+      document.getElementById("copy-secret").removeEventListener("click", copy);
+      document.getElementById("close-secret").removeEventListener("click", close);
+      dialog.removeEventListener("cancel", stay);
+      removeEventListener("pagehide", clear);
+      resolve();
+    }, {once: true});
+    dialog.showModal();
+  });
+}
+
+/** Copy the text of an element; return whether the browser did. It offers the clipboard only over TLS. */
+async function copyText(element) {
+  if (navigator.clipboard) {
+    try {
+      await navigator.clipboard.writeText(element.textContent);
+      return true;
+    } catch { /* refused: the old way may work */ }
+  }
+  getSelection().selectAllChildren(element);
+  return document.execCommand("copy");
+}
+
+async function createKey(form) {
+  const made = await api("/admin/keys", {method: "POST", body: keyFields(form)});
+  form.reset();
+  await showSecret(`The key “${made.name}”`, made.key);
+  location.assign(`${KEYS}/${made.id}`);
+}
+
+async function changeKey(form) {
+  const changed = changes(initial.get(form) ?? {}, keyFields(form));
+  if (Object.keys(changed).length) {
+    const key = await api(`/admin/keys/${form.dataset.keyId}`, {method: "PATCH", body: changed});
+    document.querySelector("h1").textContent = key.name;
+    initial.set(form, keyFields(form));
+    await refresh("facts");
+  }
+  notify("Saved.");
+}
+
+async function rotateKey(form) {
+  const body = {grace_s: Number(form.elements.grace.value)};
+  const made = await api(`/admin/keys/${form.dataset.rotate}/rotate`, {method: "POST", body});
+  form.closest("dialog").close();
+  await showSecret(`The new secret of “${made.name}”`, made.key);
+  await refresh("facts");
+}
+
+async function disableKey(form) {
+  await api(`/admin/keys/${form.dataset.disable}/disable${now(form)}`, {method: "POST"});
+  form.closest("dialog").close();
+  await refresh("facts");
+  notify("Disabled.");
+}
+
+async function deleteKey(form) {
+  await api(`/admin/keys/${form.dataset.delete}${now(form)}`, {method: "DELETE"});
+  location.assign(KEYS);
+}
+
+const now = (form) => (form.elements.now.checked ? "?now=true" : "");
+
+async function saveOwner(form) {
+  const name = encodeURIComponent(form.elements.name.value.trim());
+  await api(`/admin/owners/${name}`, {method: "PUT", body: limitFields(form)});
+  location.assign(`${KEYS}/owners`);
+}
+
+async function deleteOwner(button) {
+  const name = button.dataset.deleteOwner;
+  const text = `The limits and budgets of ${name} end; its keys and their usage stay.`;
+  if (!await confirmAction({title: "Delete the owner's limits?", text, action: "Delete", danger: true})) return;
+  await api(`/admin/owners/${encodeURIComponent(name)}`, {method: "DELETE"});
+  location.assign(`${KEYS}/owners`);
+}
+
+const FORMS = [
+  ["[data-key-id]", changeKey], ["[data-key-form]", createKey], ["[data-rotate]", rotateKey],
+  ["[data-disable]", disableKey], ["[data-delete]", deleteKey], ["[data-owner-form]", saveOwner],
+];
+
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  const submit = FORMS.find(([selector]) => form.matches(selector))?.[1];
+  if (!submit) return;
+  event.preventDefault();
+  const fault = form.querySelector("[data-fault]");
+  if (fault) fault.textContent = "";
+  const button = event.submitter;
+  if (button) button.disabled = true;
+  try {
+    await submit(form);
+  } catch (error) {
+    if (fault) fault.textContent = error.message;
+    else notify(error.message, "bad");
+    form.closest("dialog[open]")?.close();
+  } finally {
+    if (button) button.disabled = false;
+  }
+});
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  const {opens, closes, enable, deleteOwner: owner} = button.dataset;
+  if (opens) document.getElementById(opens).showModal();
+  if (closes !== undefined) button.closest("dialog").close();
+  try {
+    if (enable) {
+      await api(`/admin/keys/${enable}/enable`, {method: "POST"});
+      await refresh("facts");
+      notify("Enabled.");
+    }
+    if (owner) await deleteOwner(button);
+  } catch (error) {
+    notify(error.message, "bad");
+  }
+});
+
+// The fields of each form as the server has sent them.
+const initial = new Map();
+for (const form of document.querySelectorAll("[data-key-id]")) {
+  form.reset(); // a browser fills in what was entered before a reload
+  initial.set(form, keyFields(form));
+}

@@ -21,7 +21,7 @@ Every other request is FastAPI's, below middleware:
 `create_app` starts nothing; `Application.run` starts and releases what it built.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ from app.api import (
     EXCEPTION_HANDLERS,
     AccessLogMiddleware,
     AdminAuth,
+    ClientKey,
     CorsHeaders,
     DataPlaneDispatcher,
     HeadMiddleware,
@@ -46,8 +47,10 @@ from app.api import (
     engines_router,
     find_none,
     keys_router,
+    llama_cpp_router,
     logs_router,
     metrics_router,
+    model_row,
     model_rows,
     models_router,
     ops_router,
@@ -56,6 +59,7 @@ from app.api import (
     requests_router,
     require_client_key,
     schema_router,
+    status_of,
     usage_router,
 )
 from app.application import Application
@@ -67,6 +71,7 @@ from app.fleet import (
     EngineLifecycle,
     EnginesPage,
     ModelOperations,
+    ModelRow,
     adoptable_engines,
     build_models,
     eager_memory_gib,
@@ -86,7 +91,7 @@ from app.relay import (
 )
 from app.reload import Adjustable, Reloader
 from app.residency import OnDemandLoader
-from app.routing import Catalogue
+from app.routing import Catalogue, Model
 from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry import NO_RECORDER, RecentRequests, TracedRequests
@@ -257,7 +262,7 @@ def create_app(
         )
     routers = [
         *(console.routers() if console is not None else ()),
-        models_router(catalogue, client),
+        *_model_routers(services, operations, authenticator, client, server.llama_cpp_models),
         usage_router(partial(usage_report, database), client, auditor, key_store.id_for_reports),
         ops_router(services.forecasts, admission),
         *([metrics_pages] if settings.metrics.port is None else []),
@@ -267,13 +272,6 @@ def create_app(
         logs_router(levels, authenticator),
         requests_router(requests, key_store, authenticator),
         engines_router(catalogue, operations, authenticator, lambda: admission.draining),
-        admin_models_router(
-            services,
-            operations,
-            authenticator,
-            load=_by_residency(loader, loader.load, operations.load),
-            unload=_by_residency(loader, loader.unload, operations.unload),
-        ),
         schema_router(authenticator),
     ]
     relay = Relay(
@@ -365,6 +363,29 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_ledger(lambda: application.ledger.pending)
     metrics.watch_loop(application.loop_lag.read)
     metrics.watch_models(lambda: ((model.name, model.on_demand) for model in catalogue.models))
+
+
+def _model_routers(
+    services: RelayServices,
+    operations: ModelOperations,
+    authenticator: Authenticator,
+    client: ClientKey,
+    llama_cpp: bool,
+) -> Iterator[APIRouter]:
+    """Yield the routes that list models, load and unload them; `llama_cpp` adds that dialect."""
+    catalogue, loader = services.catalogue, services.loader
+    load = _by_residency(loader, loader.load, operations.load)
+    unload = _by_residency(loader, loader.unload, operations.unload)
+
+    def row_of(model: Model) -> ModelRow:
+        return model_row(model, services, operations)
+
+    if llama_cpp:
+        yield models_router(catalogue, client, lambda model: status_of(row_of(model)))
+        yield llama_cpp_router(catalogue, client, row_of, operations, load=load, unload=unload)
+    else:
+        yield models_router(catalogue, client)
+    yield admin_models_router(services, operations, authenticator, load=load, unload=unload)
 
 
 def _by_residency(

@@ -1,10 +1,10 @@
 """Serves HTTP: the routes of FastAPI, and the dispatch of the data plane to the relay.
 
 The data plane bypasses FastAPI: `data_plane` maps its paths to handlers of the relay. Each other
-module with a router has the routes of one resource: `models`, `usage`, `health` and, under /admin,
-`admin_engines`, `admin_keys`, `admin_models`, `admin_owners`, `admin_requests`, `logs` and
-`reload`. `client_key` and `admin_auth` authenticate their callers; `middleware`, `cors` and
-`exception_handlers` apply to all of them. `schema` makes the OpenAPI document, with the help of
+module with a router has the routes of one resource: `models`, `llama_cpp`, `usage`, `health` and,
+under /admin, `admin_engines`, `admin_keys`, `admin_models`, `admin_owners`, `admin_requests`,
+`logs` and `reload`. `client_key` and `admin_auth` authenticate their callers; `middleware`, `cors`
+and `exception_handlers` apply to all of them. `schema` makes the OpenAPI document, with the help of
 `error_responses` and `data_plane_schema`.
 """
 
@@ -21,14 +21,15 @@ from app.api.admin_auth import (
 )
 from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
-from app.api.admin_models import ModelAction, admin_models_router, model_rows
+from app.api.admin_models import ModelAction, admin_models_router, model_row, model_rows
 from app.api.admin_owners import owners_router
 from app.api.admin_requests import requests_router, status_range
-from app.api.client_key import require_client_key
+from app.api.client_key import ClientKey, require_client_key
 from app.api.cors import CorsHeaders
 from app.api.data_plane import ENDPOINTS, DataPlaneDispatcher, endpoint_of, find_none
 from app.api.exception_handlers import EXCEPTION_HANDLERS
 from app.api.health import metrics_router, ops_router
+from app.api.llama_cpp import llama_cpp_router, status_of
 from app.api.log_stream import wait_for_disconnect
 from app.api.logs import logs_router
 from app.api.middleware import (
@@ -52,6 +53,7 @@ __all__ = [
     "SESSION_CALLER",
     "AccessLogMiddleware",
     "AdminAuth",
+    "ClientKey",
     "CorsHeaders",
     "DataPlaneDispatcher",
     "HeadMiddleware",
@@ -70,8 +72,10 @@ __all__ = [
     "error_response",
     "find_none",
     "keys_router",
+    "llama_cpp_router",
     "logs_router",
     "metrics_router",
+    "model_row",
     "model_rows",
     "models_router",
     "notes_of",
@@ -81,6 +85,7 @@ __all__ = [
     "requests_router",
     "require_client_key",
     "schema_router",
+    "status_of",
     "status_range",
     "usage_router",
     "wait_for_disconnect",

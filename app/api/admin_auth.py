@@ -65,10 +65,18 @@ MANAGED_ROLES: Mapping[Role, frozenset[Role]] = {
 }
 
 
-def check_may_manage(principal: Principal, role: Role) -> None:
-    """Raise PermissionDenied unless the caller may create and change keys of a role."""
+def check_may_manage(principal: Principal, role: Role, *, may_load_models: bool = False) -> None:
+    """Raise PermissionDenied unless the caller may create and change keys of a role.
+
+    Who changes a key can make a new secret of it, so a key that may load models requires the right
+    to load them.
+    """
     if role not in MANAGED_ROLES[principal.role]:
         raise PermissionDenied(f"the role {principal.role} may not manage keys of the role {role}")
+    if may_load_models and Right.ENGINES_WRITE not in RIGHTS[principal.role]:
+        raise PermissionDenied(
+            f"the role {principal.role} may not manage keys that may load models"
+        )
 
 
 async def find_admin(scope: Scope, authenticator: Authenticator) -> Principal:

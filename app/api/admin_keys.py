@@ -103,9 +103,9 @@ def keys_router(store: KeyStore, authenticator: Authenticator, catalogue: Catalo
     writing = Depends(keys.writing)
 
     async def managed(name: KeyName, principal: Principal = writing) -> ManagedKey:
-        """Return a key that the caller may change, by the key's role, which never changes."""
+        """Return a key that the caller may change, by the key's role and permission."""
         key = await store.find_named(name)
-        check_may_manage(principal, key.role)
+        check_may_manage(principal, key.role, may_load_models=key.may_load_models)
         return ManagedKey(key, principal)
 
     _add_reads(router, keys)
@@ -145,7 +145,7 @@ def _add_secrets(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
 
         An alias among its models is replaced by the model's name; an unknown model is an error.
         """
-        check_may_manage(principal, fields.role)
+        check_may_manage(principal, fields.role, may_load_models=fields.may_load_models)
         models = keys.canonical_models(fields.models)
         key, made = await keys.store.create(fields.model_copy(update={"models": models}))
         log.info("%s key %s created by %s", key.role, key.id, principal.id)
@@ -186,6 +186,8 @@ def _add_changes(router: APIRouter, keys: _Keys, managed: Callable[..., Any]) ->
     @router.patch("/{key_id}", responses=_ONE_KEY_AND_BODY)
     async def change_key(changes: KeyChanges, managed: ManagedKey = managing) -> ShownKey:
         """Change the given fields; the others keep their values."""
+        role, may_load_models = managed.key.role, changes.may_load_models
+        check_may_manage(managed.principal, role, may_load_models=may_load_models)
         if "models" in changes.model_fields_set:
             models = keys.canonical_models(changes.models, managed.key.models)
             changes = changes.model_copy(update={"models": models})

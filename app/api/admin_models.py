@@ -52,12 +52,14 @@ def activity(model: Model, services: RelayServices, operations: ModelOperations)
     return Activity(in_flight, waiting, under_way, loading_s, expected_s)
 
 
+def model_row(model: Model, services: RelayServices, operations: ModelOperations) -> ModelRow:
+    """Return the row of a model."""
+    return ModelRow.of(model, activity(model, services, operations))
+
+
 def model_rows(services: RelayServices, operations: ModelOperations) -> list[ModelRow]:
     """Return the row of every model, in the configuration's order."""
-    return [
-        ModelRow.of(model, activity(model, services, operations))
-        for model in services.catalogue.models
-    ]
+    return [model_row(model, services, operations) for model in services.catalogue.models]
 
 
 def admin_models_router(
@@ -80,7 +82,7 @@ def admin_models_router(
     catalogue = services.catalogue
 
     def row(model: Model) -> ModelRow:
-        return ModelRow.of(model, activity(model, services, operations))
+        return model_row(model, services, operations)
 
     async def named(request: Request, name: str) -> Model:
         """Return the model that a path names, and note it for the access log."""

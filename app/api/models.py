@@ -1,11 +1,13 @@
 """GET /v1/models and /v1/models/{id}, from memory: no engine is asked."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Depends
 
 from app.api.client_key import ClientKey
 from app.api.error_responses import CLIENT, error_responses, rate_headers
+from app.api.llama_cpp import LlamaCppStatus
 from app.auth import Principal
 from app.errors import ModelNotFound, RouteNotFound
 from app.routing import Catalogue, Model
@@ -27,10 +29,19 @@ def card(name: str, model: Model) -> dict[str, Any]:
     return shown
 
 
-def models_router(catalogue: Catalogue, client: ClientKey) -> APIRouter:
-    """Return the routes of the model list; `client` authenticates."""
+def models_router(
+    catalogue: Catalogue,
+    client: ClientKey,
+    status: Callable[[Model], LlamaCppStatus] | None = None,
+) -> APIRouter:
+    """Return the routes of the model list; `client` authenticates, and `status` adds the state."""
     router = APIRouter(tags=["models"])
     calling = Depends(client)
+
+    def described(name: str, model: Model) -> dict[str, Any]:
+        if status is None:
+            return card(name, model)
+        return {**card(name, model), "status": status(model).model_dump(exclude_none=True)}
 
     @router.get(
         "/v1/models", responses={**error_responses(*CLIENT), 200: {"headers": rate_headers()}}
@@ -38,7 +49,7 @@ def models_router(catalogue: Catalogue, client: ClientKey) -> APIRouter:
     async def list_models(principal: Principal = calling) -> dict[str, Any]:
         """Every name that the caller may send as `model`, aliases included."""
         names = catalogue.names()
-        cards = [card(name, model) for name, model in names if principal.allows(model.name)]
+        cards = [described(name, model) for name, model in names if principal.allows(model.name)]
         return {"object": "list", "data": cards}
 
     # A name may hold slashes, as Hugging Face's do.
@@ -51,6 +62,6 @@ def models_router(catalogue: Catalogue, client: ClientKey) -> APIRouter:
     )
     async def retrieve_model(name: str, principal: Principal = calling) -> dict[str, Any]:
         """One model."""
-        return card(name, catalogue.find(name, principal.allows))
+        return described(name, catalogue.find(name, principal.allows))
 
     return router

@@ -277,6 +277,7 @@ class Authenticator:
             daily_tokens=key.daily_tokens,
             monthly_tokens=key.monthly_tokens,
             fields=key.fields,
+            may_load_models=key.may_load_models,
             owner_name=key.owner,
             owner=owner,
         )

@@ -33,7 +33,7 @@ from app.settings import STORED_KEY_PREFIX, FieldSettings, LimitSettings
 _SHOWN = (
     "id", "name", "owner", "role", "models", "requests_per_minute", "tokens_per_minute",
     "concurrent_requests", "daily_tokens", "monthly_tokens", "priority", "weight", "fields",
-    "disabled", "created_ms", "expires_ms", "last_used_ms", "previous_until_ms",
+    "may_load_models", "disabled", "created_ms", "expires_ms", "last_used_ms", "previous_until_ms",
 )  # fmt: skip
 _COLUMNS = [api_keys.c[name] for name in _SHOWN]
 _DIGESTS = [api_keys.c.digest, api_keys.c.previous_digest]

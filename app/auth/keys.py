@@ -39,6 +39,7 @@ class ApiKey:
     priority: int
     weight: int
     fields: FieldSettings | None
+    may_load_models: bool
     disabled: bool
     created_ms: int
     expires_ms: int | None

@@ -65,6 +65,7 @@ class Principal:
     daily_tokens: int | None = None
     monthly_tokens: int | None = None
     fields: FieldSettings | None = None  # rules on request fields; None: none
+    may_load_models: bool = False  # may load and unload the models that it may use
     owner_name: str = ""  # a label that several keys may share
     owner: Owner | None = None  # the owner's limits and budgets; None: the owner has no record
     # Whether the key or its owner has a budget.

@@ -121,6 +121,12 @@ class KeyChanges(BaseModel):
     fields: FieldSettings | None = Field(
         None, description="Rules on request fields, in addition to the model's; null: none."
     )
+    may_load_models: bool = Field(
+        False,
+        strict=True,
+        description="May load and unload the models that it may use, at /models/load and "
+        "/models/unload. For the role client.",
+    )
 
     def columns(self) -> dict[str, Any]:
         """Return the given fields by the names of the table's columns."""

@@ -29,6 +29,7 @@ class ShownKey(BaseModel):
     priority: int
     weight: int
     fields: FieldSettings | None
+    may_load_models: bool
     disabled: bool
     created: str
     expires: str | None

@@ -34,6 +34,7 @@ SetBudget = Annotated[str | None, typer.Option(help="Number of tokens, or `none`
 OwnerOption = typer.Option(help="Person or team that the key belongs to.")
 PriorityOption = typer.Option(help="Priority in queues, -100 to 100; lower is served first.")
 WeightOption = typer.Option(help="Share of a queue within its priority, 1 to 1000.")
+MAY_LOAD = "The key may load and unload its models, at /models/load and /models/unload."
 
 
 @keys.command()
@@ -71,6 +72,7 @@ def create(
             help='Rules on request fields as JSON, such as {"deny": ["tools"]}. Default: none.'
         ),
     ] = None,
+    may_load_models: Annotated[bool, typer.Option("--may-load-models", help=MAY_LOAD)] = False,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -94,6 +96,7 @@ def create(
                 "weight": weight,
                 "expires": None if expires is None else parse_expiry(expires),
                 "fields": None if fields is None else parse_json(fields),
+                "may_load_models": may_load_models,
             }
         )
         if model:
@@ -163,6 +166,7 @@ def update(
     fields: Annotated[
         str | None, typer.Option(help="Rules on request fields as JSON, or `none`.")
     ] = None,
+    may_load_models: Annotated[bool | None, typer.Option(help=MAY_LOAD)] = None,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -179,6 +183,7 @@ def update(
         "priority": priority,
         "weight": weight,
         "models": model or None,
+        "may_load_models": may_load_models,
     }
     with store_faults():
         from app.auth import KeyChanges

@@ -17,6 +17,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    false,
 )
 
 metadata = MetaData(
@@ -51,6 +52,9 @@ api_keys = Table(
     Column("weight", Integer, nullable=False),  # share among keys of one priority
     # Rules on request fields, as the configuration's models have them; null: none.
     Column("fields", JSON(none_as_null=True), nullable=True),
+    # Whether the key may load and unload the models that it may use. The default is for gateways of
+    # the previous version, which keep creating keys during an upgrade.
+    Column("may_load_models", Boolean, nullable=False, server_default=false()),
     Column("disabled", Boolean, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger, nullable=True),

@@ -93,6 +93,12 @@ class ServerSettings(SpecModel):
     cors_origins: tuple[str, ...] = Field(
         (), description="Origins whose pages may call the API from a browser, or *. Default: none."
     )
+    llama_cpp_models: bool = Field(
+        False,
+        description="Serve GET /models, POST /models/load and POST /models/unload as llama.cpp's "
+        "server does, for clients such as Open WebUI, and the state of each model in /v1/models. "
+        "Only keys with may_load_models load and unload.",
+    )
     run_dir: Path = Field(
         Path("var/run"),
         description="Directory of the engines' sockets and logs, one per gateway. Keep the path "

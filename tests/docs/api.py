@@ -98,10 +98,12 @@ _METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def openapi() -> JsonObject:
-    """Return the OpenAPI document of a gateway with both planes."""
+    """Return the OpenAPI document of a gateway with both planes and every optional route."""
     model = {"name": "demo", "engines": [remote("http://127.0.0.1:1")]}
     with TemporaryDirectory() as directory:
-        return document_of(create_app(settings_for(model, run_dir=Path(directory))).routes)
+        server = {"llama_cpp_models": True}
+        settings = settings_for(model, run_dir=Path(directory), server=server)
+        return document_of(create_app(settings).routes)
 
 
 def openapi_text(document: JsonObject) -> str:

@@ -156,6 +156,29 @@ async def test_a_manager_handles_no_key_but_a_clients(gateway: Gateway, role: Ro
     assert len((await store.page(10)).keys) == 2
 
 
+async def test_a_manager_handles_no_key_that_may_load_models(gateway: Gateway) -> None:
+    """A manager may not load models: it could make itself a secret of such a key."""
+    store = gateway.state.key_store
+    headers = headers_of(await key_of(gateway.state, "manager"))
+    loads, _ = await store.create(KeyFields(name="loads", may_load_models=True))
+    plain, _ = await store.create(KeyFields(name="plain"))
+    at = f"/admin/keys/{loads.id}"
+    for method, path, body in (
+        ("POST", "/admin/keys", {"name": "new", "may_load_models": True}),
+        ("PATCH", f"/admin/keys/{plain.id}", {"may_load_models": True}),
+        ("PATCH", at, {"may_load_models": False}),
+        ("DELETE", at, None),
+        ("POST", f"{at}/rotate", {}),
+        ("POST", f"{at}/disable", None),
+        ("POST", f"{at}/enable", None),
+    ):
+        response = await gateway.client.request(method, path, json=body, headers=headers)
+        assert response.status_code == 403, (method, path)
+        assert "may not manage keys that may load models" in response.text
+    assert (await store.get(loads.id), await store.get(plain.id)) == (loads, plain)
+    assert len((await store.page(10)).keys) == 3
+
+
 async def test_a_manager_cannot_raise_its_own_role(gateway: Gateway) -> None:
     store = gateway.state.key_store
     key = await key_of(gateway.state, "manager")

@@ -38,6 +38,8 @@ STOPPED = (
 )
 # Needs a request in flight, of which there is none.
 CANCEL = ("POST", "/admin/requests/{id}/cancel")
+# Called once at the end, with a key of the permission.
+LLAMA_CPP = ("/models/load", "/models/unload")
 # A followed log ends only when the client disconnects.
 ENDLESS = "follow"
 
@@ -51,7 +53,12 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
             {"name": "demo", "engines": [{"kind": "process", "model": "m", "sleep_level": 1}]},
             {"name": "org/far", "engines": [remote(fake.url)], "stores_responses": True},
         )
-        settings = settings_for(*models, run_dir=tmp_path, limits={"default": plenty})
+        settings = settings_for(
+            *models,
+            run_dir=tmp_path,
+            limits={"default": plenty},
+            server={"llama_cpp_models": True},
+        )
         async with running(settings, launcher=LAUNCHER) as one:
             yield one
 
@@ -158,7 +165,8 @@ async def test_every_response_conforms_to_the_openapi_document(
         (method.upper(), path) for path, ones in known["paths"].items() for method in ones
     }
     succeeded = {one for one, codes in answered.items() if any(200 <= c < 300 for c in codes)}
-    assert operations - succeeded == {CANCEL, *(("POST", path) for path, _ in STOPPED)}
+    once = [path for path, _ in STOPPED] + [*LLAMA_CPP]
+    assert operations - succeeded == {CANCEL, *(("POST", path) for path in once)}
     # The requests reached engines and admin routes.
     for path in ENDPOINTS:
         labels = {"endpoint": path, "status": "200"}
@@ -169,5 +177,11 @@ async def test_every_response_conforms_to_the_openapi_document(
     for path, name in STOPPED:
         address = f"{path.format(name=name)}?wait=true"
         answer = await gateway.client.post(address, headers=ROOT)
+        assert (path, answer.status_code) == (path, 200)
+        Document(known).check(path, "POST", 200, dict(answer.headers), answer.content)
+    _, made = await gateway.state.key_store.create(KeyFields(name="loads", may_load_models=True))
+    headers = {"authorization": f"Bearer {made.text}"}
+    for path in LLAMA_CPP:
+        answer = await gateway.client.post(path, json={"model": "demo"}, headers=headers)
         assert (path, answer.status_code) == (path, 200)
         Document(known).check(path, "POST", 200, dict(answer.headers), answer.content)

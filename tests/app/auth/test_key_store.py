@@ -58,6 +58,7 @@ async def test_created_key_is_returned_unchanged(store: KeyStore, clock: Clock) 
             "priority": -100,
             "weight": 1000,
             "fields": {"deny": ["tools"], "force": {"a.b": [None, "\x00", 1.5]}, "max": {"n": 2}},
+            "may_load_models": True,
             "expires": "2027-01-31T13:00:00.250+01:00",
         }
     )
@@ -77,6 +78,7 @@ async def test_created_key_is_returned_unchanged(store: KeyStore, clock: Clock) 
         priority=-100,
         weight=1000,
         fields=fields.fields,
+        may_load_models=True,
         disabled=False,
         created_ms=clock.wall_ms(),
         expires_ms=1_801_396_800_250,

@@ -38,7 +38,7 @@ def test_create_takes_every_property() -> None:
         *("--model", "demo", "--model", "de*", "--requests-per-minute", "0"),
         *("--tokens-per-minute", "5", "--concurrent-requests", "6", "--daily-tokens", "7"),
         *("--monthly-tokens", "8", "--priority", "-3", "--weight", "9"),
-        *("--fields", '{"deny": ["tools"], "max": {"n": 2}}'),
+        *("--fields", '{"deny": ["tools"], "max": {"n": 2}}', "--may-load-models"),
     )
     shown = output_json("show", made["id"])
     assert made.pop("key").startswith(f"sk-gw-{made['id']}-")
@@ -48,8 +48,18 @@ def test_create_takes_every_property() -> None:
     assert [shown[name] for name in limits] == [0, 5, 6]
     budgets = ("daily_tokens", "monthly_tokens", "priority", "weight")
     assert [shown[name] for name in budgets] == [7, 8, -3, 9]
+    assert shown["may_load_models"] is True
     assert shown["fields"] == {"allow": [], "deny": ["tools"], "force": {}, "max": {"n": 2}}
     assert '{"deny": ["tools"], "max": {"n": 2}}' in output("show", made["id"])
+
+
+def test_permission_to_load_models_is_given_and_taken_back() -> None:
+    made = output_json("create", "--name", "a")
+    assert made["may_load_models"] is False
+    given = output_json("update", "a", "--may-load-models")
+    renamed = output_json("update", "a", "--owner", "me")
+    taken = output_json("update", "a", "--no-may-load-models")
+    assert [one["may_load_models"] for one in (given, renamed, taken)] == [True, True, False]
 
 
 def test_key_is_rotated_disabled_enabled_and_deleted() -> None:

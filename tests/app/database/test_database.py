@@ -40,6 +40,11 @@ _RECORD = (
 )
 _VALUES = "1, 'r', 'k', 'demo', 'e', '/', 200, 'completed', 1, 0, 1, 0, false, 1, 0"
 RECORD_OF_VERSION_0002 = f"INSERT INTO usage_records ({_RECORD}) VALUES ('h', {_VALUES})"
+KEY_OF_THE_PREVIOUS_VERSION = (
+    "INSERT INTO api_keys (id, name, owner, role, digest, models, priority, weight, disabled,"
+    " created_ms, revision)"
+    " VALUES ('0000000001', 'a', '', 'client', NULL, '[\"*\"]', 0, 1, false, 1, 1)"
+)
 RECORD_OF_THE_PREVIOUS_VERSION = (
     f"INSERT INTO usage_records ({_RECORD}, owner) VALUES ('i', {_VALUES}, 'research')"
 )
@@ -86,18 +91,13 @@ async def test_migration_keeps_keys_of_the_previous_version(database_url: str) -
 
     async with engine.begin() as connection:
         await connection.run_sync(before)
-        await connection.execute(
-            text(
-                "INSERT INTO api_keys (id, name, owner, role, digest, models, priority, weight,"
-                " disabled, created_ms, revision)"
-                " VALUES ('0000000001', 'a', '', 'client', NULL, '[\"*\"]', 0, 1, false, 1, 1)"
-            )
-        )
+        await connection.execute(text(KEY_OF_THE_PREVIOUS_VERSION))
     await engine.dispose()
     database = Database(database_url)
     await database.migrate()
     key = await KeyStore(database).get("0000000001")
     assert (key.name, key.models, key.fields) == ("a", ("*",), None)
+    assert not key.may_load_models
     await database.close()
 
 
@@ -212,6 +212,8 @@ async def test_gateway_of_the_previous_version_keeps_writing_during_an_upgrade(
             )
         await connection.execute(text(RECORD_OF_THE_PREVIOUS_VERSION))
         await connection.execute(text(RECORD_OF_VERSION_0002))
+        await connection.execute(text(KEY_OF_THE_PREVIOUS_VERSION))
+    assert not (await KeyStore(database).get("0000000001")).may_load_models
     (row,) = await usage_report(database, {"owner"}, date(2026, 11, 1), date(2026, 11, 30))
     assert (row.owner, row.requests) == ("", 2)
 

@@ -1,0 +1,204 @@
+"""GET /models, POST /models/load and POST /models/unload, as llama.cpp's server has them.
+
+llama-server in router mode lists its models with their state and changes what is loaded; chat pages
+such as Open WebUI know this API. Off unless `server.llama_cpp_models` is set. The states are those
+of /admin/models; arguments, paths and reasons of failures, which llama.cpp shows, are left out.
+
+A client's key serves here, since a chat page has only one key. It needs the permission
+`may_load_models`, and reaches only the models that it may use.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, Field, ValidationError
+
+from app.api.admin_auth import MAX_BODY_BYTES, bound_body
+from app.api.admin_models import ModelAction
+from app.api.client_key import ClientKey
+from app.api.error_responses import BODY, CLIENT, Responses, error_responses, rate_headers
+from app.api.middleware import notes_of
+from app.auth import Principal
+from app.errors import (
+    BadRequest,
+    Conflict,
+    EngineUnavailable,
+    InvalidJson,
+    MissingModel,
+    ModelNotFound,
+    PermissionDenied,
+)
+from app.fleet import ModelOperations, ModelRow
+from app.routing import Catalogue, Model
+from engines.base import EngineState
+
+log = logging.getLogger(__name__)
+
+# How long a response waits for the operation, so that a client that reads the state next sees its
+# result: vLLM stops in a second or two. Open WebUI waits 30 s at most.
+ANSWER_WITHIN_S = 3.0
+
+Verb = Literal["load", "unload"]
+Value = Literal["unloaded", "loading", "loaded", "sleeping"]
+
+_VALUES: dict[EngineState, Value] = {
+    EngineState.READY: "loaded",
+    EngineState.STARTING: "loading",
+    EngineState.DRAINING: "loaded",  # it still serves its last requests
+    EngineState.ASLEEP: "sleeping",
+    EngineState.STOPPING: "unloaded",
+    EngineState.FAILED: "unloaded",
+    EngineState.STOPPED: "unloaded",
+}
+
+
+class LlamaCppStatus(BaseModel):
+    """The state of a model in llama.cpp's words."""
+
+    value: Value
+    args: list[str] = Field([], description="Always empty: engines' arguments are not shown.")
+    failed: Literal[True] | None = Field(None, description="Present if its latest load failed.")
+
+
+class LlamaCppModel(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    owned_by: str = "vllm-gateway"
+    created: int
+    aliases: list[str]
+    status: LlamaCppStatus
+
+
+class LlamaCppModels(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[LlamaCppModel]
+
+
+class Accepted(BaseModel):
+    """The operation is done or under way."""
+
+    success: Literal[True] = True
+
+
+class _NamedModel(BaseModel):
+    """The body of a request; other fields are ignored, as llama.cpp does."""
+
+    model: str = Field(min_length=1, description="A model or alias of /v1/models.")
+
+
+_REQUEST = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": _NamedModel.model_json_schema()}},
+    }
+}
+
+
+def status_of(row: ModelRow) -> LlamaCppStatus:
+    """Return a model's state in llama.cpp's words."""
+    value = _VALUES[row.state]
+    if value == "unloaded" and (row.loading is not None or row.under_way == "load"):
+        return LlamaCppStatus(value="loading")
+    return LlamaCppStatus(value=value, failed=True if row.state is EngineState.FAILED else None)
+
+
+def llama_cpp_router(
+    catalogue: Catalogue,
+    client: ClientKey,
+    row_of: Callable[[Model], ModelRow],
+    operations: ModelOperations,
+    *,
+    load: ModelAction,
+    unload: ModelAction,
+) -> APIRouter:
+    """Return the routes; `load` and `unload` act on a model by its own name."""
+    router = APIRouter(tags=["models"])
+    calling = Depends(client)
+    success: Responses = {200: {"headers": rate_headers()}}
+    errors = (*CLIENT, *BODY, PermissionDenied, MissingModel, ModelNotFound, Conflict)
+    responses: Responses = {**error_responses(*errors, BadRequest, EngineUnavailable), **success}
+
+    async def requested(request: Request, principal: Principal) -> ModelRow:
+        """Return the model that a body names, if the caller may load models and use this one."""
+        if not principal.may_load_models:
+            raise PermissionDenied(
+                "this key may not load and unload models; an administrator allows it: "
+                "vllm-gateway keys update KEY --may-load-models"
+            )
+        bounded = Request(request.scope, bound_body(request.receive, MAX_BODY_BYTES))
+        model = catalogue.find(_model_of(await bounded.body()), principal.allows)
+        notes_of(request.scope).model = model.name
+        return row_of(model)
+
+    async def run(row: ModelRow, verb: Verb, act: ModelAction, principal: Principal) -> Accepted:
+        operation = operations.start(row.name, verb, partial(act, row.name))
+        log.info("%s of model %s requested by key %s", verb, row.name, principal.id)
+        await asyncio.wait((operation,), timeout=ANSWER_WITHIN_S)
+        if operation.cancelled():
+            raise EngineUnavailable("the gateway is shutting down")
+        if operation.done() and (error := operation.exception()) is not None:
+            raise _without_reason(error, f"{verb} of model {row.name}")
+        return Accepted()
+
+    @router.get(
+        "/models",
+        responses={**error_responses(*CLIENT), **success},
+        response_model_exclude_none=True,
+    )
+    async def list_models(principal: Principal = calling) -> LlamaCppModels:
+        """Every model that the caller may use, with its state."""
+        models = [model for model in catalogue.models if principal.allows(model.name)]
+        return LlamaCppModels(data=[_described(model, row_of(model)) for model in models])
+
+    @router.post("/models/load", responses=responses, openapi_extra=_REQUEST)
+    async def load_model(request: Request, principal: Principal = calling) -> Accepted:
+        """Load a model. Requires `may_load_models`.
+
+        Responds after 3 s at the latest; a longer load goes on. 400 if it is loaded already.
+        """
+        row = await requested(request, principal)
+        if row.engines and row.ready == row.engines:
+            raise BadRequest(f"the model {row.name} is loaded already")
+        return await run(row, "load", load, principal)
+
+    @router.post("/models/unload", responses=responses, openapi_extra=_REQUEST)
+    async def unload_model(request: Request, principal: Principal = calling) -> Accepted:
+        """Unload a model after its requests in flight. Requires `may_load_models`.
+
+        Responds after 3 s at the latest; a longer unload goes on. A later request loads the model
+        again. 400 if it is not loaded.
+        """
+        row = await requested(request, principal)
+        if row.state is EngineState.STOPPED and status_of(row).value == "unloaded":
+            raise BadRequest(f"the model {row.name} is not loaded")
+        return await run(row, "unload", unload, principal)
+
+    return router
+
+
+def _described(model: Model, row: ModelRow) -> LlamaCppModel:
+    return LlamaCppModel(
+        id=model.name, created=model.created, aliases=row.aliases, status=status_of(row)
+    )
+
+
+def _without_reason(error: BaseException, operation: str) -> BaseException:
+    """Return the error of an operation for a client: a reason may hold paths and arguments."""
+    if not isinstance(error, EngineUnavailable):
+        return error
+    return EngineUnavailable(f"{operation} failed; /admin/models has the reason")
+
+
+def _model_of(body: bytes) -> str:
+    """Return the model that a body names. Raises InvalidJson and MissingModel."""
+    try:
+        return _NamedModel.model_validate_json(body).model
+    except ValidationError as error:
+        fault = error.errors(include_input=False)[0]
+        if not fault["loc"]:
+            raise InvalidJson("the body is not a JSON object") from None
+        raise MissingModel("model must be a non-empty string") from None

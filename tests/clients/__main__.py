@@ -20,7 +20,7 @@ def main(names: list[str]) -> int:
     failed = 0
     with (
         tempfile.TemporaryDirectory(prefix="vllm-gateway-clients-") as directory,
-        deployed(Path(directory), model) as deployment,
+        deployed(Path(directory), model, llama_cpp_models=True) as deployment,
     ):
         until_ready(deployment)
         for name in names or CLIENTS:

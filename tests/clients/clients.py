@@ -16,11 +16,11 @@ import httpx
 from engines.demo.dialogues import DIALOGUES
 from tests.clients.environments import programs
 from tests.docs.page import ROOT, Block, Page
-from tests.e2e.deployment import KEY, MODEL
+from tests.e2e.deployment import ADMIN_KEY, KEY, MODEL
 from tests.gateway import free_port
 from tests.waiting import poll_until
 
-PAGE = Page.read(ROOT / "docs" / "clients.md")
+PAGES = [Page.read(ROOT / "docs" / name) for name in ("clients.md", "open-webui.md")]
 RUN_S = 180.0
 START_S = 180.0
 ANSWERS = {dialogue.question: dialogue.answer for dialogue in DIALOGUES}
@@ -90,7 +90,7 @@ def gradio(gateway: Gateway) -> str:
 
 
 def open_webui(gateway: Gateway) -> str:
-    """Sign up, list the models, chat plain and streamed, through Open WebUI's own API."""
+    """Sign up, chat plain and streamed, unload and load, through the API of Open WebUI's pages."""
     bin_directory = programs("open-webui")
     [block] = _blocks("console", "open-webui")
     port = free_port()
@@ -99,7 +99,7 @@ def open_webui(gateway: Gateway) -> str:
         "open-webui serve", "exec open-webui serve"
     )
     variables = {
-        "KEY": KEY,
+        "KEY": _key_that_loads(gateway),
         "PATH": f"{bin_directory}{os.pathsep}{os.environ['PATH']}",
         "DATA_DIR": str(gateway.directory / "open-webui"),
         "WEBUI_SECRET_KEY": "of-a-test",
@@ -121,10 +121,50 @@ def open_webui(gateway: Gateway) -> str:
         streamed = client.post("/api/chat/completions", json={**ask, "stream": True})
         events = re.findall(r"^data: (\{.*)$", streamed.raise_for_status().text, re.MULTILINE)
         deltas = [choice["delta"] for e in events for choice in json.loads(e)["choices"]]
+        states = _unload_and_load(client)
     text = "".join(delta.get("content") or "" for delta in deltas)
     if (answer, text) != (HELLO, HELLO) or "demo" not in models:
         raise ClientFault(f"models {models}, plain {answer!r}, streamed {text!r}")
-    return f"models {', '.join(models)}; {text}"
+    return f"models {', '.join(models)}; {text} {' → '.join(states)}"
+
+
+def _key_that_loads(gateway: Gateway) -> str:
+    """Return a new client key with `may_load_models`."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    body = {"name": "open-webui", "may_load_models": True}
+    made = httpx.post(f"{gateway.url}/admin/keys", headers=headers, json=body)
+    key: str = made.raise_for_status().json()["key"]
+    return key
+
+
+def _unload_and_load(client: httpx.Client) -> list[str]:
+    """Press the buttons of the model menu and of the page of models; return the states shown."""
+
+    def state() -> str:
+        catalog = client.get("/openai/models/0/catalog").raise_for_status().json()["data"]
+        return next(str(model["status"]["value"]) for model in catalog if model["id"] == "demo")
+
+    def dot() -> bool:
+        models = client.get("/api/models?refresh=true").raise_for_status().json()["data"]
+        return next(bool(model["loaded"]) for model in models if model["id"] == "demo")
+
+    def load() -> None:
+        client.post("/openai/models/0/load", json={"model": "demo"}).raise_for_status()
+        poll_until(lambda: state() == "loaded", START_S)
+
+    states, dots = [state()], [dot()]
+    unload = {"model": "demo", "instance_id": "demo"}
+    client.post("/openai/models/0/unload", json=unload).raise_for_status()
+    poll_until(lambda: state() == "unloaded", START_S)
+    states, dots = [*states, state()], [*dots, dot()]
+    load()
+    states, dots = [*states, state()], [*dots, dot()]
+    client.post("/api/models/unload", json={"model": "demo"}).raise_for_status()
+    poll_until(lambda: state() == "unloaded", START_S)
+    load()
+    if states != ["loaded", "unloaded", "loaded"] or dots != [True, False, True]:
+        raise ClientFault(f"states {states}, dots {dots}")
+    return states
 
 
 def vllm_bench(gateway: Gateway) -> str:
@@ -163,7 +203,8 @@ CLIENTS: Mapping[str, Callable[[Gateway], str]] = {
 
 
 def _blocks(language: str, *words: str) -> list[Block]:
-    return [b for b in PAGE.blocks if (b.language, b.words) == (language, words)]
+    blocks = (block for page in PAGES for block in page.blocks)
+    return [b for b in blocks if (b.language, b.words) == (language, words)]
 
 
 def _python(gateway: Gateway, block: Block, python: Path) -> str:

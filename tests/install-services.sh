@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the servers that the tests start on free ports, from Debian's packages, where missing.
+# Installs the servers and the browser that the tests start, from Debian's packages, where missing.
 set -euo pipefail
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
@@ -7,6 +7,9 @@ compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || missing+=(postgres
 command -v prometheus >/dev/null && command -v promtool >/dev/null || missing+=(prometheus)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
+command -v chromium >/dev/null || missing+=(chromium)
+# The smallest font with Chinese, for screenshots.
+compgen -G '/usr/share/fonts/truetype/wqy/*' >/dev/null || missing+=(fonts-wqy-microhei)
 # The collector of traces, which is in .venv/, loads the interpreter's library; Debian's Python has
 # that in a package of its own.
 libdir=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')

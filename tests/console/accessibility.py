@@ -1,0 +1,49 @@
+"""Whether a page is readable at each width and in each color scheme: axe-core, and no overflow."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+import axe_playwright_python
+
+from tests.console.watched_page import PHONE, WIDE, Scheme, WatchedPage
+
+_AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+_RUN = "() => axe.run(document, {resultTypes: ['violations']})"
+_OVERFLOWING = """() => {
+    const width = document.documentElement.clientWidth;
+    if (document.documentElement.scrollWidth <= width) return [];
+    const wide = [...document.body.querySelectorAll("*")].filter(
+        (element) => element.getBoundingClientRect().right > width + 1);
+    return ["the page is wider than the window", ...wide.slice(-3).map(
+        (element) => element.outerHTML.slice(0, 120))];
+}"""
+_SETTLED = "() => document.getAnimations().every((one) => one.playState !== 'running')"
+
+
+async def assert_accessible(watched: WatchedPage) -> None:
+    """Raise AssertionError unless the page is readable at both widths, light and dark."""
+    page = watched.page
+    # evaluate() is not subject to the page's policy, which stays in force for the page itself.
+    await page.evaluate(_AXE)
+    found: list[str] = []
+    for width in (WIDE, PHONE):
+        for scheme in get_args(Scheme):
+            await watched.show(width, scheme)
+            # Where the user asked for no motion, colors do not fade from one scheme to the other.
+            await page.wait_for_function(_SETTLED)
+            faults = [_text(one) for one in (await page.evaluate(_RUN))["violations"]]
+            faults += await page.evaluate(_OVERFLOWING)
+            found += [f"{width} px, {scheme}: {fault}" for fault in faults]
+    assert not found, f"{page.url}:\n" + "\n".join(found)
+    await watched.show(WIDE)
+
+
+def _text(violation: dict[str, Any]) -> str:
+    nodes = violation["nodes"]
+    where = "; ".join(f"{node['html'][:160]} {_reason(node)}" for node in nodes[:4])
+    return f"{violation['id']} ({len(nodes)}): {violation['help']}: {where}"
+
+
+def _reason(node: dict[str, Any]) -> str:
+    checks = [*node["any"], *node["all"], *node["none"]]
+    return ", ".join(check["message"] for check in checks[:2])

@@ -1,0 +1,60 @@
+"""Every page as an administrator sees it: without faults, readable, small."""
+
+from collections.abc import Callable
+
+import pytest
+from playwright.async_api import expect
+
+from app.auth import Role
+from app.console.visitor import PAGES, Page
+from tests.console.accessibility import assert_accessible
+from tests.console.site import Site
+from tests.console.transfer import Transfer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+FIRST_VIEW_BYTES = 150 * 1024
+# Who sees the page; the navigation of everybody else does not have it.
+MAY_SEE = {
+    "overview": {Role.AUDITOR, Role.MANAGER, Role.ADMIN},
+    "playground": {Role.CLIENT, Role.ADMIN},
+}
+
+
+def viewer(page: Page) -> Role:
+    """Return the role that sees most of a page."""
+    return Role.ADMIN if Role.ADMIN in MAY_SEE[page.name] else Role.CLIENT
+
+
+async def test_every_page_is_in_the_table() -> None:
+    assert {page.name for page in PAGES} == set(MAY_SEE)
+
+
+@pytest.mark.parametrize("shown", PAGES, ids=lambda page: page.name)
+async def test_a_page_is_readable_and_has_no_fault(site: Site, shown: Page) -> None:
+    async with site.visit(viewer(shown)) as watched_page:
+        await watched_page.page.goto(shown.path)
+        await expect(watched_page.page.get_by_role("heading", level=1)).to_be_visible()
+        await assert_accessible(watched_page)
+
+
+@pytest.mark.parametrize("shown", PAGES, ids=lambda page: page.name)
+async def test_the_first_view_is_small(
+    site: Site, shown: Page, show: Callable[[str], None]
+) -> None:
+    transfer = Transfer()
+    async with site.visit(viewer(shown)) as watched_page:
+        await transfer.measure(watched_page.page)
+        await watched_page.page.goto(shown.path, wait_until="load")
+        await expect(watched_page.page.get_by_role("heading", level=1)).to_be_visible()
+    show(f"{shown.name}: {transfer.total / 1024:.1f} KiB")
+    assert 0 < transfer.total < FIRST_VIEW_BYTES, transfer.by_url
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_the_navigation_has_the_pages_of_the_role(site: Site, role: Role) -> None:
+    async with site.visit(role) as watched_page:
+        page = watched_page.page
+        await page.goto("/console")
+        links = page.get_by_role("navigation", name="Pages").get_by_role("link")
+        expected = [one.title for one in PAGES if role in MAY_SEE[one.name]]
+        await expect(links).to_have_text(expected)

@@ -1,0 +1,127 @@
+"""Open pages while the gateway restarts, the session expires, or the browser sleeps."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from app.auth import Role
+from app.console import sign_in
+from tests.app.console.visits import visiting
+from tests.console.site import Site, log_in
+from tests.console.watched_page import fresh_context, watched
+from tests.e2e.deployment import ADMIN_KEY, deployed
+from tests.gateway import ROOT_KEY, free_port, remote
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+OVERVIEW = "/console/overview"
+INTERRUPTED = "The connection to the gateway is interrupted"
+HIDE = """(hidden) => {
+    Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+@asynccontextmanager
+async def one_in_flight(site: Site) -> AsyncIterator[None]:
+    """Keep a request in flight."""
+    request = asyncio.create_task(site.gateway.chat(fake="hang"))
+    await site.fake.until_running()
+    try:
+        yield
+    finally:
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        await site.fake.until_idle()
+
+
+async def in_flight(page: Page, number: int) -> None:
+    """Return when the table of engines shows so many requests in flight."""
+    row = page.get_by_role("row", name=re.compile("^demo-0"))
+    await expect(row.get_by_role("cell").nth(2)).to_have_text(str(number))
+
+
+async def test_a_page_finds_back_when_the_gateway_restarts(
+    browser: Browser, tmp_path: Path
+) -> None:
+    model = {"name": "demo", "engines": [remote(f"http://127.0.0.1:{free_port()}")]}
+    port = free_port()
+    origin = f"http://127.0.0.1:{port}"
+    async with AsyncExitStack() as stack:
+        with deployed(tmp_path, model, port=port):
+            context = await stack.enter_async_context(fresh_context(browser, origin))
+            await log_in(context, ADMIN_KEY)
+            watched_page = await stack.enter_async_context(watched(context, origin))
+            page = watched_page.page
+            stack.enter_context(watched_page.expecting("console error: .*ERR_", "failed: .*ERR_"))
+            await page.goto(OVERVIEW)
+            await expect(page.get_by_role("heading", name="Engines")).to_be_visible()
+        await expect(page.get_by_text(INTERRUPTED)).to_be_visible()
+        with deployed(tmp_path, model, port=port):
+            await expect(page.get_by_text(INTERRUPTED)).to_be_hidden()
+            await expect(page).to_have_url(f"{origin}{OVERVIEW}")
+            await page.goto("about:blank")
+
+
+async def test_a_page_returns_to_the_login_when_its_session_expires(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sign_in, "LIFETIME_S", 2)
+    async with site.visit(Role.ADMIN) as watched_page:
+        with watched_page.expecting("status 401: .*/console/api/", "console error: .*401"):
+            await watched_page.page.goto(OVERVIEW)
+            await expect(watched_page.page).to_have_url(re.compile("/console/login.next="))
+
+
+async def test_a_hidden_page_costs_nothing_and_is_up_to_date_when_it_is_shown(site: Site) -> None:
+    async with site.visit(Role.ADMIN) as watched_page:
+        page = watched_page.page
+        await page.goto(OVERVIEW)
+        await wait_until(lambda: site.gateway.server.tasks)
+        await page.evaluate(HIDE, True)
+        await wait_until(lambda: not site.gateway.server.tasks)
+        async with one_in_flight(site):
+            await page.evaluate(HIDE, False)
+            await in_flight(page, 1)
+        await in_flight(page, 0)
+
+
+async def test_a_browser_that_slept_shows_the_present(site: Site) -> None:
+    async with site.visit(Role.ADMIN) as watched_page:
+        page = watched_page.page
+        await page.goto(OVERVIEW)
+        await in_flight(page, 0)
+        session = await page.context.new_cdp_session(page)
+        await session.send("Page.setWebLifecycleState", {"state": "frozen"})
+        async with one_in_flight(site):
+            await session.send("Page.setWebLifecycleState", {"state": "active"})
+            await in_flight(page, 1)
+
+
+async def test_fifty_open_pages_show_the_same_state(site: Site) -> None:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(visiting(site.gateway, ROOT_KEY))
+        streams = [
+            await stack.enter_async_context(client.stream("GET", "/console/api/events/overview"))
+            for _ in range(50)
+        ]
+        lines = [stream.aiter_lines() for stream in streams]
+        first = await asyncio.gather(*(next_regions(one) for one in lines))
+        assert len(set(first)) == 1
+        async with one_in_flight(site):
+            changed = await asyncio.gather(*(next_regions(one) for one in lines))
+        assert len(set(changed)) == 1
+        assert changed[0] != first[0]
+
+
+async def next_regions(lines: AsyncIterator[str]) -> str:
+    """Return the data of a stream's next event."""
+    async for line in lines:
+        if line.startswith("data: "):
+            return line
+    raise AssertionError("the stream has ended")

@@ -77,6 +77,11 @@ lock: ## pin the requirements again; UPGRADE=--upgrade takes the newest versions
 schema: setup-dev ## write the generated files: JSON Schema, .env.example, the pages of settings, commands and API
 	@$(BIN)/python -m tests.docs.reference
 
+.PHONY: screenshots
+screenshots: setup-dev ## take the screenshots of the console, on the demo model: docs/images/*.png
+	@tests/install-services.sh
+	@$(BIN)/python -m tests.console.screenshots
+
 .PHONY: dashboards
 dashboards: setup-dev ## write Grafana's dashboards from deploy/grafana/generate
 	@$(BIN)/python -m deploy.grafana.generate

@@ -1,0 +1,81 @@
+"""Takes the screenshots of the console: `make screenshots` writes docs/images/*.png."""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.async_api import Browser, Page, expect
+
+from tests.console.chromium import chromium
+from tests.console.demo_site import DemoSite, demo_site, make_traffic
+from tests.console.pictures import save_small
+from tests.console.site import log_in
+from tests.console.watched_page import PHONE, WIDE, Scheme, fresh_context, watched
+from tests.e2e.deployment import ADMIN_KEY, ROOT
+
+IMAGES = ROOT / "docs" / "images"
+ROUNDS = 3
+
+
+async def nothing(_: Page) -> None:
+    """Take the page as it opens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A picture of a page; `prepare` brings the page into the state to show."""
+
+    name: str
+    path: str
+    width: int = WIDE
+    scheme: Scheme = "light"
+    logged_in: bool = True
+    prepare: Callable[[Page], Awaitable[None]] = nothing
+
+
+SHOTS = (
+    Shot("console-login", "/console/login", logged_in=False),
+    Shot("console-overview", "/console/overview"),
+    Shot("console-overview-dark", "/console/overview", scheme="dark"),
+    Shot("console-overview-phone", "/console/overview", width=PHONE),
+)
+
+
+async def take(browser: Browser, site: DemoSite, shot: Shot, directory: Path) -> int:
+    """Take a picture; return its size in bytes. Raises AssertionError for a page with faults."""
+    origin = site.deployment.url
+    async with fresh_context(browser, origin) as context:
+        if shot.logged_in:
+            await log_in(context, ADMIN_KEY)
+        async with watched(context, origin) as watched_page:
+            page = watched_page.page
+            await watched_page.show(shot.width, shot.scheme)
+            await page.goto(shot.path)
+            await expect(page.get_by_role("heading", level=1)).to_be_visible()
+            await shot.prepare(page)
+            png = await page.screenshot()
+    return save_small(png, directory / f"{shot.name}.png")
+
+
+async def take_all(site: DemoSite, directory: Path, names: list[str]) -> None:
+    """Take the named pictures, or all of them; print their sizes."""
+    await make_traffic(site, ROUNDS)
+    async with chromium() as browser:
+        for shot in SHOTS:
+            if not names or shot.name in names:
+                size = await take(browser, site, shot, directory)
+                print(f"{shot.name}.png: {size / 1000:.1f} kB")
+
+
+def main(names: list[str]) -> None:
+    """Start a gateway on the demo model and take its pictures."""
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, demo_site(Path(directory)) as site:
+        asyncio.run(take_all(site, IMAGES, names))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

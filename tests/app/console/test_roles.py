@@ -136,6 +136,7 @@ async def test_a_session_ends_with_its_key(gateway: Gateway) -> None:
         async with visiting(gateway, made["key"]) as client:
             assert (await client.get("/console/api/session")).status_code == 200
             await root.post(f"/console/api/admin/keys/{made['id']}/disable")
+            await gateway.state.authenticator.poll()
             assert (await client.get("/console/api/session")).status_code == 401
             answer = await client.get("/console/playground")
             assert answer.headers["location"].startswith("/console/login")

@@ -13,6 +13,7 @@ from tests.console.chromium import chromium
 from tests.console.demo_site import DemoSite, demo_site, make_traffic
 from tests.console.pictures import save_small
 from tests.console.site import log_in
+from tests.console.test_playground import ask, complete
 from tests.console.watched_page import PHONE, WIDE, Scheme, fresh_context, watched
 from tests.e2e.deployment import ADMIN_KEY, ROOT
 
@@ -22,6 +23,19 @@ ROUNDS = 3
 
 async def nothing(_: Page) -> None:
     """Take the page as it opens."""
+
+
+async def compare(page: Page) -> None:
+    """Ask one question with two settings, and open the first thought."""
+    await page.get_by_role("button", name="Add a column").click()
+    await ask(page, "Which is larger, 9.9 or 9.11?")
+    answers = page.get_by_role("article")
+    await expect(answers).to_have_count(2)
+    for answer in await answers.all():
+        await complete(answer)
+        await expect(answer.locator(".markdown")).to_be_visible()
+    await answers.first.get_by_text("Thought", exact=True).click()
+    await page.evaluate("() => scrollTo(0, document.documentElement.scrollHeight)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,7 @@ SHOTS = (
     Shot("console-overview", "/console/overview"),
     Shot("console-overview-dark", "/console/overview", scheme="dark"),
     Shot("console-overview-phone", "/console/overview", width=PHONE),
+    Shot("console-playground", "/console/playground", prepare=compare),
 )
 
 

@@ -2,6 +2,8 @@
 
 import {api, notify} from "./api.js";
 
+const CONFIRMED = "confirmed";
+
 /** Ask before an action; resolve to true if it was confirmed. */
 export function confirmAction({title, text, action, danger = false}) {
   const dialog = document.createElement("dialog");
@@ -14,23 +16,25 @@ export function confirmAction({title, text, action, danger = false}) {
   const form = document.createElement("form");
   form.method = "dialog";
   form.className = "row end";
-  const cancel = button("Cancel", "");
-  const act = button(action, danger ? "danger" : "primary");
-  form.append(cancel, act);
+  // By value, not by label: the action itself may be to cancel something.
+  const back = button("Back", "", "");
+  const act = button(action, CONFIRMED, danger ? "danger" : "primary");
+  form.append(back, act);
   dialog.append(heading, body, form);
   document.body.append(dialog);
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       dialog.remove();
-      resolve(dialog.returnValue === action);
+      resolve(dialog.returnValue === CONFIRMED);
     });
     dialog.showModal();
   });
 }
 
-function button(text, kind) {
+function button(text, value, kind) {
   const one = document.createElement("button");
-  one.textContent = one.value = text;
+  one.textContent = text;
+  one.value = value;
   one.className = kind;
   return one;
 }

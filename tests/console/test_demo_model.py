@@ -1,0 +1,115 @@
+"""The console on real vLLM: one walk through it with the demo model."""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+
+import psutil
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, Locator, expect
+
+from tests.console.site import log_in
+from tests.console.test_playground import ask, complete
+from tests.console.watched_page import WatchedPage, fresh_context, watched
+from tests.e2e.deployment import (
+    ADMIN_KEY,
+    ENGINE,
+    START_S,
+    Deployment,
+    demo_model,
+    deployed,
+)
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
+START_MS = START_S * 1000
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A gateway whose only engine is still starting."""
+    demo_model()
+    model = {"name": "demo", "engines": [ENGINE]}
+    with deployed(tmp_path_factory.mktemp("console"), model) as deployment:
+        yield deployment
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def context(browser: Browser, deployment: Deployment) -> AsyncIterator[BrowserContext]:
+    """An administrator's profile."""
+    async with fresh_context(browser, deployment.url) as context:
+        await log_in(context, ADMIN_KEY)
+        yield context
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def watched_page(
+    context: BrowserContext, deployment: Deployment
+) -> AsyncIterator[WatchedPage]:
+    """A page of it, which must have no fault."""
+    async with watched(context, deployment.url) as page:
+        yield page
+
+
+def engine_state(watched_page: WatchedPage) -> Locator:
+    """The row of the engine on the overview."""
+    return watched_page.page.get_by_role("row", name=re.compile("^demo-0"))
+
+
+async def test_an_engine_is_seen_loading_until_it_is_ready(watched_page: WatchedPage) -> None:
+    await watched_page.page.goto("/console/overview")
+    await expect(engine_state(watched_page)).to_contain_text("starting")
+    await expect(engine_state(watched_page)).to_contain_text("ready", timeout=START_MS)
+
+
+@pytest.mark.parametrize(
+    ("question", "thought", "text"),
+    [
+        ("Which is larger, 9.9 or 9.11?", "Both have 9 before", "9.9 is larger than 9.11."),
+        ("鸡兔同笼，共有3个头、8只脚，鸡和兔各有几只？", "如果3只都是鸡", "有2只鸡和1只兔子。"),
+    ],
+)
+async def test_the_model_thinks_and_answers(
+    watched_page: WatchedPage, question: str, thought: str, text: str
+) -> None:
+    page = watched_page.page
+    await page.goto("/console/playground")
+    answer = await ask(page, question)
+    await complete(answer)
+    await expect(answer.locator("[data-part=text]")).to_have_text(text)
+    await expect(answer.locator("[data-part=thought-text]")).to_contain_text(thought)
+    await expect(answer.locator("[data-part=thought-text]")).to_be_hidden()
+
+
+async def test_two_settings_are_compared(watched_page: WatchedPage) -> None:
+    page = watched_page.page
+    await page.goto("/console/playground")
+    await page.get_by_role("button", name="Add a column").click()
+    second = page.get_by_role("region", name="Column B")
+    await second.get_by_text("System prompt and settings").click()
+    await second.get_by_label("Maximum tokens").fill("3")
+    await ask(page, "Count from one to ten.")
+    answers = page.get_by_role("article")
+    await expect(answers).to_have_count(2)
+    for answer in await answers.all():
+        await complete(answer)
+    await expect(answers.first).to_contain_text("8, 9, 10.")
+    await expect(answers.last).not_to_contain_text("10.")
+
+
+async def test_a_killed_engine_is_seen_coming_back(
+    watched_page: WatchedPage, deployment: Deployment
+) -> None:
+    await watched_page.page.goto("/console/overview")
+    await expect(engine_state(watched_page)).to_contain_text("ready")
+    core = next(p for p in deployment.family() if "EngineCore" in name_of(p))
+    core.kill()
+    await expect(engine_state(watched_page)).not_to_contain_text("ready")
+    await expect(engine_state(watched_page)).to_contain_text("ready", timeout=START_MS)
+
+
+def name_of(process: psutil.Process) -> str:
+    """Return what a process calls itself; vLLM's set their titles."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,0 +1,160 @@
+"""The playground: asking, comparing, stopping, limits, and what stays in the browser."""
+
+import asyncio
+import os
+import re
+
+import pytest
+from playwright.async_api import Locator, Page, expect
+
+from app.auth import Role
+from tests.app.tenants import make_key
+from tests.console.accessibility import assert_accessible
+from tests.console.site import Site, log_in
+from tests.console.watched_page import PHONE, WIDE, fresh_context, watched
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+THOUGHTFUL = "say:<think>Both begin with 9.</think>9.9 is **larger**."
+
+
+async def ask(page: Page, text: str) -> Locator:
+    """Send a message; return its last answer."""
+    await page.get_by_label("Message", exact=True).fill(text)
+    await page.get_by_role("button", name="Send", exact=True).click()
+    return page.get_by_role("article").last
+
+
+async def complete(answer: Locator) -> None:
+    """Return when an answer has ended."""
+    await expect(answer.get_by_role("button", name="Copy answer")).to_be_visible()
+
+
+async def test_thought_and_answer_are_apart(site: Site) -> None:
+    site.fake.fault = THOUGHTFUL
+    async with site.visit(Role.CLIENT) as watched_page:
+        page = watched_page.page
+        await page.goto("/console/playground")
+        answer = await ask(page, "Which is larger?")
+        await complete(answer)
+        await expect(answer.get_by_text("Both begin with 9.")).to_be_hidden()
+        await expect(answer.get_by_text("9.9 is larger.")).to_be_visible()
+        await expect(answer.locator("strong")).to_have_text("larger")
+        await answer.get_by_text("Thought", exact=True).click()
+        await expect(answer.get_by_text("Both begin with 9.")).to_be_visible()
+        await expect(answer.get_by_role("definition").first).to_be_visible()
+        await assert_accessible(watched_page)
+
+
+async def test_settings_are_compared_side_by_side_on_one_message(site: Site) -> None:
+    site.fake.fault = None
+    async with site.visit(Role.CLIENT) as watched_page:
+        page = watched_page.page
+        await page.goto("/console/playground")
+        await page.get_by_role("button", name="Add a column").click()
+        second = page.get_by_role("region", name="Column B")
+        await second.get_by_text("System prompt and settings").click()
+        await second.get_by_label("temperature").fill("0")
+        before = len(site.fake.seen)
+        await ask(page, "hi")
+        answers = page.get_by_role("article")
+        await expect(answers).to_have_count(2)
+        for answer in await answers.all():
+            await complete(answer)
+        sent = [request.json for request in site.fake.seen[before:] if request.body]
+        assert sorted(body.get("temperature", -1) for body in sent) == [-1, 0]
+        left, right = [await answer.bounding_box() for answer in await answers.all()]
+        assert left is not None
+        assert right is not None
+        assert (left["y"], left["x"] < right["x"]) == (right["y"], True)
+        await assert_accessible(watched_page)
+        await watched_page.show(PHONE)
+        left, right = [await answer.bounding_box() for answer in await answers.all()]
+        assert left is not None
+        assert right is not None
+        assert left["x"] == right["x"]
+        await watched_page.show(WIDE)
+
+
+async def test_stop_ends_the_generation_and_keeps_what_there_is(site: Site) -> None:
+    site.fake.fault = "tokens:10000:20"
+    async with site.visit(Role.CLIENT) as watched_page:
+        page = watched_page.page
+        await page.goto("/console/playground")
+        answer = await ask(page, "Count")
+        await expect(answer).to_contain_text("answering")
+        await site.fake.until_running()
+        await page.get_by_role("button", name="Stop", exact=True).click()
+        await site.fake.until_idle()
+        await complete(answer)
+        await expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
+
+
+async def test_a_limit_is_said_with_the_time_to_wait(site: Site) -> None:
+    site.fake.fault = None
+    header = await make_key(site.gateway, "one a minute", requests_per_minute=1)
+    async with fresh_context(site.browser, site.origin) as context:
+        await log_in(context, header["authorization"].removeprefix("Bearer "))
+        async with watched(context, site.origin) as watched_page:
+            page = watched_page.page
+            await page.goto("/console/playground")
+            await complete(await ask(page, "one"))
+            with watched_page.expecting("status 429", "console error: .*429"):
+                answer = await ask(page, "two")
+                again = answer.get_by_role("button", name=re.compile("Try again in \\d+ s"))
+                await expect(again).to_be_disabled()
+                await expect(answer.locator(".notice.bad")).to_contain_text("per minute")
+            await assert_accessible(watched_page)
+
+
+async def test_an_answer_goes_on_when_the_session_ends_meanwhile(site: Site) -> None:
+    site.fake.fault = "tokens:60:20"
+    async with site.visit(Role.CLIENT) as watched_page:
+        page = watched_page.page
+        await page.goto("/console/playground")
+        answer = await ask(page, "Count")
+        await site.fake.until_running()
+        await page.context.clear_cookies()
+        # Only the Markdown of the answer needs the session again.
+        with watched_page.expecting("status 401: .*/console/api/", "console error: .*401"):
+            await complete(answer)
+            await expect(page.get_by_role("link", name="Log in again")).to_be_visible()
+        await expect(answer.locator("[data-part=text]")).not_to_be_empty()
+
+
+async def test_the_conversation_survives_a_reload_and_nothing_else_has_it(site: Site) -> None:
+    site.fake.fault = None
+    async with site.visit(Role.CLIENT) as watched_page:
+        page = watched_page.page
+        await page.goto("/console/playground")
+        await complete(await ask(page, "Remember this"))
+        await page.reload()
+        await expect(page.get_by_text("Remember this")).to_be_visible()
+        assert "Remember this" not in (await page.evaluate("() => JSON.stringify(localStorage)"))
+        await page.get_by_role("button", name="Clear the conversation").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Clear").click()
+        await expect(page.get_by_text("Remember this")).to_be_hidden()
+
+
+async def test_the_copied_command_sends_the_same_request(site: Site) -> None:
+    site.fake.fault = None
+    allowed = ["clipboard-read", "clipboard-write"]
+    async with site.visit(Role.CLIENT, permissions=allowed) as watched_page:
+        page = watched_page.page
+        await page.goto("/console/playground")
+        answer = await ask(page, "It's $5 \\ 你好")
+        await complete(answer)
+        shown = site.fake.seen[-1].json
+        await answer.get_by_role("button", name="curl").click()
+        await expect(page.get_by_role("status").filter(has_text="copied")).to_be_visible()
+        command = await page.evaluate("() => navigator.clipboard.readText()")
+    process = await asyncio.create_subprocess_exec(
+        "sh",
+        "-c",
+        command,
+        env={**os.environ, "API_KEY": site.keys[Role.CLIENT]},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    output, _ = await process.communicate()
+    assert output.endswith(b"data: [DONE]\n\n")
+    assert site.fake.seen[-1].json == shown

@@ -1,8 +1,10 @@
 """The console on real vLLM: one walk through it with the demo model."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 
+import httpx
 import psutil
 import pytest
 import pytest_asyncio
@@ -14,11 +16,13 @@ from tests.console.watched_page import WatchedPage, fresh_context, watched
 from tests.e2e.deployment import (
     ADMIN_KEY,
     ENGINE,
+    KEY,
     START_S,
     Deployment,
     demo_model,
     deployed,
 )
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 START_MS = START_S * 1000
@@ -94,6 +98,77 @@ async def test_two_settings_are_compared(watched_page: WatchedPage) -> None:
         await complete(answer)
     await expect(answers.first).to_contain_text("8, 9, 10.")
     await expect(answers.last).not_to_contain_text("10.")
+
+
+async def test_a_canceled_request_ends_in_vllm(
+    watched_page: WatchedPage, deployment: Deployment
+) -> None:
+    page = watched_page.page
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Tell me a story about a lighthouse."}],
+        "ignore_eos": True,
+        "max_tokens": 1900,
+        "n": 8,
+    }
+    async with httpx.AsyncClient(base_url=deployment.url, timeout=120) as client:
+        headers = {"authorization": f"Bearer {KEY}"}
+        asked = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
+        await page.goto("/console/requests")
+        await page.get_by_role("button", name="Cancel").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        answer = await asked
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "request_canceled")
+    ended = page.get_by_role("region", name="Requests that have ended")
+    await expect(ended.get_by_role("row").nth(1)).to_contain_text("canceled")
+    await wait_until(lambda: running(deployment) == 0)
+
+
+def running(deployment: Deployment) -> float:
+    """Return how many sequences vLLM generates."""
+    with deployment.engine() as engine:
+        lines = engine.get("/metrics").text.splitlines()
+    found = [one for one in lines if one.startswith("vllm:num_requests_running{")]
+    return sum(float(one.rpartition(" ")[2]) for one in found)
+
+
+async def test_a_key_is_made_used_with_curl_and_limited(
+    browser: Browser, watched_page: WatchedPage, deployment: Deployment
+) -> None:
+    page = watched_page.page
+    await page.goto("/console/keys/new")
+    await page.get_by_label("Name", exact=True).fill("By hand")
+    await page.get_by_label("Requests per minute").fill("1")
+    await page.get_by_role("button", name="Make the key").click()
+    key = await page.get_by_role("dialog").get_by_label("The key").inner_text()
+    await page.get_by_role("button", name="I have copied it").click()
+    assert await curl_status(deployment, key) == "200"
+    async with (
+        fresh_context(browser, deployment.url) as other,
+        watched(other, deployment.url) as limited,
+    ):
+        await log_in(other, key)
+        await limited.page.goto("/console/playground")
+        with limited.expecting("status 429", "console error: .*429"):
+            answer = await ask(limited.page, "Hello!")
+            await expect(answer.get_by_role("button", name=re.compile("in \\d+ s"))).to_be_visible()
+            await expect(answer).to_contain_text("per minute")
+
+
+async def curl_status(deployment: Deployment, key: str) -> str:
+    """Ask for a completion with curl; return the status."""
+    process = await asyncio.create_subprocess_exec(
+        "curl",
+        "--silent",
+        "--output=/dev/null",
+        "--write-out=%{http_code}",
+        f"--header=Authorization: Bearer {key}",
+        '--json={"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}',
+        f"{deployment.url}/v1/chat/completions",
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    return output.decode()
 
 
 async def test_a_killed_engine_is_seen_coming_back(

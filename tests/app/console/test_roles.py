@@ -19,7 +19,9 @@ READERS = {Role.AUDITOR, Role.MANAGER, Role.ADMIN}
 # Who sees a page; a new page needs a row here.
 MAY_SEE = {
     "overview": READERS,
+    "requests": set(Role),
     "playground": {Role.CLIENT, Role.ADMIN},
+    "keys": READERS,
 }
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

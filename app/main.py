@@ -259,6 +259,10 @@ def create_app(
             model_rows=partial(model_rows, services, operations),
             draining=lambda: admission.draining,
             price_of=ledger.price_of,
+            metrics=metrics,
+            settings=lambda: reloader.settings,
+            devices=builder.devices,
+            in_flight=lambda: admission.in_flight,
         )
     routers = [
         *(console.routers() if console is not None else ()),
@@ -299,6 +303,7 @@ def _add_asgi(
             await stack.enter_async_context(application.run())
             if console is not None:
                 stack.push_async_callback(console.aclose)
+                console.start()
             yield
 
     app = _fastapi(*routers, lifespan=lifespan)

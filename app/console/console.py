@@ -1,6 +1,7 @@
 """Builds the console from the parts of the gateway."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fastapi import APIRouter
@@ -8,11 +9,17 @@ from starlette.types import ASGIApp
 
 from app.asgi import ExchangeHandler
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.console.devices import MemoryReader
+from app.console.engines_page import engines_router, live_engines
+from app.console.fleet_view import FleetViews, ModelRows
 from app.console.guard import ConsoleGuard
+from app.console.history import History, Load
 from app.console.key_names import KeyNames
 from app.console.keys import KeyPages, keys_pages
+from app.console.live import LiveSource
 from app.console.markdown_process import MarkdownProcess
-from app.console.overview import ModelRows, live_overview, overview_router
+from app.console.models_page import live_models, models_router
+from app.console.overview import Overview, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
 from app.console.playground_page import PriceOf, playground_router
 from app.console.rendering import Renderer
@@ -22,6 +29,9 @@ from app.console.sign_in import SessionCallers, SignIn
 from app.database import SharedSecret
 from app.relay import Relay, RequestDirectory
 from app.routing import Catalogue
+from app.settings import Settings
+from app.telemetry.metrics import Metrics
+from engines.gpu import Device
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,20 +47,43 @@ class Console:
     draining: Callable[[], bool]
     price_of: PriceOf
     owner_store: OwnerStore
+    metrics: Metrics
+    # Those in force.
+    settings: Callable[[], Settings]
+    # Blocks.
+    devices: Callable[[], Sequence[Device]]
+    in_flight: Callable[[], int]
     _renderer: Renderer = field(init=False, default_factory=Renderer)
     _markdown: MarkdownProcess = field(init=False, default_factory=MarkdownProcess)
     _sign_in: SignIn = field(init=False)
+    _views: FleetViews = field(init=False)
+    _history: History = field(init=False)
+    _memory: MemoryReader = field(init=False)
+    _sampling: asyncio.Task[None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._sign_in = SignIn(self.authenticator, self.secret)
+        self._views = FleetViews(self.catalogue, self.model_rows, self.settings)
+        self._history = History(self.metrics, self._load)
+        self._memory = MemoryReader(self.devices)
+
+    def _load(self) -> Load:
+        return Load(self.in_flight(), self.requests.answer_tokens)
 
     def routers(self) -> list[APIRouter]:
         """Return the routes of all pages."""
         renderer = self._renderer
-        live = {"overview": live_overview(renderer, self.catalogue, self.model_rows)}
+        overview = Overview(self._views, self._history, self._memory)
+        live: dict[str, LiveSource] = {
+            "overview": live_overview(renderer, overview),
+            "models": live_models(renderer, self._views),
+            "engines": live_engines(renderer, self._views),
+        }
         return [
             frame_router(self._sign_in, renderer, live, self.draining),
-            overview_router(renderer, self.catalogue, self.model_rows),
+            overview_router(renderer, overview),
+            models_router(renderer, self._views),
+            engines_router(renderer, self._views),
             requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
             playground_router(renderer, self.catalogue, self.price_of, self._markdown),
             keys_pages(self._key_pages()),
@@ -74,6 +107,14 @@ class Console:
         callers = SessionCallers(self._sign_in)
         return PlaygroundHandlers(replace(relay, authenticator=callers)).find_handler
 
+    def start(self) -> None:
+        """Begin to read the counters for the history of the last hour."""
+        self._sampling = asyncio.create_task(self._history.run(), name="history of the console")
+
     async def aclose(self) -> None:
-        """End the processes of the console."""
+        """End the tasks and processes of the console."""
+        if self._sampling is not None:
+            self._sampling.cancel()
+            await asyncio.gather(self._sampling, return_exceptions=True)
+        await self._memory.aclose()
         await self._markdown.aclose()

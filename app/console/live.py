@@ -10,11 +10,14 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api import error_response, wait_for_disconnect
+from app.api import Right, error_response, wait_for_disconnect
+from app.console.visitor import Visitor
 from app.errors import GatewayError, ServiceUnavailable
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,14 @@ _HEADERS = [
 ]
 
 Regions = Mapping[str, str]
+
+
+class LiveSource(Protocol):
+    """The live regions of a page, which may depend on what a visitor may do."""
+
+    def for_visitor(self, visitor: Visitor) -> "LivePage":
+        """Return the live page that a visitor gets."""
+        ...
 
 
 class LivePage:
@@ -53,6 +64,10 @@ class LivePage:
     def viewers(self) -> int:
         """The number of open pages."""
         return self._viewers
+
+    def for_visitor(self, visitor: Visitor) -> "LivePage":
+        """Return this page: it is the same for all."""
+        return self
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield one event after each interval; a comment where no region has changed.
@@ -105,6 +120,19 @@ class LivePage:
                 event = b"event: regions\ndata: %b\n\n" % json.dumps(changed).encode()
             self._events[seen] = event
         return event
+
+
+class LiveByRight:
+    """The live regions of a page that shows actions to those who may take them."""
+
+    def __init__(self, right: Right, render: Callable[[bool], Regions]) -> None:
+        """`render` is given whether the viewers have the right."""
+        self._right = right
+        self._pages = {may: LivePage(partial(render, may)) for may in (False, True)}
+
+    def for_visitor(self, visitor: Visitor) -> LivePage:
+        """Return the page with the actions, or the one without."""
+        return self._pages[visitor.may(self._right)]
 
 
 class LiveResponse(Response):

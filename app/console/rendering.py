@@ -77,9 +77,10 @@ class Renderer:
     def macro(self, template: str, name: str) -> Callable[..., str]:
         """Return a macro of a template, which renders a part of a page."""
 
-        def render(*values: object) -> str:
+        def render(*values: object, **named: object) -> str:
             # Not before the first page: it compiles the template.
-            return str(getattr(self._environment.get_template(template).module, name)(*values))
+            found = getattr(self._environment.get_template(template).module, name)
+            return str(found(*values, **named))
 
         return render
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from app.console.guard import LOGIN, VISITOR
-from app.console.live import LivePage, LiveResponse
+from app.console.live import LiveResponse, LiveSource
 from app.console.rendering import HEADERS, Renderer
 from app.console.session import LIFETIME_S
 from app.console.sign_in import COOKIE, SignIn, check_same_origin
@@ -29,7 +29,7 @@ def visitor_of(request: Request) -> Visitor:
 def frame_router(
     sign_in: SignIn,
     renderer: Renderer,
-    live: Mapping[str, LivePage],
+    live: Mapping[str, LiveSource],
     draining: Callable[[], bool],
 ) -> APIRouter:
     """Return the routes; `live` has the pages with live regions, by name."""
@@ -102,7 +102,7 @@ def frame_router(
             if not shown.may_see(await sign_in.find_visitor(headers)):
                 raise PermissionDenied("the role of the key has changed")
 
-        return LiveResponse(live[page], check_session, draining)
+        return LiveResponse(live[page].for_visitor(visitor), check_session, draining)
 
     return router
 

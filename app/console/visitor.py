@@ -62,6 +62,8 @@ def _with(right: Right) -> Callable[[Visitor], bool]:
 
 PAGES = (
     Page("overview", "Overview", _with(Right.ENGINES_READ)),
+    Page("models", "Models", _with(Right.ENGINES_READ)),
+    Page("engines", "Engines", _with(Right.ENGINES_READ)),
     Page("requests", "Requests", lambda visitor: visitor.sees_requests),
     Page("playground", "Playground", lambda visitor: visitor.may_chat),
     Page("keys", "Keys", _with(Right.KEYS_READ)),

@@ -95,6 +95,11 @@ class RequestDirectory:
         )
         return list(islice(found, limit))
 
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of all answers in flight: an estimate."""
+        return sum(_tokens_so_far(request) or 0 for request in self._in_flight)
+
     def ended(
         self, chosen: RequestFilter = ALL_REQUESTS, limit: int | None = None
     ) -> list[RequestView]:

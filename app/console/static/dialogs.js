@@ -48,7 +48,10 @@ document.addEventListener("click", async (event) => {
   if (!pressed) return;
   const {action, title, confirm, done, danger} = pressed.dataset;
   const label = pressed.textContent.trim();
-  if (confirm && !await confirmAction({title, text: confirm, action: label, danger: danger !== undefined})) return;
+  const confirmed = !confirm || await confirmAction({title, text: confirm, action: label, danger: danger !== undefined});
+  // A live region may have been drawn again meanwhile, with a new button of the same ID.
+  document.getElementById(pressed.id)?.focus();
+  if (!confirmed) return;
   pressed.disabled = true;
   try {
     await api(action, {method: "POST"});

@@ -16,6 +16,7 @@ from app.telemetry.metrics.gateway_series import (
 )
 from app.telemetry.metrics.merged_page import TEXT_FORMAT, MalformedPage, MergedPage, MergeSteps
 from app.telemetry.metrics.series import Buckets
+from app.telemetry.metrics.totals import Totals, read_totals
 
 __all__ = [
     "CONTINUATION_OUTCOMES",
@@ -30,4 +31,6 @@ __all__ = [
     "MergeSteps",
     "MergedPage",
     "Metrics",
+    "Totals",
+    "read_totals",
 ]

@@ -336,6 +336,11 @@ class Metrics:
             counts[1] += tokens.cached
             counts[2] += tokens.completion
 
+    @property
+    def completion_tokens(self) -> int:
+        """Completion tokens of completed requests, of all models."""
+        return sum(counts[2] for counts in self._token_counts.values())
+
     def _set_tokens(self) -> None:
         for model, counts in self._token_counts.items():
             for kind, count in zip(TOKEN_KINDS, counts, strict=True):

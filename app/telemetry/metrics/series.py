@@ -210,6 +210,13 @@ class Histogram(Series):
         """Record one value in the series with these label values."""
         self.buckets(labels).observe(value)
 
+    def summed_counts(self) -> list[int]:
+        """Return the counts of all series together, by bucket; not cumulative."""
+        summed = [0] * (len(self._bounds) + 1)
+        for buckets in self._buckets.values():
+            summed = [one + more for one, more in zip(summed, buckets.counts, strict=True)]
+        return summed
+
     def render(self) -> Iterator[bytes]:
         templates = self._templates
         yield self._heading.encode()

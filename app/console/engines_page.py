@@ -1,0 +1,70 @@
+"""The pages of engines: all of them side by side, and one with its command line and its log."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from app.api import Right
+from app.console.comparison import compare, fact_rows
+from app.console.fleet_view import EngineView, FleetViews
+from app.console.live import LiveByRight, Regions
+from app.console.rendering import Renderer
+from app.console.router import visitor_of
+from app.console.visitor import CONSOLE
+from app.errors import RouteNotFound
+
+# Columns of the comparison that nobody has chosen, and that a table can have at all.
+DEFAULT_COMPARED = 6
+MAX_COMPARED = 24
+
+
+def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
+    """Return the routes of the pages."""
+    router = APIRouter(prefix=CONSOLE, include_in_schema=False)
+
+    @router.get("/engines")
+    async def show_engines(
+        request: Request,
+        compared: Annotated[list[str] | None, Query(alias="engine", max_length=1000)] = None,
+        only: Annotated[str, Query(max_length=32)] = "",
+    ) -> Response:
+        engines = views.engines()
+        chosen = choose(engines, compared)
+        return renderer.page(
+            visitor_of(request),
+            "engines.html",
+            engines=engines,
+            comparison=compare(chosen),
+            only_differences=only == "differences",
+        )
+
+    @router.get("/engines/{name}")
+    async def show_engine(request: Request, name: str) -> Response:
+        visitor = visitor_of(request)
+        try:
+            engine = views.engine(name)
+        except RouteNotFound as error:
+            return renderer.fault(visitor, error)
+        return renderer.page(visitor, "engine.html", engine=engine, facts=fact_rows(engine))
+
+    return router
+
+
+def choose(engines: list[EngineView], names: list[str] | None) -> list[EngineView]:
+    """Return the engines to compare: those that are named, or the first ones."""
+    if not names:
+        return engines[:DEFAULT_COMPARED]
+    return [one for one in engines if one.row.name in names][:MAX_COMPARED]
+
+
+def live_engines(renderer: Renderer, views: FleetViews) -> LiveByRight:
+    """Return the live regions of both pages: the list, and one for each engine."""
+    listed = renderer.macro("engines_regions.html", "engines")
+    state = renderer.macro("engines_regions.html", "state")
+
+    def render(acts: bool) -> Regions:
+        engines = views.engines()
+        states = {f"engine {one.row.name}": state(one, acts) for one in engines}
+        return {"engines": listed(engines), **states}
+
+    return LiveByRight(Right.ENGINES_WRITE, render)

@@ -1,0 +1,151 @@
+"""Models and engines as pages show them: their rows, settings, progress and actions."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.console.actions import Action, ModelAbilities, engine_actions, model_actions
+from app.console.command_line import CommandLine, parse
+from app.fleet import EngineRow, ModelRow
+from app.routing import Catalogue, Model, Replica
+from app.settings import ModelSettings, Settings
+from engines.base import EngineState
+from engines.spec import ProcessSpec
+
+ModelRows = Callable[[], Sequence[ModelRow]]
+
+# What the numbers of a phase count (`engines.output.startup`).
+_COUNTED = {
+    "loading weights": "shard",
+    "downloading the model": "file",
+    "capturing graphs": "graph",
+}
+_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """How far the start of an engine is."""
+
+    phase: str
+    # `shard 2 of 5`, or empty.
+    step: str
+    # Of the phase, from 0 to 1; None: the engine does not count.
+    share: float | None
+    elapsed_s: float | None
+    # As the previous start took; None: unknown. Negative: it takes longer than that.
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """An engine."""
+
+    row: EngineRow
+    command: CommandLine
+    progress: StartProgress | None
+    actions: Sequence[Action]
+    has_log: bool
+    # The GPUs that the gateway has assigned to it, as `0,1`; empty: none.
+    gpus: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A model; `settings` are None while a reload adds or removes it."""
+
+    row: ModelRow
+    settings: ModelSettings | None
+    fallbacks: Sequence[str]
+    engines: Sequence[str]
+    actions: Sequence[Action]
+
+
+class FleetViews:
+    """Makes the views of all models and engines."""
+
+    def __init__(
+        self, catalogue: Catalogue, model_rows: ModelRows, settings: Callable[[], Settings]
+    ) -> None:
+        """`settings` returns those in force."""
+        self._catalogue = catalogue
+        self._model_rows = model_rows
+        self._settings = settings
+
+    def model_rows(self) -> Sequence[ModelRow]:
+        """Return the rows of all models, in the order of the configuration."""
+        return self._model_rows()
+
+    def models(self) -> list[ModelView]:
+        """Return all models, in the order of the configuration."""
+        by_name = {one.name: one for one in self._settings().models}
+        views: list[ModelView] = []
+        for row in self._model_rows():
+            model = self._catalogue.get(row.name)
+            if model is not None:
+                views.append(_model_view(row, model, by_name.get(row.name)))
+        return views
+
+    def engines(self) -> list[EngineView]:
+        """Return all engines, in the order of the configuration."""
+        return [
+            _engine_view(model, replica)
+            for model in self._catalogue.models
+            for replica in model.replicas
+        ]
+
+    def engine(self, name: str) -> EngineView:
+        """Return one engine. Raises RouteNotFound."""
+        return _engine_view(*self._catalogue.find_replica(name))
+
+
+def _model_view(row: ModelRow, model: Model, settings: ModelSettings | None) -> ModelView:
+    engines = [replica.engine for replica in model.replicas]
+    able = [engine for engine in engines if engine.capabilities.unloadable]
+    levels = [
+        spec.sleep_level
+        for spec in (() if settings is None else settings.engines)
+        if isinstance(spec, ProcessSpec) and spec.sleep_level is not None
+    ]
+    abilities = ModelAbilities(
+        unloadable=bool(able),
+        others_stay=len(able) < len(engines),
+        sleep_level=min(levels, default=None),
+        asleep=any(engine.state is EngineState.ASLEEP for engine in engines),
+    )
+    names = [engine.name for engine in engines]
+    return ModelView(row, settings, model.fallbacks, names, model_actions(row, abilities))
+
+
+def _engine_view(model: Model, replica: Replica) -> EngineView:
+    engine, row = replica.engine, EngineRow.of(model, replica)
+    capabilities = engine.capabilities
+    command = parse(row.runs) if capabilities.managed else CommandLine()
+    continues = model.continuation is not None
+    return EngineView(
+        row=row,
+        command=command,
+        progress=_progress(replica, row),
+        actions=engine_actions(row, managed=capabilities.managed, continues=continues),
+        has_log=capabilities.has_log,
+        gpus=command.variables.get("CUDA_VISIBLE_DEVICES", ""),
+    )
+
+
+def _progress(replica: Replica, row: EngineRow) -> StartProgress | None:
+    engine = replica.engine
+    if row.state is not EngineState.STARTING:
+        return None
+    elapsed_s, left_s = max(time.time() - engine.since, 0.0), None
+    if (start := engine.starting) is not None:
+        elapsed_s = start.elapsed_s
+        left_s = None if start.expected_s is None else start.expected_s - start.elapsed_s
+    found = row.progress
+    if found is None:
+        return StartProgress("starting", "", None, elapsed_s, left_s)
+    share = found.done / found.total if found.done is not None and found.total else None
+    step = ""
+    if found.done is not None and found.total != _PERCENT:
+        counted = _COUNTED.get(found.phase, "step")
+        step = f"{counted} {found.done}" + (f" of {found.total}" if found.total else "")
+    return StartProgress(found.phase, step, share, elapsed_s, left_s)

@@ -1,0 +1,45 @@
+"""Sums over all models of what the gateway has counted, for a chart of the last hour."""
+
+from dataclasses import dataclass
+
+from app.telemetry.metrics.gateway_series import TTFT_BUCKETS, Metrics
+
+CLIENT_CLOSED_REQUEST = "499"
+# Outcomes of interrupted streams that left no client with a part of an answer.
+_UNBROKEN = frozenset({"continued", "disconnected", "finished"})
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts since the start of the gateway, and the requests that wait now."""
+
+    # Completion tokens of completed requests.
+    tokens: int
+    # Responses with status 5xx, and streams that ended with an error.
+    errors: int
+    # Responses with status 4xx, except those whose client had disconnected.
+    refused: int
+    # Streams by their time to first token: not cumulative, the last is above all bounds.
+    ttft: tuple[int, ...]
+    waiting: int
+    ttft_bounds: tuple[float, ...] = TTFT_BUCKETS
+
+
+def read_totals(metrics: Metrics) -> Totals:
+    """Return the sums at this moment."""
+    errors = refused = 0.0
+    for (_, _, status), count in metrics.requests.values.items():
+        if status.startswith("5"):
+            errors += count
+        elif status.startswith("4") and status != CLIENT_CLOSED_REQUEST:
+            refused += count
+    for (_, _, outcome), count in metrics.continuations.values.items():
+        if outcome not in _UNBROKEN:
+            errors += count
+    return Totals(
+        tokens=metrics.completion_tokens,
+        errors=int(errors),
+        refused=int(refused),
+        ttft=tuple(metrics.time_to_first_token.summed_counts()),
+        waiting=int(sum(metrics.queue_depth.values.values())),
+    )

@@ -136,7 +136,13 @@ def llama_cpp_router(
 
     async def run(row: ModelRow, verb: Verb, act: ModelAction, principal: Principal) -> Accepted:
         operation = operations.start(row.name, verb, partial(act, row.name))
-        log.info("%s of model %s requested by key %s", verb, row.name, principal.id)
+        log.info(
+            "%s of model %s requested by key %s",
+            verb,
+            row.name,
+            principal.id,
+            extra={"model": row.name},
+        )
         await asyncio.wait((operation,), timeout=ANSWER_WITHIN_S)
         if operation.cancelled():
             raise EngineUnavailable("the gateway is shutting down")

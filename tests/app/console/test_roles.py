@@ -19,6 +19,8 @@ READERS = {Role.AUDITOR, Role.MANAGER, Role.ADMIN}
 # Who sees a page; a new page needs a row here.
 MAY_SEE = {
     "overview": READERS,
+    "models": READERS,
+    "engines": READERS,
     "requests": set(Role),
     "playground": {Role.CLIENT, Role.ADMIN},
     "keys": READERS,

@@ -8,9 +8,11 @@ _MIB = 2**20
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in the largest unit that reads well: `12 ms`, `3.4 s`, `2 min 5 s`."""
+    """Return a duration in the unit that reads well: `0.4 ms`, `12 ms`, `3.4 s`, `2 min 5 s`."""
     if seconds is None:
         return "–"
+    if seconds < 0.00995:
+        return f"{seconds * 1000:.1f} ms"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:
@@ -58,6 +60,11 @@ def moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
+def iso_moment(text: str | None) -> str:
+    """Return a moment in ISO 8601 as date and time in UTC."""
+    return "–" if text is None else moment(datetime.fromisoformat(text).timestamp())
+
+
 FILTERS = {
     "duration": duration,
     "count": count,
@@ -65,4 +72,5 @@ FILTERS = {
     "percent": percent,
     "time_of_day": time_of_day,
     "moment": moment,
+    "iso_moment": iso_moment,
 }

@@ -14,7 +14,7 @@ from app.settings import LOOPBACK, Settings
 
 
 def banner(application: Application, port: int, key: str | None) -> str:
-    """Return the ready banner: the URL, the models, and a `curl` line to paste."""
+    """Return the ready banner: the URL, the models, the console, and a `curl` line to paste."""
     settings, models = application.settings, application.catalogue.models
     url = f"http://{settings.server.local_host}:{port}"
     lines = ["", f"vllm-gateway serves on {url}", *_exposure(settings.server.host), ""]
@@ -29,6 +29,8 @@ def banner(application: Application, port: int, key: str | None) -> str:
     if settings.auth.enabled:
         lines.append(f"  key    {key or _key_source(settings)}")
         header = f' -H "Authorization: Bearer {key or "$KEY"}"'
+    if settings.console.enabled:
+        lines.append(f"  page   {url}/console")
     first = next((model for model in models if model.ready), models[0])
     question = {"model": first.name, "messages": [{"role": "user", "content": "Hello!"}]}
     lines += [

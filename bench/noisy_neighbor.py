@@ -26,11 +26,10 @@ from bench.disturbances import AT_ONCE, NO_BODY, STREAMS, Disturbance
 from bench.figures import longest_busy, longest_gap
 from bench.hostile_bodies import BODIES, HostileBody
 from bench.hostile_sender import READY, Sent
-from bench.peers import GATEWAY, KEY, ROUTER, Peer, Target, gateway, in_front_of, stub
+from bench.peers import ADMIN_KEY, GATEWAY, KEY, ROUTER, Peer, Target, gateway, in_front_of, stub
 from bench.rounds import PACE_MS, Say
 from bench.seats import direct
 
-ADMIN_KEY = "sk-bench-admin-0123456789abcdef"
 SENDS = 3  # of each body, one at a time
 CALM_S = 2.0  # of a round without a hostile body
 # Time before a send in which the streams recover from the previous one.

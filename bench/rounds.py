@@ -13,7 +13,17 @@ import msgspec
 
 from bench.children import ROOT
 from bench.load import Load, Result, arguments
-from bench.peers import CONTINUING, COPY, KEY, LITELLM, MODEL, WITH_REDIS, WITH_TRACES, Target
+from bench.peers import (
+    CONTINUING,
+    COPY,
+    KEY,
+    LITELLM,
+    MODEL,
+    WITH_PAGES,
+    WITH_REDIS,
+    WITH_TRACES,
+    Target,
+)
 from bench.samples import Sample
 from bench.seats import Seat
 
@@ -51,6 +61,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """
         if target == CONTINUING:
             return self.part == "streams"
+        if target == WITH_PAGES:
+            return self.part in ("streams", "plain")
         if target in (WITH_REDIS, WITH_TRACES):
             return self.part == "plain"
         if target == LITELLM:

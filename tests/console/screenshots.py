@@ -38,6 +38,18 @@ async def compare(page: Page) -> None:
     await page.evaluate("() => scrollTo(0, document.documentElement.scrollHeight)")
 
 
+async def show_one(page: Page) -> None:
+    """Open one of the requests that ended."""
+    ended = page.get_by_role("region", name="Requests that have ended")
+    await ended.get_by_role("link").first.click()
+    await expect(page.get_by_role("heading", name="Where its")).to_be_visible()
+
+
+async def show_log(page: Page) -> None:
+    """Wait for the lines of the engine's log."""
+    await expect(page.locator(".log .line").first).to_be_visible()
+
+
 @dataclass(frozen=True, slots=True)
 class Shot:
     """A picture of a page; `prepare` brings the page into the state to show."""
@@ -46,6 +58,7 @@ class Shot:
     path: str
     width: int = WIDE
     scheme: Scheme = "light"
+    key: str | None = None  # the name of the key that logs in; None: the administrator's
     logged_in: bool = True
     prepare: Callable[[Page], Awaitable[None]] = nothing
 
@@ -55,7 +68,16 @@ SHOTS = (
     Shot("console-overview", "/console/overview"),
     Shot("console-overview-dark", "/console/overview", scheme="dark"),
     Shot("console-overview-phone", "/console/overview", width=PHONE),
+    Shot("console-models", "/console/models"),
+    Shot("console-engines", "/console/engines"),
+    Shot("console-engine", "/console/engines/demo-0", prepare=show_log),
+    Shot("console-requests", "/console/requests"),
+    Shot("console-request", "/console/requests", prepare=show_one),
     Shot("console-playground", "/console/playground", prepare=compare),
+    Shot("console-keys", "/console/keys"),
+    Shot("console-usage", "/console/usage"),
+    Shot("console-configuration", "/console/configuration"),
+    Shot("console-account", "/console/account", key="Web shop"),
 )
 
 
@@ -64,7 +86,7 @@ async def take(browser: Browser, site: DemoSite, shot: Shot, directory: Path) ->
     origin = site.deployment.url
     async with fresh_context(browser, origin) as context:
         if shot.logged_in:
-            await log_in(context, ADMIN_KEY)
+            await log_in(context, ADMIN_KEY if shot.key is None else site.keys[shot.key])
         async with watched(context, origin) as watched_page:
             page = watched_page.page
             await watched_page.show(shot.width, shot.scheme)

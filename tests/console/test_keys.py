@@ -68,6 +68,7 @@ async def test_a_disabled_key_is_enabled_again(site: Site) -> None:
         page = watched_page.page
         await page.goto(KEYS)
         await page.get_by_role("link", name="To be disabled").click()
+        await page.wait_for_load_state()  # buttons act once their script is there
         await page.get_by_role("button", name="Disable").click()
         await page.get_by_role("dialog").get_by_role("button", name="Disable").click()
         await page.get_by_role("button", name="Enable").click()

@@ -49,15 +49,15 @@ async def test_an_interrupted_answer_is_said_and_can_be_tried_again(site: Site) 
         page = watched_page.page
         await page.goto("/console/playground")
         await send_field(page, fake="say:one two three four", fake_fault="close:2")
-        with watched_page.expecting("console error: .*ERR_INCOMPLETE", "failed: .*ERR_INCOMPLETE"):
+        # The page stops reading at the error event, and so may not see how the connection ends.
+        with watched_page.accepting("console error: .*ERR_INCOMPLETE", "failed: .*ERR_INCOMPLETE"):
             answer = await ask(page, "Count")
             await expect(answer.locator(".notice.bad")).to_contain_text("interrupted")
             await expect(answer).to_contain_text("failed")
-            await watched_page.until_fault("failed: net::ERR_INCOMPLETE")
-        await page.get_by_label("Other fields").fill('{"fake": "say:one two"}')
-        await answer.get_by_role("button", name="Try again").click()
-        await expect(page.get_by_text("one two", exact=True)).to_be_visible()
-        await expect(page.get_by_role("article")).to_have_count(1)
+            await page.get_by_label("Other fields").fill('{"fake": "say:one two"}')
+            await answer.get_by_role("button", name="Try again").click()
+            await expect(page.get_by_text("one two", exact=True)).to_be_visible()
+            await expect(page.get_by_role("article")).to_have_count(1)
 
 
 async def test_a_call_is_shown_and_its_result_is_sent(site: Site) -> None:

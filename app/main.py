@@ -252,6 +252,7 @@ def create_app(
         console = Console(
             authenticator=authenticator,
             secret=session_secret,
+            database=database,
             catalogue=catalogue,
             key_store=key_store,
             owner_store=owner_store,

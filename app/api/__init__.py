@@ -42,13 +42,15 @@ from app.api.middleware import (
 from app.api.models import models_router
 from app.api.reload import reload_router
 from app.api.schema import schema_router
-from app.api.usage import usage_router
+from app.api.usage import MAX_DAYS, MAX_ROWS, check_names, parse_day, parse_groups, usage_router
 
 __all__ = [
     "ENDPOINTS",
     "EXCEPTION_HANDLERS",
     "MANAGED_ROLES",
     "MAX_BODY_BYTES",
+    "MAX_DAYS",
+    "MAX_ROWS",
     "RIGHTS",
     "SESSION_CALLER",
     "AccessLogMiddleware",
@@ -67,6 +69,7 @@ __all__ = [
     "Right",
     "admin_models_router",
     "bound_body",
+    "check_names",
     "endpoint_of",
     "engines_router",
     "error_response",
@@ -81,6 +84,8 @@ __all__ = [
     "notes_of",
     "ops_router",
     "owners_router",
+    "parse_day",
+    "parse_groups",
     "reload_router",
     "requests_router",
     "require_client_key",

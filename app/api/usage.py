@@ -48,6 +48,7 @@ class Report(Protocol):
         key_id: str | None = None,
         limit: int | None = None,
         owner: str | None = None,
+        model: str | None = None,
     ) -> list[UsageRow]: ...
 
 
@@ -186,18 +187,21 @@ def usage_router(
             str | None,
             Query(max_length=200, description="Only this owner; empty: keys without one."),
         ] = None,
+        model: Annotated[
+            str | None,
+            Query(max_length=256, description="Only this model, by its name; aliases have none."),
+        ] = None,
     ) -> AllUsage:
         """The usage of every key, from one UTC day to another, both included."""
-        groups = _groups(by)
-        last = _today(clock) if until is None else _date("to", until)
-        first = last.replace(day=1) if since is None else _date("from", since)
+        groups = parse_groups(by)
+        last = _today(clock) if until is None else parse_day("to", until)
+        first = last.replace(day=1) if since is None else parse_day("from", since)
         if first > last:
             raise BadRequest(f"from ({first}) must not be after to ({last})")
+        check_names(owner, model)
         if key is not None:
             key = await key_id(key)
-        if owner is not None and not owner.isprintable():
-            raise BadRequest("owner must be the name of an owner, as /admin/keys shows it")
-        rows = await _reported(report, groups, first, last, key, owner)
+        rows = await _reported(report, groups, first, last, key, owner, model)
         return AllUsage(
             by=groups,
             since=first.isoformat(),
@@ -240,9 +244,10 @@ async def _reported(
     until: date,
     key_id: str | None,
     owner: str | None = None,
+    model: str | None = None,
 ) -> list[UsageRow]:
     try:
-        rows = await report(by, since, until, key_id, MAX_ROWS + 1, owner)
+        rows = await report(by, since, until, key_id, MAX_ROWS + 1, owner, model)
     except DatabaseUnavailable:
         raise ServiceUnavailable("usage cannot be read now; try again") from None
     if len(rows) > MAX_ROWS:
@@ -260,7 +265,8 @@ def _days(text: str) -> int:
     raise BadRequest(f"days must be a whole number from 1 to {MAX_DAYS}")
 
 
-def _date(name: str, text: str) -> date:
+def parse_day(name: str, text: str) -> date:
+    """Return the day that a parameter of this name holds. Raises BadRequest."""
     try:
         if _DATE.fullmatch(text):
             return date.fromisoformat(text)
@@ -269,7 +275,16 @@ def _date(name: str, text: str) -> date:
     raise BadRequest(f"{name} must be a day such as 2026-11-21")
 
 
-def _groups(text: str) -> list[str]:
+def check_names(owner: str | None, model: str | None) -> None:
+    """Raise BadRequest for what cannot be the name of an owner or of a model."""
+    if owner is not None and not owner.isprintable():
+        raise BadRequest("owner must be the name of an owner, as /admin/keys shows it")
+    if model is not None and not model.isprintable():
+        raise BadRequest("model must be the name of a model, as /v1/models shows it")
+
+
+def parse_groups(text: str) -> list[str]:
+    """Return the groups that a parameter lists. Raises BadRequest."""
     named = text.split(",")
     if len(set(named)) != len(named) or not set(named) <= set(GROUPS):
         raise BadRequest(

@@ -1,7 +1,5 @@
 """`vllm-gateway usage`: the token usage of keys and models, from a running gateway."""
 
-import csv
-import io
 import sys
 from collections.abc import Iterable
 from typing import Annotated
@@ -14,10 +12,9 @@ from app.cli.gateway_client import GatewayClient, refusal_faults
 from app.cli.options import AdminKeyOption, ConfigOption, JsonOption, UrlOption
 from app.cli.output import print_json, printable
 from app.cli.tables import Column, print_table
+from app.csv_text import csv_table
 
 GROUPS: tuple[str, ...] = ("day", "owner", "key", "model")
-# A spreadsheet takes text that begins with one of these for a formula (OWASP, CSV injection).
-FORMULA_PREFIXES = ("=", "+", "-", "@")
 
 
 class Group(msgspec.Struct):
@@ -58,6 +55,7 @@ def usage(
     until: Annotated[str | None, typer.Option("--to", help="Last UTC day; default: today.")] = None,
     key: Annotated[str | None, typer.Option(help="Only this key, by name or ID.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only keys of this owner.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model, by name.")] = None,
     json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     url: UrlOption = None,
@@ -67,7 +65,9 @@ def usage(
     """Show token usage by owner, key, model and day."""
     if json and as_csv:
         fail("--json and --csv exclude each other: give one of them")
-    given = {"by": by, "from": since, "to": until, "key": key, "owner": owner}
+    given = {
+        "by": by, "from": since, "to": until, "key": key, "owner": owner, "model": model,
+    }  # fmt: skip
     params = {name: value for name, value in given.items() if value is not None}
     with refusal_faults():
         gateway = GatewayClient(url, admin_key, config)
@@ -81,18 +81,7 @@ def usage(
 
 
 def _csv(groups: Iterable[Group]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Group.__struct_fields__)
-    for group in groups:
-        values = msgspec.structs.astuple(group)
-        writer.writerow(_csv_text(value) if isinstance(value, str) else value for value in values)
-    return text.getvalue()
-
-
-def _csv_text(text: str) -> str:
-    text = printable(text)
-    return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text
+    return csv_table(Group.__struct_fields__, map(msgspec.structs.astuple, groups))
 
 
 def _print_table(report: Report) -> None:

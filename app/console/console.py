@@ -26,7 +26,8 @@ from app.console.rendering import Renderer
 from app.console.requests_page import requests_page_router
 from app.console.router import frame_router
 from app.console.sign_in import SessionCallers, SignIn
-from app.database import SharedSecret
+from app.console.usage_page import UsagePages, usage_pages
+from app.database import Database, SharedSecret
 from app.relay import Relay, RequestDirectory
 from app.routing import Catalogue
 from app.settings import Settings
@@ -40,6 +41,7 @@ class Console:
 
     authenticator: Authenticator
     secret: SharedSecret
+    database: Database
     catalogue: Catalogue
     key_store: KeyStore
     requests: RequestDirectory
@@ -87,6 +89,7 @@ class Console:
             requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
             playground_router(renderer, self.catalogue, self.price_of, self._markdown),
             keys_pages(self._key_pages()),
+            usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
         ]
 
     def _key_pages(self) -> KeyPages:

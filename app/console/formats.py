@@ -65,7 +65,13 @@ def iso_moment(text: str | None) -> str:
     return "–" if text is None else moment(datetime.fromisoformat(text).timestamp())
 
 
+def cost(nano: int) -> str:
+    """Return an amount, in 1/1,000,000,000 of the configuration's currency."""
+    return f"{nano / 1e9:,.4f}"
+
+
 FILTERS = {
+    "cost": cost,
     "duration": duration,
     "count": count,
     "size": size,

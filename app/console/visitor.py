@@ -67,6 +67,7 @@ PAGES = (
     Page("requests", "Requests", lambda visitor: visitor.sees_requests),
     Page("playground", "Playground", lambda visitor: visitor.may_chat),
     Page("keys", "Keys", _with(Right.KEYS_READ)),
+    Page("usage", "Usage", _with(Right.USAGE_READ)),
 )
 _BY_NAME = {page.name: page for page in PAGES}
 

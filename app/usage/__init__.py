@@ -1,10 +1,11 @@
 """Usage of tokens: the ledger of requests, budgets, reports, and reading usage from responses.
 
 `Ledger` writes a `UsageRecord` per request, `Budgets` reserves tokens before it, `usage_report`
-sums both up, and `StreamMeter` and `token_usage` read what engines report. Alerts on budgets are in
-`app.usage.alerts`.
+and `budget_report` sum both up, and `StreamMeter` and `token_usage` read what engines report.
+Alerts on budgets are in `app.usage.alerts`.
 """
 
+from app.usage.budget_report import BudgetUse, budget_report
 from app.usage.budgets import BudgetOwner, BudgetReservation, Budgets
 from app.usage.ledger import Ledger
 from app.usage.records import Price, UsageRecord
@@ -25,6 +26,7 @@ __all__ = (
     "WINDOW_BYTES",
     "BudgetOwner",
     "BudgetReservation",
+    "BudgetUse",
     "Budgets",
     "Ledger",
     "Price",
@@ -32,6 +34,7 @@ __all__ = (
     "Usage",
     "UsageRecord",
     "UsageRow",
+    "budget_report",
     "estimate_prompt",
     "read_usage",
     "read_usage_in",

@@ -46,11 +46,15 @@ async def usage_report(
     key_id: str | None = None,
     limit: int | None = None,
     owner: str | None = None,
+    model: str | None = None,
+    *,
+    largest_first: bool = False,
 ) -> list[UsageRow]:
     """Return the sums of the UTC days `since` to `until`, both included, in order of the groups.
 
     `by`: some of GROUPS. `key_id`: only this key. `owner`: only this owner; empty: only keys
-    without one. `limit`: only the first rows. Raises DatabaseError.
+    without one. `model`: only this model. `limit`: only the first rows. `largest_first`: the newest
+    day first, and in it, or of all, the row with the most tokens. Raises DatabaseError.
     """
     first, last = since.isoformat(), until.isoformat()
     source: FromClause = usage_daily
@@ -69,8 +73,14 @@ async def usage_report(
         summed = summed.where(source.c.key_id == key_id)
     if owner is not None:
         summed = summed.where(source.c.owner == owner)
+    if model is not None:
+        summed = summed.where(source.c.model == model)
     table = summed.having(func.sum(source.c.requests) > 0).subquery()
-    statement: Any = select(table).order_by(*(table.c[group.name] for group in groups)).limit(limit)
+    order: list[ColumnElement[Any]] = [table.c[group.name] for group in groups]
+    if largest_first:
+        newest = [table.c.day.desc()] if "day" in by else []
+        order = [*newest, (table.c.prompt_tokens + table.c.completion_tokens).desc(), *order]
+    statement: Any = select(table).order_by(*order).limit(limit)
     if "key" in by:
         named = table.outerjoin(api_keys, api_keys.c.id == table.c.key)
         statement = statement.add_columns(api_keys.c.name.label("key_name")).select_from(named)

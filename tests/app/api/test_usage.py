@@ -272,7 +272,13 @@ class TestFaults:
         )
 
         async def report(
-            by: object, since: object, until: object, key: object, limit: int, owner: object
+            by: object,
+            since: object,
+            until: object,
+            key: object,
+            limit: int,
+            owner: object,
+            model: object,
         ) -> Any:
             return [row] * min(limit, MAX_ROWS + 1)
 

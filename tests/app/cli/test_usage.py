@@ -97,9 +97,11 @@ def test_table_at_80_columns_is_not_truncated(
 
 
 def test_options_are_sent_to_the_gateway(gateway: FakeGateway) -> None:
-    words = ("--by", "key,day", "--from", "2026-11-01", "--to", "2026-11-02", "--key", "a&b")
+    words = ("--by", "key,day", "--from", "2026-11-01", "--to", "2026-11-02", "--key", "a&b",
+             "--model", "demo")  # fmt: skip
     assert run("usage", *words).exit_code == 0
-    assert gateway.paths == [f"{PATH}?by=key,day&from=2026-11-01&to=2026-11-02&key=a&b"]
+    path = f"{PATH}?by=key,day&from=2026-11-01&to=2026-11-02&key=a&b&model=demo"
+    assert gateway.paths == [path]
 
 
 def test_grouping_by_owner_adds_a_column(gateway: FakeGateway) -> None:

@@ -24,6 +24,7 @@ MAY_SEE = {
     "requests": set(Role),
     "playground": {Role.CLIENT, Role.ADMIN},
     "keys": READERS,
+    "usage": READERS,
 }
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -102,6 +102,21 @@ async def test_rows_name_keys_including_deleted_ones(spent: Database) -> None:
     assert [(row.key_id, row.key_name) for row in rows] == [("key-1", "ci"), ("key-2", None)]
 
 
+async def test_one_model(spent: Database) -> None:
+    rows = await usage_report(spent, {"key"}, FIRST, LAST, model="other")
+    assert [(row.key_id, row.prompt_tokens) for row in rows] == [("key-2", 50)]
+    assert await usage_report(spent, {"key"}, FIRST, LAST, model="x", owner="") == []
+
+
+async def test_the_newest_day_and_the_largest_row_come_first(spent: Database) -> None:
+    rows = await usage_report(spent, {"day", "key"}, FIRST, LAST, largest_first=True)
+    assert [(row.day, row.key_id) for row in rows] == [
+        ("2026-11-21", "key-2"), ("2026-11-21", "key-1"), ("2026-11-20", "key-1"),
+    ]  # fmt: skip
+    (largest,) = await usage_report(spent, {"key"}, FIRST, LAST, None, 1, largest_first=True)
+    assert largest.key_id == "key-1"
+
+
 async def test_usage_belongs_to_the_owner_that_a_key_had_then(database: Database) -> None:
     """Also where the key was deleted, or has another owner by now."""
     await spend(database, "2026-11-20T10:00:00", Usage(10, 1), owner="research")

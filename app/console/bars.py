@@ -1,0 +1,73 @@
+"""Bar charts as rectangles of SVG: a bar for each day, in parts on top of each other. Pure.
+
+Bars are drawn in the box of line charts (`charts`), which the page stretches to its width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+from app.console.charts import HEIGHT, TOP, WIDTH, round_up
+
+# The part of a day's width that its bar takes.
+_FILLED = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """A part of a bar, from `y` down."""
+
+    y: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The bar of a day; its parts are in the order of the series, the first at the bottom."""
+
+    day: str
+    values: tuple[int, ...]
+    x: float
+    parts: tuple[BarPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """Bars on one scale, from 0 to `top`."""
+
+    bars: tuple[Bar, ...]
+    bar_width: float
+    top: float
+    first: str
+    last: str
+    totals: tuple[int, ...]
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+def bar_chart(
+    by_day: Mapping[str, Sequence[int]], series: int, first: date, last: date
+) -> BarChart:
+    """Return the chart of `series` numbers a day; days without numbers have no bar."""
+    days = (last - first).days + 1
+    values = {day: tuple(max(one, 0) for one in found) for day, found in by_day.items()}
+    top = round_up(max(map(sum, values.values()), default=0))
+    step = WIDTH / days
+    bars: list[Bar] = []
+    for number in range(days):
+        day = (first + timedelta(days=number)).isoformat()
+        if any(found := values.get(day, ())):
+            x = number * step + step * (1 - _FILLED) / 2
+            bars.append(Bar(day, found, x, _parts(found, top)))
+    totals = tuple(sum(bar.values[place] for bar in bars) for place in range(series))
+    return BarChart(tuple(bars), step * _FILLED, top, first.isoformat(), last.isoformat(), totals)
+
+
+def _parts(values: Sequence[int], top: float) -> tuple[BarPart, ...]:
+    parts: list[BarPart] = []
+    y = float(HEIGHT)
+    for value in values:
+        height = (HEIGHT - TOP) * value / top
+        y -= height
+        parts.append(BarPart(y, height))
+    return tuple(parts)

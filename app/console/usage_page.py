@@ -1,0 +1,140 @@
+"""The page of usage: by key, owner, model and day, as chart, table and CSV, and the budgets."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.api import MAX_ROWS, Right
+from app.auth import KeyStore, UnknownKey
+from app.console.page_routes import page_router, require
+from app.console.rendering import HEADERS, Renderer
+from app.console.usage_query import (
+    GROUPINGS,
+    UsageQuery,
+    default_query,
+    parse_query,
+    period_links,
+    row_path,
+)
+from app.console.usage_view import chart_of, csv_of, totals_of, values_of
+from app.console.visitor import Visitor
+from app.database import Database
+from app.errors import BadRequest, GatewayError, RouteNotFound
+from app.routing import Catalogue
+from app.usage import GROUPS, UsageRow, budget_report, usage_report
+
+# Rows of the table, which are rendered at once.
+TABLE_ROWS = 1000
+# Keys, and as many owners, whose budgets are read, and rows that are shown.
+_BUDGETS_READ = 500
+BUDGET_ROWS = 50
+# Names of models that the form offers.
+_MODELS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePages:
+    """What the page of usage is made of."""
+
+    renderer: Renderer
+    database: Database
+    keys: KeyStore
+    catalogue: Catalogue
+    clock: Callable[[], float] = time.time
+
+    def today(self) -> date:
+        """Return the present UTC day."""
+        return datetime.fromtimestamp(self.clock(), UTC).date()
+
+    async def read(self, query: UsageQuery) -> Callable[..., Awaitable[list[UsageRow]]]:
+        """Return the report of a query's period and filters. Raises UnknownKey."""
+        key_id = await self.keys.id_for_reports(query.key) if query.key else None
+        return partial(
+            usage_report,
+            self.database,
+            since=query.since,
+            until=query.until,
+            key_id=key_id,
+            owner=query.owner or None,
+            model=query.model or None,
+        )
+
+    async def page(
+        self, visitor: Visitor, query: UsageQuery, fault: GatewayError | None = None
+    ) -> Response:
+        """Return the page; with a fault it has the form only."""
+        shown: dict[str, Any] = {"rows": []}
+        if fault is None:
+            shown = await self._report(query)
+        today = self.today()
+        return self.renderer.page(
+            visitor,
+            "usage.html",
+            status=200 if fault is None else fault.status,
+            query=query,
+            today=today.isoformat(),
+            fault="" if fault is None else fault.message,
+            groupings=GROUPINGS,
+            periods=period_links(query, today),
+            models=[model.name for model in self.catalogue.models[:_MODELS]],
+            path_of=partial(row_path, query),
+            values_of=values_of,
+            **shown,
+        )
+
+    async def _report(self, query: UsageQuery) -> dict[str, Any]:
+        report = await self.read(query)
+        days = await report(by=["day"])
+        rows = await report(by=query.by, limit=TABLE_ROWS + 1, largest_first=True)
+        budgets = await budget_report(self.database, self.today(), _BUDGETS_READ)
+        return {
+            "chart": chart_of(days, query.since, query.until),
+            "totals": totals_of(days),
+            "groups": [group for group in GROUPS if group in query.by],
+            "rows": rows[:TABLE_ROWS],
+            "more": len(rows) > TABLE_ROWS,
+            "budgets": budgets[:BUDGET_ROWS],
+            "more_budgets": len(budgets) > BUDGET_ROWS,
+        }
+
+
+def usage_pages(pages: UsagePages) -> APIRouter:
+    """Return the routes of the page and its download."""
+    router = page_router(pages.renderer)
+
+    @router.get("/usage")
+    async def show_usage(request: Request) -> Response:
+        """Usage of a period, and the budgets now."""
+        visitor = require(request, Right.USAGE_READ)
+        query = default_query(pages.today())
+        try:
+            query = parse_query(request.query_params, pages.today())
+            return await pages.page(visitor, query)
+        except BadRequest as error:
+            return await pages.page(visitor, query, error)
+        except UnknownKey as error:
+            return await pages.page(visitor, query, RouteNotFound(str(error)))
+
+    @router.get("/usage/csv")
+    async def download_usage(request: Request) -> Response:
+        """The rows of the same query as CSV. Its text is no formula in a spreadsheet."""
+        require(request, Right.USAGE_READ)
+        query = parse_query(request.query_params, pages.today())
+        report = await pages.read(query)
+        rows = await report(by=query.by, limit=MAX_ROWS + 1)
+        if len(rows) > MAX_ROWS:
+            raise BadRequest(
+                f"There are more than {MAX_ROWS:,} rows: choose fewer days, or group by less."
+            )
+        text = await asyncio.to_thread(csv_of, rows)
+        name = f"usage-{query.since}-{query.until}.csv"
+        disposition = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(text, headers={**HEADERS, **disposition}, media_type="text/csv")
+
+    return router

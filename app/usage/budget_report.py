@@ -1,0 +1,97 @@
+"""What keys and owners with a budget have used of it, from the daily sums.
+
+A request counts as soon as its batch is written, a quarter of a second after its end; reservations
+of requests in flight do not count.
+"""
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from sqlalchemy import case, func, or_, select
+from sqlalchemy.sql import Select
+
+from app.database import Database
+from app.database.schema import api_keys, owners
+from app.usage.spending import BudgetSubject
+from app.usage.statements import ACCOUNT_COLUMNS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetUse:
+    """The budgets of a key or an owner, in tokens, and what is used of them. None: no budget."""
+
+    subject: BudgetSubject
+    id: str  # of the key; an owner's is its name
+    name: str
+    daily: int | None
+    monthly: int | None
+    used_today: int
+    used_this_month: int
+
+    @property
+    def share(self) -> float:
+        """The used part of the tighter budget, above 1 if it is overshot."""
+        used = ((self.used_today, self.daily), (self.used_this_month, self.monthly))
+        return max(
+            (spent / budget if budget else 1.0 for spent, budget in used if budget is not None),
+            default=0.0,
+        )
+
+
+async def budget_report(database: Database, today: date, limit: int) -> list[BudgetUse]:
+    """Return budgets of keys and owners on a UTC day, the most used first.
+
+    Up to `limit` keys and as many owners are read. Raises DatabaseError.
+    """
+    queries: dict[BudgetSubject, Select[Any]] = {
+        "key": _query("key", today, api_keys.c.id, api_keys.c.name).where(
+            api_keys.c.deleted_ms.is_(None)
+        ),
+        "owner": _query("owner", today, owners.c.name, owners.c.name.label("title")),
+    }
+    found: list[BudgetUse] = []
+    async with database.read() as connection:
+        for subject, query in queries.items():
+            for id_, name, daily, monthly, of_today, of_month in await connection.execute(
+                query.limit(limit)
+            ):
+                found.append(
+                    BudgetUse(
+                        subject=subject,
+                        id=id_,
+                        name=name,
+                        daily=daily,
+                        monthly=monthly,
+                        used_today=int(of_today or 0),
+                        used_this_month=int(of_month or 0),
+                    )
+                )
+    return sorted(found, key=lambda one: (-one.share, one.name))
+
+
+def _query(subject: BudgetSubject, today: date, id_: Any, name: Any) -> Select[Any]:
+    """Return the query of all accounts of a kind that have a budget."""
+    account, _ = ACCOUNT_COLUMNS[subject]
+    sums, table = account.table, id_.table
+    tokens = sums.c.prompt_tokens + sums.c.completion_tokens
+    last = today.isoformat()
+    spent = (
+        select(
+            account.label("account"),
+            func.sum(case((sums.c.day == last, tokens), else_=0)).label("of_today"),
+            func.sum(tokens).label("of_month"),
+        )
+        .where(sums.c.day.between(today.replace(day=1).isoformat(), last))
+        .group_by(account)
+        .subquery()
+    )
+    return (
+        select(
+            id_, name, table.c.daily_tokens, table.c.monthly_tokens,
+            spent.c.of_today, spent.c.of_month,
+        )
+        .select_from(table.outerjoin(spent, spent.c.account == id_))
+        .where(or_(table.c.daily_tokens.is_not(None), table.c.monthly_tokens.is_not(None)))
+        .order_by(spent.c.of_month.desc().nulls_last(), id_)
+    )  # fmt: skip

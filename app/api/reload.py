@@ -4,7 +4,7 @@ import logging
 
 from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.admin_auth import RequireRight, Right
 from app.api.error_responses import ADMIN, BODY, error_responses
@@ -42,6 +42,7 @@ class ShownReport(BaseModel):
     dry_run: bool
     difference: list[str]
     models: list[ShownModel]
+    effects: list[str] = Field(description="What the changes do to requests, in sentences.")
     lines: list[str]
 
     @classmethod
@@ -51,6 +52,7 @@ class ShownReport(BaseModel):
             dry_run=report.dry_run,
             difference=list(report.difference),
             models=[ShownModel.of(model) for model in report.models],
+            effects=list(report.effects),
             lines=list(report.lines()),
         )
 

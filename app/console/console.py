@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from app.asgi import ExchangeHandler
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.console.configuration_page import configuration_pages
 from app.console.devices import MemoryReader
 from app.console.engines_page import engines_router, live_engines
 from app.console.fleet_view import FleetViews, ModelRows
@@ -89,6 +90,7 @@ class Console:
             requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
             playground_router(renderer, self.catalogue, self.price_of, self._markdown),
             keys_pages(self._key_pages()),
+            configuration_pages(renderer, self.settings),
             usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
         ]
 

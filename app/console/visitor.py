@@ -68,6 +68,8 @@ PAGES = (
     Page("playground", "Playground", lambda visitor: visitor.may_chat),
     Page("keys", "Keys", _with(Right.KEYS_READ)),
     Page("usage", "Usage", _with(Right.USAGE_READ)),
+    # The right of a reload.
+    Page("configuration", "Configuration", _with(Right.ENGINES_WRITE)),
 )
 _BY_NAME = {page.name: page for page in PAGES}
 

@@ -2,11 +2,22 @@
 
 `difference` compares two configurations, `choice` decides which engines are replaced without a gap,
 `planner` checks the whole, `applier` carries it out, `reloader` runs these steps one reload at a
-time, and `report` has the result. `app.fleet` builds and runs the engines.
+time, and `report` has the result, with its `effects` on requests. `in_force` shows the settings in
+force without secrets. `app.fleet` builds and runs the engines.
 """
 
 from app.reload.applier import Adjustable
+from app.reload.in_force import ShownSection, ShownSetting, settings_in_force
 from app.reload.reloader import Reloader
 from app.reload.report import ModelReport, Outcome, Report
 
-__all__ = ["Adjustable", "ModelReport", "Outcome", "Reloader", "Report"]
+__all__ = [
+    "Adjustable",
+    "ModelReport",
+    "Outcome",
+    "Reloader",
+    "Report",
+    "ShownSection",
+    "ShownSetting",
+    "settings_in_force",
+]

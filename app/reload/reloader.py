@@ -14,6 +14,7 @@ from app.errors import Conflict, InvalidConfiguration
 from app.fleet import Builder, ModelDeployment
 from app.reload.applier import Adjustable, Applier
 from app.reload.difference import difference
+from app.reload.effects import request_effects
 from app.reload.report import Report
 from app.settings import ConfigError, Settings
 
@@ -106,8 +107,9 @@ class Reloader:
             found = difference(applier.settings, new, running)
             found, placed = await asyncio.to_thread(applier.planner.plan, found, self._closed)
             lines = tuple(found.lines())
+            effects = tuple(request_effects(found))
             if dry_run or not found:
-                return Report(dry_run, lines)
+                return Report(dry_run, lines, effects=effects)
             self._builder.use(placed)
             self._builder.withhold(new.key_variables)
             for line in lines:
@@ -115,7 +117,7 @@ class Reloader:
             reports = await applier.apply(found)
             for report in reports:
                 log.log(logging.INFO if report.done else logging.ERROR, "reload: %s", report)
-            return Report(False, lines, reports)
+            return Report(False, lines, reports, effects)
 
 
 def _outcome(task: asyncio.Task[Report], fault: BaseException | None) -> str:

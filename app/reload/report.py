@@ -45,6 +45,8 @@ class Report:
     # One line per change.
     difference: tuple[str, ...]
     models: tuple[ModelReport, ...] = ()
+    # What it does to requests, in sentences.
+    effects: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from engines.output import redact_line
+
 MAX_LENGTH = 100
 # Words in a flag's name that mark its value as secret: hf-token, but not max-num-batched-tokens.
 SECRET_WORDS = frozenset(
-    {"auth", "authorization", "credential", "credentials", "header", "headers", "key", "passwd",
-     "password", "secret", "token"}
+    {"auth", "authorization", "credential", "credentials", "header", "headers", "key", "keys",
+     "passphrase", "passwd", "password", "passwords", "secret", "secrets", "token"}
 )  # fmt: skip
 # User and password in a URL.
 _CREDENTIALS = re.compile(r"(\w://)[^/@\s]+@")
@@ -37,7 +39,7 @@ def value(path: str, member: object) -> str | None:
             text = f"[{', '.join(value(path, item) or '' for item in member)}]"
         case _:
             text = json.dumps(member)
-    return shown(_CREDENTIALS.sub(r"\1…@", text))
+    return shown(redact_line(_CREDENTIALS.sub(r"\1…@", text)))
 
 
 def _is_secret(path: str) -> bool:

@@ -25,6 +25,7 @@ MAY_SEE = {
     "playground": {Role.CLIENT, Role.ADMIN},
     "keys": READERS,
     "usage": READERS,
+    "configuration": {Role.ADMIN},
 }
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

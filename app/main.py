@@ -253,6 +253,7 @@ def create_app(
             authenticator=authenticator,
             secret=session_secret,
             database=database,
+            limiter=limiter,
             catalogue=catalogue,
             key_store=key_store,
             owner_store=owner_store,

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from app.asgi import ExchangeHandler
 from app.auth import Authenticator, KeyStore, OwnerStore
+from app.console.account_page import AccountPages, account_pages
 from app.console.configuration_page import configuration_pages
 from app.console.devices import MemoryReader
 from app.console.engines_page import engines_router, live_engines
@@ -29,6 +30,7 @@ from app.console.router import frame_router
 from app.console.sign_in import SessionCallers, SignIn
 from app.console.usage_page import UsagePages, usage_pages
 from app.database import Database, SharedSecret
+from app.limits import Limiter
 from app.relay import Relay, RequestDirectory
 from app.routing import Catalogue
 from app.settings import Settings
@@ -43,6 +45,7 @@ class Console:
     authenticator: Authenticator
     secret: SharedSecret
     database: Database
+    limiter: Limiter
     catalogue: Catalogue
     key_store: KeyStore
     requests: RequestDirectory
@@ -90,6 +93,7 @@ class Console:
             requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
             playground_router(renderer, self.catalogue, self.price_of, self._markdown),
             keys_pages(self._key_pages()),
+            account_pages(self._account_pages()),
             configuration_pages(renderer, self.settings),
             usage_pages(UsagePages(renderer, self.database, self.key_store, self.catalogue)),
         ]
@@ -101,6 +105,15 @@ class Console:
             self.owner_store,
             self.authenticator,
             self.catalogue,
+        )
+
+    def _account_pages(self) -> AccountPages:
+        return AccountPages(
+            renderer=self._renderer,
+            database=self.database,
+            keys=self.key_store,
+            limiter=self.limiter,
+            catalogue=self.catalogue,
         )
 
     def guard(self, app: ASGIApp) -> ConsoleGuard:

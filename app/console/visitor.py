@@ -70,6 +70,7 @@ PAGES = (
     Page("usage", "Usage", _with(Right.USAGE_READ)),
     # The right of a reload.
     Page("configuration", "Configuration", _with(Right.ENGINES_WRITE)),
+    Page("account", "Account", lambda visitor: visitor.logged_in and visitor.role is Role.CLIENT),
 )
 _BY_NAME = {page.name: page for page in PAGES}
 

@@ -26,6 +26,7 @@ from app.limits.terms import (
     Terms,
     settlement,
 )
+from app.limits.use import LimitUse, limit_uses, reading_terms
 from app.settings import LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 
@@ -163,6 +164,26 @@ class Limiter:
             raise ServiceUnavailable("limits cannot be checked at the moment; try again") from None
         release = partial(_release_in_redis, redis, decision)
         return LimitDecision(terms, decision.reading, self._burst_s, release)
+
+    async def uses(self, request: LimitRequest) -> list[LimitUse]:
+        """Return how much of each limit of a request is in use now. Nothing is charged.
+
+        Empty while Redis is unavailable and the policy is not `local`.
+        """
+        terms = reading_terms(request, self._burst_s)
+        redis = self._redis
+        if not (terms.buckets or terms.slots):
+            return []
+        if redis is None:
+            reading = self._memory.decide(terms, monotonic())
+        else:
+            try:
+                reading = (await redis.decide(terms)).reading
+            except RedisUnavailable:
+                if self._policy != "local":
+                    return []
+                reading = self._memory.decide(terms, monotonic())
+        return limit_uses(request, reading, self._burst_s)
 
     async def run(self) -> None:
         """Renew leases and probe Redis, if it is used, until canceled."""

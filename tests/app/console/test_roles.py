@@ -26,6 +26,7 @@ MAY_SEE = {
     "keys": READERS,
     "usage": READERS,
     "configuration": {Role.ADMIN},
+    "account": {Role.CLIENT},
 }
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

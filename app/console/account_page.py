@@ -80,7 +80,7 @@ class AccountPages:
             "key": await self._stored(principal.id),
             "models": models[:_MODELS],
             "more_models": max(len(models) - _MODELS, 0),
-            "limits": [limit_level(use) for use in await self._uses(principal)],
+            "limits": await self._limits(principal),
             "budgets": [
                 *budget_levels("This key", principal, report, today),
                 *await self._owner_budgets(principal, today),
@@ -98,12 +98,13 @@ class AccountPages:
         except UnknownKey:
             return None
 
-    async def _uses(self, principal: Principal) -> list[LimitUse]:
-        """Return the limits of key and owner; none while they cannot be read."""
+    async def _limits(self, principal: Principal) -> list[Level] | None:
+        """Return the limits of key and owner; None while they cannot be read."""
         request = LimitRequest(
             principal.id, principal.limits, "", NO_LIMITS, 0, owner=principal.owner
         )
-        return await self.limiter.uses(request)
+        uses = await self.limiter.uses(request)
+        return None if uses is None else [limit_level(use) for use in uses]
 
     async def _owner_budgets(self, principal: Principal, today: date) -> list[Level]:
         owner = principal.owner

@@ -165,10 +165,10 @@ class Limiter:
         release = partial(_release_in_redis, redis, decision)
         return LimitDecision(terms, decision.reading, self._burst_s, release)
 
-    async def uses(self, request: LimitRequest) -> list[LimitUse]:
+    async def uses(self, request: LimitRequest) -> list[LimitUse] | None:
         """Return how much of each limit of a request is in use now. Nothing is charged.
 
-        Empty while Redis is unavailable and the policy is not `local`.
+        None while Redis is unavailable and the policy is not `local`.
         """
         terms = reading_terms(request, self._burst_s)
         redis = self._redis
@@ -181,7 +181,7 @@ class Limiter:
                 reading = (await redis.decide(terms)).reading
             except RedisUnavailable:
                 if self._policy != "local":
-                    return []
+                    return None
                 reading = self._memory.decide(terms, monotonic())
         return limit_uses(request, reading, self._burst_s)
 

@@ -3,12 +3,11 @@
 import asyncio
 import contextlib
 import random
-import secrets
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -29,22 +28,6 @@ from tests.waiting import run_pending_tasks
 
 # Of so many a minute none comes back while a test runs, however busy the machine is: six seconds.
 SLOW = 10
-
-
-@pytest.fixture
-def prefix() -> str:
-    return secrets.token_hex(8)
-
-
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.services)])
-async def limiter(request: pytest.FixtureRequest, prefix: str) -> AsyncIterator[Limiter]:
-    """A limiter, once over each store."""
-    if request.param == "memory":
-        yield Limiter(LimitsSettings(), StateSettings(), Metrics())
-        return
-    server: RedisServer = request.getfixturevalue("redis_server")
-    async with limiter_on(server.url, prefix) as limiter:
-        yield limiter
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from app.api import Right
 from app.console.comparison import compare, fact_rows
 from app.console.fleet_view import EngineView, FleetViews
-from app.console.live import LiveByRight, Regions
+from app.console.live import LiveByRight, Regions, Render
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE
@@ -30,13 +30,17 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
     ) -> Response:
         engines = views.engines()
         chosen = choose(engines, compared)
-        return renderer.page(
-            visitor_of(request),
-            "engines.html",
-            engines=engines,
-            comparison=compare(chosen),
-            only_differences=only == "differences",
-        )
+
+        def render() -> Response:
+            return renderer.page(
+                visitor_of(request),
+                "engines.html",
+                engines=engines,
+                comparison=compare(chosen),
+                only_differences=only == "differences",
+            )
+
+        return await renderer.in_thread(render)
 
     @router.get("/engines/{name}")
     async def show_engine(request: Request, name: str) -> Response:
@@ -54,7 +58,8 @@ def choose(engines: list[EngineView], names: list[str] | None) -> list[EngineVie
     """Return the engines to compare: those that are named, or the first ones."""
     if not names:
         return engines[:DEFAULT_COMPARED]
-    return [one for one in engines if one.row.name in names][:MAX_COMPARED]
+    wanted = set(names)
+    return [one for one in engines if one.row.name in wanted][:MAX_COMPARED]
 
 
 def live_engines(renderer: Renderer, views: FleetViews) -> LiveByRight:
@@ -62,9 +67,13 @@ def live_engines(renderer: Renderer, views: FleetViews) -> LiveByRight:
     listed = renderer.macro("engines_regions.html", "engines")
     state = renderer.macro("engines_regions.html", "state")
 
-    def render(acts: bool) -> Regions:
+    def collect(acts: bool) -> Render:
         engines = views.engines()
-        states = {f"engine {one.row.name}": state(one, acts) for one in engines}
-        return {"engines": listed(engines), **states}
 
-    return LiveByRight(Right.ENGINES_WRITE, render)
+        def render() -> Regions:
+            states = {f"engine {one.row.name}": state(one, acts) for one in engines}
+            return {"engines": listed(engines), **states}
+
+        return render
+
+    return LiveByRight(Right.ENGINES_WRITE, collect)

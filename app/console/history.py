@@ -5,6 +5,7 @@ percentiles are made from the differences of readings when a page asks for them.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from app.telemetry.metrics import Metrics, Totals, read_totals
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
 SPAN_S = 3600.0
@@ -58,8 +61,10 @@ class History:
         metrics: Metrics,
         load: Callable[[], Load],
         clock: Callable[[], float] = time.monotonic,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         """`load` returns that of now."""
+        self._interval_s = interval_s
         self._metrics = metrics
         self._load = load
         self._clock = clock
@@ -70,25 +75,28 @@ class History:
     async def run(self) -> None:
         """Read the counters now and after each interval, until canceled."""
         while True:
-            self.read()
-            await asyncio.sleep(INTERVAL_S)
+            try:
+                self.read()
+            except Exception:
+                log.exception("the history of the console misses a reading")
+            await asyncio.sleep(self._interval_s)
 
     def read(self) -> None:
         """Add a reading."""
         totals = read_totals(self._metrics)
         self._readings.append(Reading(self._clock(), totals, self._load()))
 
-    @property
-    def last_at(self) -> float | None:
-        """The time of the newest reading, by the clock; None: there is none."""
-        return self._readings[-1].at if self._readings else None
+    def readings(self) -> Sequence[Reading]:
+        """Return all readings, oldest first."""
+        return tuple(self._readings)
 
-    def samples(self) -> list[Sample]:
-        """Return what happened in each interval of the last hour, oldest first."""
-        if not self._readings:
-            return []
-        since = self._readings[-1].at - SPAN_S
-        return [sample for sample in samples_of(list(self._readings)) if sample.at > since]
+
+def last_hour(readings: Sequence[Reading]) -> list[Sample]:
+    """Return what happened in each interval of the last hour, oldest first."""
+    if not readings:
+        return []
+    since = readings[-1].at - SPAN_S
+    return [sample for sample in samples_of(readings) if sample.at > since]
 
 
 def samples_of(readings: Sequence[Reading]) -> list[Sample]:

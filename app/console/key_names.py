@@ -25,11 +25,14 @@ class KeyNames:
         if self._monotonic() >= self._until or len(self._names) > MAX_NAMES:
             self._names = {}
             self._until = self._monotonic() + LIFETIME_S
-        missing = set(key_ids) - self._names.keys()
+        found = {key_id: self._names[key_id] for key_id in key_ids if key_id in self._names}
+        missing = set(key_ids) - found.keys()
         if missing:
             try:
-                found = await self._store.names(missing)
+                stored = await self._store.names(missing)
             except DatabaseError:
-                return {**{key_id: key_id for key_id in missing}, **self._names}
-            self._names |= {key_id: found.get(key_id, key_id) for key_id in missing}
-        return self._names
+                return {**found, **{key_id: key_id for key_id in missing}}
+            read = {key_id: stored.get(key_id, key_id) for key_id in missing}
+            self._names.update(read)
+            found.update(read)
+        return found

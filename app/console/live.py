@@ -3,14 +3,19 @@
 A region is a part of a page under a name. Each viewer gets the regions that have changed since
 its last event, as one event of a stream (Server-Sent Events). A viewer that reads slowly skips
 states: it waits for its own socket, then gets what has changed meanwhile.
+
+What a page shows is collected on the event loop, so that it belongs together, and rendered in a
+thread. A fleet whose page takes long to render has it rendered less often.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
+from time import perf_counter
 from typing import Protocol
 
 from starlette.responses import Response
@@ -23,8 +28,15 @@ from app.errors import GatewayError, ServiceUnavailable
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
+# The share of the time that one page may take to render, and what it may slow its page down to.
+MAX_SHARE = 0.02
+MAX_INTERVAL_S = 10.0
 # Of one page. Each takes a connection, a task and a write for each change.
 MAX_VIEWERS = 512
+# Of one page, with one key: the others see it too, however many pages somebody opens.
+MAX_VIEWERS_PER_KEY = 256
+# A viewer that is further behind gets all regions: those between share an event.
+MAX_BEHIND = 8
 # A session is checked again as often as this.
 CHECK_EVERY = 5
 _HEADERS = [
@@ -34,6 +46,8 @@ _HEADERS = [
 ]
 
 Regions = Mapping[str, str]
+# Renders what has been collected; it may run in a thread.
+Render = Callable[[], Regions]
 
 
 class LiveSource(Protocol):
@@ -47,40 +61,43 @@ class LiveSource(Protocol):
 class LivePage:
     """The live regions of one page, for all of its viewers."""
 
-    def __init__(self, render: Callable[[], Regions], interval_s: float = INTERVAL_S) -> None:
-        """`render` returns the HTML of each region; it runs on the event loop."""
-        self._render = render
+    def __init__(self, collect: Callable[[], Render], interval_s: float = INTERVAL_S) -> None:
+        """`collect` runs on the event loop; what it returns renders each region, in a thread."""
+        self._collect = collect
         self._interval_s = interval_s
-        self._viewers = 0
+        self._viewers: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
         self._tick = asyncio.Event()
         # The HTML of each region, and the tick since which it has been like this.
         self._regions: dict[str, tuple[int, str]] = {}
-        self._now = 0
+        self._now = 0  # the latest tick; 0: nothing is rendered yet
         # The newest event, by the tick since which it has the changes: most viewers share one.
         self._events: dict[int, bytes] = {}
+        self._broken = False
 
     @property
     def viewers(self) -> int:
         """The number of open pages."""
-        return self._viewers
+        return self._viewers.total()
 
     def for_visitor(self, visitor: Visitor) -> "LivePage":
         """Return this page: it is the same for all."""
         return self
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def events(self, key_id: str) -> AsyncGenerator[bytes, None]:
         """Yield one event after each interval; a comment where no region has changed.
 
-        Raises ServiceUnavailable when the page has too many viewers.
+        Raises ServiceUnavailable when the page has too many viewers, in all or with this key.
         """
-        if self._viewers >= MAX_VIEWERS:
+        busy = self.viewers >= MAX_VIEWERS or self._viewers[key_id] >= MAX_VIEWERS_PER_KEY
+        if busy:
             raise ServiceUnavailable("too many people look at this page; try again later")
-        self._viewers += 1
+        self._viewers[key_id] += 1
         try:
             if self._task is None:
-                self._refresh()
                 self._task = asyncio.create_task(self._run(), name="live regions")
+            if not self._now:
+                await self._tick.wait()
             seen = 0
             while True:
                 event, seen = self._event_since(seen), self._now
@@ -88,30 +105,46 @@ class LivePage:
                 if seen == self._now:
                     await self._tick.wait()
         finally:
-            self._viewers -= 1
-            if not self._viewers and self._task is not None:
-                self._task.cancel()
-                self._task = None
+            self._viewers[key_id] -= 1
+            self._viewers += Counter()  # drops keys without viewers
+            if not self._viewers:
+                self._stop()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._now = 0
+        self._regions.clear()
+        self._events.clear()
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._interval_s)
+            began = perf_counter()
             try:
-                self._refresh()
+                self._update(await asyncio.to_thread(self._collect()))
+                self._broken = False
             except Exception:
-                log.exception("live regions could not be rendered")
+                if not self._broken:  # and not again every second
+                    log.exception("live regions could not be rendered")
+                self._broken = True
             self._tick.set()
             self._tick = asyncio.Event()
+            took_s = perf_counter() - began
+            await asyncio.sleep(max(self._interval_s, min(took_s / MAX_SHARE, MAX_INTERVAL_S)))
 
-    def _refresh(self) -> None:
+    def _update(self, regions: Regions) -> None:
         self._now += 1
         self._events.clear()
-        for name, html in self._render().items():
+        gone = dict.fromkeys(self._regions.keys() - regions.keys(), "")
+        for name, html in {**regions, **gone}.items():
             if name not in self._regions or self._regions[name][1] != html:
                 self._regions[name] = (self._now, html)
 
     def _event_since(self, seen: int) -> bytes:
         """Return the event with what has changed since a tick."""
+        if seen < self._now - MAX_BEHIND:
+            seen = 0
         event = self._events.get(seen)
         if event is None:
             changed = {name: html for name, (at, html) in self._regions.items() if at > seen}
@@ -125,10 +158,10 @@ class LivePage:
 class LiveByRight:
     """The live regions of a page that shows actions to those who may take them."""
 
-    def __init__(self, right: Right, render: Callable[[bool], Regions]) -> None:
-        """`render` is given whether the viewers have the right."""
+    def __init__(self, right: Right, collect: Callable[[bool], Render]) -> None:
+        """`collect` is given whether the viewers have the right; see LivePage."""
         self._right = right
-        self._pages = {may: LivePage(partial(render, may)) for may in (False, True)}
+        self._pages = {may: LivePage(partial(collect, may)) for may in (False, True)}
 
     def for_visitor(self, visitor: Visitor) -> LivePage:
         """Return the page with the actions, or the one without."""
@@ -141,12 +174,14 @@ class LiveResponse(Response):
     def __init__(
         self,
         page: LivePage,
+        key_id: str,
         check_session: Callable[[], Awaitable[object]],
         draining: Callable[[], bool],
     ) -> None:
         """`check_session` raises GatewayError once the session has ended."""
         super().__init__()
         self._page = page
+        self._key_id = key_id
         self._check_session = check_session
         self._draining = draining
 
@@ -164,7 +199,7 @@ class LiveResponse(Response):
             await asyncio.gather(sending, disconnected, return_exceptions=True)
 
     async def _send_events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = self._page.events()
+        events = self._page.events(self._key_id)
         async with contextlib.aclosing(events):
             try:
                 first = await anext(events)

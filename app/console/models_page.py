@@ -1,10 +1,12 @@
 """The page of models: how each is served, and the actions on it."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from app.api import Right
 from app.console.fleet_view import FleetViews
-from app.console.live import LiveByRight, Regions
+from app.console.live import LiveByRight, Regions, Render
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE
@@ -16,7 +18,9 @@ def models_router(renderer: Renderer, views: FleetViews) -> APIRouter:
 
     @router.get("/models")
     async def show(request: Request) -> Response:
-        return renderer.page(visitor_of(request), "models.html", models=views.models())
+        visitor, models = visitor_of(request), views.models()
+        render = partial(renderer.page, visitor, "models.html", models=models)
+        return await renderer.in_thread(render)
 
     return router
 
@@ -25,8 +29,13 @@ def live_models(renderer: Renderer, views: FleetViews) -> LiveByRight:
     """Return the live regions: one for each model."""
     model = renderer.macro("models_regions.html", "model")
 
-    def render(acts: bool) -> Regions:
-        found = enumerate(views.models())
-        return {f"model {view.row.name}": model(view, number, acts) for number, view in found}
+    def collect(acts: bool) -> Render:
+        found = views.models()
 
-    return LiveByRight(Right.ENGINES_WRITE, render)
+        def render() -> Regions:
+            numbered = enumerate(found)
+            return {f"model {one.row.name}": model(one, number, acts) for number, one in numbered}
+
+        return render
+
+    return LiveByRight(Right.ENGINES_WRITE, collect)

@@ -1,14 +1,14 @@
 """The overview: what runs, what loads, what failed and why, and the last hour as charts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import APIRouter, Request, Response
 
 from app.console.charts import Chart, chart
 from app.console.devices import MemoryReader, device_memory, engine_memory
 from app.console.fleet_view import FleetViews
-from app.console.history import INTERVAL_S, SPAN_S, History, Sample
-from app.console.live import LivePage, Regions
+from app.console.history import INTERVAL_S, SPAN_S, History, Reading, Sample, last_hour
+from app.console.live import LivePage, Regions, Render
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE
@@ -24,6 +24,8 @@ class Overview:
         self._views = views
         self._history = history
         self._memory = memory
+        # The newest charts, and the time of their last reading.
+        self._drawn: tuple[float | None, Mapping[str, Chart]] = (None, {})
 
     def parts(self) -> dict[str, dict[str, object]]:
         """Return the values of each region's macro, by the region's name."""
@@ -40,14 +42,18 @@ class Overview:
             },
         }
 
-    def samples(self) -> list[Sample]:
-        """Return the samples of the last hour."""
-        return self._history.samples()
+    def readings(self) -> Sequence[Reading]:
+        """Return the readings of the last hour."""
+        return self._history.readings()
 
-    @property
-    def history_at(self) -> float | None:
-        """The time of the newest sample."""
-        return self._history.last_at
+    def charts(self, readings: Sequence[Reading]) -> Mapping[str, Chart]:
+        """Return the charts of the last hour. Any thread may call it."""
+        drawn_for, charts = self._drawn
+        at = readings[-1].at if readings else None
+        if not charts or at != drawn_for:  # every ten seconds
+            charts = charts_of(last_hour(readings))
+            self._drawn = at, charts
+        return charts
 
 
 def charts_of(samples: Sequence[Sample]) -> dict[str, Chart]:
@@ -72,12 +78,14 @@ def overview_router(renderer: Renderer, overview: Overview) -> APIRouter:
 
     @router.get("/overview")
     async def show(request: Request) -> Response:
-        return renderer.page(
-            visitor_of(request),
-            "overview.html",
-            parts_of=overview.parts(),
-            charts=charts_of(overview.samples()),
-        )
+        parts, readings = overview.parts(), overview.readings()
+
+        def render() -> Response:
+            charts = overview.charts(readings)
+            visitor = visitor_of(request)
+            return renderer.page(visitor, "overview.html", parts_of=parts, charts=charts)
+
+        return await renderer.in_thread(render)
 
     return router
 
@@ -87,14 +95,14 @@ def live_overview(renderer: Renderer, overview: Overview) -> LivePage:
     names = ("attention", "models", "engines", "memory")
     macros = {name: renderer.macro("overview_regions.html", name) for name in names}
     charts = renderer.macro("overview_regions.html", "charts")
-    drawn_at: float | None = None
-    drawn = ""
 
-    def render() -> Regions:
-        nonlocal drawn_at, drawn
-        regions = {name: macros[name](**values) for name, values in overview.parts().items()}
-        if not drawn or overview.history_at != drawn_at:  # every ten seconds
-            drawn_at, drawn = overview.history_at, charts(charts_of(overview.samples()))
-        return {**regions, "charts": drawn}
+    def collect() -> Render:
+        parts, readings = overview.parts(), overview.readings()
 
-    return LivePage(render)
+        def render() -> Regions:
+            regions = {name: macros[name](**values) for name, values in parts.items()}
+            return {**regions, "charts": charts(overview.charts(readings))}
+
+        return render
+
+    return LivePage(collect)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -12,6 +13,8 @@ from app.api import Right
 from app.console.formats import FILTERS
 from app.console.visitor import CONSOLE, Visitor, pages_of
 from app.errors import GatewayError
+
+_Rendered = TypeVar("_Rendered")
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
@@ -52,10 +55,11 @@ class Renderer:
         }
         self._environment.filters |= FILTERS
         self._loading: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
 
     async def load(self) -> None:
         """Compile all templates, once, in a thread: that takes a tenth of a second."""
-        if self._loading is None:
+        if self._loading is None or _failed(self._loading):
             self._loading = asyncio.create_task(asyncio.to_thread(self._compile))
         await asyncio.shield(self._loading)
 
@@ -73,6 +77,14 @@ class Renderer:
         """Return a page with the frame and the navigation of a visitor."""
         text = self.text(template, visitor=visitor, pages=pages_of(visitor), **context)
         return HTMLResponse(text, status, HEADERS)
+
+    async def in_thread(self, render: Callable[[], _Rendered]) -> _Rendered:
+        """Return what `render` does in a thread, one at a time.
+
+        For what grows with the fleet: it would hold up the event loop.
+        """
+        async with self._turn:
+            return await asyncio.to_thread(render)
 
     def macro(self, template: str, name: str) -> Callable[..., str]:
         """Return a macro of a template, which renders a part of a page."""
@@ -92,3 +104,7 @@ class Renderer:
     def fault(self, visitor: Visitor, error: GatewayError) -> HTMLResponse:
         """Return a page that says what went wrong."""
         return self.page(visitor, "fault.html", status=error.status, message=error.message)
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

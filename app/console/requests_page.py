@@ -3,7 +3,8 @@
 A client sees and cancels the requests of its own key, other roles those of all keys.
 """
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -13,14 +14,14 @@ from app.console.guard import API
 from app.console.key_names import KeyNames
 from app.console.rendering import Renderer
 from app.console.request_bar import request_bar
+from app.console.request_regions import RequestRegions
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
 from app.errors import BadRequest, PermissionDenied, RouteNotFound
 from app.relay import OUTCOMES, RequestDirectory, RequestFilter, RequestView
 from app.routing import Catalogue
+from app.telemetry.logs import scrub
 
-IN_FLIGHT_ROWS = 200
-ENDED_ROWS = 100
 MAX_FILTER_CHARS = 256
 NOT_FOUND = "There is no such request here, or it ended too long ago."
 
@@ -32,16 +33,7 @@ def requests_page_router(
 ) -> APIRouter:
     """Return the routes of the requests' pages."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
-    in_flight_part = renderer.macro("requests_regions.html", "in_flight")
-    ended_part = renderer.macro("requests_regions.html", "ended")
-
-    async def parts(visitor: Visitor, chosen: RequestFilter) -> dict[str, Any]:
-        """Return what both the page and its refresh show."""
-        in_flight = requests.in_flight(chosen, IN_FLIGHT_ROWS)
-        ended = requests.ended(chosen, ENDED_ROWS)
-        rows = [*in_flight, *ended]
-        shown = await names.find({view.record.key_id for view in rows})
-        return {"in_flight": in_flight, "ended": ended, "names": shown}
+    regions = RequestRegions(renderer, requests, names)
 
     @router.get("/requests")
     async def show_requests(
@@ -57,17 +49,22 @@ def requests_page_router(
             chosen = _filter(visitor, key, model, status, outcome)
         except BadRequest as error:
             fault = error.message
-        return renderer.page(
-            visitor,
-            "requests.html",
-            fault=fault,
-            filter={"key": key, "model": model, "status": status, "outcome": outcome},
-            refresh=f"{API}/requests?{request.url.query}",
-            models=[one.name for one in catalogue.models if visitor.principal.allows(one.name)],
-            outcomes=OUTCOMES,
-            cancel=_cancel_path(visitor),
-            **await parts(visitor, chosen),
-        )
+        rows = await regions.rows(chosen)
+
+        def render() -> Response:
+            return renderer.page(
+                visitor,
+                "requests.html",
+                fault=fault,
+                filter={"key": key, "model": model, "status": status, "outcome": outcome},
+                refresh=f"{API}/requests?{request.url.query}",
+                models=[one.name for one in catalogue.models if visitor.principal.allows(one.name)],
+                outcomes=OUTCOMES,
+                cancel=_cancel_path(visitor),
+                rows=rows,
+            )
+
+        return await renderer.in_thread(render)
 
     @router.get("/api/requests")
     async def refresh_requests(
@@ -76,15 +73,11 @@ def requests_page_router(
         model: FilterText = "",
         status: FilterText = "",
         outcome: FilterText = "",
-    ) -> dict[str, str]:
+    ) -> Mapping[str, str]:
         """The regions of the page as they are now."""
         visitor = _checked(visitor_of(request))
-        found = await parts(visitor, _filter(visitor, key, model, status, outcome))
-        cancel, shown = _cancel_path(visitor), found["names"]
-        return {
-            "in-flight": in_flight_part(found["in_flight"], shown, cancel),
-            "ended": ended_part(found["ended"], shown),
-        }
+        chosen = _filter(visitor, key, model, status, outcome)
+        return await regions.html(chosen, _cancel_path(visitor))
 
     @router.get("/requests/{id}")
     async def show_request(request: Request, id: str) -> Response:
@@ -97,6 +90,7 @@ def requests_page_router(
             visitor,
             "request.html",
             view=view,
+            fault=None if view.record.fault is None else scrub(view.record.fault),
             bar=request_bar(view.phases, view.record.total_s),
             names=shown,
             cancel=_cancel_path(visitor),
@@ -111,6 +105,7 @@ def requests_page_router(
         view: RequestView | None = requests.cancel(id, visitor.principal.id, visitor.own_key_only)
         if view is None:
             raise RouteNotFound("there is no such request in flight")
+        regions.outdate()
         return {"id": view.id}
 
     return router

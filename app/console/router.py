@@ -102,7 +102,8 @@ def frame_router(
             if not shown.may_see(await sign_in.find_visitor(headers)):
                 raise PermissionDenied("the role of the key has changed")
 
-        return LiveResponse(live[page].for_visitor(visitor), check_session, draining)
+        regions = live[page].for_visitor(visitor)
+        return LiveResponse(regions, visitor.principal.id, check_session, draining)
 
     return router
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PlainSerializer
@@ -18,6 +19,11 @@ CLOSENESS = (
     EngineState.READY, EngineState.STARTING, EngineState.DRAINING, EngineState.ASLEEP,
     EngineState.STOPPING, EngineState.FAILED, EngineState.STOPPED,
 )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)  # open pages read the errors of all engines every second
+def _redacted(error: str) -> str:
+    return redact_line(error)
 
 
 def _known(facts: EngineFacts) -> dict[str, Any]:
@@ -66,7 +72,7 @@ class EngineRow(BaseModel):
             progress=progress
             and Progress(phase=progress.phase, done=progress.done, total=progress.total),
             facts=engine.facts,
-            last_error=None if engine.last_error is None else redact_line(engine.last_error),
+            last_error=None if engine.last_error is None else _redacted(engine.last_error),
             restarts=engine.restarts,
             load_s=engine.load_s,
             in_flight=replica.in_flight,
@@ -119,7 +125,7 @@ class ModelRow(BaseModel):
         """Return the row of a model."""
         engines = [replica.engine for replica in model.replicas]
         state = min((e.state for e in engines), key=CLOSENESS.index, default=EngineState.STOPPED)
-        errors = (redact_line(e.last_error) for e in engines if e.last_error is not None)
+        errors = (_redacted(e.last_error) for e in engines if e.last_error is not None)
         elapsed_s = activity.loading_s
         loading = elapsed_s is not None and Loading(
             since=_rfc3339(time.time() - elapsed_s),

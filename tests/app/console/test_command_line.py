@@ -40,3 +40,8 @@ def test_any_text_is_read_without_a_fault(text: str) -> None:
     for name, value in parse(text).flags.items():
         assert name.startswith("-")
         assert value
+
+
+def test_a_command_line_is_read_once_however_often_pages_show_it() -> None:
+    text = "vllm serve --model=var/a --max-num-seqs 8"
+    assert parse(text) is parse(text)

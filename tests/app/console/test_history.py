@@ -1,13 +1,16 @@
 """The history of the last hour: readings by a fake clock, and the rates between them."""
 
 import asyncio
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.console.history import INTERVAL_S, SPAN_S, History, Load, quantile
+from app.console.history import INTERVAL_S, SPAN_S, History, Load, Sample, last_hour, quantile
 from app.telemetry.metrics import Metrics
 from app.usage import Usage
+from tests.waiting import wait_until
 
 
 class Machine:
@@ -20,6 +23,9 @@ class Machine:
         self.history = History(self.metrics, lambda: self.load, lambda: self.now)
         self.history.read()
 
+    def samples(self) -> list[Sample]:
+        return last_hour(self.history.readings())
+
     def read_after(self, seconds: float = INTERVAL_S) -> None:
         """Let time pass, and read."""
         self.now += seconds
@@ -27,7 +33,7 @@ class Machine:
 
 
 def test_without_two_readings_there_is_no_sample() -> None:
-    assert Machine().history.samples() == []
+    assert Machine().samples() == []
 
 
 def test_rates_are_differences_over_the_time_between_readings() -> None:
@@ -40,7 +46,7 @@ def test_rates_are_differences_over_the_time_between_readings() -> None:
     machine.metrics.queue_depth.add(("m",), 2)
     machine.load = Load(3, 0)
     machine.read_after(20.0)
-    (sample,) = machine.history.samples()
+    (sample,) = machine.samples()
     assert (sample.tokens_per_s, sample.in_flight, sample.waiting) == (5.0, 3, 2)
     assert (sample.errors_per_min, sample.refused_per_min) == (3.0, 3.0)
 
@@ -50,7 +56,7 @@ def test_a_stream_that_broke_is_an_error_and_one_that_went_on_is_none() -> None:
     machine.metrics.continuations.add(("m", "replay", "continued"))
     machine.metrics.continuations.add(("m", "none", "too_long"))
     machine.read_after(60.0)
-    assert machine.history.samples()[0].errors_per_min == 1.0
+    assert machine.samples()[0].errors_per_min == 1.0
 
 
 def test_tokens_of_a_long_answer_count_while_it_is_generated() -> None:
@@ -65,7 +71,7 @@ def test_tokens_of_a_long_answer_count_while_it_is_generated() -> None:
     machine.metrics.record_usage("m", "completed", Usage(1, 40))
     machine.load = Load(0, 0)
     machine.read_after()
-    assert [one.tokens_per_s for one in machine.history.samples()] == [20.0, 10.0, 5.0, 0.0]
+    assert [one.tokens_per_s for one in machine.samples()] == [20.0, 10.0, 5.0, 0.0]
 
 
 def test_percentiles_are_of_the_last_minute() -> None:
@@ -74,7 +80,7 @@ def test_percentiles_are_of_the_last_minute() -> None:
         machine.metrics.time_to_first_token.observe(("m",), 0.15)
     for _ in range(9):
         machine.read_after()
-    times = [one.ttft_p50 for one in machine.history.samples()]
+    times = [one.ttft_p50 for one in machine.samples()]
     assert times[:6] == [times[0]] * 6
     assert times[0] is not None
     assert 0.1 < times[0] <= 0.25
@@ -85,7 +91,7 @@ def test_what_is_older_than_an_hour_is_forgotten() -> None:
     machine = Machine()
     for _ in range(2 * int(SPAN_S / INTERVAL_S)):
         machine.read_after()
-    samples = machine.history.samples()
+    samples = machine.samples()
     assert len(samples) == SPAN_S / INTERVAL_S
     assert samples[-1].at - samples[0].at < SPAN_S
 
@@ -94,10 +100,29 @@ async def test_it_reads_at_once_and_ends_when_canceled() -> None:
     history = History(Metrics(), lambda: Load(0, 0))
     task = asyncio.create_task(history.run())
     await asyncio.sleep(0)
-    assert history.last_at is not None
+    assert history.readings()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()
+
+
+async def test_a_reading_that_fails_does_not_end_the_history(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loads: Iterator[Load | Exception] = iter([ValueError("deliberate"), Load(1, 0)])
+
+    def load() -> Load:
+        found = next(loads, Load(3, 0))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    history = History(Metrics(), load, interval_s=0.001)
+    task = asyncio.create_task(history.run())
+    await wait_until(lambda: len(history.readings()) > 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert "misses a reading" in caplog.text
 
 
 BOUNDS = (0.1, 0.5, 1.0)

@@ -1,0 +1,93 @@
+"""The tables of requests in flight and ended, rendered at most once a second for each filter.
+
+Pages ask for them every few seconds. What belongs together is collected on the event loop, which
+changes it; the HTML is made in a thread.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from app.console.key_names import KeyNames
+from app.console.rendering import Renderer
+from app.relay import RequestDirectory, RequestFilter, RequestView
+from app.telemetry import RequestPhase
+
+IN_FLIGHT_ROWS = 200
+ENDED_ROWS = 100
+FRESH_S = 1.0
+
+Html = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """Requests at one moment. The phase of one in flight is its present one; None: unknown."""
+
+    in_flight: Sequence[tuple[RequestView, RequestPhase | None]]
+    ended: Sequence[RequestView]
+    names: Mapping[str, str]  # of keys, by their IDs
+
+
+class RequestRegions:
+    """Renders the regions of the requests' page. `monotonic` is a clock in seconds."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        requests: RequestDirectory,
+        names: KeyNames,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._renderer = renderer
+        self._requests = requests
+        self._names = names
+        self._monotonic = monotonic
+        self._in_flight = renderer.macro("requests_regions.html", "in_flight")
+        self._ended = renderer.macro("requests_regions.html", "ended")
+        # By what is shown: the filter, and the path below which a request is canceled.
+        self._rendered: dict[tuple[RequestFilter, str], tuple[float, asyncio.Task[Html]]] = {}
+
+    async def rows(self, chosen: RequestFilter) -> RequestRows:
+        """Return the requests that a filter selects, the newest of those that ended."""
+        in_flight = [
+            # A timeline is read here: its request's task changes it.
+            (view, next(reversed(view.phases), None))
+            for view in self._requests.in_flight(chosen, IN_FLIGHT_ROWS)
+        ]
+        ended = self._requests.ended(chosen, ENDED_ROWS)
+        keys = {view.record.key_id for view in (*(view for view, _ in in_flight), *ended)}
+        return RequestRows(in_flight, ended, await self._names.find(keys))
+
+    async def html(self, chosen: RequestFilter, cancel: str) -> Html:
+        """Return the HTML of each region, at most FRESH_S old.
+
+        Two visitors share it only if they choose the same requests and may do the same.
+        """
+        now = self._monotonic()
+        self._rendered = {
+            shown: (until, task)
+            for shown, (until, task) in self._rendered.items()
+            if now < until or not task.done()
+        }
+        _, rendering = self._rendered.get((chosen, cancel), (0.0, None))
+        if rendering is None:
+            rendering = asyncio.create_task(self._render(chosen, cancel), name="render requests")
+            self._rendered[chosen, cancel] = now + FRESH_S, rendering
+        return await asyncio.shield(rendering)  # others may wait for it
+
+    def outdate(self) -> None:
+        """Have all regions rendered again: a request was canceled."""
+        self._rendered.clear()
+
+    async def _render(self, chosen: RequestFilter, cancel: str) -> Html:
+        rows = await self.rows(chosen)
+
+        def render() -> Html:
+            return {
+                "in-flight": self._in_flight(rows.in_flight, rows.names, cancel),
+                "ended": self._ended(rows.ended, rows.names),
+            }
+
+        return await self._renderer.in_thread(render)

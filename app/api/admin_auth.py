@@ -17,6 +17,8 @@ from app.telemetry.metrics import Metrics
 MAX_BODY_BYTES = 1_048_576
 # The scope key of the caller whom a session of the console has authenticated.
 SESSION_CALLER = "gateway.session_caller"
+# The scope key of a function that finds that caller again, later in a long response.
+SESSION_CHECK = "gateway.session_check"
 # The scope key of the caller's x-ratelimit-* headers, set once the limiter has decided.
 CALLER_LIMITS = "gateway.caller_limits"
 
@@ -90,6 +92,15 @@ async def find_admin(scope: Scope, authenticator: Authenticator) -> Principal:
     if caller.role is Role.CLIENT:
         raise PermissionDenied("this API key is for models only")
     return caller
+
+
+async def check_admin(scope: Scope, authenticator: Authenticator) -> None:
+    """Check again that the key or the session of a caller of /admin has not ended.
+
+    Raises InvalidApiKey, PermissionDenied and ServiceUnavailable.
+    """
+    find_again = scope.get(SESSION_CHECK)
+    await (authenticator.admin(scope["headers"]) if find_again is None else find_again())
 
 
 class RequireRight:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -9,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
-from app.api.admin_auth import RequireRight, Right
+from app.api.admin_auth import RequireRight, Right, check_admin
 from app.api.error_responses import ADMIN, error_responses
 from app.api.log_stream import Followers, FollowLog, readable, text_of
 from app.api.middleware import notes_of
@@ -60,6 +61,7 @@ def engines_router(
         responses=error_responses(*ADMIN, RouteNotFound, Conflict),
     )
     async def engine_log(
+        request: Request,
         name: str,
         lines: Annotated[int, Query(ge=0, le=MAX_LINES, description="Maximum number.")] = LINES,
         follow: Annotated[bool, Query(description="Go on with new lines.")] = False,
@@ -67,7 +69,8 @@ def engines_router(
         """The newest lines of an engine's output, without control characters and secrets."""
         reader = operations.open_log(name)
         if follow:
-            return FollowLog(reader, lines, redact_line, followers, draining)
+            check = partial(check_admin, request.scope, authenticator)
+            return FollowLog(reader, lines, redact_line, followers, draining, check)
 
         def read() -> bytes:
             # A progress bar has no end of its line while it moves.

@@ -6,18 +6,20 @@ response owns its place among the followers itself.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.admin_auth import error_response
-from app.errors import ServiceUnavailable
+from app.errors import GatewayError, ServiceUnavailable
 
 # Short enough for a person who watches.
 POLL_S = 0.25
 MAX_FOLLOWERS = 8
+# The caller is checked again as often as this.
+CHECK_S = 5.0
 _HEADERS = [
     (b"content-type", b"text/plain; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -51,7 +53,10 @@ class Followers:
 
 
 class FollowLog(Response):
-    """Sends the last lines of a log, then each new one, until the client or the gateway leaves."""
+    """Sends the last lines of a log, then each new one.
+
+    It ends when the client leaves or may no longer read it, and when the gateway drains.
+    """
 
     def __init__(
         self,
@@ -60,13 +65,16 @@ class FollowLog(Response):
         show: Callable[[str], str],
         followers: Followers,
         draining: Callable[[], bool],
+        check_caller: Callable[[], Awaitable[object]],
     ) -> None:
+        """`check_caller` raises GatewayError once the caller may no longer read the log."""
         super().__init__()
         self._reader = reader
         self._count = lines
         self._show = show
         self._followers = followers
         self._draining = draining
+        self._check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.ExitStack() as stack:
@@ -85,6 +93,8 @@ class FollowLog(Response):
                 await send({"type": "http.response.body", "body": b""})
 
     async def _follow(self, lines: bytes, disconnected: asyncio.Task[None], send: Send) -> None:
+        now = asyncio.get_running_loop().time
+        check_at = now() + CHECK_S
         while not disconnected.done():
             if lines:
                 await send({"type": "http.response.body", "body": lines, "more_body": True})
@@ -92,7 +102,20 @@ class FollowLog(Response):
                 await asyncio.wait({disconnected}, timeout=POLL_S)
             if self._draining():
                 return
+            if now() >= check_at:
+                check_at = now() + CHECK_S
+                if not await self._may_read():
+                    return
             lines = await asyncio.to_thread(self._more)
+
+    async def _may_read(self) -> bool:
+        try:
+            await self._check_caller()
+        except ServiceUnavailable:
+            return True  # the database is away: that ends no session
+        except GatewayError:
+            return False
+        return True
 
     def _first(self) -> bytes:
         with readable():

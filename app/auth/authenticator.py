@@ -181,8 +181,10 @@ class Authenticator:
             return self._root
         if (principal := self._static.get(key_digest)) is not None:
             return principal
-        entry = self._known.get(key_digest) or await self._fetch(key_id, key_digest)
-        return self._admit(entry, admin=None)
+        known = self._known.get(key_digest)
+        if known is None and self._monotonic() < (self._unknown.get(key_digest) or -math.inf):
+            raise invalid_key()  # a page asks again and again, after its key has gone
+        return self._admit(known or await self._fetch(key_id, key_digest), admin=None)
 
     def _admit(self, entry: Entry, *, admin: bool | None) -> Principal:
         """Return the principal of a valid entry. The only place that records use.

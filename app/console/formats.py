@@ -9,7 +9,7 @@ _MIB = 2**20
 
 def duration(seconds: float | None) -> str:
     """Return a duration in the unit that reads well: `0.4 ms`, `12 ms`, `3.4 s`, `2 min 5 s`."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 0.00995:
         return f"{seconds * 1000:.1f} ms"
@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 def count(number: float | None) -> str:
     """Return a number with thousands apart, as `1,234`; large ones as `1.2 M`."""
-    if number is None:
+    if number is None or not math.isfinite(number):
         return "–"
     if abs(number) >= 10_000_000:
         return f"{number / 1_000_000:,.1f} M"
@@ -38,14 +38,14 @@ def count(number: float | None) -> str:
 
 def size(of_bytes: float | None) -> str:
     """Return a size in GiB or MiB."""
-    if of_bytes is None:
+    if of_bytes is None or not math.isfinite(of_bytes):
         return "–"
     return f"{of_bytes / _GIB:.1f} GiB" if of_bytes >= _GIB else f"{of_bytes / _MIB:.0f} MiB"
 
 
 def percent(part: float | None) -> str:
     """Return a share of one in percent."""
-    return "–" if part is None or math.isnan(part) else f"{part * 100:.0f} %"
+    return "–" if part is None or not math.isfinite(part) else f"{part * 100:.0f} %"
 
 
 def time_of_day(seconds: float | None) -> str:

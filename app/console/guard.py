@@ -7,13 +7,22 @@ in place of a key, so that a page can do what its key can do, and nothing else. 
 nothing outside of /console.
 """
 
+from collections.abc import Awaitable
+from functools import partial
 from urllib.parse import quote
 
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api import MAX_BODY_BYTES, SESSION_CALLER, bound_body, error_response, notes_of
-from app.console.rendering import Renderer
+from app.api import (
+    MAX_BODY_BYTES,
+    SESSION_CALLER,
+    SESSION_CHECK,
+    bound_body,
+    error_response,
+    notes_of,
+)
+from app.console.rendering import HEADERS, Renderer
 from app.console.sign_in import SignIn, check_request_token, check_same_origin
 from app.console.visitor import CONSOLE, Visitor, page_at, pages_of
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
@@ -21,7 +30,9 @@ from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFo
 API = f"{CONSOLE}/api"
 LOGIN = f"{CONSOLE}/login"
 LOGOUT = f"{CONSOLE}/logout"
-_OPEN = (LOGIN, f"{CONSOLE}/static/")
+STATIC = f"{CONSOLE}/static/"
+# Both check by themselves that a page of this gateway has sent them.
+_OPEN = frozenset({LOGIN, LOGOUT})
 # The scope key of the visitor, for pages.
 VISITOR = "gateway.visitor"
 # The gateway's API; everything else below /console/api is the console's own.
@@ -29,6 +40,7 @@ _GATEWAY_API = ("/admin/", "/v1/models", "/v1/usage")
 # The longest key, escaped, and the path to return to.
 MAX_FORM_BYTES = 8192
 _SAFE = frozenset({"GET", "HEAD"})
+_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 class ConsoleGuard:
@@ -44,9 +56,10 @@ class ConsoleGuard:
         if scope["type"] != "http" or not (path == CONSOLE or path.startswith(f"{CONSOLE}/")):
             await self._app(scope, receive, send)
             return
+        send = _with_headers(send)
         await self._renderer.load()
         receive = bound_body(receive, MAX_FORM_BYTES if path == LOGIN else MAX_BODY_BYTES)
-        if path.startswith(_OPEN):
+        if path in _OPEN or path.startswith(STATIC):
             await self._app(scope, receive, send)
             return
         in_api = path.startswith(f"{API}/")
@@ -57,7 +70,7 @@ class ConsoleGuard:
             _check_origin(scope, visitor, in_api=in_api)
             response = None
             if in_api:
-                _enter_api(scope, visitor)
+                self._enter_api(scope, visitor)
             else:
                 response = self._check_page(scope, visitor)
         except InvalidApiKey as error:
@@ -77,19 +90,29 @@ class ConsoleGuard:
             return RedirectResponse(pages[0].path, 303)
         page = page_at(path)
         if page is None:
-            if path == LOGOUT:
-                return None
             return self._renderer.fault(visitor, RouteNotFound(f"There is no page {path} here."))
         if not page.may_see(visitor):
             fault = f"The role {visitor.role} does not see this page."
             return self._renderer.fault(visitor, PermissionDenied(fault))
         return None
 
+    def _enter_api(self, scope: Scope, visitor: Visitor) -> None:
+        """Give a request for the gateway's API its path there. Raises PermissionDenied."""
+        path: str = scope["path"].removeprefix(API)
+        if not path.startswith(_GATEWAY_API):
+            return
+        if path.startswith("/v1/") and not visitor.may_chat:
+            raise PermissionDenied(f"the role {visitor.role} may not use models")
+        scope["path"] = path
+        scope["raw_path"] = quote(path).encode()
+        scope[SESSION_CALLER] = visitor.principal
+        scope[SESSION_CHECK] = partial(self._sign_in.find_again, scope["headers"], visitor)
+
 
 def _check_origin(scope: Scope, visitor: Visitor, *, in_api: bool) -> None:
     """Check that a page of this session sends what may change something.
 
-    A form, as that of the logout, has no header for the token. Raises PermissionDenied.
+    A form has no header for the token. Raises PermissionDenied.
     """
     if scope["method"] in _SAFE:
         return
@@ -99,17 +122,21 @@ def _check_origin(scope: Scope, visitor: Visitor, *, in_api: bool) -> None:
         check_same_origin(scope["headers"])
 
 
-def _enter_api(scope: Scope, visitor: Visitor) -> None:
-    """Give a request for the gateway's API its path there. Raises PermissionDenied."""
-    path: str = scope["path"].removeprefix(API)
-    if not path.startswith(_GATEWAY_API):
-        return
-    if path.startswith("/v1/") and not visitor.may_chat:
-        raise PermissionDenied(f"the role {visitor.role} may not use models")
-    scope["path"] = path
-    scope["raw_path"] = quote(path).encode()
-    scope[SESSION_CALLER] = visitor.principal
-
-
 def _to_login(scope: Scope) -> Response:
-    return RedirectResponse(f"{LOGIN}?next={quote(scope['path'])}", 303)
+    # What changes something is not repeated after the login.
+    back = f"?next={quote(scope['path'])}" if scope["method"] in _SAFE else ""
+    return RedirectResponse(LOGIN + back, 303)
+
+
+def _with_headers(send: Send) -> Send:
+    """Return a `send` that adds the headers of pages to every response, as to errors in JSON."""
+
+    def send_with_headers(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ())]
+            names = {name for name, _ in headers}
+            headers += [pair for pair in _HEADERS if pair[0] not in names]
+            message = {**message, "headers": headers}
+        return send(message)
+
+    return send_with_headers

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from app.telemetry import RequestPhase
 
 WIDTH = 1000.0
-# A part that lasted a moment can still be seen.
+# A part that lasted a moment can still be seen, unless there are very many.
 MIN_WIDTH = 2.0
 # The names of phases, as a reader would say them.
 TITLES = {
@@ -41,16 +41,18 @@ class BarPart:
 def request_bar(phases: Sequence[RequestPhase], total_s: float) -> list[BarPart]:
     """Return the parts of the bar of a request that took `total_s` seconds, in order.
 
-    Their widths are in proportion to their durations, none below MIN_WIDTH, and fill WIDTH.
+    Their widths are in proportion to their durations, none below MIN_WIDTH while there is room for
+    that, and fill WIDTH.
     """
     if not phases or total_s <= 0:
         return []
     durations = [phase.end_s - phase.start_s for phase in phases]
-    spare = WIDTH - MIN_WIDTH * len(phases)
+    min_width = min(MIN_WIDTH, WIDTH / 2 / len(phases))
+    spare = WIDTH - min_width * len(phases)
     parts, x = [], 0.0
     for phase, duration_s in zip(phases, durations, strict=True):
         share = duration_s / total_s
-        width = MIN_WIDTH + spare * share
+        width = min_width + spare * share
         title = TITLES.get(phase.name, phase.name)
         parts.append(
             BarPart(phase.name, title, phase.note, phase.start_s, duration_s, share, x, width)

@@ -76,8 +76,9 @@ def frame_router(
         return response
 
     @router.post("/logout")
-    async def log_out() -> Response:
-        """End the session in this browser."""
+    async def log_out(request: Request) -> Response:
+        """End the session in this browser, also one that has ended with its key."""
+        check_same_origin(request.scope["headers"])
         response = RedirectResponse(LOGIN, 303, HEADERS)
         response.delete_cookie(COOKIE, path=CONSOLE, httponly=True, samesite="strict")
         return response
@@ -99,8 +100,7 @@ def frame_router(
         headers = request.scope["headers"]
 
         async def check_session() -> None:
-            if not shown.may_see(await sign_in.find_visitor(headers)):
-                raise PermissionDenied("the role of the key has changed")
+            await sign_in.find_again(headers, visitor)
 
         regions = live[page].for_visitor(visitor)
         return LiveResponse(regions, visitor.principal.id, check_session, draining)

@@ -3,7 +3,8 @@
 import hmac
 import time
 from collections.abc import Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
+
+from starlette.requests import cookie_parser
 
 from app.auth import Authenticator, Principal, Role, id_of, presented_key
 from app.console.session import LIFETIME_S, Session, request_token
@@ -57,17 +58,25 @@ class SignIn:
             raise InvalidApiKey(NO_SESSION)
         return Visitor(anonymous, token, logged_in=False)
 
+    async def find_again(self, headers: RequestHeaders, visitor: Visitor) -> Visitor:
+        """Return the visitor of a request that lasts long, if it is still the same.
+
+        Raises InvalidApiKey once the session has ended, and ServiceUnavailable.
+        """
+        found = await self.find_visitor(headers)
+        if found.principal.id != visitor.principal.id:
+            raise InvalidApiKey(NO_SESSION)
+        return found
+
 
 def find_cookie(headers: RequestHeaders) -> str:
-    """Return the value of the session's cookie; empty if there is none."""
+    """Return the value of the session's cookie; empty if there is none.
+
+    Cookies know no ports: what other programs of the host have set comes too, whatever its form.
+    """
     for name, value in headers:
-        if name == b"cookie":
-            try:
-                cookies = SimpleCookie(value.decode("latin-1"))
-            except CookieError:
-                continue
-            if (morsel := cookies.get(COOKIE)) is not None:
-                return morsel.value
+        if name == b"cookie" and (found := cookie_parser(value.decode("latin-1")).get(COOKIE)):
+            return found
     return ""
 
 

@@ -266,3 +266,126 @@ async def test_a_disabled_console_leaves_nothing_at_its_paths(
             assert (await visitor.get(path)).status_code == 404
         assert (await visitor.post("/console/login", data={"key": KEY})).status_code == 404
         assert (await visitor.post(CHAT_PATH, json=CHAT)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "others",
+    ['prefs={"a": [1, 2]}', "x", "a=b c", "=", "\x85=1", '"', "a=1; path=/", "__Host-a=1,b"],
+)
+async def test_cookies_of_other_programs_of_the_host_do_not_hide_the_session(
+    gateway: Gateway, client: httpx.AsyncClient, others: str
+) -> None:
+    cookie = client.cookies.get("gateway_console", path="/console")
+    for header in (f"{others}; gateway_console={cookie}", f"gateway_console={cookie}; {others}"):
+        async with httpx.AsyncClient(base_url=gateway.client.base_url, timeout=20) as bare:
+            headers = [(b"cookie", header.encode("latin-1"))]
+            assert (await bare.get("/console/api/session", headers=headers)).status_code == 200
+
+
+async def test_a_session_that_has_ended_can_be_logged_out(stranger: httpx.AsyncClient) -> None:
+    stranger.cookies.set("gateway_console", "ended", path="/console")
+    response = await stranger.post("/console/logout")
+    assert (response.status_code, response.headers["location"]) == (303, "/console/login")
+    assert "max-age=0" in response.headers["set-cookie"].lower()
+
+
+async def test_the_login_leads_back_to_no_form_that_was_sent(stranger: httpx.AsyncClient) -> None:
+    response = await stranger.post("/console/keys/find", data={"name": "a"})
+    assert (response.status_code, response.headers["location"]) == (303, "/console/login")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/console/login"),
+        ("POST", "/console/login"),
+        ("PUT", "/console/login"),
+        ("GET", "/console/nowhere"),
+        ("GET", "/console/static/0/none.css"),
+        ("GET", "/console/requests?status=4444444444&key=" + 300 * "k"),
+        ("GET", "/console/api/session"),
+        ("GET", "/console/api/admin/keys"),
+        ("GET", "/console/api/nowhere"),
+        ("POST", "/console/api/admin/keys"),
+        ("OPTIONS", "/console/api/admin/keys"),
+    ],
+)
+async def test_every_response_has_the_headers_of_a_page(
+    admin: httpx.AsyncClient, method: str, path: str
+) -> None:
+    response = await admin.request(method, path)
+    policy = response.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+TRICKS = (
+    "/console/api/admin/keys",
+    "/console/api/admin/..%2fkeys",
+    "/console/api/admin/../admin/keys",
+    "/console/api//admin/keys",
+    "/console//api/admin/keys",
+    "//console/api/admin/keys",
+    "/console/%61pi/admin/keys",
+    "/console/api/%61dmin/keys",
+    "/console/api/ADMIN/keys",
+    "/CONSOLE/api/admin/keys",
+    "/console/api/admin./keys",
+    "/console/api/admin%00/keys",
+    "/console/api/admin;x/keys",
+    "/console/static/..%2fapi/admin/keys",
+    "/console/static/0/..%2f..%2fapi/admin/keys",
+    "/console/login/..%2fapi/admin/keys",
+    "/console/login%2f..%2fapi%2fadmin%2fkeys",
+    "/console/api/console/api/admin/keys",
+    "/console/api/v1/models/..%2f..%2fadmin/keys",
+    "/console/api/v1/usage%2f..%2f..%2fadmin%2fkeys",
+    "/admin/keys?/console/api",
+    "/console/api?/admin/keys",
+)
+
+
+@pytest.mark.parametrize("path", TRICKS)
+async def test_no_spelling_of_a_path_leads_to_the_administration(
+    gateway: Gateway, client: httpx.AsyncClient, path: str
+) -> None:
+    """Neither for nobody nor for a client's session: not one of them is ever answered with keys."""
+    cookie = f"gateway_console={client.cookies.get('gateway_console', path='/console')}"
+    token = client.headers["x-csrf-token"]
+    for method in ("GET", "HEAD", "POST", "PUT", "OPTIONS"):
+        for session in (b"", f"cookie: {cookie}\r\nx-csrf-token: {token}\r\n".encode()):
+            answer = await gateway.raw(
+                f"{method} {path} HTTP/1.1\r\nhost: a\r\nsec-fetch-site: same-origin\r\n".encode()
+                + session
+                + b"content-length: 0\r\nconnection: close\r\n\r\n"
+            )
+            status = int(answer.split(b" ", 2)[1])
+            assert status not in (200, 201, 202), (method, answer)
+
+
+@pytest.mark.parametrize("name", ["gateway.session_caller", "gateway.visitor", "x-session-caller"])
+async def test_no_header_makes_a_caller(stranger: httpx.AsyncClient, name: str) -> None:
+    for path in ("/admin/keys", "/console/api/admin/keys", "/v1/models"):
+        assert (await stranger.get(path, headers={name: "root"})).status_code == 401
+
+
+@pytest.mark.parametrize("origin", ["null", "", "http://127.0.0.1:1", "https://127.0.0.1", "x://"])
+async def test_only_the_own_origin_logs_in(gateway: Gateway, origin: str) -> None:
+    async with httpx.AsyncClient(base_url=gateway.client.base_url, timeout=20) as old:
+        sent = await old.post("/console/login", data={"key": KEY}, headers={"origin": origin})
+        assert sent.status_code == 403
+
+
+async def test_a_rotated_key_ends_its_sessions_when_its_grace_ends(
+    gateway: Gateway, admin: httpx.AsyncClient
+) -> None:
+    made = await new_key(gateway, admin, name="rotated")
+    async with visiting(gateway, made["key"]) as visitor:
+        path = f"/console/api/admin/keys/{made['id']}/rotate"
+        for grace_s, status in ((3600, 200), (0, 401)):
+            rotated = await admin.post(path, json={"grace_s": grace_s})
+            assert rotated.status_code == 200
+            await gateway.state.authenticator.poll()
+            assert (await visitor.get("/console/api/session")).status_code == status

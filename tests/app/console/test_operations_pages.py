@@ -207,3 +207,20 @@ async def test_a_line_without_an_end_neither_stops_the_log_nor_comes_whole(
             if line == "red":
                 break
     assert received < 100_000
+
+
+async def test_a_log_ends_with_the_session_of_who_reads_it(
+    gateway: Gateway, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.log_stream.CHECK_S", 0.0)
+    made = await new_key(gateway, admin, name="leaves", role="auditor")
+    log_path(gateway).write_bytes(b"one line\n")
+    async with visiting(gateway, made["key"]) as reader:
+        path = "/console/api/admin/engines/ready-0/log?follow=true"
+        async with reader.stream("GET", path) as response:
+            lines = response.aiter_lines()
+            assert await anext(lines) == "one line"
+            disabled = await admin.post(f"/console/api/admin/keys/{made['id']}/disable")
+            assert disabled.status_code == 200
+            await gateway.state.authenticator.poll()
+            assert [line async for line in lines] == []

@@ -1,0 +1,242 @@
+"""The pages of requests: who sees and cancels which, what they show, and what they cost."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+import httpx
+import pytest
+
+from app.auth import Role
+from app.console.key_names import KeyNames
+from app.console.rendering import Renderer
+from app.console.request_regions import FRESH_S, RequestRegions
+from app.relay import RequestFilter
+from app.telemetry import RecentRequests, RequestRecord, RequestTimeline
+from tests.app.console.visits import visiting
+from tests.app.tenants import make_key
+from tests.fakes.vllm import Fake
+from tests.gateway import AUTH, KEY, KEY_ID, ROOT_KEY, Gateway, serving_demo
+from tests.waiting import wait_until
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+PAGE, REFRESH = "/console/requests", "/console/api/requests"
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "a canary of a prompt"}]}
+
+
+@pytest.fixture
+async def gateway(fake: Fake, tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with serving_demo(tmp_path, fake.url) as one:
+        yield one
+        await one.state.admission.wait_until_idle()
+        await fake.until_idle()
+
+
+@asynccontextmanager
+async def in_flight(gateway: Gateway, headers: Mapping[str, str] = AUTH) -> AsyncIterator[str]:
+    """Have a stream in flight; yield its ID."""
+    body = {**BODY, "stream": True, "fake": "stall:3"}
+    path = "/v1/chat/completions"
+    async with gateway.client.stream("POST", path, json=body, headers=headers) as response:
+        lines = response.aiter_lines()  # held: the response ends with it
+        await anext(lines)
+        (view,) = gateway.state.requests.in_flight()
+        yield view.id
+
+
+def end(gateway: Gateway, key_id: str = KEY_ID, **facts: object) -> str:
+    """Add a request that has ended; return its ID."""
+    timeline = RequestTimeline(perf_counter())
+    record = RequestRecord("r", "/v1/chat/completions", "POST", 200, 1.0, key_id, **facts)  # type: ignore[arg-type]
+    recent = gateway.state.requests._recent
+    assert isinstance(recent, RecentRequests)
+    recent.end(record, timeline)
+    return f"{int(timeline.started * 1e9):x}"
+
+
+async def regions(visitor: httpx.AsyncClient, query: str = "") -> dict[str, str]:
+    response = await visitor.get(f"{REFRESH}?{query}")
+    assert response.status_code == 200, response.text
+    found: dict[str, str] = response.json()
+    return found
+
+
+async def test_a_client_sees_and_cancels_the_requests_of_its_own_key_only(
+    gateway: Gateway, fake: Fake
+) -> None:
+    other = await make_key(gateway, "other")
+    other_key = other["authorization"].removeprefix("Bearer ")
+    ended = end(gateway)
+    async with (
+        visiting(gateway, KEY) as owner,
+        visiting(gateway, other_key) as stranger,
+        in_flight(gateway) as id_,
+    ):
+        for query in ("", f"key={KEY_ID}", "outcome=in_flight", "model=demo"):
+            shown = "".join((await regions(stranger, query)).values())
+            page = (await stranger.get(f"{PAGE}?{query}")).text
+            for name in (id_, ended):
+                assert name not in shown
+                assert name not in page
+        for name in (id_, ended):
+            assert (await stranger.get(f"{PAGE}/{name}")).status_code == 404
+            assert (await stranger.post(f"{REFRESH}/{name}/cancel")).status_code == 404
+            assert (await owner.get(f"{PAGE}/{name}")).status_code == 200
+        assert id_ in (await regions(owner))["in-flight"]
+        assert ended in (await regions(owner))["ended"]
+        assert (await owner.post(f"{REFRESH}/{id_}/cancel")).status_code == 200
+        await fake.until_idle()
+        await wait_until(lambda: not gateway.state.requests.in_flight())
+        after = await regions(owner)
+        assert id_ not in after["in-flight"]
+        assert "canceled" in after["ended"]
+
+
+@pytest.mark.parametrize("role", [Role.AUDITOR, Role.MANAGER])
+async def test_roles_that_only_read_cancel_nothing(gateway: Gateway, role: Role) -> None:
+    header = await make_key(gateway, "reads", role=role)
+    key = header["authorization"].removeprefix("Bearer ")
+    async with visiting(gateway, key) as visitor, in_flight(gateway) as id_:
+        shown = await regions(visitor)
+        assert id_ in shown["in-flight"]
+        assert "data-action" not in shown["in-flight"]
+        assert "data-action" not in (await visitor.get(f"{PAGE}/{id_}")).text
+        for path in (f"{REFRESH}/{id_}/cancel", f"/console/api/admin/requests/{id_}/cancel"):
+            assert (await visitor.post(path)).status_code == 403
+        async with visiting(gateway, ROOT_KEY) as admin:
+            assert "data-action" in (await regions(admin))["in-flight"]
+            assert (await admin.post(f"{REFRESH}/{id_}/cancel")).status_code == 200
+        # What the other role was shown a moment ago is not shown to this one.
+        assert "data-action" not in (await regions(visitor))["in-flight"]
+
+
+async def test_a_cancel_without_the_token_is_refused(gateway: Gateway) -> None:
+    async with visiting(gateway, KEY) as owner, in_flight(gateway) as id_:
+        for forged in ({"x-csrf-token": ""}, {"sec-fetch-site": "cross-site"}):
+            answer = await owner.post(f"{REFRESH}/{id_}/cancel", headers=forged)
+            assert answer.status_code == 403
+        assert (await owner.post(f"{REFRESH}/{id_}/cancel")).status_code == 200
+
+
+async def test_without_a_login_there_are_no_requests_to_see(fake: Fake, tmp_path: Path) -> None:
+    async with (
+        serving_demo(tmp_path, fake.url, auth={"enabled": False}) as open_gateway,
+        visiting(open_gateway, None) as visitor,
+    ):
+        id_ = end(open_gateway, "anonymous")
+        for path in (PAGE, f"{PAGE}/{id_}", REFRESH):
+            assert (await visitor.get(path)).status_code == 403
+        assert (await visitor.post(f"{REFRESH}/{id_}/cancel")).status_code == 403
+
+
+async def test_a_fault_is_shown_without_secrets_and_as_text(gateway: Gateway) -> None:
+    secret = "hf_canary0123456789abc"
+    id_ = end(gateway, fault=f"{HOSTILE} \x1b[31m\u202e --hf-token {secret}", error="engine_failed")
+    async with visiting(gateway, ROOT_KEY) as admin:
+        page = (await admin.get(f"{PAGE}/{id_}")).text
+    assert "&lt;img src=x" in page
+    for hidden in (HOSTILE, secret, "\x1b", "\u202e"):
+        assert hidden not in page
+
+
+async def test_names_of_keys_are_text(gateway: Gateway) -> None:
+    made = await make_key(gateway, HOSTILE)
+    async with visiting(gateway, ROOT_KEY) as admin, in_flight(gateway, made) as id_:
+        for html in (
+            (await regions(admin))["in-flight"],
+            (await admin.get(PAGE)).text,
+            (await admin.get(f"{PAGE}/{id_}")).text,
+        ):
+            assert "&lt;img src=x" in html
+            assert HOSTILE not in html
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "status=%22%3E%3Cscript%3E",
+        "model=%22%20onfocus=x%20autofocus%3E",
+        "key=%27%22%3E%3Csvg%20onload=x%3E",
+        "outcome=%3Cb%3E",
+        "nothing=%22%3E%3Cb%3E",
+    ],
+)
+async def test_a_hostile_query_is_text(gateway: Gateway, query: str) -> None:
+    async with visiting(gateway, ROOT_KEY) as admin:
+        page = await admin.get(f"{PAGE}?{query}")
+        assert page.status_code == 200
+        for mark in ("<script>", "<svg onload", "<b>", '" onfocus'):
+            assert mark not in page.text
+
+
+async def test_the_filters_select(gateway: Gateway) -> None:
+    good, bad = end(gateway), end(gateway, "k2", error="rate_limit_exceeded")
+    async with visiting(gateway, ROOT_KEY) as admin:
+        assert good in (await regions(admin, f"key={KEY_ID}"))["ended"]
+        assert bad not in (await regions(admin, f"key={KEY_ID}"))["ended"]
+        assert good in (await regions(admin, "status=2xx"))["ended"]
+        assert good not in (await regions(admin, "status=4xx"))["ended"]
+        for faulty in ("status=999", "outcome=none"):
+            assert (await admin.get(f"{REFRESH}?{faulty}")).status_code == 400
+            page = await admin.get(f"{PAGE}?{faulty}")
+            assert 'role="alert"' in page.text
+
+
+async def test_the_page_of_a_request_says_where_its_time_went(gateway: Gateway) -> None:
+    async with visiting(gateway, KEY) as owner:
+        await gateway.chat()
+        (view,) = gateway.state.requests.ended()
+        page = (await owner.get(f"{PAGE}/{view.id}")).text
+    assert "Generated" in page
+    assert "<rect" in page
+    assert "canary" not in page
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_pages_that_show_the_same_share_one_rendering(gateway: Gateway) -> None:
+    clock, asked = Clock(), 0
+
+    class Counted(KeyNames):
+        async def find(self, key_ids: object) -> Mapping[str, str]:
+            nonlocal asked
+            asked += 1
+            return {KEY_ID: "name"}
+
+    end(gateway)
+    names = Counted(gateway.state.key_store)
+    shared = RequestRegions(Renderer(), gateway.state.requests, names, clock)
+    everything, own = RequestFilter(), RequestFilter(key_id=KEY_ID)
+    await asyncio.gather(*(shared.html(everything, "/requests") for _ in range(50)))
+    assert asked == 1
+    await shared.html(everything, "")  # may not cancel
+    await shared.html(own, "/requests")
+    assert asked == 3
+    clock.now += FRESH_S
+    await shared.html(everything, "/requests")
+    assert asked == 4
+    shared.outdate()
+    await shared.html(everything, "/requests")
+    assert asked == 5
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_visitor_that_leaves_takes_nothing_from_others(
+    gateway: Gateway, steps: int
+) -> None:
+    end(gateway)
+    names = KeyNames(gateway.state.key_store)
+    shared = RequestRegions(Renderer(), gateway.state.requests, names)
+    leaves, stays = (asyncio.create_task(shared.html(RequestFilter(), "")) for _ in range(2))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    leaves.cancel()
+    assert KEY_ID in (await stays)["ended"]

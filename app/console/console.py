@@ -18,7 +18,7 @@ from app.console.guard import ConsoleGuard
 from app.console.history import History, Load
 from app.console.key_names import KeyNames
 from app.console.keys import KeyPages, keys_pages
-from app.console.live import LiveSource
+from app.console.live import Drain, LiveSource
 from app.console.markdown_process import MarkdownProcess
 from app.console.models_page import live_models, models_router
 from app.console.overview import Overview, live_overview, overview_router
@@ -65,6 +65,7 @@ class Console:
     _views: FleetViews = field(init=False)
     _history: History = field(init=False)
     _memory: MemoryReader = field(init=False)
+    _drain: Drain = field(init=False)
     _sampling: asyncio.Task[None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -72,6 +73,7 @@ class Console:
         self._views = FleetViews(self.catalogue, self.model_rows, self.settings)
         self._history = History(self.metrics, self._load)
         self._memory = MemoryReader(self.devices)
+        self._drain = Drain(self.draining, self.catalogue.changes)
 
     def _load(self) -> Load:
         return Load(self.in_flight(), self.requests.answer_tokens)
@@ -86,7 +88,7 @@ class Console:
             "engines": live_engines(renderer, self._views),
         }
         return [
-            frame_router(self._sign_in, renderer, live, self.draining),
+            frame_router(self._sign_in, renderer, live, self._drain),
             overview_router(renderer, overview),
             models_router(renderer, self._views),
             engines_router(renderer, self._views),
@@ -134,5 +136,6 @@ class Console:
         if self._sampling is not None:
             self._sampling.cancel()
             await asyncio.gather(self._sampling, return_exceptions=True)
+        await self._drain.aclose()
         await self._memory.aclose()
         await self._markdown.aclose()

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from app.api import Right, error_response, wait_for_disconnect
 from app.console.visitor import Visitor
 from app.errors import GatewayError, ServiceUnavailable
+from engines.base import ChangeNotifier
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ MAX_VIEWERS_PER_KEY = 256
 MAX_BEHIND = 8
 # A session is checked again as often as this.
 CHECK_EVERY = 5
+# For the end of a stream, when the gateway drains.
+LAST_BYTES_S = 0.25
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -168,6 +171,29 @@ class LiveByRight:
         return self._pages[visitor.may(self._right)]
 
 
+class Drain:
+    """The drain of the gateway, which ends all live pages at once: one task waits for it."""
+
+    def __init__(self, draining: Callable[[], bool], changes: ChangeNotifier) -> None:
+        """`changes` notifies when `draining` becomes true."""
+        self._draining = draining
+        self._changes = changes
+        self._task: asyncio.Task[None] | None = None
+
+    def begun(self) -> asyncio.Task[None]:
+        """Return the task that ends when the drain begins. It is shared: never cancel it."""
+        if self._task is None:
+            waiting = self._changes.wait_for(self._draining)
+            self._task = asyncio.create_task(waiting, name="drain of live pages")
+        return self._task
+
+    async def aclose(self) -> None:
+        """End the wait."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
 class LiveResponse(Response):
     """Sends the events of a live page until the client, the session or the gateway leaves."""
 
@@ -176,27 +202,35 @@ class LiveResponse(Response):
         page: LivePage,
         key_id: str,
         check_session: Callable[[], Awaitable[object]],
-        draining: Callable[[], bool],
+        drain: Drain,
     ) -> None:
         """`check_session` raises GatewayError once the session has ended."""
         super().__init__()
         self._page = page
         self._key_id = key_id
         self._check_session = check_session
-        self._draining = draining
+        self._drain = drain
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # uvicorn's send does not report a disconnect; receive does.
         sending = asyncio.create_task(self._send_events(scope, receive, send))
         disconnected = asyncio.create_task(wait_for_disconnect(receive))
+        waits = {sending, disconnected, self._drain.begun()}
         try:
-            await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 await sending
+                return
         finally:
             for task in (sending, disconnected):
                 task.cancel()
             await asyncio.gather(sending, disconnected, return_exceptions=True)
+        if self._started and disconnected.cancelled():
+            # The gateway drains. A client that does not read is not waited for.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_BYTES_S):
+                    await send({"type": "http.response.body", "body": b""})
 
     async def _send_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = self._page.events(self._key_id)
@@ -206,6 +240,7 @@ class LiveResponse(Response):
             except ServiceUnavailable as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
+            self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await send({"type": "http.response.body", "body": first, "more_body": True})
             until_check = CHECK_EVERY
@@ -213,13 +248,16 @@ class LiveResponse(Response):
                 until_check -= 1
                 if until_check == 0:
                     until_check = CHECK_EVERY
-                    try:
-                        await self._check_session()
-                    except ServiceUnavailable:
-                        pass  # the database is away: that ends no session
-                    except GatewayError:
+                    if not await self._session_lasts():
                         break
-                if self._draining():
-                    break
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+    async def _session_lasts(self) -> bool:
+        try:
+            await self._check_session()
+        except ServiceUnavailable:
+            return True  # the database is away: that ends no session
+        except GatewayError:
+            return False
+        return True

@@ -1,14 +1,14 @@
 """Routes of the console that are not a page of their own: login, logout, files, live regions."""
 
 import mimetypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from app.console.guard import LOGIN, VISITOR
-from app.console.live import LiveResponse, LiveSource
+from app.console.live import Drain, LiveResponse, LiveSource
 from app.console.rendering import HEADERS, Renderer
 from app.console.session import LIFETIME_S
 from app.console.sign_in import COOKIE, SignIn, check_same_origin
@@ -30,7 +30,7 @@ def frame_router(
     sign_in: SignIn,
     renderer: Renderer,
     live: Mapping[str, LiveSource],
-    draining: Callable[[], bool],
+    drain: Drain,
 ) -> APIRouter:
     """Return the routes; `live` has the pages with live regions, by name."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
@@ -103,7 +103,7 @@ def frame_router(
             await sign_in.find_again(headers, visitor)
 
         regions = live[page].for_visitor(visitor)
-        return LiveResponse(regions, visitor.principal.id, check_session, draining)
+        return LiveResponse(regions, visitor.principal.id, check_session, drain)
 
     return router
 

@@ -11,8 +11,9 @@ import pytest
 from starlette.types import Message
 
 from app.console import live
-from app.console.live import LivePage, LiveResponse, Render
+from app.console.live import Drain, LivePage, LiveResponse, Render
 from app.errors import InvalidApiKey, ServiceUnavailable
+from engines.base import ChangeNotifier
 from tests.waiting import wait_until
 
 FAST_S = 0.001
@@ -211,17 +212,23 @@ class Client:
         self.sent: list[Message] = []
         self.fault: Exception | None = None
         self.checks = 0
+        self.changes = ChangeNotifier()
         self.draining = False
         self.gone = asyncio.Event()
         self.reads = asyncio.Event()
         self.reads.set()
-        response = LiveResponse(page, "key", self._check_session, lambda: self.draining)
+        drain = Drain(lambda: self.draining, self.changes)
+        response = LiveResponse(page, "key", self._check_session, drain)
         scope = {"type": "http", "path": "/console/api/events/overview"}
         self.task = asyncio.create_task(response(scope, self._receive, self._send))
 
     @property
     def ended(self) -> bool:
         return bool(self.sent) and self.sent[-1].get("more_body") is False
+
+    def begin_drain(self) -> None:
+        self.draining = True
+        self.changes.notify()
 
     async def _check_session(self) -> None:
         self.checks += 1
@@ -256,12 +263,25 @@ async def test_a_database_that_is_away_ends_no_stream() -> None:
     await client.task
 
 
-async def test_a_gateway_that_drains_ends_its_streams() -> None:
-    client = Client(LivePage(Source().collect, FAST_S))
+async def test_a_gateway_that_drains_ends_its_streams_at_once() -> None:
+    client = Client(LivePage(Source().collect, 3600))
     await wait_until(lambda: len(client.sent) > 1)
-    client.draining = True
+    client.begin_drain()
     await client.task
     assert client.ended
+    assert client.page.viewers == 0
+
+
+async def test_a_drain_does_not_wait_for_a_client_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "LAST_BYTES_S", 0.0)
+    client = Client(LivePage(Source().collect, FAST_S))
+    await wait_until(lambda: len(client.sent) > 1)
+    client.reads.clear()
+    client.begin_drain()
+    await client.task
+    assert client.page.viewers == 0
 
 
 async def test_a_client_that_leaves_while_nothing_can_be_sent_frees_its_place() -> None:

@@ -88,7 +88,7 @@ class Console:
             "engines": live_engines(renderer, self._views),
         }
         return [
-            frame_router(self._sign_in, renderer, live, self._drain),
+            frame_router(self._sign_in, renderer, live, self._drain, self.metrics),
             overview_router(renderer, overview),
             models_router(renderer, self._views),
             engines_router(renderer, self._views),

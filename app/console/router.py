@@ -14,6 +14,7 @@ from app.console.session import LIFETIME_S
 from app.console.sign_in import COOKIE, SignIn, check_same_origin
 from app.console.visitor import CONSOLE, Visitor, page_at
 from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFound
+from app.telemetry.metrics import Metrics
 
 _IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 # The types of our few files, whatever the machine's own table says.
@@ -31,6 +32,7 @@ def frame_router(
     renderer: Renderer,
     live: Mapping[str, LiveSource],
     drain: Drain,
+    metrics: Metrics,
 ) -> APIRouter:
     """Return the routes; `live` has the pages with live regions, by name."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
@@ -61,6 +63,7 @@ def frame_router(
         except GatewayError as error:
             fault = error.message
             if isinstance(error, InvalidApiKey):
+                metrics.auth_failures.add((error.reason,))
                 fault = "This key is not valid here: it is unknown, disabled or has expired."
             return renderer.login(next_path=target, fault=fault, status=error.status)
         response = RedirectResponse(target, 303, HEADERS)

@@ -79,11 +79,24 @@ async def test_the_cookie_is_for_the_console_and_no_script(stranger: httpx.Async
     assert KEY not in response.headers["set-cookie"]
 
 
+async def failures(gateway: Gateway) -> float:
+    """Return how many keys were refused."""
+    found = [
+        await gateway.metric("gateway_auth_failures_total", reason=reason)
+        for reason in ("missing", "invalid")
+    ]
+    return sum(found)
+
+
 @pytest.mark.parametrize("key", ["", "sk-wrong-0123456789", "a b", "x" * 1025, "käse"])
-async def test_a_wrong_key_is_refused_in_words(stranger: httpx.AsyncClient, key: str) -> None:
+async def test_a_wrong_key_is_refused_in_words_and_counted(
+    gateway: Gateway, stranger: httpx.AsyncClient, key: str
+) -> None:
+    before = await failures(gateway)
     response = await stranger.post("/console/login", data={"key": key})
     assert response.status_code == 401
     assert "This key is not valid here" in response.text
+    assert await failures(gateway) == before + 1
     assert "set-cookie" not in response.headers
 
 

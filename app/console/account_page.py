@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request, Response
@@ -158,6 +159,7 @@ def account_pages(pages: AccountPages) -> APIRouter:
         """The key of the session."""
         visitor = visitor_of(request)
         shown = await pages.context(visitor.principal)
-        return pages.renderer.page(visitor, "account.html", **shown)
+        render = partial(pages.renderer.page, visitor, "account.html", **shown)
+        return await pages.renderer.in_thread(render)
 
     return router

@@ -19,7 +19,12 @@ def configuration_pages(renderer: Renderer, settings: Callable[[], Settings]) ->
     async def show_configuration(request: Request) -> Response:
         """Every setting in force, without secrets."""
         visitor = require(request, Right.ENGINES_WRITE)
-        sections = settings_in_force(settings())
-        return renderer.page(visitor, "configuration.html", sections=sections)
+        in_force = settings()
+
+        def render() -> Response:
+            sections = settings_in_force(in_force)
+            return renderer.page(visitor, "configuration.html", sections=sections)
+
+        return await renderer.in_thread(render)
 
     return router

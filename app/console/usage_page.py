@@ -73,7 +73,8 @@ class UsagePages:
         if fault is None:
             shown = await self._report(query)
         today = self.today()
-        return self.renderer.page(
+        render = partial(
+            self.renderer.page,
             visitor,
             "usage.html",
             status=200 if fault is None else fault.status,
@@ -87,6 +88,7 @@ class UsagePages:
             values_of=values_of,
             **shown,
         )
+        return await self.renderer.in_thread(render)
 
     async def _report(self, query: UsageQuery) -> dict[str, Any]:
         report = await self.read(query)

@@ -8,6 +8,7 @@ import httpx
 import psutil
 import pytest
 import pytest_asyncio
+import yaml
 from playwright.async_api import Browser, BrowserContext, Locator, expect
 
 from tests.console.site import log_in
@@ -56,7 +57,8 @@ async def watched_page(
 
 def engine_state(watched_page: WatchedPage) -> Locator:
     """The row of the engine on the overview."""
-    return watched_page.page.get_by_role("row", name=re.compile("^demo-0"))
+    engines = watched_page.page.get_by_role("region", name="Engines")
+    return engines.get_by_role("row", name=re.compile("^demo-0"))
 
 
 async def test_an_engine_is_seen_loading_until_it_is_ready(watched_page: WatchedPage) -> None:
@@ -110,6 +112,7 @@ async def test_a_canceled_request_ends_in_vllm(
         "ignore_eos": True,
         "max_tokens": 1900,
         "n": 8,
+        "temperature": 0.5,
     }
     async with httpx.AsyncClient(base_url=deployment.url, timeout=120) as client:
         headers = {"authorization": f"Bearer {KEY}"}
@@ -159,16 +162,43 @@ async def curl_status(deployment: Deployment, key: str) -> str:
     """Ask for a completion with curl; return the status."""
     process = await asyncio.create_subprocess_exec(
         "curl",
-        "--silent",
-        "--output=/dev/null",
-        "--write-out=%{http_code}",
-        f"--header=Authorization: Bearer {key}",
-        '--json={"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}',
+        *("--silent", "--output", "/dev/null", "--write-out", "%{http_code}"),
+        *("--header", f"Authorization: Bearer {key}"),
+        *("--json", '{"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}'),
         f"{deployment.url}/v1/chat/completions",
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     output, _ = await process.communicate()
+    assert process.returncode == 0, output
     return output.decode()
+
+
+async def test_the_log_of_an_engine_is_read_and_searched(watched_page: WatchedPage) -> None:
+    page = watched_page.page
+    await page.goto("/console/engines/demo-0")
+    await expect(page.get_by_label("Command line")).to_contain_text("--max-model-len")
+    log = page.get_by_role("region", name="Log")
+    await expect(log).to_contain_text("Application startup complete")
+    await page.get_by_label("Search").fill("startup complete")
+    await expect(log.locator(".line:visible")).to_have_count(1)
+
+
+async def test_a_reload_is_tried_without_doing_it(
+    watched_page: WatchedPage, deployment: Deployment
+) -> None:
+    page = watched_page.page
+    file = deployment.run_dir.parent / "gateway.yaml"
+    before = file.read_text()
+    settings = yaml.safe_load(before)
+    settings["models"][0]["engines"][0]["args"]["max-num-seqs"] = 3
+    file.write_text(yaml.safe_dump(settings))
+    await page.goto("/console/configuration")
+    await expect(page.get_by_text("args.max-num-seqs")).to_be_visible()
+    await expect(page.get_by_role("button", name="Reload")).to_be_enabled()
+    file.write_text(before)
+    await page.get_by_role("button", name="Compare again").click()
+    await expect(page.get_by_text("Nothing differs")).to_be_visible()
 
 
 async def test_a_killed_engine_is_seen_coming_back(

@@ -81,6 +81,27 @@ SHOTS = (
 )
 
 
+# Places of the machine that takes the pictures, and how they are shown.
+HIDE_PLACES = """(places) => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    for (const [place, shown] of places) {
+      walker.currentNode.data = walker.currentNode.data.replaceAll(place, shown);
+    }
+  }
+}"""
+
+
+def places(site: DemoSite) -> list[tuple[str, str]]:
+    """Return paths and what a picture has in their place, the longest first."""
+    found = {
+        str(site.deployment.run_dir.parent): "/var/lib/vllm-gateway",
+        sys.prefix: "/opt/vllm-gateway",
+        str(ROOT): "/srv",
+    }
+    return sorted(found.items(), key=lambda one: -len(one[0]))
+
+
 async def take(browser: Browser, site: DemoSite, shot: Shot, directory: Path) -> int:
     """Take a picture; return its size in bytes. Raises AssertionError for a page with faults."""
     origin = site.deployment.url
@@ -93,6 +114,7 @@ async def take(browser: Browser, site: DemoSite, shot: Shot, directory: Path) ->
             await page.goto(shot.path)
             await expect(page.get_by_role("heading", level=1)).to_be_visible()
             await shot.prepare(page)
+            await page.evaluate(HIDE_PLACES, places(site))
             png = await page.screenshot()
     return save_small(png, directory / f"{shot.name}.png")
 

@@ -1,5 +1,8 @@
 // One answer of a model: what a stream has brought so far, and its times. No page in here.
 
+// An answer that arrived at once says nothing about speed.
+const MIN_DECODING_S = 0.05;
+
 /** Make an answer to a request; `settings` is what was sent with the messages. */
 export function newAnswer(model, settings) {
   return {
@@ -77,7 +80,7 @@ export function figuresOf(answer, price) {
   if (times.end !== null) found.push(["Total", seconds(times.end - times.start)]);
   const produced = usage?.completion_tokens ?? 0;
   const decoding = (times.last - times.first) / 1000;
-  if (times.first !== null && produced > 1 && decoding > 0) {
+  if (times.first !== null && produced > 1 && decoding >= MIN_DECODING_S) {
     found.push(["Speed", `${number((produced - 1) / decoding)} tokens/s`]);
   }
   if (usage) {

@@ -1,5 +1,6 @@
 """Anthropic's own SDK against the gateway and real vLLM."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -13,8 +14,9 @@ BY_NAME = {dialogue.name: dialogue for dialogue in DIALOGUES}
 
 
 @pytest.fixture(scope="session")
-def client(gateway: Deployment) -> Anthropic:
-    return Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0)
+def client(gateway: Deployment) -> Iterator[Anthropic]:
+    with Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
+        yield client
 
 
 def messages_of(name: str) -> Any:
@@ -71,8 +73,10 @@ def test_tokens_are_counted(client: Anthropic) -> None:
 def test_errors_arrive_as_the_sdks_own(gateway: Deployment, client: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         client.messages.create(model="nope", max_tokens=9, messages=messages_of("hello"))
-    stranger = Anthropic(base_url=gateway.url, api_key="sk-wrong-wrong-wrong", max_retries=0)
-    with pytest.raises(anthropic.AuthenticationError):
+    with (
+        Anthropic(base_url=gateway.url, api_key="sk-wrong-wrong-wrong", max_retries=0) as stranger,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
         stranger.messages.create(model="demo", max_tokens=9, messages=messages_of("hello"))
     with pytest.raises(anthropic.InternalServerError):
         client.messages.create(model="dead", max_tokens=9, messages=messages_of("hello"))

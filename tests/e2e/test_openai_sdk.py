@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ PLAIN = [d for d in DIALOGUES if d.call is None]
 
 
 @pytest.fixture(scope="session")
-def client(gateway: Deployment) -> OpenAI:
-    return OpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0)
+def client(gateway: Deployment) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
 
 
 def ask(client: OpenAI, question: str = "Hello!", **fields: Any) -> ChatCompletion:

@@ -19,6 +19,7 @@ from app.api.admin_auth import (
     Right,
     bound_body,
     error_response,
+    still_allowed,
 )
 from app.api.admin_engines import engines_router
 from app.api.admin_keys import keys_router
@@ -91,6 +92,7 @@ __all__ = [
     "schema_router",
     "status_of",
     "status_range",
+    "still_allowed",
     "usage_router",
     "wait_for_disconnect",
 ]

@@ -1,6 +1,6 @@
 """Authorization under /admin: one table of rights by role; what is not in it is denied."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 
 from fastapi import Request
@@ -10,7 +10,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.middleware import notes_of
 from app.auth import Authenticator, Principal, Role
-from app.errors import GatewayError, InvalidApiKey, PermissionDenied, dialect_of
+from app.errors import (
+    GatewayError,
+    InvalidApiKey,
+    PermissionDenied,
+    ServiceUnavailable,
+    dialect_of,
+)
 from app.telemetry.metrics import Metrics
 
 # A key with a thousand long patterns takes a quarter of that.
@@ -101,6 +107,20 @@ async def check_admin(scope: Scope, authenticator: Authenticator) -> None:
     """
     find_again = scope.get(SESSION_CHECK)
     await (authenticator.admin(scope["headers"]) if find_again is None else find_again())
+
+
+async def still_allowed(check: Callable[[], Awaitable[object]]) -> bool:
+    """Return whether the caller of a long response may go on with it.
+
+    `check` raises GatewayError once it may not. A database that is away ends no response.
+    """
+    try:
+        await check()
+    except ServiceUnavailable:
+        return True
+    except GatewayError:
+        return False
+    return True
 
 
 class RequireRight:

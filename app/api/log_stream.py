@@ -12,8 +12,8 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.admin_auth import error_response
-from app.errors import GatewayError, ServiceUnavailable
+from app.api.admin_auth import error_response, still_allowed
+from app.errors import ServiceUnavailable
 
 # Short enough for a person who watches.
 POLL_S = 0.25
@@ -104,18 +104,9 @@ class FollowLog(Response):
                 return
             if now() >= check_at:
                 check_at = now() + CHECK_S
-                if not await self._may_read():
+                if not await still_allowed(self._check_caller):
                     return
             lines = await asyncio.to_thread(self._more)
-
-    async def _may_read(self) -> bool:
-        try:
-            await self._check_caller()
-        except ServiceUnavailable:
-            return True  # the database is away: that ends no session
-        except GatewayError:
-            return False
-        return True
 
     def _first(self) -> bytes:
         with readable():

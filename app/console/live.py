@@ -21,9 +21,9 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api import Right, error_response, wait_for_disconnect
+from app.api import Right, error_response, still_allowed, wait_for_disconnect
 from app.console.visitor import Visitor
-from app.errors import GatewayError, ServiceUnavailable
+from app.errors import ServiceUnavailable
 from engines.base import ChangeNotifier
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ MAX_SHARE = 0.02
 MAX_INTERVAL_S = 10.0
 # Of one page. Each takes a connection, a task and a write for each change.
 MAX_VIEWERS = 512
-# Of one page, with one key: the others see it too, however many pages somebody opens.
+# Of one page, with one key: the others see it too, however many pages one key opens.
 MAX_VIEWERS_PER_KEY = 256
 # A viewer that is further behind gets all regions: those between share an event.
 MAX_BEHIND = 8
@@ -248,16 +248,7 @@ class LiveResponse(Response):
                 until_check -= 1
                 if until_check == 0:
                     until_check = CHECK_EVERY
-                    if not await self._session_lasts():
+                    if not await still_allowed(self._check_session):
                         break
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-
-    async def _session_lasts(self) -> bool:
-        try:
-            await self._check_session()
-        except ServiceUnavailable:
-            return True  # the database is away: that ends no session
-        except GatewayError:
-            return False
-        return True

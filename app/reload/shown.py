@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Set
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -26,7 +27,11 @@ def shown(text: str) -> str:
 
 def value(path: str, member: object) -> str | None:
     """Return the text of a setting's value; None if it may be a secret."""
-    if isinstance(member, SecretStr) or _is_secret(path):
+    if isinstance(member, SecretStr):
+        return None
+    # Numbers count tokens; a text is one.
+    counts = isinstance(member, bool | int | float)
+    if _is_secret(path, SECRET_WORDS - {"token"} if counts else SECRET_WORDS):
         return None
     match member:
         case None:
@@ -42,8 +47,8 @@ def value(path: str, member: object) -> str | None:
     return shown(redact_line(_CREDENTIALS.sub(r"\1…@", text)))
 
 
-def _is_secret(path: str) -> bool:
-    """Return whether a path leads into an environment, or has a name like that of a secret."""
+def _is_secret(path: str, secret_words: Set[str]) -> bool:
+    """Return whether a path leads into an environment, or has a secret word in its names."""
     parts = path.lower().split(".")
     words = {word for part in parts for word in re.split(r"[^a-z0-9]+", part)}
-    return parts[0] == "env" or bool(words & SECRET_WORDS)
+    return parts[0] == "env" or bool(words & secret_words)

@@ -6,8 +6,6 @@ import msgspec
 
 # Stands for a missing or unknown model in metrics and logs; a client's text never does.
 UNKNOWN_MODEL = "unknown"
-
-
 # The key ID of a request that was not authenticated.
 NO_KEY = "-"
 

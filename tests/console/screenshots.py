@@ -75,6 +75,8 @@ SHOTS = (
     Shot("console-request", "/console/requests", prepare=show_one),
     Shot("console-playground", "/console/playground", prepare=compare),
     Shot("console-keys", "/console/keys"),
+    Shot("console-key-new", "/console/keys/new"),
+    Shot("console-owners", "/console/keys/owners"),
     Shot("console-usage", "/console/usage"),
     Shot("console-configuration", "/console/configuration"),
     Shot("console-account", "/console/account", key="Web shop"),

@@ -106,6 +106,25 @@ async def test_a_limit_is_said_with_the_time_to_wait(site: Site) -> None:
             await assert_accessible(watched_page)
 
 
+async def test_a_form_waits_as_long_as_its_limit_says(site: Site) -> None:
+    site.fake.fault = None
+    header = await make_key(site.gateway, "one a minute", requests_per_minute=1)
+    async with fresh_context(site.browser, site.origin) as context:
+        await log_in(context, header["authorization"].removeprefix("Bearer "))
+        async with watched(context, site.origin) as watched_page:
+            page = watched_page.page
+            await page.goto("/console/playground")
+            await complete(await ask(page, "one"))
+            await page.get_by_role("tab", name="Embeddings").click()
+            form = page.get_by_role("tabpanel", name="Embeddings")
+            await form.get_by_label("Texts").fill("two")
+            with watched_page.expecting("status 429", "console error: .*429"):
+                await form.get_by_role("button", name="Embed").click()
+                again = form.get_by_role("button", name=re.compile("Try again in \\d+ s"))
+                await expect(again).to_be_disabled()
+                await expect(form.locator(".fault")).to_contain_text("per minute")
+
+
 async def test_an_answer_goes_on_when_the_session_ends_meanwhile(site: Site) -> None:
     site.fake.fault = "tokens:60:20"
     async with site.visit(Role.CLIENT) as watched_page:

@@ -1,6 +1,7 @@
 // Messages and answers of the playground as elements. Everything of a model is set as text.
 
 import {endOf, figuresOf, prettyArguments} from "./answer.js";
+import {countDown} from "./countdown.js";
 import {LETTERS} from "./conversation.js";
 import {renderMarkdown} from "./markdown.js";
 
@@ -107,16 +108,7 @@ export class AnswerView {
     this.#show("actions").hidden = runs(answer);
     this.#show("again").hidden = !last;
     this.#show("results").hidden = !last || !answer.calls.length || runs(answer);
-    this.#countDown();
-  }
-
-  // Says how long the gateway asks to wait before another attempt.
-  #countDown() {
-    const button = this.#show("again");
-    const left = Math.ceil(((this.#answer.fault?.retryAt ?? 0) - Date.now()) / 1000);
-    button.disabled = left > 0;
-    button.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
-    if (left > 0) setTimeout(() => this.#countDown(), 1000);
+    countDown(this.#show("again"), "Try again", answer.fault?.retryAt);
   }
 
   /** Turn the text into Markdown; it stays as it is where the server does not render it. */

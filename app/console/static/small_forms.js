@@ -1,6 +1,7 @@
 // The forms for embeddings, rerank and score, and the tabs that lead to them.
 
 import {api} from "./api.js";
+import {countDown} from "./countdown.js";
 import {fillModels} from "./playground_settings.js";
 
 const SHOWN_VALUES = 8;
@@ -28,15 +29,17 @@ for (const [name, action] of Object.entries(ACTIONS)) {
 async function run(form, action) {
   const button = form.querySelector("button");
   const output = form.querySelector("output");
+  const label = button.textContent;
+  let retryAt = null;
   button.disabled = true;
   output.replaceChildren("Waiting for the model …");
   try {
     output.replaceChildren(...await action(form.elements));
   } catch (error) {
-    const wait = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "";
-    output.replaceChildren(paragraph(`${error.message}${wait}`, "fault"));
+    if (error.retryAfter) retryAt = Date.now() + error.retryAfter * 1000;
+    output.replaceChildren(paragraph(error.message, "fault"));
   } finally {
-    button.disabled = false;
+    countDown(button, label, retryAt);
   }
 }
 

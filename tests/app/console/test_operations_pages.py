@@ -12,7 +12,7 @@ import pytest_asyncio
 from engines.base import EngineState
 from tests.app.console.fleet import CANARY, HOSTILE, engine_of, fleet
 from tests.app.console.visits import new_key, visiting
-from tests.gateway import KEY, ROOT_KEY, Gateway
+from tests.gateway import KEY, Gateway
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -22,19 +22,6 @@ PAGES = ("/console/overview", "/console/models", "/console/engines", "/console/e
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     async with fleet(tmp_path_factory.mktemp("fleet")) as one:
-        yield one
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def admin(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with visiting(gateway, ROOT_KEY) as one:
-        yield one
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def auditor(gateway: Gateway, admin: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
-    made = await new_key(gateway, admin, name="reads only", role="auditor")
-    async with visiting(gateway, made["key"]) as one:
         yield one
 
 

@@ -13,7 +13,7 @@ from app.usage import Usage
 from tests.app.console.visits import new_key, visiting
 from tests.app.usage.records import record
 from tests.fakes.vllm import Fake
-from tests.gateway import KEY, ROOT_KEY, Gateway, serving_demo
+from tests.gateway import KEY, Gateway, serving_demo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PAGE = "/console/usage"
@@ -36,12 +36,6 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
             tmp_path_factory.mktemp("usage"), engine.url, model={"price": {"prompt": 2.0}}
         ) as one,
     ):
-        yield one
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def admin(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with visiting(gateway, ROOT_KEY) as one:
         yield one
 
 

@@ -208,6 +208,10 @@ class TestSecrets:
         assert "args.max-num-batched-tokens 1 → 2" in lines(old, new)[0]
         assert "args.tokenizer 1 → 2" in lines(old, new)[1]
 
+    def test_weight_of_tokens_is_no_secret(self) -> None:
+        old, new = (settings(limits={"cached_token_weight": weight}) for weight in (0.5, 0.25))
+        assert "limits.cached_token_weight 0.5 → 0.25" in lines(old, new)[0]
+
 
 class TestTakeover:
     @pytest.mark.parametrize(

@@ -1,24 +1,16 @@
-"""The specification of an engine in the configuration: validated once, then frozen."""
+"""The specifications of engines that the gateway runs on this machine."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator
 
 from engines import environment, media
 from engines.output import redact_line
+from engines.spec.base import PlacedError, Restart, SpecModel, Timeouts
 
 FlagValue = str | int | float | bool | list[str | int | float] | dict[str, object] | None
 
@@ -35,67 +27,6 @@ RESERVED_FLAGS = frozenset(
 SETTINGS = {media.FLAG: "media.domains of the model"}
 # Without it, vLLM's usage does not report the cached tokens of a prompt.
 CACHED_TOKENS_FLAG = "enable-prompt-tokens-details"
-
-
-class PlacedError(ValueError):
-    """A fault of one member of a validated value; `place` is the path to it."""
-
-    def __init__(self, message: str, *place: str | int) -> None:
-        super().__init__(message)
-        self.place = place
-
-
-class SpecModel(BaseModel):
-    """Base of everything that is read from the configuration file: frozen, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Timeouts(SpecModel):
-    """Timeouts of an engine, in seconds."""
-
-    connect_s: float = Field(
-        5.0, gt=0, description="Maximum time to connect to the engine, in seconds."
-    )
-    # OpenAI's SDK gives up after 600 s; a shorter default would fail requests that it waits for.
-    first_byte_s: float = Field(
-        600.0,
-        gt=0,
-        description="Maximum time from sending a request to the response headers, in seconds. The "
-        "request then fails with 504.",
-    )
-    stall_s: float = Field(
-        300.0,
-        gt=0,
-        description="Maximum time between two reads of a response, in seconds. The response is "
-        "then aborted.",
-    )
-
-
-class Restart(SpecModel):
-    """Automatic restarts of an engine that failed, with exponential backoff."""
-
-    backoff_s: float = Field(
-        1.0,
-        gt=0,
-        description="Delay before the first restart, in seconds. It doubles with each further "
-        "restart.",
-    )
-    max_backoff_s: float = Field(
-        60.0, gt=0, description="Maximum delay before a restart, in seconds."
-    )
-    budget: int = Field(
-        5,
-        ge=0,
-        description="Maximum number of counted restarts. After that the engine stays failed until "
-        "it is started by hand. 0: no restarts.",
-    )
-    window_s: float = Field(
-        600.0,
-        gt=0,
-        description="Time that the engine must serve before a restart no longer counts against "
-        "the budget, in seconds.",
-    )
 
 
 # Types that are accepted for the text of an environment variable.
@@ -329,56 +260,3 @@ class InProcessSpec(LocalSpec):
     """A vLLM engine inside the gateway's own process; `env` is set in that process."""
 
     kind: Literal["in_process"]
-
-
-class RemoteSpec(SpecModel):
-    """An OpenAI-compatible server that is not managed by the gateway."""
-
-    kind: Literal["remote"]
-    url: str = Field(
-        description="Base URL of the server: http:// or https://, optionally with a path prefix, "
-        "without /v1."
-    )
-    api_key_env: str | None = Field(
-        None,
-        description="Environment variable that holds the API key of the server. Default: no key "
-        "is sent.",
-    )
-    served_model_name: str | None = Field(
-        None, description="Name of the model on the server. Default: the model's name here."
-    )
-    timeouts: Timeouts = Timeouts()
-
-    @model_validator(mode="after")
-    def _usable(self) -> Self:
-        try:
-            parts = urlsplit(self.url)
-        except ValueError:  # a bracket without its partner
-            parts = urlsplit("")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            # An invalid URL with an @ may contain credentials at any place.
-            given = "" if "@" in self.url else f", not {redact_line(repr(self.url))}"
-            raise PlacedError(f"must look like http://host:port or https://host{given}", "url")
-        if not re.fullmatch(r"[!-~]+", self.url):
-            raise PlacedError("must be printable ASCII without blanks", "url")
-        try:
-            port = parts.port
-        except ValueError:
-            port = 0
-        if port == 0:
-            raise PlacedError("must have a port from 1 to 65535", "url")
-        if parts.username or parts.password:
-            raise PlacedError("must not hold credentials; name a variable in api_key_env", "url")
-        if parts.query or parts.fragment:
-            raise PlacedError("must not have a query or a fragment", "url")
-        if parts.path.rstrip("/").endswith("/v1"):
-            raise PlacedError("must not end in /v1, which the gateway adds itself", "url")
-        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            # The setting may hold the key itself by mistake.
-            named = re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env)
-            which = self.api_key_env if named else "of that name"
-            raise PlacedError(f"environment variable {which} is not set", "api_key_env")
-        return self
-
-
-EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]

@@ -1,0 +1,35 @@
+"""The specification of an engine in the configuration: validated once, then frozen."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from engines.spec.base import PlacedError, Restart, SpecModel, Timeouts
+from engines.spec.local import (
+    CACHED_TOKENS_FLAG,
+    RESERVED_FLAGS,
+    FlagValue,
+    InProcessSpec,
+    LocalSpec,
+    ProcessSpec,
+    flag_name,
+)
+from engines.spec.remote import RemoteSpec
+
+EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]
+
+__all__ = [
+    "CACHED_TOKENS_FLAG",
+    "RESERVED_FLAGS",
+    "EngineSpec",
+    "FlagValue",
+    "InProcessSpec",
+    "LocalSpec",
+    "PlacedError",
+    "ProcessSpec",
+    "RemoteSpec",
+    "Restart",
+    "SpecModel",
+    "Timeouts",
+    "flag_name",
+]

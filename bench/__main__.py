@@ -4,7 +4,7 @@
 
 `--only proxies` puts load on the gateway and vllm-router alone and takes about seven minutes.
 `--noise` compares two processes of the same build, `--before` this checkout with an earlier one. A
-whole run writes bench/RESULTS.md, a run of parts in process alone (telemetry, isolation) their
+whole run writes bench/RESULTS.md, a run of telemetry, isolation and console alone their
 sections there, any other run .bench/RESULTS.md.
 """
 
@@ -21,6 +21,7 @@ import msgspec
 from rich.console import Console
 
 from bench import (
+    console,
     disturbances,
     isolation,
     kinds,
@@ -41,7 +42,8 @@ from bench.samples import Sample, Samples
 from bench.seats import Seat, direct
 from bench.terminal import show
 
-IN_PROCESS = {"telemetry": telemetry, "isolation": isolation}
+# Each without the others and the peers, in a few seconds or minutes.
+ALONE = {"telemetry": telemetry, "isolation": isolation, "console": console}
 PROXIES = ("streams", "plain")
 PARTS = (
     *PROXIES,
@@ -51,7 +53,7 @@ PARTS = (
     disturbances.PART,
     "real",
     "kinds",
-    *IN_PROCESS,
+    *ALONE,
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # Written by `make soak`, `make chaos`, `make continuation` and `bench.restart`; a run of the
@@ -97,8 +99,8 @@ def main() -> None:
     before = Build(options.before, options.before_python) if options.before else None
     parts = parts_of(options.only)
     console = Console(stderr=True)
-    if set(parts) <= set(IN_PROCESS) and not options.quick:
-        for made_alone in _in_process(parts, quick=False):
+    if set(parts) <= set(ALONE) and not options.quick:
+        for made_alone in _alone(parts, quick=False):
             RESULTS.write_text(replace_section(RESULTS.read_text(), made_alone.markdown()))
             show(made_alone)
         return
@@ -120,8 +122,8 @@ def main() -> None:
             if disturbances.PART in parts
             else ()
         )
-        say("costs in process")
-        costs = list(_in_process(parts, quick=options.quick))
+        say("single costs")
+        costs = list(_alone(parts, quick=options.quick))
     whole = not options.quick and before is None and set(parts) == set(PARTS)
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
@@ -198,8 +200,8 @@ def _measure(
             note(f"the kinds of engine are left out: {error}")
 
 
-def _in_process(parts: Sequence[str], *, quick: bool) -> Iterator[Table]:
-    for part, module in IN_PROCESS.items():
+def _alone(parts: Sequence[str], *, quick: bool) -> Iterator[Table]:
+    for part, module in ALONE.items():
         if part in parts:
             yield module.table(module.measure(quick=quick))
 

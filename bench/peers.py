@@ -22,7 +22,6 @@ import httpx
 import yaml
 
 from bench.children import ROOT, WORK, Child, StartError, child, environment, free_port, wait_until
-from bench.open_pages import READY
 
 MODEL = "stub"
 KEY = "sk-bench-0123456789abcdef"
@@ -38,8 +37,6 @@ GATEWAY = "vllm-gateway"
 WITH_REDIS = "vllm-gateway, limits in Redis"
 WITH_TRACES = "vllm-gateway, traces on"
 CONTINUING = "vllm-gateway, continuation on"
-PAGES = 50
-WITH_PAGES = f"vllm-gateway, {PAGES} pages open"
 ROUTER = "vllm-router"
 LITELLM = "litellm"
 BEFORE = "vllm-gateway, before"
@@ -99,7 +96,6 @@ def peers(
         _gateway(WITH_REDIS, version, redis=True),
         _gateway(WITH_TRACES, version, traces=True),
         _gateway(CONTINUING, version, continuation="exact"),
-        _gateway(WITH_PAGES, version, pages=PAGES),
     ]
     if before is not None:
         found.append(_gateway(BEFORE, _describe(before), before))
@@ -174,7 +170,6 @@ def _gateway(
     redis: bool = False,
     traces: bool = False,
     continuation: str = "off",
-    pages: int = 0,
 ) -> Peer:
     @contextlib.contextmanager
     def start(engine: str, directory: Path) -> Iterator[Target]:
@@ -188,11 +183,8 @@ def _gateway(
                     build=build,
                     redis_url=stack.enter_context(_redis(home)) if redis else None,
                     traces=stack.enter_context(_collector(home)) if traces else None,
-                    admin_key=ADMIN_KEY if pages else None,
                 )
             )
-            if pages:
-                stack.enter_context(_open_pages(url, pages))
             yield Target(name, url, running.pid)
 
     return Peer(name, version, start, build)
@@ -206,15 +198,6 @@ def in_front_of(engine: str, **more: object) -> list[dict[str, object]]:
 def _continuation(build: Build, value: str) -> dict[str, object]:
     """Return the setting; an earlier checkout may not know it."""
     return {"continuation": value} if build == HERE else {}
-
-
-@contextlib.contextmanager
-def _open_pages(url: str, pages: int) -> Iterator[None]:
-    """Keep pages of the console open; each has got its first event when the body begins."""
-    options = (f"--url={url}", f"--key={ADMIN_KEY}", f"--pages={pages}")
-    with child("open-pages", [sys.executable, "-m", "bench.open_pages", *options]) as running:
-        wait_until(lambda: READY in running.log.read_text(), running, START_S)
-        yield
 
 
 @contextlib.contextmanager

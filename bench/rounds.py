@@ -19,7 +19,6 @@ from bench.peers import (
     KEY,
     LITELLM,
     MODEL,
-    WITH_PAGES,
     WITH_REDIS,
     WITH_TRACES,
     Target,
@@ -61,8 +60,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """
         if target == CONTINUING:
             return self.part == "streams"
-        if target == WITH_PAGES:
-            return self.part in ("streams", "plain")
         if target in (WITH_REDIS, WITH_TRACES):
             return self.part == "plain"
         if target == LITELLM:

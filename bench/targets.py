@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench.figures import Estimate, estimate
-from bench.peers import CONTINUING, DIRECT, GATEWAY, PAGES, ROUTER, WITH_PAGES, WITH_REDIS
+from bench.peers import CONTINUING, DIRECT, GATEWAY, ROUTER, WITH_REDIS
 from bench.samples import Figure, Samples
 
 # Number of streams for the targets on stalls and memory.
@@ -72,14 +72,6 @@ def goals(samples: Samples) -> Iterator[Goal]:
     shared = ratio("cpu_us_per_request", "plain", 32, WITH_REDIS, GATEWAY)
     redis = "CPU per plain request, 32 at a time, limits in Redis × in memory"
     yield Goal(redis, *shared, 1.15)
-    plain_open = ratio("cpu_us_per_request", "plain", 32, WITH_PAGES, GATEWAY)
-    yield Goal(
-        f"CPU per plain request, {PAGES} pages of the console open × none", *plain_open, 1.02
-    )
-    for size in (64, 512):
-        chunk_open = ratio("cpu_us_per_chunk", "streams", size, WITH_PAGES, GATEWAY)
-        pages = f"CPU per streamed chunk, {size} streams, {PAGES} pages open × none"
-        yield Goal(pages, *chunk_open, 1.02)
     rate = ratio("requests_per_s", "plain", 32)
     process = f"plain requests/s of one process, 32 at a time, × {ROUTER}"
     yield Goal(process, *rate, 0.5, at_least=True)

@@ -8,7 +8,6 @@ from bench.peers import (
     GATEWAY,
     LITELLM,
     ROUTER,
-    WITH_PAGES,
     WITH_REDIS,
     WITH_TRACES,
 )
@@ -53,13 +52,13 @@ def test_stall_streams_run_concurrently() -> None:
         ("streams", 64, {WITH_REDIS, WITH_TRACES}),
         ("streams", 512, {WITH_REDIS, WITH_TRACES, LITELLM}),
         ("plain", 32, {CONTINUING}),
-        ("stall", 1024, {WITH_REDIS, WITH_TRACES, WITH_PAGES, CONTINUING, LITELLM, COPY}),
+        ("stall", 1024, {WITH_REDIS, WITH_TRACES, CONTINUING, LITELLM, COPY}),
     ],
 )
 def test_load_skips_targets_without_a_meaningful_result(
     part: str, size: int, left_out: set[str]
 ) -> None:
-    ours = {GATEWAY, WITH_REDIS, WITH_TRACES, WITH_PAGES, CONTINUING, BEFORE, COPY}
+    ours = {GATEWAY, WITH_REDIS, WITH_TRACES, CONTINUING, BEFORE, COPY}
     names = {DIRECT, *ours, ROUTER, LITELLM}
     case = Case(part=part, size=size)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.figures import Estimate
-from bench.peers import CONTINUING, GATEWAY, ROUTER, WITH_PAGES, WITH_REDIS
+from bench.peers import CONTINUING, GATEWAY, ROUTER, WITH_REDIS
 from bench.samples import Sample, Samples
 from bench.targets import Goal, goals, stall_free_streams
 from tests.bench.results import of, result, samples
@@ -10,7 +10,6 @@ NAMES = {
     "ours": GATEWAY,
     "continuing": CONTINUING,
     "redis": WITH_REDIS,
-    "pages": WITH_PAGES,
     "router": ROUTER,
 }
 
@@ -74,7 +73,6 @@ def test_every_target_takes_its_figures_from_the_run() -> None:
             ours={"cpu_us_per_request": 90.0, "requests_per_s": 4000.0},
             router={"cpu_us_per_request": 60.0, "requests_per_s": 10000.0},
             redis={"cpu_us_per_request": 108.0},
-            pages={"cpu_us_per_request": 90.9},
         ),
         rounds(
             "streams",
@@ -83,7 +81,6 @@ def test_every_target_takes_its_figures_from_the_run() -> None:
             ours={"cpu_us_per_chunk": 8.0, "ttft_p99": 4.0},
             router={"cpu_us_per_chunk": 10.0, "ttft_p99": 3.0},
             continuing={"cpu_us_per_chunk": 8.8},
-            pages={"cpu_us_per_chunk": 8.08},
         ),
         rounds(
             "streams",
@@ -91,7 +88,6 @@ def test_every_target_takes_its_figures_from_the_run() -> None:
             ours={"cpu_us_per_chunk": 30.0},
             router={"cpu_us_per_chunk": 20.0},
             continuing={"cpu_us_per_chunk": 36.0},
-            pages={"cpu_us_per_chunk": 33.0},
         ),
         rounds("stall", 1024, direct={"stall_free": 1024}, ours={"stall_free": 1024}),
         rounds("memory", 1024, ours={"rss_mib": 104.0, "gc_pause_ms": 7.5}),
@@ -119,9 +115,6 @@ def test_every_target_takes_its_figures_from_the_run() -> None:
             1.2,
             "missed",
         ),
-        "CPU per plain request, 50 pages of the console open × none": (1.02, None, 1.01, "met"),
-        "CPU per streamed chunk, 64 streams, 50 pages open × none": (1.02, None, 1.01, "met"),
-        "CPU per streamed chunk, 512 streams, 50 pages open × none": (1.02, None, 1.1, "missed"),
         "plain requests/s of one process, 32 at a time, × vllm-router": (
             0.5,
             None,

@@ -8,16 +8,17 @@ import pytest
 import yaml
 from playwright.async_api import Browser, expect
 
-from tests.console.site import log_in
+from tests.console.site import Site, log_in
 from tests.console.watched_page import fresh_context, watched
 from tests.e2e.deployment import ADMIN_KEY, deployed
-from tests.gateway import free_port, remote
+from tests.fakes.vllm import Fake
+from tests.gateway import remote
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def model(name: str) -> dict[str, Any]:
-    return {"name": name, "engines": [remote(f"http://127.0.0.1:{free_port()}")]}
+def model(name: str, engine: Fake) -> dict[str, Any]:
+    return {"name": name, "engines": [{**remote(engine.url), "served_model_name": "demo"}]}
 
 
 async def reload_with(origin: str, file: Path, *models: dict[str, Any]) -> None:
@@ -27,13 +28,13 @@ async def reload_with(origin: str, file: Path, *models: dict[str, Any]) -> None:
     async with httpx.AsyncClient(base_url=origin, timeout=30) as client:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
         response = await client.post("/admin/reload", headers=headers)
-        assert response.status_code == 200, response.text
+        assert response.json()["ok"], response.text
 
 
 async def test_models_of_a_reload_come_and_go_on_an_open_page(
-    browser: Browser, tmp_path: Path
+    browser: Browser, site: Site, tmp_path: Path
 ) -> None:
-    first, second = model("first"), model("second")
+    first, second = model("first", site.fake), model("second", site.fake)
     with deployed(tmp_path, first) as deployment:
         async with fresh_context(browser, deployment.url) as context:
             await log_in(context, ADMIN_KEY)

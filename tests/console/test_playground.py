@@ -108,7 +108,7 @@ async def test_a_limit_is_said_with_the_time_to_wait(site: Site) -> None:
 
 async def test_a_form_waits_as_long_as_its_limit_says(site: Site) -> None:
     site.fake.fault = None
-    header = await make_key(site.gateway, "one a minute", requests_per_minute=1)
+    header = await make_key(site.gateway, "one form a minute", requests_per_minute=1)
     async with fresh_context(site.browser, site.origin) as context:
         await log_in(context, header["authorization"].removeprefix("Bearer "))
         async with watched(context, site.origin) as watched_page:

@@ -1,23 +1,12 @@
-"""A gateway for each module of tests, which may replace it, and visitors of each role."""
+"""Visitors of each role, for modules of tests that have one gateway."""
 
 from collections.abc import AsyncIterator
 
 import httpx
-import pytest
 import pytest_asyncio
 
 from tests.app.console.visits import new_key, visiting
-from tests.fakes.vllm import Fake
-from tests.gateway import ROOT_KEY, Gateway, serving_demo
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with (
-        Fake() as engine,
-        serving_demo(tmp_path_factory.mktemp("console"), engine.url) as one,
-    ):
-        yield one
+from tests.gateway import ROOT_KEY, Gateway
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

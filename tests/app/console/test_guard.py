@@ -16,6 +16,15 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 CHAT_PATH = "/console/api/v1/chat/completions"
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    async with (
+        Fake() as engine,
+        serving_demo(tmp_path_factory.mktemp("guard"), engine.url) as one,
+    ):
+        yield one
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def stranger(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     """A browser that has not logged in."""

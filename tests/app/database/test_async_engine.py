@@ -11,6 +11,7 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from app.database import AsyncConnection
 from app.database.async_engine import AsyncEngine, create_async_engine
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -120,3 +121,5 @@ async def test_interrupted_dispose_closes_every_pooled_connection(engine: AsyncE
     for driver in drivers:
         with pytest.raises(ValueError, match=r"closed|no active connection"):
             await driver.execute("SELECT 1")
+    # A thread that is told to stop reports to this loop once more.
+    await wait_until(lambda: not any(driver._thread.is_alive() for driver in drivers))

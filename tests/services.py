@@ -169,7 +169,7 @@ class DnsServer(Server):
         found: set[str] = set()
         for family in ("A", "AAAA"):
             with contextlib.suppress(dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
-                answer = resolver.resolve(name, family, lifetime=1)
+                answer = resolver.resolve(name, family, lifetime=0.3)
                 found |= {record.to_text() for record in answer}
         return found
 

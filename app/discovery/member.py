@@ -5,7 +5,9 @@
                  └──not listed──▶ ended                └──listed again──▶ begun
 
 A server gets requests only while it has joined. With other settings a second engine begins, and
-replaces the joined one when it is READY. One task carries out the steps of a server one
+replaces the joined one when it is READY. One that is not listed any more stays while no other
+engine of the model is READY and new servers are checked for the first time: a list may be replaced
+as a whole. One task carries out the steps of a server one
 after the other, so that two never overlap: a server that is listed again while it drains begins
 anew when that has ended.
 """
@@ -34,6 +36,8 @@ class MemberTerms:
     is_current: Callable[[], bool]
     # Notified of each change of a server and of its engine.
     changes: ChangeNotifier
+    # Returns whether the servers that are not listed any more are still needed.
+    needs_unlisted: Callable[[], bool]
 
 
 class Member:
@@ -51,6 +55,16 @@ class Member:
     @property
     def wanted(self) -> Slot | None:
         return self._wanted
+
+    @property
+    def serves(self) -> bool:
+        """True if it stays and is READY."""
+        joined = self._joined
+        return (
+            self._wanted is not None
+            and joined is not None
+            and joined.engine.state is EngineState.READY
+        )
 
     @property
     def settled(self) -> bool:
@@ -72,7 +86,11 @@ class Member:
             if slot is None:
                 if joined is None:
                     return
-                await self._leave(joined)
+                await self._terms.changes.wait_for(
+                    lambda: self._wanted is not None or not self._terms.needs_unlisted()
+                )
+                if self._wanted is None:
+                    await self._leave(joined)
             elif joined is None or joined.slot != slot:
                 await self._join(slot, joined)
             else:

@@ -10,6 +10,7 @@ from app.discovery.member import Member, MemberTerms
 from app.discovery.names import engine_name
 from app.discovery.sources import FindSource
 from app.fleet import Slot
+from engines.base import EngineState
 from engines.spec import Discovery, RemoteSpec
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,17 @@ class Roster:
         """True if all sources have listed servers, and all servers were checked."""
         listed = all(watch.listed is not None for watch in self._watches.values())
         return listed and all(member.settled for member in self._members.values())
+
+    @property
+    def needs_unlisted(self) -> bool:
+        """True while no engine that stays is READY, and one that is being checked may be soon."""
+        members = self._members.values()
+        if not self._terms.is_current() or all(member.settled for member in members):
+            return False
+        engines = (one.engine for one in self._terms.deployment.engines)
+        return not any(member.serves for member in members) and not any(
+            engine.state is EngineState.READY for engine in engines
+        )
 
     def update(self) -> None:
         """Watch the sources of the model's present settings, and no others."""

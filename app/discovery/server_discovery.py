@@ -89,8 +89,10 @@ class ServerDiscovery:
             self._drain_s,
             lambda: self._is_current(deployment),
             self._changes,
+            lambda: roster.needs_unlisted,
         )
-        return Roster(terms, self._find_source, self._spawn, self._is_taken)
+        roster = Roster(terms, self._find_source, self._spawn, self._is_taken)
+        return roster
 
     def _is_current(self, deployment: ModelDeployment) -> bool:
         return self._deployments.get(deployment.name) is deployment

@@ -70,9 +70,11 @@ class Roster:
         members = self._members.values()
         if not self._terms.is_current() or all(member.settled for member in members):
             return False
-        engines = (one.engine for one in self._terms.deployment.engines)
+        deployment = self._terms.deployment
         return not any(member.serves for member in members) and not any(
-            engine.state is EngineState.READY for engine in engines
+            one.engine.state is EngineState.READY
+            for one in deployment.engines
+            if one.slot.name not in deployment.outgoing
         )
 
     def update(self) -> None:

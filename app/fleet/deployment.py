@@ -38,6 +38,8 @@ class ModelDeployment:
     members: list[DeployedEngine] = field(default_factory=list)
     # What a reload is about to discover: its servers come before the engines that they replace go.
     upcoming: tuple[RemoteSpec, ...] = ()
+    # Names of the engines that it is about to stop or replace.
+    outgoing: frozenset[str] = frozenset()
     created: int = field(default_factory=lambda: int(time.time()))
     # Starts alongside the engine that it replaces. Requests and operators see it; the on-demand
     # loader does not before it has taken over.

@@ -72,6 +72,7 @@ class Applier:
         finally:
             for deployment in self.deployments.values():
                 deployment.upcoming = ()
+                deployment.outgoing = frozenset()
             self._reorder(found.new)
 
     async def _apply(self, found: Difference) -> tuple[ModelReport, ...]:
@@ -109,9 +110,12 @@ class Applier:
         for change in changes:
             deployment = self.deployments[change.new.name]
             before = deployment.settings.discovering
-            upcoming = [one for one in change.effective.discovering if one not in before]
-            if upcoming:
-                deployment.upcoming = tuple(upcoming)
+            after = change.effective.discovering
+            deployment.upcoming = tuple(one for one in after if one not in before)
+            if change.needs_engines:
+                old = (*change.plan.removed, *(old for old, _ in change.plan.replaced))
+                deployment.outgoing = frozenset(slot.name for slot in old)
+            if deployment.upcoming or (before and deployment.outgoing):
                 affected.append(deployment)
         if affected:
             self._publish()

@@ -368,6 +368,7 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_log(lambda: output.lost)
     metrics.watch_engines(lambda: engine_states(catalogue), [str(s) for s in EngineState])
     metrics.watch_figures(lambda: engine_figures(catalogue))
+    metrics.watch_discovery(application.reloader.discovery.counts)
     metrics.watch_queues(admission.queue_limits)
     metrics.watch_in_flight(admission.in_flight_by_model)
     metrics.watch_budgets(application.budgets.usage_levels)

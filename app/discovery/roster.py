@@ -65,6 +65,16 @@ class Roster:
         return listed and all(member.settled for member in self._members.values())
 
     @property
+    def listed(self) -> int:
+        """Number of servers that its sources list, as far as they are used."""
+        return sum(member.wanted is not None for member in self._members.values())
+
+    @property
+    def serving(self) -> int:
+        """Number of these that are READY."""
+        return sum(member.serves for member in self._members.values())
+
+    @property
     def needs_unlisted(self) -> bool:
         """True while no engine that stays is READY, and one that is being checked may be soon."""
         members = self._members.values()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 
 from app.discovery.member import MemberTerms
 from app.discovery.roster import Roster
@@ -66,6 +66,12 @@ class ServerDiscovery:
             roster.update()
             if not self._is_current(deployment):
                 del self._rosters[deployment]
+
+    def counts(self) -> Iterator[tuple[str, int, int]]:
+        """Yield each model with the number of its servers that are listed, and that serve."""
+        for deployment, roster in self._rosters.items():
+            if deployment.discovering:
+                yield deployment.name, roster.listed, roster.serving
 
     async def wait_until_settled(self, among: Collection[ModelDeployment] | None = None) -> None:
         """Return when all servers were checked once, or SETTLE_S later.

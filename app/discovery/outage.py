@@ -22,8 +22,8 @@ class Outage:
         """Log the end of the outage, if one is under way; `found` servers are listed."""
         if self._under_way:
             self._under_way = False
-            log.info("discovery by %s works again: %d servers", self._source, found)
+            log.info("discovery by %s works again; servers: %d", self._source, found)
 
 
 def _kept(known: int) -> str:
-    return f"the {known} known servers are kept" if known else "no server is known yet"
+    return f"servers that are kept: {known}" if known else "no server is known yet"

@@ -114,7 +114,9 @@ class Roster:
                     watch.listed = listed
                     self._apply()
             except Exception:
-                log.exception("unhandled exception in discovery by %s", source.describe())
+                log.exception(
+                    "unhandled exception while discovering servers of %s", source.describe()
+                )
             await asyncio.sleep(RETRY_S)
 
     def _apply(self) -> None:
@@ -155,11 +157,11 @@ class Roster:
         left_out = max(len(listed) - MAX_SERVERS, 0)
         if left_out and not watch.left_out and spec.discover is not None:
             log.error(
-                "discovery by %s lists %d servers: %d are left out, at most %d are used",
+                "servers of %s: %d are listed, at most %d are used; left out: %d",
                 spec.discover.describe(),
                 len(listed),
-                left_out,
                 MAX_SERVERS,
+                left_out,
             )
         watch.left_out = left_out
         return listed[:MAX_SERVERS]

@@ -122,15 +122,15 @@ class TestOutages:
             await clock.advance(65)
             assert len(watched.lists) == 1
             assert caplog.messages == [
-                "discovery by DNS of vllm.test failed: no nameserver answered; the 2 known servers "
-                "are kept"
+                "discovery by DNS of vllm.test failed: no nameserver answered; servers that are "
+                "kept: 2"
             ]
             # 5 s of the TTL, then longer and longer.
             assert clock.sleeps == [5, 1, 2, 4, 8, 16, 30]
             names.set("10.0.0.2")
             await clock.advance(MAX_WAIT_S)
             assert watched.last == ["http://10.0.0.2:8000"]
-            assert caplog.messages[1:] == ["discovery by DNS of vllm.test works again: 1 servers"]
+            assert caplog.messages[1:] == ["discovery by DNS of vllm.test works again; servers: 1"]
 
     async def test_name_without_address_keeps_what_was_known(
         self, source: DnsSource, names: Names, clock: Clock, caplog: pytest.LogCaptureFixture

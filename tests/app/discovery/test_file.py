@@ -93,10 +93,10 @@ async def test_faulty_file_keeps_what_was_known_and_logs_once(
     assert file.watched.lists == [[A]]
     [line] = caplog.messages
     assert line.startswith(f"discovery by file {file.path} failed: it ")
-    assert line.endswith("; the 1 known servers are kept")
+    assert line.endswith("; servers that are kept: 1")
     await file.write([A])
     await file.write([A, B])
-    assert caplog.messages[1:] == [f"discovery by file {file.path} works again: 1 servers"]
+    assert caplog.messages[1:] == [f"discovery by file {file.path} works again; servers: 1"]
     assert file.watched.lists == [[A], [A, B]]
 
 

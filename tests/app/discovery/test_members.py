@@ -234,8 +234,7 @@ async def test_servers_of_a_source_are_bounded(
                 await run_pending_tasks()
                 await gateway.until(b, c)
             assert [line for line in caplog.messages if "left out" in line] == [
-                "discovery by vllm.test:8000 by DNS lists 3 servers: 1 are left out, at most 2 are "
-                "used"
+                "servers of vllm.test:8000 by DNS: 3 are listed, at most 2 are used; left out: 1"
             ]
             listing.set(a.url, c.url)
             await gateway.until(a, c)
@@ -276,7 +275,7 @@ async def test_source_that_raises_is_read_again(
         listing.set(a.url)
         async with run(tmp_path, find_source=listing) as gateway:
             await gateway.until(a)
-    assert "unhandled exception in discovery by vllm.test:8000 by DNS" in caplog.text
+    assert "unhandled exception while discovering servers of vllm.test:8000 by DNS" in caplog.text
 
 
 async def test_gateway_stops_while_servers_join_and_drain(

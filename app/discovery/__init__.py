@@ -1,4 +1,4 @@
-"""Discovers the servers of models: they come and go without a reload
+"""Discovers the servers of models, which come and go without a reload.
 
 A source (`dns`, `file`) lists the servers of a model. `ServerDiscovery` has a roster for each model
 that has one, which reads its sources and has a member for each server: `member` says how a server

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.main import create_app
 from engines.base import EngineState
 from tests.app.discovery.gateways import (
     Listing,
@@ -17,7 +18,7 @@ from tests.app.discovery.gateways import (
     servers,
 )
 from tests.fakes.vllm import Fake
-from tests.gateway import free_port
+from tests.gateway import free_port, settings_for
 from tests.waiting import run_pending_tasks, wait_until
 
 pytestmark = pytest.mark.slow
@@ -289,3 +290,17 @@ async def test_gateway_stops_while_servers_join_and_drain(
             await run_pending_tasks(3)
         assert listing.watches == 0
     assert [one for one in caplog.messages if "unhandled" in one] == []
+
+
+async def test_next_gateway_accepts_no_connection_before_its_servers_are_checked(
+    tmp_path: Path, listing: Listing
+) -> None:
+    """Of a hand-over: connections wait already, and their requests would get 503."""
+    async with servers(2) as (a, b):
+        listing.set(a.url, b.url)
+        settings = settings_for(model(), run_dir=tmp_path)
+        application = create_app(settings, find_source=listing)
+        application.waits_for_engines = True
+        async with application.run():
+            assert application.catalogue.ready
+            assert len(application.catalogue.engines) == 2

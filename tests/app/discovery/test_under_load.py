@@ -64,6 +64,27 @@ async def until(gateway: DiscoveringGateway, port: int, *hosts: str) -> None:
     await wait_until(lambda: sorted(gateway.names) == names)
 
 
+async def say(gateway: DiscoveringGateway, after_words: Callable[[], None]) -> str:
+    """Return the text of a streamed answer; the function is called after a few of its words."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "temperature": 0,
+        "fake": f"say:{TEXT}",
+    }
+    text, called = "", False
+    async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    text += choice["delta"].get("content") or ""
+            if not called and text.count(" ") > 5:
+                called = True
+                after_words()
+    return text
+
+
 @pytest.mark.services
 async def test_addresses_of_a_name_come_and_go(
     tmp_path: Path, dns_server: DnsServer, show: Callable[[str], None]
@@ -131,21 +152,24 @@ async def test_stream_goes_on_at_another_server_when_its_own_leaves(tmp_path: Pa
         listing.set(a.url)
         async with run(tmp_path, find_source=listing) as gateway:
             engine = gateway.find(name_of(a))
-            body = {
-                "model": "demo",
-                "messages": [{"role": "user", "content": "hi"}],
-                "stream": True,
-                "temperature": 0,
-                "fake": f"say:{TEXT}",
-            }
-            text = ""
-            async with gateway.client.stream("POST", "/v1/chat/completions", json=body) as answer:
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        for choice in json.loads(line[6:])["choices"]:
-                            text += choice["delta"].get("content") or ""
-                    if text.count(" ") == 5:
-                        listing.set(b.url)
-            assert text == TEXT
+            assert await say(gateway, lambda: listing.set(b.url)) == TEXT
             assert engine.state is EngineState.STOPPED
             assert any("chat" in one.target for one in b.seen)
+
+
+async def test_stream_of_a_dead_server_waits_for_the_next_one(tmp_path: Path) -> None:
+    listing = Listing()
+    async with servers(2) as (a, b):
+        for fake in (a, b):
+            fake.pace_s = 0.01
+        listing.set(a.url)
+        async with run(tmp_path, find_source=listing) as gateway:
+
+            def replace() -> None:
+                """The pod dies, its address vanishes, and later there is another."""
+                a.kill()
+                listing.set()
+                asyncio.get_running_loop().call_later(0.3, listing.set, b.url)
+
+            assert await say(gateway, replace) == TEXT
+            assert gateway.names == [name_of(b)]

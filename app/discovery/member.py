@@ -5,15 +5,17 @@
                  └──not listed──▶ ended                └──listed again──▶ begun
 
 A server gets requests only while it has joined. With other settings a second engine begins, and
-replaces the joined one when it is READY. One that is not listed any more stays while no other
+replaces the joined one when it is READY. A server that is no longer listed stays while no other
 engine of the model is READY and new servers are checked for the first time: a list may be replaced
-as a whole. One task carries out the steps of a server one
-after the other, so that two never overlap: a server that is listed again while it drains begins
-anew when that has ended.
+as a whole.
+
+One task carries out the steps of a server one after the other, so that two never overlap: a server
+that is listed again while it drains begins anew when that has ended.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from app.fleet import ModelDeployment, Slot
@@ -22,6 +24,9 @@ from app.fleet.fleet import Fleet
 from engines.base import ChangeNotifier, EngineState
 
 log = logging.getLogger(__name__)
+
+# Runs a coroutine in a task that ends with the gateway at the latest.
+Spawn = Callable[[Coroutine[object, object, None], str], asyncio.Task[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class MemberTerms:
     changes: ChangeNotifier
     # Returns whether the servers that are not listed any more are still needed.
     needs_unlisted: Callable[[], bool]
+    spawn: Spawn
 
 
 class Member:
@@ -121,7 +127,9 @@ class Member:
         self._log("joins")
         self._changes.notify()
         if old is not None:
-            await terms.fleet.retire_server(terms.deployment, old, terms.drain_s())
+            # Beside the next steps: the new engine may have to leave before the old one has ended.
+            retiring = terms.fleet.retire_server(terms.deployment, old, terms.drain_s())
+            terms.spawn(retiring, f"retire {self.name}")
 
     async def _leave(self, joined: DeployedEngine) -> None:
         terms = self._terms

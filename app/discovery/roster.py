@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.discovery.endpoints import Endpoint
@@ -19,9 +19,6 @@ log = logging.getLogger(__name__)
 MAX_SERVERS = 256
 # Delay before a source is read again that has ended with an unhandled exception.
 RETRY_S = 5.0
-
-# Runs a coroutine in a task that ends with the gateway at the latest.
-Spawn = Callable[[Coroutine[object, object, None], str], asyncio.Task[None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,12 +37,10 @@ class Roster:
         self,
         terms: MemberTerms,
         find_source: FindSource,
-        spawn: Spawn,
         is_taken: Callable[[str], bool],
     ) -> None:
         self._terms = terms
         self._find_source = find_source
-        self._spawn = spawn
         self._is_taken = is_taken
         # What the watches are for; None: there are none yet.
         self._specs: tuple[RemoteSpec, ...] | None = None
@@ -103,7 +98,7 @@ class Roster:
             if source not in self._watches:
                 watch = self._watches[source] = _Watch()
                 name = f"discover {terms.deployment.name}"
-                watch.task = self._spawn(self._watch(source, watch), name)
+                watch.task = terms.spawn(self._watch(source, watch), name)
         self._apply()
 
     async def _watch(self, source: Discovery, watch: _Watch) -> None:
@@ -134,7 +129,7 @@ class Roster:
             name = engine_name(model, url, self._is_taken)
             member = Member(self._terms, name, _slot(name, endpoint, spec))
             self._members[url] = member
-            self._spawn(self._run(url, member), f"server {name}")
+            self._terms.spawn(self._run(url, member), f"server {name}")
         self._terms.changes.notify()
 
     async def _run(self, url: str, member: Member) -> None:

@@ -96,8 +96,9 @@ class ServerDiscovery:
             lambda: self._is_current(deployment),
             self._changes,
             lambda: roster.needs_unlisted,
+            self._spawn,
         )
-        roster = Roster(terms, self._find_source, self._spawn, self._is_taken)
+        roster = Roster(terms, self._find_source, self._is_taken)
         return roster
 
     def _is_current(self, deployment: ModelDeployment) -> bool:

@@ -135,6 +135,25 @@ async def test_changed_settings_replace_the_engine_of_a_server_under_load(
         assert load.faults == []
 
 
+async def test_server_leaves_at_once_while_its_old_engine_drains(
+    tmp_path: Path, listing: Listing
+) -> None:
+    async with servers(2) as (a, b):
+        listing.set(a.url, b.url)
+        async with run(tmp_path, find_source=listing) as gateway:
+            listing.set(a.url)
+            await gateway.until(a)
+            old = gateway.find(name_of(a))
+            async with gateway.stream("tokens:60:5") as stream:
+                await reload(gateway, model("demo", discovered(timeouts={"stall_s": 9})))
+                await wait_until(lambda: gateway.find(name_of(a)) is not old)
+                listing.set(b.url)
+                await gateway.until(b)
+                assert old.state is EngineState.READY
+                assert (await stream.read()).endswith(b"data: [DONE]\n\n")
+            await wait_until(lambda: old.state is EngineState.STOPPED)
+
+
 async def test_server_that_serves_no_more_under_new_settings_stays_with_the_old(
     tmp_path: Path, listing: Listing
 ) -> None:

@@ -38,6 +38,8 @@ MAX_VIEWERS = 512
 MAX_VIEWERS_PER_KEY = 256
 # A viewer that is further behind gets all regions: those between share an event.
 MAX_BEHIND = 8
+# Regions that are gone, of which pages that are behind are told; the oldest are forgotten.
+MAX_GONE = 1000
 # A session is checked again as often as this.
 CHECK_EVERY = 5
 # For the end of a stream, when the gateway drains.
@@ -143,6 +145,9 @@ class LivePage:
         for name, html in {**regions, **gone}.items():
             if name not in self._regions or self._regions[name][1] != html:
                 self._regions[name] = (self._now, html)
+        if len(gone) > MAX_GONE:
+            for name in sorted(gone, key=lambda name: self._regions[name][0])[:-MAX_GONE]:
+                del self._regions[name]
 
     def _event_since(self, seen: int) -> bytes:
         """Return the event with what has changed since a tick."""

@@ -23,6 +23,8 @@ def banner(application: Application, port: int, key: str | None) -> str:
         ready = f"{model.ready} of {len(model.replicas)} engines ready"
         if model.on_demand and not model.ready:
             ready = "loads at the first request"
+        elif model.discovered and not model.replicas:
+            ready = "no server is known yet"
         lines.append(f"  model  {model.name}{also} ({ready})")
     lines += [f"         {failure}" for failure in engine_failures(application)]
     header = ""

@@ -14,13 +14,14 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.remote import RemoteSpec
+from engines.spec.remote import Discovery, RemoteSpec, check_url, find_variable_fault
 
 EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]
 
 __all__ = [
     "CACHED_TOKENS_FLAG",
     "RESERVED_FLAGS",
+    "Discovery",
     "EngineSpec",
     "FlagValue",
     "InProcessSpec",
@@ -31,5 +32,7 @@ __all__ = [
     "Restart",
     "SpecModel",
     "Timeouts",
+    "check_url",
+    "find_variable_fault",
     "flag_name",
 ]

@@ -77,7 +77,7 @@ def test_yaml_blocks_are_valid_configurations(
     for block in fragments(page):
         data = yaml.safe_load(block.text)
         assert isinstance(data, dict), f"line {block.line}"
-        for name in re.findall(r"api_key_env: *\"?(\w+)", block.text):
+        for name in re.findall(r"api_key_envs?: *[\"\[]?(\w+)", block.text):
             monkeypatch.setenv(name, "sk-of-another-box-0123456789")
         if "engines" in data:
             data = {"models": [{**MODEL, **data}]}

@@ -1,0 +1,195 @@
+"""Lists, checks, reloads and drains in any order end in the servers of the latest list."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.discovery import ServerDiscovery
+from app.fleet import ModelDeployment, Slot
+from app.fleet.fleet import Fleet
+from app.routing import Replica
+from app.settings import ModelSettings
+from engines.base import EngineNotReady, EngineState
+from engines.spec import RemoteSpec
+from tests.app.discovery.gateways import Listing
+from tests.app.routing.fakes import FakeEngine
+from tests.waiting import run_pending_tasks, wait_until
+
+SERVERS = tuple(f"http://10.0.0.{n}:8000" for n in range(1, 5))
+OUT = (EngineState.STOPPED,)
+
+
+class Server(FakeEngine):
+    """An engine that is checked when the test says so, and drains when it may."""
+
+    def __init__(self, slot: Slot, world: "World") -> None:
+        super().__init__(slot.name, EngineState.STOPPED)
+        self.world = world
+        self.slot = slot
+
+    async def ensure_ready(self, deadline: float) -> None:
+        self.state = EngineState.STARTING
+        self.world.check(self)
+        raise EngineNotReady("not checked yet")
+
+    async def drain(self) -> None:
+        self.state = EngineState.DRAINING
+
+    async def stop(self, grace: float) -> None:
+        await asyncio.sleep(0)
+        self.state = EngineState.STOPPED
+
+
+class World:
+    """A fleet with one model, whose servers a listing has."""
+
+    def __init__(self) -> None:
+        self.listing = Listing()
+        self.built: list[Server] = []
+        self.up: set[str] = set(SERVERS)
+        self.deployments: dict[str, ModelDeployment] = {}
+        self.published: list[list[str]] = []
+        self.fleet = Fleet(self.build, self.publish)
+        self.discovery = ServerDiscovery(self.deployments, self.fleet, lambda: 5.0, self.listing)
+
+    def build(self, model: str, slot: Slot) -> Replica:
+        server = Server(slot, self)
+        self.built.append(server)
+        return Replica(server, model)
+
+    def publish(self) -> None:
+        """Check what requests see: each name once, and nothing that has stopped."""
+        for deployment in self.deployments.values():
+            names = [one.slot.name for one in deployment.members]
+            assert len(names) == len(set(names))
+            assert all(one.engine.state not in OUT for one in deployment.members)
+        self.discovery.update()
+
+    def check(self, server: Server) -> None:
+        """Let a server answer or not, as it is up or not."""
+        if server.state in (EngineState.STARTING, EngineState.READY, EngineState.FAILED):
+            up = isinstance(server.slot.spec, RemoteSpec) and server.slot.spec.url in self.up
+            server.state = EngineState.READY if up else EngineState.FAILED
+
+    def reload(self, stall_s: float | None) -> None:
+        """Give the model these settings, or remove it."""
+        before = self.deployments.get("demo")
+        if stall_s is None:
+            if before is not None:
+                del self.deployments["demo"]
+                self.fleet.detach(before)
+                self.publish()
+                self.retiring.extend(
+                    asyncio.ensure_future(self.fleet.retire(one.engine, 5.0))
+                    for one in before.all_engines
+                )
+            return
+        spec = {
+            "kind": "remote",
+            "discover": {"dns": "vllm.test", "port": 1},
+            "timeouts": {"stall_s": stall_s},
+        }
+        model = ModelSettings.model_validate({"name": "demo", "engines": [spec]})
+        if before is None:
+            self.deployments["demo"] = ModelDeployment(model, [])
+        else:
+            before.settings = model
+        self.publish()
+
+    def occupy(self, busy: bool) -> None:
+        """Have every server a request in flight, or none."""
+        for deployment in self.deployments.values():
+            for one in deployment.members:
+                one.replica.in_flight = int(busy)
+                self.replicas.append(one.replica)
+
+    async def play(self, steps: Sequence[tuple[str, Any, int]]) -> None:
+        """Take steps, each followed by so many turns of the event loop."""
+        self.retiring: list[asyncio.Future[None]] = []
+        self.replicas: list[Replica] = []
+        listed: frozenset[int] = frozenset()
+        stall_s: float | None = 1.0
+        self.discovery.start()
+        self.reload(stall_s)
+        for step, value, turns in steps:
+            if step == "list":
+                listed = value
+                self.listing.set(*(SERVERS[n] for n in value))
+            elif step == "up":
+                self.up = {SERVERS[n] for n in value}
+                for server in self.built:
+                    self.check(server)
+            elif step == "reload":
+                stall_s = value
+                self.reload(value)
+            else:
+                self.occupy(value)
+            await run_pending_tasks(turns)
+        # All is well in the end.
+        for replica in self.replicas:
+            replica.in_flight = 0
+        self.up = set(SERVERS)
+        for server in self.built:
+            self.check(server)
+        if stall_s is None:
+            stall_s = 1.0
+            self.reload(stall_s)
+        self.listing.set(*(SERVERS[n] for n in listed))
+        wanted = sorted(SERVERS[n] for n in listed)
+        deployment = self.deployments["demo"]
+
+        def done() -> bool:
+            slots = [one.slot for one in deployment.members]
+            alive = [server for server in self.built if server.state is not EngineState.STOPPED]
+            return (
+                sorted(str(slot.spec.url) for slot in slots if slot.spec.kind == "remote") == wanted
+                and all(slot.spec.timeouts.stall_s == stall_s for slot in slots)
+                and {one.engine for one in deployment.members} == set(alive)
+                and not self.fleet._detached
+            )
+
+        await wait_until(done)
+        await asyncio.gather(*self.retiring)
+        await self.discovery.close()
+        assert self.listing.watches == 0
+
+
+servers = st.frozensets(st.integers(0, len(SERVERS) - 1))
+turns = st.sampled_from([0, 1, 2, 5, 50, 50])
+steps = st.one_of(
+    st.tuples(st.just("list"), servers, turns),
+    st.tuples(st.just("up"), servers, turns),
+    st.tuples(st.just("reload"), st.sampled_from([1.0, 2.0, None]), turns),
+    st.tuples(st.just("busy"), st.booleans(), turns),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(steps, max_size=25))
+def test_fleet_ends_with_the_servers_of_the_latest_list(taken: list[tuple[str, Any, int]]) -> None:
+    async def play() -> None:
+        await World().play(taken)
+
+    faults = Faults()
+    logging.getLogger("app").addHandler(faults)
+    try:
+        asyncio.run(play())
+    finally:
+        logging.getLogger("app").removeHandler(faults)
+    assert faults.lines == []
+
+
+class Faults(logging.Handler):
+    """The log lines of unhandled exceptions."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.lines.append(record.getMessage())

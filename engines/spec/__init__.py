@@ -14,13 +14,14 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.remote import RemoteSpec
+from engines.spec.remote import EndpointSlices, RemoteSpec
 
 EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]
 
 __all__ = [
     "CACHED_TOKENS_FLAG",
     "RESERVED_FLAGS",
+    "EndpointSlices",
     "EngineSpec",
     "FlagValue",
     "InProcessSpec",

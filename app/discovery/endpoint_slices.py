@@ -44,7 +44,7 @@ class VersionExpired(ApiError):
     """410: the API server no longer knows the changes since this resource version."""
 
 
-class _Model(msgspec.Struct, rename="camel", frozen=True, gc=False):
+class _Model(msgspec.Struct, rename="camel", gc=False):
     """A part of the API's JSON. Unknown members are ignored; Go writes an empty list as null."""
 
 

@@ -12,7 +12,7 @@ task writes the list; `watch` reads it.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from app.discovery.endpoint_slices import (
     MAX_SLICES,
@@ -46,6 +46,8 @@ FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 30.0
 MAX_RETRY_AFTER_S = 60.0
 
+Sleep = Callable[[float], Awaitable[None]]
+
 
 def pause_s(failures: int, retry_after_s: float | None, chance: float) -> float:
     """Return the seconds before the next attempt, after so many failures in a row.
@@ -57,20 +59,25 @@ def pause_s(failures: int, retry_after_s: float | None, chance: float) -> float:
 
 
 class KubernetesSource:
-    """Lists the servers in EndpointSlices; a `Source`."""
+    """Lists the servers in EndpointSlices; a `Source`.
+
+    `pause` waits between attempts, `settle` for more changes after one.
+    """
 
     def __init__(
         self,
         spec: EndpointSlices,
         *,
         account: ServiceAccount | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        pause: Sleep = asyncio.sleep,
+        settle: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
         stall_s: float = WATCH_STALL_S,
     ) -> None:
         self._spec = spec
         self._account = account or ServiceAccount()
-        self._sleep = sleep
+        self._pause = pause
+        self._settle = settle
         self._chance = chance
         self._stall_s = stall_s
 
@@ -78,15 +85,15 @@ class KubernetesSource:
         """Return what is watched."""
         return f"<KubernetesSource {_title(self._spec)}>"
 
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+    async def watch(self) -> AsyncGenerator[frozenset[Endpoint], None]:
         """Yield the complete list as soon as it is known, and after each change."""
-        follower = _Follower(self._spec, self._account, self._sleep, self._chance, self._stall_s)
+        follower = _Follower(self._spec, self._account, self._pause, self._chance, self._stall_s)
         task = asyncio.create_task(follower.run(), name="follow EndpointSlices")
         known: frozenset[Endpoint] | None = None
         try:
             while True:
                 await follower.changed.wait()
-                await self._sleep(SETTLE_S)
+                await self._settle(SETTLE_S)
                 follower.changed.clear()
                 servers = follower.cache.servers()
                 if servers != known:
@@ -104,13 +111,13 @@ class _Follower:
         self,
         spec: EndpointSlices,
         account: ServiceAccount,
-        sleep: Callable[[float], Awaitable[None]],
+        pause: Sleep,
         chance: Callable[[], float],
         stall_s: float,
     ) -> None:
         self._spec = spec
         self._account = account
-        self._sleep = sleep
+        self._pause = pause
         self._chance = chance
         self._stall_s = stall_s
         self.cache = SliceCache(spec.port)
@@ -138,9 +145,9 @@ class _Follower:
             except Exception:
                 self._version = None
                 log.exception("%s: unhandled exception", _title(self._spec))
-            pause = pause_s(self._failures, retry_after_s, self._chance())
+            seconds = pause_s(self._failures, retry_after_s, self._chance())
             self._failures += 1
-            await self._sleep(pause)
+            await self._pause(seconds)
 
     async def _attempt(self) -> None:
         """List if that is needed, and watch to the end of the watch. Raises ApiError."""

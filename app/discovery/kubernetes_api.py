@@ -229,7 +229,7 @@ async def _refusal(response: "httpx.Response", token: str) -> ApiError:
     code = response.status_code
     if code == 410:
         return VersionExpired("the resource version has expired")
-    words = re.sub(r"[^ -~]+", " ", (status.message or "").replace(token, "…"))
+    words = re.sub(r"[^ -~]+", " ", status.message or "").replace(token, "…")
     reason = f"the API server answered {code}: {words}"[:MAX_REASON_CHARS].rstrip(": ")
     given = response.headers.get("retry-after", "")
     retry_after_s = float(given) if re.fullmatch(r"[0-9]{1,6}", given) else status.retry_after_s

@@ -84,17 +84,19 @@ def make_slice(
     *addresses: str,
     port: int | None = 8000,
     labels: Mapping[str, str] = LABELS,
-    **conditions: bool | None,
+    ready: bool | None = True,
+    serving: bool | None = True,
+    terminating: bool | None = False,
 ) -> Object:
-    """Return an EndpointSlice of IPv4 addresses that are all in the same condition."""
-    ready = {"ready": True, "serving": True, "terminating": False, **conditions}
+    """Return an EndpointSlice of IPv4 addresses with the same conditions; None: left out."""
+    conditions = {"ready": ready, "serving": serving, "terminating": terminating}
     return {
         "metadata": {"name": name, "labels": dict(labels)},
         "addressType": "IPv4",
         "endpoints": [
             {
                 "addresses": [str(IPv4Address(address))],
-                "conditions": {k: v for k, v in ready.items() if v is not None},
+                "conditions": {k: v for k, v in conditions.items() if v is not None},
                 "targetRef": {"kind": "Pod", "name": f"pod-{address}", "uid": f"uid-{address}"},
                 "nodeName": "node-0",
             }

@@ -28,6 +28,7 @@ from app.discovery.kubernetes_api import (
     ServiceAccount,
     connect,
 )
+from app.discovery.outage import Outage
 from engines.spec import EndpointSlices
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class KubernetesSource:
 
     def __repr__(self) -> str:
         """Return what is watched."""
-        return f"<KubernetesSource {_title(self._spec)}>"
+        return f"<KubernetesSource {_describe(self._spec)}>"
 
     async def watch(self) -> AsyncGenerator[frozenset[Endpoint], None]:
         """Yield the complete list as soon as it is known, and after each change."""
@@ -125,7 +126,7 @@ class _Follower:
         self._version: str | None = None  # None: a list is needed
         self._failures = 0  # attempts in a row that brought nothing
         self._accepted = False  # the API server accepted the watch of this attempt
-        self._outage = False  # it is in the log
+        self._outage = Outage(_describe(spec))
 
     async def run(self) -> None:
         """List and watch until it is canceled."""
@@ -136,7 +137,7 @@ class _Follower:
                 await self._attempt()
             except VersionExpired as error:
                 self._version = None
-                log.debug("%s: %s; listing again", _title(self._spec), error)
+                log.debug("%s: %s; listing again", _describe(self._spec), error)
             except ApiError as error:
                 retry_after_s = error.retry_after_s
                 if not error.resumable:
@@ -144,7 +145,7 @@ class _Follower:
                 self._note_failure(error)
             except Exception:
                 self._version = None
-                log.exception("%s: unhandled exception", _title(self._spec))
+                log.exception("unhandled exception in discovery by %s", _describe(self._spec))
             seconds = pause_s(self._failures, retry_after_s, self._chance())
             self._failures += 1
             await self._pause(seconds)
@@ -197,20 +198,16 @@ class _Follower:
 
     def _note_accepted(self) -> None:
         self._accepted = True
-        if self._outage:
-            self._outage = False
-            log.info("%s: the API server answers again", _title(self._spec))
+        self._outage.end(len(self.cache.servers()))
 
     def _note_failure(self, error: ApiError) -> None:
-        """Log the first failure of an outage. A watch that is cut after it began is none."""
-        level = logging.DEBUG
-        if not self._outage and not (self._accepted and error.resumable):
-            self._outage = True
-            level = logging.WARNING
-        log.log(
-            level, "%s cannot be read: %s; keeping the known servers", _title(self._spec), error
-        )
+        """Begin an outage, but not for a watch that breaks off after it was accepted."""
+        if self._accepted and error.resumable:
+            log.debug("%s: %s; watching again", _describe(self._spec), error)
+        else:
+            self._outage.begin(str(error), len(self.cache.servers()))
 
 
-def _title(spec: EndpointSlices) -> str:
-    return f"EndpointSlices {spec.selector} in {spec.namespace or 'the namespace of this pod'}"
+def _describe(spec: EndpointSlices) -> str:
+    within = "" if spec.namespace is None else f" in namespace {spec.namespace}"
+    return f"EndpointSlices {spec.selector}{within}"

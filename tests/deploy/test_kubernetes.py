@@ -174,6 +174,7 @@ def test_the_configuration_finds_the_engines_of_every_model_by_dns(tmp_path: Pat
         assert service["spec"]["clusterIP"] == "None"
         (port,) = engines()[name]["spec"]["containers"][0]["ports"]
         assert found[f"{name}.{service['metadata']['namespace']}.svc"] == port["containerPort"]
+        assert service["spec"]["ipFamilyPolicy"] == "SingleStack", "each engine is listed once"
         # Neither a pod that loads nor one that terminates has to be tried.
         assert "publishNotReadyAddresses" not in service["spec"]
 

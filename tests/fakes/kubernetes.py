@@ -47,7 +47,7 @@ def make_authority(
 ) -> Authority:
     """Make an authority, and a certificate for a server at these addresses and names.
 
-    Like those of many clusters, it has no authority key identifier.
+    As in many clusters, the certificates have no authority key identifier.
     """
     directory.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)

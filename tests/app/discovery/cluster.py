@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.discovery import KubernetesSource
+from app.discovery.kubernetes import KubernetesSource
 from app.discovery.kubernetes_api import ServiceAccount
 from engines.spec import EndpointSlices
 from tests.fakes.kubernetes import NAMESPACE, SELECTOR, TOKEN, ApiServer, Authority, make_slice

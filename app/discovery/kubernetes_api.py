@@ -38,7 +38,8 @@ WATCH_STALL_S = 120.0
 OVERDUE_S = 30.0
 
 PAGE_SLICES = 100
-MAX_PAGE_BYTES = 32 * 2**20
+# More than MAX_ENDPOINTS take.
+MAX_PAGE_BYTES = 8 * 2**20
 MAX_ERROR_BYTES = 64 * 2**10
 MAX_REASON_CHARS = 300
 
@@ -233,8 +234,9 @@ async def _refusal(response: "httpx.Response", token: str) -> ApiError:
     reason = f"the API server answered {code}: {words}"[:MAX_REASON_CHARS].rstrip(": ")
     given = response.headers.get("retry-after", "")
     retry_after_s = float(given) if re.fullmatch(r"[0-9]{1,6}", given) else status.retry_after_s
-    resumable = code == 429 or code >= 500
-    return ApiError(reason, resumable=resumable, retry_after_s=retry_after_s)
+    # Too many requests: a list would cost more than a watch. After other errors the version may be
+    # wrong: an API server whose database was restored answers 504 to a version from its future.
+    return ApiError(reason, resumable=code == 429, retry_after_s=retry_after_s)
 
 
 def _words(error: Exception) -> str:

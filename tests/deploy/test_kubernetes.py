@@ -415,6 +415,32 @@ def test_engines_are_scaled_by_the_demand_for_their_model() -> None:
         assert f"| `{series}` | gauge | model |" in documented
 
 
+def test_demand_is_the_sum_over_all_gateways(tmp_path: Path) -> None:
+    adapter = yaml.safe_load((OPERATOR / "prometheus-adapter.yaml").read_text())
+    (rule,) = adapter["rules"]["external"]
+    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="vllm",model="qwen"')
+    values = {"requests_in_flight": (30, 40), "queue_depth": (0, 5)}
+    series = [
+        {
+            "series": f'gateway_{name}{{namespace="{where}",model="{model}",pod="gateway-{pod}"}}',
+            "values": str(value),
+        }
+        for name, both in values.items()
+        for pod, value in enumerate(both)
+        for where, model in (("vllm", "qwen"), ("vllm", "other"), ("elsewhere", "qwen"))
+    ]
+    samples = [{"labels": '{model="qwen"}', "value": 75}]
+    check = {"expr": query, "eval_time": "0m", "exp_samples": samples}
+    file = tmp_path / "demand.yml"
+    file.write_text(
+        yaml.safe_dump({"tests": [{"input_series": series, "promql_expr_test": [check]}]})
+    )
+    ran = subprocess.run(
+        ["promtool", "test", "rules", file], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_prometheus_finds_both_pages() -> None:
     (monitor,) = of_kind("ServiceMonitor", OPERATOR).values()
     service = of_kind("Service", OPERATOR)["gateway"]

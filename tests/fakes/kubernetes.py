@@ -226,6 +226,13 @@ class ApiServer:
         """Let versions before the present one expire. Open watches go on."""
         self._compacted = self._version
 
+    def restore(self, to: int) -> None:
+        """Restart with a backup of the database: what came after a version never happened."""
+        self.objects = self._at(to)
+        self._changes = [change for change in self._changes if change.version <= to]
+        self._version = to
+        self.cut_watches()
+
     # What happens to watches
 
     @property
@@ -350,6 +357,10 @@ class ApiServer:
 
     async def _watch(self, query: dict[str, str], wire: _Wire) -> None:
         version = int(query["resourceVersion"])
+        if version > self._version:
+            message = f"Too large resource version: {version}, current: {self._version}"
+            await _refuse(wire, 504, "Timeout", message)
+            return
         expired = version < self._compacted
         if expired and self.expiry == "status":
             await _refuse(wire, 410, "Expired", "too old resource version")

@@ -291,15 +291,26 @@ async def test_watch_that_ends_at_once_is_not_repeated_at_once(cluster: Cluster)
     assert cluster.pauses[:4] == [0.1, 0.2, 0.4, 0.8]
 
 
-@pytest.mark.parametrize("code", [429, 503])
-async def test_retry_after_is_respected(cluster: Cluster, code: int) -> None:
+@pytest.mark.parametrize(("code", "lists"), [(429, 1), (503, 4)])
+async def test_retry_after_is_respected(cluster: Cluster, code: int, lists: int) -> None:
     cluster.api.canned.append(Canned(code, headers=("retry-after: 7",), watches=True))
     cluster.api.canned.append(Canned(code, headers=("retry-after: 86400",), watches=True))
     cluster.api.canned.append(Canned(code, headers=("retry-after: tomorrow",), watches=True))
     async with cluster.watching():
         await cluster.until_watched()
-    assert cluster.pauses[:3] == [7, kubernetes.MAX_RETRY_AFTER_S, 0.4]
-    assert cluster.asked.count("list") == 1, "the watch goes on at its version"
+        assert cluster.pauses == [7, kubernetes.MAX_RETRY_AFTER_S, 0.4]
+        assert cluster.asked.count("list") == lists, "only 429 leaves the version as it is"
+
+
+async def test_restored_database_has_older_versions(cluster: Cluster) -> None:
+    async with cluster.watching():
+        await cluster.until_watched()
+        cluster.api.put(make_slice("second", "10.0.0.2"))
+        await cluster.until("10.0.0.1", "10.0.0.2")
+        cluster.api.restore(to=1001)
+        await cluster.until("10.0.0.1")
+        await cluster.until_watched()
+    assert cluster.asked == ["list", "watch 1001", "watch 1002", "list", "watch 1001"]
 
 
 @pytest.mark.parametrize("code", [301, 400, 401, 403, 404, 410, 429, 500, 503])

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from app.discovery.endpoint_slices import (
     MAX_SLICES,
     ApiError,
+    EndpointSlice,
     SliceCache,
     VersionExpired,
     decode_change,
@@ -161,23 +162,14 @@ class _Follower:
 
     async def _list(self, api: EndpointSliceApi) -> str:
         """Replace the cache by a complete list; return its version."""
-        slices = []
-        next_page = ""
         try:
             async with asyncio.timeout(LIST_S):
-                for _ in range(MAX_PAGES):
-                    page = await api.list_page(next_page)
-                    slices += page.slices
-                    next_page = page.next_page
-                    if not next_page or len(slices) > MAX_SLICES:
-                        break
-                else:
-                    raise ApiError(f"the list has over {MAX_PAGES} pages")
+                slices, version = await _read_pages(api)
         except TimeoutError:
             raise ApiError(f"the list took over {LIST_S:g} s") from None
         self.cache.replace(slices)
         self.changed.set()
-        return page.version
+        return version
 
     async def _watch(self, api: EndpointSliceApi, version: str) -> None:
         loop = asyncio.get_running_loop()
@@ -206,6 +198,21 @@ class _Follower:
             log.debug("%s: %s; watching again", _describe(self._spec), error)
         else:
             self._outage.begin(str(error), len(self.cache.servers()))
+
+
+async def _read_pages(api: EndpointSliceApi) -> tuple[list[EndpointSlice], str]:
+    """Return the slices of all pages, and their version. Raises ApiError."""
+    slices: list[EndpointSlice] = []
+    next_page = ""
+    for _ in range(MAX_PAGES):
+        page = await api.list_page(next_page)
+        slices += page.slices
+        if len(slices) > MAX_SLICES:
+            raise ApiError(f"the selector matches over {MAX_SLICES} EndpointSlices")
+        next_page = page.next_page
+        if not next_page:
+            return slices, page.version
+    raise ApiError(f"the list has over {MAX_PAGES} pages")
 
 
 def _describe(spec: EndpointSlices) -> str:

@@ -366,6 +366,22 @@ async def test_list_without_an_end_is_bounded(
     assert "the list has over 3 pages" in warnings(caplog)[0]
 
 
+async def test_list_of_too_many_slices_is_not_read_to_its_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.api.page_limit = 1
+    monkeypatch.setattr(kubernetes, "MAX_SLICES", 2)
+    for number in range(2, 6):
+        cluster.api.put(make_slice(f"slice-{number}", f"10.0.0.{number}"))
+    async with cluster.watching():
+        await wait_until(lambda: cluster.pauses)
+        assert cluster.asked[:3] == ["list"] * 3
+        for number in range(2, 5):
+            cluster.api.delete(f"slice-{number}")
+        await cluster.until("10.0.0.1", "10.0.0.5")
+    assert "the selector matches over 2 EndpointSlices" in warnings(caplog)[0]
+
+
 async def test_unforeseen_exception_ends_nothing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

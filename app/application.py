@@ -5,7 +5,7 @@ failed start releases what had been started, and a canceled shutdown still relea
 The order of the release:
 
     event loop lag, start of engines      no engine starts with the gateway any more
-    engines page, reloader                closed
+    engines page, discovery, reloader     closed
     operations, loader                    closed: from now on nothing starts an engine
     engines                               stopped, or released to the next gateway
     limiter                               queued releases sent; then its task is canceled
@@ -132,6 +132,8 @@ class Application:
             stack.push_async_callback(self.loader.close)
             stack.push_async_callback(self.operations.close)
             stack.push_async_callback(self.reloader.close)
+            self.reloader.discovery.start()
+            stack.push_async_callback(self.reloader.discovery.close)
             stack.push_async_callback(self.engines_page.close)
             self.engine_lifecycle.start()
             stack.push_async_callback(self.engine_lifecycle.cancel_start)

@@ -66,6 +66,7 @@ from app.application import Application
 from app.auth import Authenticator, KeyStore, OwnerStore
 from app.console import Console
 from app.database import Database, SharedSecret
+from app.discovery import FindSource, find_source
 from app.fleet import (
     Builder,
     EngineLifecycle,
@@ -130,14 +131,15 @@ def create_app(
     source: Callable[[], Settings] | None = None,
     tracer: "Tracer | None" = None,
     output: Output | None = None,
+    find_source: FindSource = find_source,
 ) -> Application:
     """Build a gateway that is not started.
 
     `launcher` runs vLLM's server; default: this interpreter's vLLM. `source` reads the settings
     again for a reload; default: they stay as they are. `tracer` makes traces; default: as the
-    settings say. `output` takes the access lines; default: standard error. Raises LauncherMissing,
-    and ConfigError when the GPUs that engines ask for do not fit or the packages for traces are
-    missing.
+    settings say. `output` takes the access lines; default: standard error. `find_source` returns
+    what lists discovered servers. Raises LauncherMissing, and ConfigError when the GPUs that
+    engines ask for do not fit or the packages for traces are missing.
     """
     metrics = Metrics()
     output = output or DirectOutput()
@@ -208,6 +210,7 @@ def create_app(
         run_dir,
         lambda: reloader.settings.server.keep_engines,
         adoptable_engines(deployments, left_running),
+        lambda: reloader.discovery.wait_until_settled(),
     )
     reloader = Reloader(
         settings,
@@ -215,6 +218,7 @@ def create_app(
         Adjustable(services, authenticator, ledger, levels),
         source=source or (lambda: settings),
         builder=builder,
+        find_source=find_source,
         startup_done=engine_lifecycle.startup_done,
     )
     operations = ModelOperations(catalogue, run_dir)
@@ -364,6 +368,7 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_log(lambda: output.lost)
     metrics.watch_engines(lambda: engine_states(catalogue), [str(s) for s in EngineState])
     metrics.watch_figures(lambda: engine_figures(catalogue))
+    metrics.watch_discovery(application.reloader.discovery.counts)
     metrics.watch_queues(admission.queue_limits)
     metrics.watch_in_flight(admission.in_flight_by_model)
     metrics.watch_budgets(application.budgets.usage_levels)

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 # Kubernetes' default is 10 s; half of that shortens the errors of a server that is lost.
 CHECK_INTERVAL_S = 5.0
-# States in which requests are refused.
 _CLOSED = (EngineState.STOPPED, EngineState.DRAINING, EngineState.STOPPING)
 
 
@@ -32,13 +31,22 @@ class RemoteEngine(Engine):
 
     READY: it responded to the latest check. A request is sent in any state except DRAINING,
     STOPPING and STOPPED, since the server may have recovered since the check.
+
+    With `serves` it is READY only while the server lists a model of that name, and gets no request
+    when it lists others: an address may be given to another server.
     """
 
     kind = "remote"
 
-    def __init__(self, name: str, spec: RemoteSpec) -> None:
+    def __init__(self, name: str, spec: RemoteSpec, serves: str | None = None) -> None:
+        """`spec` has a `url`."""
         super().__init__(name)
+        assert spec.url is not None
         self._url = spec.url
+        self._serves = serves
+        # States in which requests are refused.
+        self._closed: tuple[EngineState, ...] = _CLOSED
+        self._failure = ""  # the event of the latest failure
         key = os.environ.get(spec.api_key_env) if spec.api_key_env else None
         headers = (("authorization", f"Bearer {key}"),) if key else ()
         self._client = Http1Client(Address.from_url(spec.url), spec.timeouts, headers)
@@ -65,7 +73,7 @@ class RemoteEngine(Engine):
             )
 
     def send(self, request: EngineRequest) -> Coroutine[Any, Any, ResponseBody]:
-        if self._status.state in _CLOSED:
+        if self._status.state in self._closed:
             raise EngineNotReady(f"engine {self._name} is {self._status.state}")
         return self._client.send(request)  # awaited by the caller: one frame less
 
@@ -96,13 +104,30 @@ class RemoteEngine(Engine):
         probe = EngineProbe(self._control)
         while True:
             fault = await probe.check_reachable()
+            event = "does not respond"
+            if fault is None and self._serves is not None:
+                fault = await self._check_model(probe, self._serves)
+                event = "is not used"
             if fault is None and self._status.state is not EngineState.READY:
                 self._status.facts = await _read_facts(probe)
-            self._update_state(fault)
+            self._update_state(fault, event)
             self._checked.set()
             await asyncio.sleep(CHECK_INTERVAL_S)
 
-    def _update_state(self, fault: str | None) -> None:
+    async def _check_model(self, probe: EngineProbe, name: str) -> str | None:
+        """Return None if the server lists the model, else the fault."""
+        models = await probe.fetch_models()
+        if models is None:
+            # A READY server is too busy to say what it has said before.
+            ready = self._status.state is EngineState.READY
+            return None if ready else "it does not list its models at /v1/models"
+        if name in models:
+            self._closed = _CLOSED
+            return None
+        self._closed = (*_CLOSED, EngineState.FAILED)
+        return f"it does not serve the model {name!r}"
+
+    def _update_state(self, fault: str | None, event: str) -> None:
         if self._status.state is EngineState.DRAINING:
             return
         if fault is None:
@@ -112,12 +137,12 @@ class RemoteEngine(Engine):
                 self._status.fire(Event.LOADED)
                 self._status.last_error = None
                 log.info("engine %s is ready", self._name, extra={"engine": self._name})
-        elif self._status.state is not EngineState.FAILED:
-            self._status.fire(Event.FAIL)
+        elif self._status.state is not EngineState.FAILED or event != self._failure:
+            if self._status.state is not EngineState.FAILED:
+                self._status.fire(Event.FAIL)
             self._status.last_error = fault
-            log.error(
-                "engine %s does not respond: %s", self._name, fault, extra={"engine": self._name}
-            )
+            self._failure = event
+            log.error("engine %s %s: %s", self._name, event, fault, extra={"engine": self._name})
 
 
 async def _read_facts(probe: EngineProbe) -> EngineFacts:

@@ -16,7 +16,7 @@ import uvloop
 from tests.e2e.deployment import ENGINE, Deployment, demo_model, deployed, until_ready
 from tests.fakes.vllm import Fake
 from tests.gateway import free_port, remote
-from tests.services import PostgresServer, RedisServer
+from tests.services import DnsServer, PostgresServer, RedisServer
 
 # A process may not be scheduled for seconds here, which says nothing of an example.
 hypothesis.settings.register_profile(
@@ -124,6 +124,13 @@ def redis_server() -> Iterator[RedisServer]:
 def postgres_server() -> Iterator[PostgresServer]:
     """A real PostgreSQL for tests that leave it running; each has a database of its own."""
     with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def dns_server() -> Iterator[DnsServer]:
+    """A real DNS server, whose names the test decides."""
+    with DnsServer() as server:
         yield server
 
 

@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 
 from app.application import Application
 from app.database import Database
+from app.discovery import FindSource, find_source
 from app.main import create_app
 from app.server import gateway_server, metrics_server
 from app.server.listen import listen
@@ -115,12 +116,16 @@ async def running(
     settle: bool = True,
     source: Callable[[], Settings] | None = None,
     tracer: "Tracer | None" = None,
+    find_source: FindSource = find_source,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway; unless told otherwise it has settled when the body begins.
 
-    `source` reads the settings again for a reload, `tracer` makes traces.
+    `source` reads the settings again for a reload, `tracer` makes traces, `find_source` returns
+    what lists discovered servers.
     """
-    state = create_app(settings, launcher=launcher, source=source, tracer=tracer)
+    state = create_app(
+        settings, launcher=launcher, source=source, tracer=tracer, find_source=find_source
+    )
     scraped = metrics_server(state)
     server = gateway_server(state)
     port = await _listening(server, settings.server.host, settings.server.port)

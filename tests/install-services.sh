@@ -4,6 +4,7 @@ set -euo pipefail
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
 compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || missing+=(postgresql)
+command -v dnsmasq >/dev/null || missing+=(dnsmasq-base)
 command -v prometheus >/dev/null && command -v promtool >/dev/null || missing+=(prometheus)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v systemd-analyze >/dev/null || missing+=(systemd)

@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import asyncpg
+import dns.asyncresolver
+import dns.exception
+import dns.name
+import dns.resolver
 import httpx
 import psutil
 import redis
@@ -122,6 +126,73 @@ class RedisServer(Server):
                 return bool(client.ping())
             except redis.ConnectionError:
                 return False
+
+
+class DnsServer(Server):
+    """A dnsmasq that knows the names below test., with a TTL of a second."""
+
+    # On 127.0.0.1 the UDP port is taken by `free_port`.
+    _address = "127.0.0.2"
+
+    def __init__(self) -> None:
+        super().__init__("dns")
+        self._hosts = self.directory / "hosts"
+        self._hosts.write_text("127.0.0.1 here.test\n")
+
+    def put(self, name: str, *addresses: str) -> None:
+        """Have a name resolve to these addresses; without any it does not exist."""
+        others = (line for line in self._hosts.read_text().splitlines() if line.split()[1] != name)
+        self._hosts.write_text("".join(f"{line}\n" for line in others))
+        with self._hosts.open("a") as file:
+            file.writelines(f"{address} {name}\n" for address in addresses)
+        self._signal(signal.SIGHUP)
+        deadline = time.monotonic() + START_S
+        while self._ask(name) != set(addresses):
+            assert time.monotonic() < deadline, f"{name} is not {addresses}"
+            time.sleep(0.02)
+
+    def resolver(self, *search: str, ndots: int = 1) -> dns.asyncresolver.Resolver:
+        """Return a resolver that asks this server, with these search domains."""
+        resolver = dns.asyncresolver.Resolver(configure=False)
+        self._point(resolver)
+        resolver.search = [dns.name.from_text(domain) for domain in search]
+        resolver.ndots = ndots
+        return resolver
+
+    def _point(self, resolver: dns.resolver.BaseResolver) -> None:
+        resolver.nameservers = [self._address]
+        resolver.port = self.port
+
+    def _ask(self, name: str) -> set[str]:
+        resolver = dns.resolver.Resolver(configure=False)
+        self._point(resolver)
+        found: set[str] = set()
+        for family in ("A", "AAAA"):
+            with contextlib.suppress(dns.resolver.NXDOMAIN, dns.resolver.NoAnswer):
+                answer = resolver.resolve(name, family, lifetime=0.3)
+                found |= {record.to_text() for record in answer}
+        return found
+
+    def _command(self) -> list[str]:
+        options = {
+            "port": str(self.port),
+            "listen-address": self._address,
+            "user": pwd.getpwuid(os.getuid()).pw_name,
+            "conf-file": "/dev/null",
+            "pid-file": "",
+            "addn-hosts": str(self._hosts),
+            "local-ttl": "1",
+            "local": "/test/",
+        }
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        bare = ["--keep-in-foreground", "--bind-interfaces", "--no-hosts", "--no-resolv"]
+        return ["dnsmasq", *bare, *flags]
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self._ask("here.test"))
+        except dns.exception.DNSException:
+            return False
 
 
 class PostgresServer(Server):

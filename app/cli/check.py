@@ -41,6 +41,8 @@ def check(config: ConfigOption = None) -> None:
             print(f"note: {note}")
         engines = sum(len(model.replicas) for model in catalogue.models)
         counts = f"{_count(len(settings.models), 'model')}, {_count(engines, 'engine')}"
+        if any(model.discovering for model in settings.models):
+            counts += " and those that are discovered"
         print(f"{settings.source.file} is valid: {counts}")
 
 
@@ -78,6 +80,8 @@ def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> 
         env = slot.spec.env if isinstance(slot.spec, LocalSpec) else {}
         words = [*(redact_variable(*one) for one in env.items()), replica.engine.describe()]
         yield f"  {replica.engine.name}: {' '.join(words)}"
+    for source in _sources(settings):
+        yield f"  {source}"
 
 
 def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
@@ -90,14 +94,22 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
             f"the gateway speaks plain HTTP on {host}, so keys can be read on the network: put a "
             "TLS proxy in front, or set server.host to 127.0.0.1"
         )
+    discovered = {model.name: _sources(model) for model in settings.models}
     counted = {model.name for model in settings.models if _cached_tokens_matter(settings, model)}
     for model in catalogue.models:
         remote = [one.engine.name for one in model.replicas if not one.engine.capabilities.managed]
+        remote += discovered[model.name]
         if remote and model.name in counted:
             yield (
                 f"cached tokens of {', '.join(remote)} are counted only if the server runs with "
                 f"--{CACHED_TOKENS_FLAG}"
             )
+
+
+def _sources(model: ModelSettings) -> list[str]:
+    """Return a text for each source of discovered servers."""
+    specs = (spec.discover for spec in model.discovering)
+    return [f"servers of {source.describe()}" for source in specs if source is not None]
 
 
 def without_password(url: str) -> str:

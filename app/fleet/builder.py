@@ -148,7 +148,9 @@ class Builder:
                 withheld=self._withheld,
             )
             return Replica(hosted, model, by_priority=spec.by_priority)
-        return Replica(RemoteEngine(slot.name, spec), spec.served_model_name or model)
+        served_name = spec.served_model_name or model
+        serves = served_name if slot.discovered else None
+        return Replica(RemoteEngine(slot.name, spec, serves), served_name)
 
     def _gpus(self, slot: Slot) -> tuple[int, ...] | None:
         placement = self._placement(slot)

@@ -9,6 +9,7 @@ from app.residency import OnDemandModel
 from app.routing import POLICIES, Bounds, ContinuationTerms, Model, Replica, SelectionPolicy
 from app.settings import ModelSettings, Settings
 from engines.base import Engine
+from engines.spec import RemoteSpec
 
 # Builds the engine of a slot, which is not started; the first argument is the model's name.
 BuildEngine = Callable[[str, Slot], Replica]
@@ -31,7 +32,14 @@ class ModelDeployment:
     """A model: the settings in force, and its engines."""
 
     settings: ModelSettings
+    # Those of the configuration.
     engines: list[DeployedEngine]
+    # Discovered servers that get requests, by name. `app.discovery` adds and removes them.
+    members: list[DeployedEngine] = field(default_factory=list)
+    # What a reload is about to discover: its servers come before the engines that they replace go.
+    upcoming: tuple[RemoteSpec, ...] = ()
+    # Names of the engines that it is about to stop or replace.
+    outgoing: frozenset[str] = frozenset()
     created: int = field(default_factory=lambda: int(time.time()))
     # Starts alongside the engine that it replaces. Requests and operators see it; the on-demand
     # loader does not before it has taken over.
@@ -44,11 +52,22 @@ class ModelDeployment:
         return self.settings.name
 
     @property
+    def all_engines(self) -> tuple[DeployedEngine, ...]:
+        """Every engine that requests see."""
+        return (*self.engines, *self.members)
+
+    @property
+    def discovering(self) -> tuple[RemoteSpec, ...]:
+        """The specifications by which its servers are discovered now, each once."""
+        return tuple(dict.fromkeys((*self.settings.discovering, *self.upcoming)))
+
+    @property
     def slots(self) -> tuple[Slot, ...]:
+        """Those of the configuration's engines."""
         return tuple(deployed.slot for deployed in self.engines)
 
     def find(self, name: str) -> DeployedEngine | None:
-        """Return the engine with a name."""
+        """Return the engine of the configuration with a name."""
         return next((deployed for deployed in self.engines if deployed.slot.name == name), None)
 
     def on_demand(self, *, held: bool = False) -> OnDemandModel | None:
@@ -79,7 +98,7 @@ class ModelDeployment:
         return Model(
             settings.name,
             settings.aliases,
-            tuple(deployed.replica for deployed in self.engines),
+            tuple(deployed.replica for deployed in self.all_engines),
             bounds=Bounds(
                 settings.max_choices,
                 settings.max_output_tokens,
@@ -98,6 +117,7 @@ class ModelDeployment:
             load_wait_s=settings.load_wait_s,
             max_waiting=settings.queue.max_waiting,
             continuation=_continuation_terms(settings),
+            discovered=bool(self.discovering),
         )
 
 

@@ -65,6 +65,7 @@ class EnginesPage:
 
     async def _scrape_all(self) -> bytes:
         models = {r.engine.name: m.name for m in self._catalogue.models for r in m.replicas}
+        self._metrics.engine_scrape_errors.keep({(model, name) for name, model in models.items()})
         serving = [engine for engine in self._catalogue.engines if engine.state in SERVING]
         scrapes = (engine.exposition() for engine in serving)
         pages = await asyncio.gather(*scrapes, return_exceptions=True)

@@ -5,6 +5,7 @@ described there. `moves` says which streams of an engine go on elsewhere. This c
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -87,7 +88,7 @@ class Fleet:
 
     def detach(self, deployment: ModelDeployment) -> None:
         """Take over the engines of a model that left the catalogue, until `retire` stops each."""
-        self._detached |= {deployed.engine for deployed in deployment.engines}
+        self._detached |= {deployed.engine for deployed in deployment.all_engines}
 
     async def retire(self, engine: Engine, drain_s: float) -> None:
         """Drain an engine for at most `drain_s` seconds, then stop it. Its streams do not move."""
@@ -121,6 +122,38 @@ class Fleet:
         for fault in faults:
             if isinstance(fault, BaseException):
                 raise fault
+
+    # Discovered servers
+
+    async def begin(self, server: DeployedEngine) -> None:
+        """Start to check a server that no request sees yet; `retire` ends it."""
+        self._detached.add(server.engine)
+        with contextlib.suppress(EngineNotReady):
+            await server.engine.ensure_ready(asyncio.get_running_loop().time())
+
+    def join(
+        self, deployment: ModelDeployment, server: DeployedEngine, old: DeployedEngine | None
+    ) -> None:
+        """Have requests use a server that has begun, in place of `old` where that is given."""
+        self._detached.discard(server.engine)
+        if old is not None:
+            self._detached.add(old.engine)
+            deployment.members.remove(old)
+        deployment.members.append(server)
+        deployment.members.sort(key=lambda one: one.slot.name)
+        self._publish()
+
+    def leave(self, deployment: ModelDeployment, server: DeployedEngine) -> None:
+        """Have no more requests use a server; `retire_server` ends it."""
+        self._detached.add(server.engine)
+        deployment.members.remove(server)
+        self._publish()
+
+    async def retire_server(
+        self, deployment: ModelDeployment, server: DeployedEngine, drain_s: float
+    ) -> None:
+        """Drain a server that requests do not use any more, for at most `drain_s` seconds."""
+        await self._retire_after(deployment, server, drain_s, "its server leaves")
 
     async def change(self, deployment: ModelDeployment, plan: Plan, terms: ChangeTerms) -> None:
         """Carry out a plan; kept engines are not touched.
@@ -248,7 +281,7 @@ class Fleet:
         self._detached.add(old.engine)
         deployment.engines[deployment.engines.index(old)] = new
         self._publish()
-        await self._retire_after(deployment, old, drain_s)
+        await self._retire_after(deployment, old, drain_s, "it is replaced")
 
     async def _take_over(
         self,
@@ -293,17 +326,15 @@ class Fleet:
             old.engine.name,
             extra={"engine": new.engine.name},
         )
-        await self._retire_after(deployment, old, drain_s)
+        await self._retire_after(deployment, old, drain_s, "it is replaced")
         del self._expected_gib[new.engine]
         self._publish()  # memory is free, for which a model on demand may wait
 
     async def _retire_after(
-        self, deployment: ModelDeployment, old: DeployedEngine, drain_s: float
+        self, deployment: ModelDeployment, old: DeployedEngine, drain_s: float, why: str
     ) -> None:
-        """Drain and stop an engine that has left the catalogue; its successor is READY."""
-        async with moving_streams(
-            old.replica, lambda: can_move_within(deployment, old), "it is replaced"
-        ):
+        """Drain and stop an engine that has left the catalogue; `why` is for the log."""
+        async with moving_streams(old.replica, lambda: can_move_within(deployment, old), why):
             await self._stop_after(_drain_replaced(old), old.engine, drain_s)
 
     async def _roll_back(

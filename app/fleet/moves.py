@@ -9,6 +9,7 @@ A stream that can go on elsewhere (`Replica.streams`) does not hold its engine u
 | is replaced, and has to stop first          | move at once, if another engine is READY or the   |
 |                                             | successor will be within `continuation_wait_s`    |
 | is removed from a model with others         | move if another engine is READY                   |
+| is a server that is no longer listed        | move if another engine is READY                   |
 | is unloaded or put to sleep by an operator  | move if another engine is READY                   |
 | gives way to another on-demand model        | wait for its next load: see `app.residency`       |
 | leaves with its model                       | finish there                                      |
@@ -94,7 +95,7 @@ def can_move_within(deployment: ModelDeployment, old: DeployedEngine) -> bool:
     """
     others = [
         one
-        for one in deployment.engines
+        for one in deployment.all_engines
         if one.replica is not old.replica and has_alternative(old.replica, (one.replica,))
     ]
     return bool(others) and all(gives_same_answers(old.slot, one.slot) for one in others)

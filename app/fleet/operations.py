@@ -130,8 +130,9 @@ class ModelOperations:
         model = self._catalogue.resolve(name)
         found = tuple(replica for replica in model.replicas if capable(replica.engine.capabilities))
         if not found:
-            kinds = " and ".join(sorted({r.engine.kind.replace("_", " ") for r in model.replicas}))
-            raise errors.Conflict(f"the model {model.name} cannot {verb}: its engines are {kinds}")
+            kinds = sorted({r.engine.kind.replace("_", " ") for r in model.replicas})
+            reason = f"its engines are {' and '.join(kinds)}" if kinds else "it has no engine now"
+            raise errors.Conflict(f"the model {model.name} cannot {verb}: {reason}")
         return found
 
     async def _each(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from app.settings import ModelSettings, Settings
-from engines.spec import EngineSpec, LocalSpec, ProcessSpec
+from engines.spec import EngineSpec, LocalSpec, ProcessSpec, RemoteSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Slot:
     spec: EngineSpec
     # Domains that the engine may fetch media from; () for a remote server, which decides itself.
     media_domains: tuple[str, ...] = ()
+    # The server was discovered: it has to say that it serves the model.
+    discovered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def canonical_settings(slot: Slot) -> str:
 
 def engine_settings(slot: Slot) -> dict[str, object]:
     """Return all settings of an engine as JSON values."""
-    spec = slot.spec.model_dump(mode="json", exclude={"replicas"})
+    spec = slot.spec.model_dump(mode="json", exclude={"replicas", "discover"})
     return {**spec, "media": {"domains": list(slot.media_domains)}}
 
 
@@ -160,7 +162,7 @@ def flatten(nested: object, path: str = "") -> dict[str, object]:
 
 def free_names(model: str, number: int, taken: Collection[str]) -> list[str]:
     """Return names for engines of a model that are not taken."""
-    names: Iterable[str] = (f"{_slug(model)}-{n}" for n in count())
+    names: Iterable[str] = (f"{slug(model)}-{n}" for n in count())
     free = (name for name in names if name not in taken)
     return [next(free) for _ in range(number)]
 
@@ -170,13 +172,15 @@ def _slot(name: str, spec: EngineSpec, model: ModelSettings) -> Slot:
 
 
 def _specs(model: ModelSettings) -> list[EngineSpec]:
-    """Return one spec per engine."""
+    """Return one spec per engine; those whose servers are discovered have none of their own."""
     return [
         spec
         for spec in model.engines
+        if not isinstance(spec, RemoteSpec) or spec.discover is None
         for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1)
     ]
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """Return a name as part of an engine's name, of at most 40 characters."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip(".")[:40]

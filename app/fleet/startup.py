@@ -8,7 +8,7 @@ the gateway already answers, and stops them, or leaves them to the next gateway.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from app.errors import GatewayError
@@ -96,11 +96,14 @@ class EngineLifecycle:
         run_dir: Path,
         keep_engines: Callable[[], bool],
         adoptable: Collection[str] = (),
+        discovered: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`keep_engines`: whether engines outlive this gateway, by the settings in force.
 
-        `adoptable` are the names of those that an earlier gateway left.
+        `adoptable` are the names of those that an earlier gateway left. `discovered` returns, soon,
+        when discovered servers have been checked.
         """
+        self._discovered = discovered or _none_discovered
         self._adoptable = adoptable
         self._catalogue = catalogue
         self._loader = loader
@@ -115,9 +118,10 @@ class EngineLifecycle:
     def hopeless(self) -> bool:
         """True if no model can ever be served: all engines have used up their restarts.
 
-        A model loaded on demand is tried again at its next request.
+        A model loaded on demand is tried again at its next request, and a server of a discovered
+        one may come.
         """
-        if any(model.on_demand for model in self._catalogue.models):
+        if any(model.on_demand or model.discovered for model in self._catalogue.models):
             return False
         return all(engine.given_up for engine in self._catalogue.engines)
 
@@ -145,6 +149,7 @@ class EngineLifecycle:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RUNNING_ENGINES_S):
                 await self._catalogue.changes.wait_for(lambda: all(map(_is_found, running)))
+                await self._discovered()
 
     async def cancel_start(self) -> None:
         """Stop starting engines; those that were started go on."""
@@ -169,6 +174,7 @@ class EngineLifecycle:
         await asyncio.gather(
             *(self._start(m.name, replica.engine) for m in eager for replica in m.replicas),
             *(self._adopt(name) for name in self._left_loaded()),
+            self._discovered(),
         )
         managed = [e for e in catalogue.engines if e.capabilities.managed]
         # One of them may come up by a restart, unless an operator has stopped it.
@@ -210,6 +216,10 @@ class EngineLifecycle:
         except GatewayError as error:
             event = "could not adopt model %s from the previous gateway: %s"
             log.warning(event, model, error, extra={"model": model})
+
+
+async def _none_discovered() -> None:
+    """Return at once: no server is discovered."""
 
 
 def _is_found(engines: Sequence[Engine]) -> bool:

@@ -92,7 +92,7 @@ class Attempts:
         causes = sorted(cause for cause in blocked if cause is not None)
         if causes and None not in blocked:
             return errors.out_of_service(model.name, ", ".join(causes))
-        states = sorted({str(engine.state) for engine in engines})
+        states = sorted({str(engine.state) for engine in engines}) or ["none is known"]
         error = errors.EngineUnavailable(
             f"no engine is up for model {model.name!r} ({', '.join(states)})"
         )

@@ -178,7 +178,7 @@ class StreamContinuation:
         catalogue = self._services.catalogue
         while (target := self._choose()) is None:
             model = catalogue.get(self._model.name)
-            if model is None or not may_come(model.replicas, self._origin):
+            if model is None or not (model.discovered or may_come(model.replicas, self._origin)):
                 raise _Lost("no_replica")
             await catalogue.changes.next()
         return target

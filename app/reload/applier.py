@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.auth import Authenticator
+from app.discovery import FindSource, ServerDiscovery
 from app.errors import GatewayError
 from app.fleet import Builder, ModelDeployment, Slot
 from app.fleet.deployment import DeployedEngine
@@ -45,12 +46,19 @@ class Applier:
         deployments: Sequence[ModelDeployment],
         adjustable: Adjustable,
         builder: Builder,
+        find_source: FindSource,
     ) -> None:
         # The settings in force; those of a model that was rolled back are the old ones.
         self.settings = settings
         # In the order of the configuration.
         self.deployments = {one.name: one for one in deployments}
         self.fleet = Fleet(builder, self._publish)
+        self.discovery = ServerDiscovery(
+            self.deployments,
+            self.fleet,
+            lambda: self.settings.server.drain_timeout_s,
+            find_source,
+        )
         self.planner = ReloadPlanner(self.deployments, builder, self.fleet)
         self._adjustable = adjustable
         self._services = adjustable.services
@@ -62,12 +70,16 @@ class Applier:
         try:
             return await self._apply(found)
         finally:
+            for deployment in self.deployments.values():
+                deployment.upcoming = ()
+                deployment.outgoing = frozenset()
             self._reorder(found.new)
 
     async def _apply(self, found: Difference) -> tuple[ModelReport, ...]:
         self.settings = applied(self.settings, found.new)
         if found.applied:
             self._apply_sections()
+        await self._discover_ahead(found.changed)
         removed = [self.deployments.pop(name) for name in found.removed]
         for deployment in removed:
             self.fleet.detach(deployment)
@@ -91,6 +103,23 @@ class Applier:
             reason = self._name_conflict(change.new)
             reports.append(ModelReport(change.new.name, Outcome.CHANGED, reason))
         return tuple(reports)
+
+    async def _discover_ahead(self, changes: Sequence[ModelChange]) -> None:
+        """Discover the servers of new settings before the engines that they may replace go."""
+        affected: list[ModelDeployment] = []
+        for change in changes:
+            deployment = self.deployments[change.new.name]
+            before = deployment.settings.discovering
+            after = change.effective.discovering
+            deployment.upcoming = tuple(one for one in after if one not in before)
+            if change.needs_engines:
+                old = (*change.plan.removed, *(old for old, _ in change.plan.replaced))
+                deployment.outgoing = frozenset(slot.name for slot in old)
+            if deployment.upcoming or (before and deployment.outgoing):
+                affected.append(deployment)
+        if affected:
+            self._publish()
+            await self.discovery.wait_until_settled(affected)
 
     def _apply_sections(self) -> None:
         """Apply the settings outside of models."""
@@ -248,6 +277,8 @@ class Applier:
                 self._publish()
                 await self._retire_model(deployment)
                 return str(error)
+        if model.discovering:
+            await self.discovery.wait_until_settled((deployment,))
         return None
 
     async def _retire_model(self, deployment: ModelDeployment) -> None:
@@ -259,15 +290,17 @@ class Applier:
             async with asyncio.timeout_at(deadline):
                 await admission.wait_until_idle(deployment.name)
         left_s = max(0.0, deadline - asyncio.get_running_loop().time())
-        await asyncio.gather(*(self.fleet.retire(one.engine, left_s) for one in deployment.engines))
+        engines = (one.engine for one in deployment.all_engines)
+        await asyncio.gather(*(self.fleet.retire(engine, left_s) for engine in engines))
         admission.close(deployment.name)
 
     def _publish(self) -> None:
-        """Give the catalogue and the on-demand loader the present engines."""
+        """Give the catalogue, the on-demand loader and discovery the present models."""
         deployments = self.deployments.values()
         self._services.catalogue.replace([one.model() for one in deployments])
         models = (one.on_demand(held=one.name in self._rebuilding) for one in deployments)
         self._services.loader.replace([model for model in models if model is not None])
+        self.discovery.update()
 
     def _reorder(self, new: Settings) -> None:
         """Bring models into the order of the new configuration, and note their settings."""

@@ -21,7 +21,7 @@ from app.fleet import Slot, initial_slots
 from app.fleet.slots import Plan, engine_settings, flatten, plan, slots_of
 from app.reload.shown import shown, value
 from app.settings import SECRETS, ModelSettings, Settings
-from engines.spec import LocalSpec
+from engines.spec import LocalSpec, RemoteSpec
 
 # Settings outside of models that take effect at a reload.
 APPLIED = frozenset(
@@ -167,7 +167,8 @@ class Difference:
         for change in self.changed:
             yield from _model_lines(change)
         for name, slots in self.removed.items():
-            yield f"- model {shown(name)} (stops {_names(slots)})"
+            stops = _names(slots) or "its discovered servers"
+            yield f"- model {shown(name)} (stops {stops})"
         for addition in self.added:
             name = shown(addition.model.name)
             if addition.needs_restart:
@@ -175,7 +176,9 @@ class Difference:
             elif addition.model.load == "on_demand":
                 yield f"+ model {name} (loads at the first request)"
             else:
-                yield f"+ model {name} (starts {_names(addition.slots)})"
+                begins = [f"starts {_names(addition.slots)}"] if addition.slots else []
+                begins += [f"discovers {source}" for source in _sources(addition.model)]
+                yield f"+ model {name} ({'; '.join(begins)})"
         for setting in self.applied:
             yield f"~ {setting}"
         for setting in self.restart:
@@ -240,13 +243,32 @@ def _model_change(
     touched = (*engines.removed, *engines.added, *(s for pair in engines.replaced for s in pair))
     needs_restart = any(_is_fixed(slot) for slot in touched)
     local = any(isinstance(spec, LocalSpec) for spec in new.engines)
-    fields = tuple(
-        _changes(_gateway_settings(old, local=local), _gateway_settings(new, local=local))
+    fields = (
+        *_changes(_gateway_settings(old, local=local), _gateway_settings(new, local=local)),
+        *_discovery_changes(old, new),
     )
     if not fields and not engines:
         return None
     by_engine = {before.name: _engine_changes(before, after) for before, after in engines.replaced}
     return ModelChange(old, new, engines, fields, by_engine, needs_restart)
+
+
+def _discovery_changes(old: ModelSettings, new: ModelSettings) -> Iterator[SettingChange]:
+    before, after = _sources(old), _sources(new)
+    for source in {**before, **after}:
+        if source not in before or source not in after:
+            yield SettingChange(source, "added" if source in after else "removed")
+        elif before[source] != after[source]:
+            yield SettingChange(source, "changed")
+
+
+def _sources(model: ModelSettings) -> dict[str, RemoteSpec]:
+    """Return the specifications of discovered servers by their sources."""
+    return {
+        f"servers of {shown(spec.discover.describe())}": spec
+        for spec in model.discovering
+        if spec.discover is not None
+    }
 
 
 def _is_fixed(slot: Slot) -> bool:

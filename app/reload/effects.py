@@ -30,6 +30,11 @@ def _of_change(change: ModelChange, found: Difference) -> Iterator[str]:
         return
     for takeover in change.takeovers:
         yield _of_takeover(name, takeover, found)
+    if change.old.discovering and change.old.discovering != change.new.discovering:
+        yield (
+            f"Model {name} discovers servers anew: requests in flight on those that leave have "
+            f"{_drain(found)} to finish."
+        )
     if change.plan.removed:
         yield (
             f"Model {name} gets fewer engines: requests in flight on those that stop have "

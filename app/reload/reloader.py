@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from app.discovery import FindSource, ServerDiscovery
 from app.errors import Conflict, InvalidConfiguration
 from app.fleet import Builder, ModelDeployment
 from app.reload.applier import Adjustable, Applier
@@ -32,17 +33,19 @@ class Reloader:
         *,
         source: Callable[[], Settings],
         builder: Builder,
+        find_source: FindSource,
         startup_done: asyncio.Event,
     ) -> None:
         """`source` reads the configuration again; it may block, and raises ConfigError.
 
+        `find_source` returns what lists discovered servers.
         `startup_done` is set once the engines that start with the gateway are READY or FAILED.
         """
         self._services = adjustable.services
         self._source = source
         self._startup_done = startup_done
         self._builder = builder
-        self._applier = Applier(settings, deployments, adjustable, builder)
+        self._applier = Applier(settings, deployments, adjustable, builder, find_source)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Report]] = set()
         # Ends the threads of these tasks, for which the exit of the process waits.
@@ -52,6 +55,11 @@ class Reloader:
     def settings(self) -> Settings:
         """The settings in force."""
         return self._applier.settings
+
+    @property
+    def discovery(self) -> ServerDiscovery:
+        """The discovered servers, which follow each reload."""
+        return self._applier.discovery
 
     @property
     def uncounted_gib(self) -> float:

@@ -67,6 +67,8 @@ class Model:
     max_waiting: int = 256
     # None: an interrupted stream ends with an error event.
     continuation: ContinuationTerms | None = None
+    # Its engines, or some of them, are discovered: there may be none now and one later.
+    discovered: bool = False
     # The response header with the model's name, which is percent-encoded where necessary.
     header_line: bytes = field(init=False, repr=False)
 

@@ -29,6 +29,10 @@ LOAD_SLACK = 2
 BLOCK_BYTES = 512
 # Only the first 64 KiB of a longer prompt count. Their checksum takes 60 µs.
 MAX_PROMPT_BLOCKS = 128
+# Names of engines that a policy remembers, at least and as a multiple of those present: names of
+# discovered servers come and go for months.
+MIN_KNOWN_ENGINES = 64
+KNOWN_ENGINES_RATIO = 2
 # Bound of the prefix index: 65536 blocks are 32 MiB of text in 11 MiB of memory.
 MAX_KNOWN_BLOCKS = 65536
 
@@ -80,7 +84,7 @@ class RoundRobin:
 
     def __init__(self) -> None:
         self._turn = 0
-        # Latest turn by engine name; as many entries as the configuration ever had engines.
+        # Latest turn by engine name, bounded by `max_known_engines`.
         self._turns: dict[str, int] = {}
 
     def choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica | None:
@@ -90,6 +94,9 @@ class RoundRobin:
         chosen = min(ready_or_all(candidates), key=lambda r: turns.get(r.engine.name, 0))
         self._turn += 1
         turns[chosen.engine.name] = self._turn
+        if len(turns) > max_known_engines(candidates):
+            # An engine without a turn is as good as one whose turn was longest ago.
+            del turns[min(turns, key=turns.__getitem__)]
         return chosen
 
 
@@ -115,7 +122,7 @@ class PrefixAffinity:
         self._max_known = max_known
         # Bit set of the engines that were sent a block, by its checksum; most recently used last.
         self._known: OrderedDict[int, int] = OrderedDict()
-        # Bit of an engine by its name; as many entries as the configuration ever had engines.
+        # Bit of an engine by its name, bounded by `max_known_engines`.
         self._bits: dict[str, int] = {}
         self._tie_breaker = LeastLoaded()
 
@@ -128,7 +135,7 @@ class PrefixAffinity:
             return candidates[0] if candidates else None
         blocks = block_checksums(hints.prompt(MAX_PROMPT_BLOCKS * BLOCK_BYTES))
         eligible = within_load_bound(candidates)
-        bits = {replica: self._bit(replica) for replica in eligible}
+        bits = {replica: self._bit(replica, candidates) for replica in eligible}
         owners = self._find_owners(blocks, sum(bits.values()))
         chosen: Replica | None
         if blocks and not owners:
@@ -141,8 +148,16 @@ class PrefixAffinity:
         self._remember(blocks, bits[chosen])
         return chosen
 
-    def _bit(self, replica: Replica) -> int:
-        return self._bits.setdefault(replica.engine.name, 1 << len(self._bits))
+    def _bit(self, replica: Replica, candidates: Sequence[Replica]) -> int:
+        bit = self._bits.get(replica.engine.name)
+        if bit is None:
+            bit = 1 << len(self._bits)
+            if len(self._bits) >= max_known_engines(candidates):
+                # What the index has of the engine that left passes to the one that came.
+                present = {candidate.engine.name for candidate in candidates}
+                bit = self._bits.pop(next(name for name in self._bits if name not in present))
+            self._bits[replica.engine.name] = bit
+        return bit
 
     def _find_owners(self, blocks: Sequence[int], among: int) -> int:
         """Return the bits of the engines that have the most of these blocks from the first on."""
@@ -162,6 +177,11 @@ class PrefixAffinity:
             known.move_to_end(block)
         while len(known) > self._max_known:
             known.popitem(last=False)
+
+
+def max_known_engines(candidates: Sequence[Replica]) -> int:
+    """Return the number of engine names to remember; more than there are candidates."""
+    return max(MIN_KNOWN_ENGINES, KNOWN_ENGINES_RATIO * len(candidates))
 
 
 def ready_or_all(candidates: Sequence[Replica]) -> Sequence[Replica]:

@@ -24,6 +24,7 @@ SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     "auth": ("app.auth",),
     "console": ("app.console",),
     "database": ("app.database",),
+    "discovery": ("app.discovery",),
     "engines": ("engines",),
     "engines.gpu": ("engines.gpu",),
     "engines.guardian": ("engines.guard",),

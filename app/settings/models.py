@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings
-from engines.spec import EngineSpec, SpecModel
+from engines.spec import EngineSpec, RemoteSpec, SpecModel
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 
@@ -199,8 +199,17 @@ class ModelSettings(SpecModel):
         """True if an interrupted stream goes on where that is possible."""
         if self.continuation is not None:
             return self.continuation == "exact"
-        managed = any(spec.kind != "remote" for spec in self.engines)
-        return managed or len(self.engines) > 1
+        several = len(self.engines) > 1 or bool(self.discovering)
+        return several or any(spec.kind != "remote" for spec in self.engines)
+
+    @property
+    def discovering(self) -> tuple[RemoteSpec, ...]:
+        """The engines whose servers are discovered: any number for each, which come and go."""
+        return tuple(
+            spec
+            for spec in self.engines
+            if isinstance(spec, RemoteSpec) and spec.discover is not None
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -137,7 +137,7 @@ class Settings(_Layered):
         """Names of the variables that hold the keys of remote engines."""
         specs = (spec for model in self.models for spec in model.engines)
         return frozenset(
-            spec.api_key_env for spec in specs if isinstance(spec, RemoteSpec) and spec.api_key_env
+            name for spec in specs if isinstance(spec, RemoteSpec) for name in spec.key_variables
         )
 
 

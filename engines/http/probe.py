@@ -84,6 +84,14 @@ class EngineProbe:
             max_model_len=length if isinstance(length, int) else None,
         )
 
+    async def fetch_models(self) -> tuple[str, ...] | None:
+        """Return the names in /v1/models; None if there is no such list."""
+        cards = _dict(await self._fetch_json("/v1/models")).get("data")
+        if not isinstance(cards, list):
+            return None
+        names = (_dict(card).get("id") for card in cards)
+        return tuple(name for name in names if isinstance(name, str))
+
     async def fetch_tasks(self) -> tuple[str, ...] | None:
         """Return the model's tasks, by the routes in /openapi.json; None if none is listed.
 

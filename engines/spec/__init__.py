@@ -14,13 +14,20 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.remote import EndpointSlices, RemoteSpec
+from engines.spec.remote import (
+    Discovery,
+    EndpointSlices,
+    RemoteSpec,
+    check_url,
+    find_variable_fault,
+)
 
 EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]
 
 __all__ = [
     "CACHED_TOKENS_FLAG",
     "RESERVED_FLAGS",
+    "Discovery",
     "EndpointSlices",
     "EngineSpec",
     "FlagValue",
@@ -32,5 +39,7 @@ __all__ = [
     "Restart",
     "SpecModel",
     "Timeouts",
+    "check_url",
+    "find_variable_fault",
     "flag_name",
 ]

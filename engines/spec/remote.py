@@ -49,6 +49,11 @@ class Discovery(SpecModel):
         description="JSON file with a list of URLs, or of objects with url and api_key_env. It is "
         "read again when it changes.",
     )
+    api_key_envs: tuple[str, ...] = Field(
+        (),
+        description="Environment variables that the file may name in api_key_env. Default: none; "
+        "every server gets the key of the engine's own api_key_env, if there is one.",
+    )
     kubernetes: EndpointSlices | None = Field(
         None, description="EndpointSlices of Kubernetes that list the servers."
     )
@@ -62,7 +67,24 @@ class Discovery(SpecModel):
             raise PlacedError("is needed with dns, and only there", "port")
         if self.dns is not None and not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*\.?", self.dns):
             raise PlacedError("must be a host name such as vllm.default.svc", "dns")
+        if self.dns is not None and len(self.dns) > 253:
+            raise PlacedError("is longer than 253 characters", "dns")
+        if self.api_key_envs and self.file is None:
+            raise PlacedError("needs file", "api_key_envs")
+        for number, variable in enumerate(self.api_key_envs):
+            if fault := find_variable_fault(variable):
+                raise PlacedError(fault, "api_key_envs", number)
         return self
+
+    def describe(self) -> str:
+        """Return the source in a few words, such as "vllm.default.svc:8000 by DNS"."""
+        if self.dns is not None:
+            return f"{self.dns}:{self.port} by DNS"
+        if self.kubernetes is not None:
+            namespace = self.kubernetes.namespace
+            within = "" if namespace is None else f" in namespace {namespace}"
+            return f"EndpointSlices {self.kubernetes.selector}{within}"
+        return f"file {self.file}"
 
 
 class RemoteSpec(SpecModel):
@@ -95,23 +117,38 @@ class RemoteSpec(SpecModel):
             raise ValueError("needs either url or discover")
         if self.url is not None:
             check_url(self.url)
-        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            # The setting may hold the key itself by mistake.
-            named = re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env)
-            which = self.api_key_env if named else "of that name"
-            raise PlacedError(f"environment variable {which} is not set", "api_key_env")
+        if self.api_key_env is not None and (fault := find_variable_fault(self.api_key_env)):
+            raise PlacedError(fault, "api_key_env")
         return self
 
+    @property
+    def key_variables(self) -> tuple[str, ...]:
+        """Names of the variables that hold keys of its servers."""
+        own = () if self.api_key_env is None else (self.api_key_env,)
+        return own if self.discover is None else (*own, *self.discover.api_key_envs)
 
-def check_url(url: str) -> None:
-    """Raise PlacedError, with a reason for people, unless a server can have this base URL."""
+
+def find_variable_fault(name: str) -> str | None:
+    """Return why an environment variable cannot hold a key; None: it is set."""
+    if os.environ.get(name):
+        return None
+    # The setting may hold the key itself by mistake.
+    named = re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)
+    return f"environment variable {name if named else 'of that name'} is not set"
+
+
+def check_url(url: str, *, quotes: bool = True) -> None:
+    """Raise PlacedError, with a reason for people, unless a server can have this base URL.
+
+    `quotes`: the reason may contain the URL.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:  # a bracket without its partner
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         # An invalid URL with an @ may contain credentials at any place.
-        given = "" if "@" in url else f", not {redact_line(repr(url))}"
+        given = "" if "@" in url or not quotes else f", not {redact_line(repr(url))}"
         raise PlacedError(f"must look like http://host:port or https://host{given}", "url")
     if not re.fullmatch(r"[!-~]+", url):
         raise PlacedError("must be printable ASCII without blanks", "url")

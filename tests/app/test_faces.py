@@ -16,8 +16,8 @@ OPEN = {
     "engines.output.failure",
     "engines.output.startup",
 }
-# Packages whose face would have to name most of their content, and the one that uses it.
-OPEN_TO = {"app.fleet": "app.reload"}
+# Packages whose face would have to name most of their content, and those that use it.
+OPEN_TO = {"app.fleet": ("app.reload.", "app.discovery.")}
 
 
 def exports(package: Path) -> set[str]:
@@ -49,8 +49,7 @@ def faults(path: Path) -> Iterator[str]:
         names = {alias.name for alias in node.names}
         if exported := names & FACES[package]:
             yield f"{importer}: import {exported} from {package}"
-        reader = OPEN_TO.get(package)
-        if node.module not in OPEN and (reader is None or not importer.startswith(f"{reader}.")):
+        if node.module not in OPEN and not importer.startswith(OPEN_TO.get(package, ())):
             yield f"{importer}: {package} does not export {names}"
 
 

@@ -256,6 +256,12 @@ class Metrics:
             "Scrapes of an engine for /metrics/engines that failed or were incomplete.",
             ("model", "gateway_engine"),
         )
+        self.discovered_servers = Gauge(
+            r,
+            "gateway_discovered_servers",
+            "Discovered servers of a model: listed by a source, and serving.",
+            ("model", "state"),
+        )
         self.model_on_demand = Gauge(
             r,
             "gateway_model_on_demand",
@@ -376,6 +382,19 @@ class Metrics:
     def watch_models(self, read: Callable[[], Iterable[tuple[str, bool]]]) -> None:
         """Export which models are on demand; `read` returns (model, on demand) pairs."""
         self._watch_models(self.model_on_demand, read)
+
+    def watch_discovery(self, read: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        """Export the discovered servers; `read` returns model, listed, serving for each model."""
+        gauge = self.discovered_servers
+
+        def set_values() -> None:
+            gauge.values = {
+                (model, state): number
+                for model, listed, serving in read()
+                for state, number in (("listed", listed), ("serving", serving))
+            }
+
+        self.registry.before_scrape(set_values)
 
     def _watch_models(self, gauge: Gauge, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
         def set_values() -> None:

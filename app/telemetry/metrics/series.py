@@ -7,7 +7,7 @@ chunk than what they measure, and its encoder builds every line anew: 33 ms of t
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import inf, isfinite, isnan
 from typing import ClassVar
@@ -137,6 +137,10 @@ class Counter(_Numbers):
 
     kind = "counter"
     family = CounterMetricFamily
+
+    def keep(self, labels: Container[Labels]) -> None:
+        """Drop all series with other label values."""
+        self.values = {one: value for one, value in self.values.items() if one in labels}
 
     def __init__(
         self,

@@ -1,0 +1,138 @@
+"""One discovered server of a model, from the time it is listed until it has drained.
+
+    listed ──▶ begun ──READY──▶ joined ──not listed──▶ draining ──▶ ended
+                 │                                     │
+                 └──not listed──▶ ended                └──listed again──▶ begun
+
+A server gets requests only while it has joined. With other settings a second engine begins, and
+replaces the joined one when it is READY. One that is not listed any more stays while no other
+engine of the model is READY and new servers are checked for the first time: a list may be replaced
+as a whole. One task carries out the steps of a server one
+after the other, so that two never overlap: a server that is listed again while it drains begins
+anew when that has ended.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.fleet import ModelDeployment, Slot
+from app.fleet.deployment import DeployedEngine
+from app.fleet.fleet import Fleet
+from engines.base import ChangeNotifier, EngineState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberTerms:
+    """What the servers of one model share."""
+
+    deployment: ModelDeployment
+    fleet: Fleet
+    drain_s: Callable[[], float]
+    # Returns whether the deployment is still that of its model. A model that was removed takes the
+    # servers that have joined along.
+    is_current: Callable[[], bool]
+    # Notified of each change of a server and of its engine.
+    changes: ChangeNotifier
+    # Returns whether the servers that are not listed any more are still needed.
+    needs_unlisted: Callable[[], bool]
+
+
+class Member:
+    """One server. `wanted` is what it should be: None, not to be there at all."""
+
+    def __init__(self, terms: MemberTerms, name: str, wanted: Slot) -> None:
+        self.name = name
+        self._terms = terms
+        self._wanted: Slot | None = wanted
+        self._changes = ChangeNotifier()
+        self._changes.forward_to(terms.changes)
+        self._joined: DeployedEngine | None = None
+        self._begun: DeployedEngine | None = None
+
+    @property
+    def wanted(self) -> Slot | None:
+        return self._wanted
+
+    @property
+    def serves(self) -> bool:
+        """True if it stays and is READY."""
+        joined = self._joined
+        return (
+            self._wanted is not None
+            and joined is not None
+            and joined.engine.state is EngineState.READY
+        )
+
+    @property
+    def settled(self) -> bool:
+        """True unless its first check is under way."""
+        if self._joined is not None or self._wanted is None:
+            return True
+        return self._begun is not None and self._begun.engine.state is EngineState.FAILED
+
+    def want(self, slot: Slot | None) -> None:
+        """Change what it should be; `run` carries it out."""
+        if slot != self._wanted:
+            self._wanted = slot
+            self._changes.notify()
+
+    async def run(self) -> None:
+        """Carry out what is wanted, until it is to be gone and is."""
+        while True:
+            slot, joined = self._wanted, self._joined
+            if slot is None:
+                if joined is None:
+                    return
+                await self._terms.changes.wait_for(
+                    lambda: self._wanted is not None or not self._terms.needs_unlisted()
+                )
+                if self._wanted is None:
+                    await self._leave(joined)
+            elif joined is None or joined.slot != slot:
+                await self._join(slot, joined)
+            else:
+                await self._changes.next()
+
+    async def _join(self, slot: Slot, old: DeployedEngine | None) -> None:
+        """Begin with a slot's engine, and use it in place of `old` as soon as it is READY."""
+        terms = self._terms
+        [new] = terms.fleet.build(terms.deployment.name, (slot,))
+        engine = new.engine
+        self._begun = new
+        engine.changes.forward_to(self._changes)
+        try:
+            await terms.fleet.begin(new)
+            await self._changes.wait_for(
+                lambda: self._wanted != slot or engine.state is EngineState.READY
+            )
+        finally:
+            engine.changes.stop_forwarding(self._changes)
+            self._begun = None
+        if self._wanted != slot or not terms.is_current():
+            await terms.fleet.retire(engine, 0.0)
+            # Without its model it is not wanted, which its owner is about to say.
+            await self._changes.wait_for(lambda: self._wanted != slot)
+            return
+        terms.fleet.join(terms.deployment, new, old)
+        self._joined = new
+        self._log("joins")
+        self._changes.notify()
+        if old is not None:
+            await terms.fleet.retire_server(terms.deployment, old, terms.drain_s())
+
+    async def _leave(self, joined: DeployedEngine) -> None:
+        terms = self._terms
+        self._joined = None
+        if not terms.is_current():
+            return
+        terms.fleet.leave(terms.deployment, joined)
+        self._log("leaves")
+        await terms.fleet.retire_server(terms.deployment, joined, terms.drain_s())
+
+    def _log(self, verb: str) -> None:
+        model = self._terms.deployment.name
+        extra = {"engine": self.name, "model": model}
+        log.info("engine %s %s model %s", self.name, verb, model, extra=extra)

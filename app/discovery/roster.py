@@ -1,0 +1,172 @@
+"""The discovered servers of one model: what its sources list, and a member for each server."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from app.discovery.endpoints import Endpoint
+from app.discovery.member import Member, MemberTerms
+from app.discovery.names import engine_name
+from app.discovery.sources import FindSource
+from app.fleet import Slot
+from engines.base import EngineState
+from engines.spec import Discovery, RemoteSpec
+
+log = logging.getLogger(__name__)
+
+# Maximum number of servers of one source.
+MAX_SERVERS = 256
+# Delay before a source is read again that has ended with an unhandled exception.
+RETRY_S = 5.0
+
+# Runs a coroutine in a task that ends with the gateway at the latest.
+Spawn = Callable[[Coroutine[object, object, None], str], asyncio.Task[None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """A source and what it lists; None: it has listed nothing so far."""
+
+    task: asyncio.Task[None] | None = None
+    listed: frozenset[Endpoint] | None = None
+    left_out: int = 0
+
+
+class Roster:
+    """The discovered servers of one model. `is_taken` returns whether an engine has a name."""
+
+    def __init__(
+        self,
+        terms: MemberTerms,
+        find_source: FindSource,
+        spawn: Spawn,
+        is_taken: Callable[[str], bool],
+    ) -> None:
+        self._terms = terms
+        self._find_source = find_source
+        self._spawn = spawn
+        self._is_taken = is_taken
+        # What the watches are for; None: there are none yet.
+        self._specs: tuple[RemoteSpec, ...] | None = None
+        self._watches: dict[Discovery, _Watch] = {}
+        # By URL; those that drain are still among them.
+        self._members: dict[str, Member] = {}
+
+    @property
+    def names(self) -> set[str]:
+        """The names of its engines, joined or not."""
+        return {member.name for member in self._members.values()}
+
+    @property
+    def settled(self) -> bool:
+        """True if all sources have listed servers, and all servers were checked."""
+        listed = all(watch.listed is not None for watch in self._watches.values())
+        return listed and all(member.settled for member in self._members.values())
+
+    @property
+    def listed(self) -> int:
+        """Number of servers that its sources list, as far as they are used."""
+        return sum(member.wanted is not None for member in self._members.values())
+
+    @property
+    def serving(self) -> int:
+        """Number of these that are READY."""
+        return sum(member.serves for member in self._members.values())
+
+    @property
+    def needs_unlisted(self) -> bool:
+        """True while no engine that stays is READY, and one that is being checked may be soon."""
+        members = self._members.values()
+        if not self._terms.is_current() or all(member.settled for member in members):
+            return False
+        deployment = self._terms.deployment
+        return not any(member.serves for member in members) and not any(
+            one.engine.state is EngineState.READY
+            for one in deployment.engines
+            if one.slot.name not in deployment.outgoing
+        )
+
+    def update(self) -> None:
+        """Watch the sources of the model's present settings, and no others."""
+        terms = self._terms
+        specs = terms.deployment.discovering if terms.is_current() else ()
+        if specs == self._specs:
+            return
+        self._specs = specs
+        sources = [spec.discover for spec in specs if spec.discover is not None]
+        for source in [one for one in self._watches if one not in sources]:
+            watch = self._watches.pop(source)
+            if watch.task is not None:
+                watch.task.cancel()
+        for source in sources:
+            if source not in self._watches:
+                watch = self._watches[source] = _Watch()
+                name = f"discover {terms.deployment.name}"
+                watch.task = self._spawn(self._watch(source, watch), name)
+        self._apply()
+
+    async def _watch(self, source: Discovery, watch: _Watch) -> None:
+        """Apply each list of a source, until canceled."""
+        while True:
+            try:
+                async for listed in self._find_source(source).watch():
+                    watch.listed = listed
+                    self._apply()
+            except Exception:
+                log.exception("unhandled exception in discovery by %s", source.describe())
+            await asyncio.sleep(RETRY_S)
+
+    def _apply(self) -> None:
+        """Have a member for each listed server, and none for others."""
+        wanted = self._find_wanted()
+        for url, member in self._members.items():
+            if url not in wanted:
+                member.want(None)
+        for url, (endpoint, spec) in sorted(wanted.items()):
+            present = self._members.get(url)
+            if present is not None:
+                present.want(_slot(present.name, endpoint, spec))
+                continue
+            model = self._terms.deployment.name
+            name = engine_name(model, url, self._is_taken)
+            member = Member(self._terms, name, _slot(name, endpoint, spec))
+            self._members[url] = member
+            self._spawn(self._run(url, member), f"server {name}")
+        self._terms.changes.notify()
+
+    async def _run(self, url: str, member: Member) -> None:
+        await member.run()
+        del self._members[url]
+
+    def _find_wanted(self) -> dict[str, tuple[Endpoint, RemoteSpec]]:
+        """Return the listed servers by URL; the first specification that lists one has it."""
+        wanted: dict[str, tuple[Endpoint, RemoteSpec]] = {}
+        for spec in self._specs or ():
+            watch = None if spec.discover is None else self._watches.get(spec.discover)
+            if watch is not None:
+                for endpoint in self._chosen(watch, spec):
+                    wanted.setdefault(endpoint.url, (endpoint, spec))
+        return wanted
+
+    def _chosen(self, watch: _Watch, spec: RemoteSpec) -> list[Endpoint]:
+        """Return up to MAX_SERVERS servers of a source; those that are members stay."""
+        listed = sorted(watch.listed or (), key=lambda one: (one.url not in self._members, one.url))
+        left_out = max(len(listed) - MAX_SERVERS, 0)
+        if left_out and not watch.left_out and spec.discover is not None:
+            log.error(
+                "discovery by %s lists %d servers: %d are left out, at most %d are used",
+                spec.discover.describe(),
+                len(listed),
+                left_out,
+                MAX_SERVERS,
+            )
+        watch.left_out = left_out
+        return listed[:MAX_SERVERS]
+
+
+def _slot(name: str, endpoint: Endpoint, spec: RemoteSpec) -> Slot:
+    """Return the slot of a server: its source's specification with its own URL and key."""
+    key = endpoint.api_key_env or spec.api_key_env
+    update = {"url": endpoint.url, "discover": None, "api_key_env": key}
+    return Slot(name, spec.model_copy(update=update), discovered=True)

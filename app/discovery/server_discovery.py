@@ -1,0 +1,121 @@
+"""The discovered servers of all models, which follow every reload."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+
+from app.discovery.member import MemberTerms
+from app.discovery.roster import Roster
+from app.discovery.sources import FindSource
+from app.fleet import ModelDeployment
+from app.fleet.fleet import Fleet
+from engines.base import ChangeNotifier
+
+log = logging.getLogger(__name__)
+
+# Time for sources to be read and for their servers to be checked for the first time, in seconds.
+SETTLE_S = 5.0
+
+
+class ServerDiscovery:
+    """Discovers servers of the models in `deployments`, which it shares with their owner.
+
+    Each of its steps is synchronous up to the next `await`, and a server is added to a deployment
+    only while that is the model's present one. So a reload and servers that come and go meanwhile
+    do not undo each other's changes.
+    """
+
+    def __init__(
+        self,
+        deployments: Mapping[str, ModelDeployment],
+        fleet: Fleet,
+        drain_s: Callable[[], float],
+        find_source: FindSource,
+    ) -> None:
+        """`drain_s` returns the time that requests have to finish on a server that leaves."""
+        self._deployments = deployments
+        self._fleet = fleet
+        self._drain_s = drain_s
+        self._find_source = find_source
+        self._rosters: dict[ModelDeployment, Roster] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running = False
+        self._changes = ChangeNotifier()
+
+    def start(self) -> None:
+        """Begin to discover servers."""
+        self._running = True
+        self.update()
+
+    async def close(self) -> None:
+        """End all watches and all steps under way; engines are left to their owners."""
+        self._running = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def update(self) -> None:
+        """Follow the present deployments and their settings."""
+        if not self._running:
+            return
+        for deployment in self._deployments.values():
+            if deployment.discovering and deployment not in self._rosters:
+                self._rosters[deployment] = self._make_roster(deployment)
+        for deployment, roster in list(self._rosters.items()):
+            roster.update()
+            if not self._is_current(deployment):
+                del self._rosters[deployment]
+
+    def counts(self) -> Iterator[tuple[str, int, int]]:
+        """Yield each model with the number of its servers that are listed, and that serve."""
+        for deployment, roster in self._rosters.items():
+            if deployment.discovering:
+                yield deployment.name, roster.listed, roster.serving
+
+    async def wait_until_settled(self, among: Collection[ModelDeployment] | None = None) -> None:
+        """Return when all servers were checked once, or SETTLE_S later.
+
+        `among` are the models that count; default: all.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._changes.wait_for(
+                    lambda: all(
+                        roster.settled
+                        for deployment, roster in self._rosters.items()
+                        if among is None or deployment in among
+                    )
+                )
+
+    def _make_roster(self, deployment: ModelDeployment) -> Roster:
+        terms = MemberTerms(
+            deployment,
+            self._fleet,
+            self._drain_s,
+            lambda: self._is_current(deployment),
+            self._changes,
+            lambda: roster.needs_unlisted,
+        )
+        roster = Roster(terms, self._find_source, self._spawn, self._is_taken)
+        return roster
+
+    def _is_current(self, deployment: ModelDeployment) -> bool:
+        return self._deployments.get(deployment.name) is deployment
+
+    def _is_taken(self, name: str) -> bool:
+        """Return whether an engine has a name, or a server that has not joined yet."""
+        return any(name in roster.names for roster in self._rosters.values()) or any(
+            one.slot.name == name for each in self._deployments.values() for one in each.engines
+        )
+
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("unhandled exception in %s", task.get_name(), exc_info=error)

@@ -110,7 +110,10 @@ async def test_endpoints_come_and_go(
 
         def find(spec: Discovery) -> Source:
             assert spec.kubernetes is not None
-            return KubernetesSource(spec.kubernetes, account=account)
+            return KubernetesSource(spec.kubernetes, account=account, pause=pause)
+
+        async def pause(seconds: float) -> None:
+            await asyncio.sleep(min(seconds, 0.2))
 
         def present(*hosts: str) -> None:
             api.put(make_slice("first", *hosts[:2], port=port))

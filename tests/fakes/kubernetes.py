@@ -30,6 +30,7 @@ TOKEN = "eyJhbGciOiJSUzI1NiJ9.a-token-of-a-service-account.c2lnbmF0dXJl"
 PATH = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
 LABELS = {"kubernetes.io/service-name": "vllm"}
 SELECTOR = "kubernetes.io/service-name=vllm"
+OTHER_LABELS = {"kubernetes.io/service-name": "other"}
 
 Object = dict[str, Any]
 

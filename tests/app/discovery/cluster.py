@@ -1,10 +1,13 @@
 """A pod's view of a cluster for tests: its service account, and what a source yields there."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 from app.discovery.kubernetes import KubernetesSource
 from app.discovery.kubernetes_api import ServiceAccount
@@ -123,3 +126,12 @@ async def first_list(cluster: Cluster) -> set[str]:
     async with other.watching():
         await wait_until(lambda: other.lists)
     return other.lists[-1]
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the messages of discovery that an operator sees."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("app.discovery") and record.levelno >= logging.INFO
+    ]

@@ -259,6 +259,16 @@ class TestRemoteOnAFake(EndingContract):
             await engine.stop(0.0)
 
 
+class TestDiscoveredOnAFake(EndingContract):
+    @pytest.fixture
+    async def subject(self) -> AsyncIterator[Subject]:
+        async with Fake() as fake:
+            engine = RemoteEngine("e", RemoteSpec(kind="remote", url=fake.url), serves="demo")
+            await ready(engine)
+            yield Subject(engine, Address.from_url(fake.url))
+            await engine.stop(0.0)
+
+
 @pytest_asyncio.fixture(scope="class", loop_scope="class")
 async def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Subject]:
     demo_model()

@@ -159,6 +159,9 @@ def _section(
             inner += [(f"{path}.{name}[], kind: {k}", spec) for k, spec in kinds]
         elif (found := _mapping(field, document)) is not None and "properties" in found:
             inner.append((_below(path, name), found))
+        elif (found := _optional_mapping(field, document)) is not None:
+            rows.append(_row(name, field, "a mapping, see below", mapping))
+            inner.append((_below(path, name), found))
         else:
             rows.append(_row(name, field, _values(field, document), mapping))
     if rows:
@@ -205,6 +208,12 @@ def _mapping(field: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
         if reference := one.get("$ref"):
             return document["$defs"][reference.rpartition("/")[2]]
     return None
+
+
+def _optional_mapping(field: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
+    """Return the mapping of a setting that may be left out; None for another setting."""
+    found = (_mapping(one, document) for one in field.get("anyOf", ()))
+    return next((one for one in found if one is not None and "properties" in one), None)
 
 
 def _kinds(

@@ -237,6 +237,60 @@ class TestMissingModel:
         assert ProcessSpec(kind="process", model="Qwen/Qwen3-0.6B").missing_model() is None
 
 
+def discovering(**fields: Any) -> str:
+    """Return a file whose only engine discovers its servers."""
+    return dump([{"kind": "remote", "discover": fields}])
+
+
+class TestDiscovery:
+    @pytest.mark.parametrize(
+        ("fields", "text"),
+        [
+            ({"dns": "vllm.default.svc", "port": 8000}, "vllm.default.svc:8000 by DNS"),
+            ({"dns": "vllm.default.svc.", "port": 1}, "vllm.default.svc.:1 by DNS"),
+            ({"file": "engines.json"}, "file engines.json"),
+        ],
+    )
+    def test_source_is_described_in_a_few_words(self, fields: dict[str, Any], text: str) -> None:
+        model = load(discovering(**fields)).models[0]
+        [spec] = model.discovering
+        assert spec.discover is not None
+        assert spec.discover.describe() == text
+        assert model.continues_streams
+
+    @pytest.mark.parametrize(
+        ("fields", "fault"),
+        [
+            ({}, ": needs exactly one of dns, file and kubernetes"),
+            ({"dns": "a", "port": 1, "file": "b"}, ": needs exactly one of dns, file and kubern"),
+            ({"dns": "a"}, ".port: is needed with dns, and only there"),
+            ({"file": "a", "port": 1}, ".port: is needed with dns, and only there"),
+            ({"dns": "a", "port": 70000}, ".port: must be "),
+            ({"dns": "http://a", "port": 1}, ".dns: must be a host name such as"),
+            ({"dns": "a..b", "port": 1}, ".dns: must be a host name such as"),
+            ({"dns": "a b", "port": 1}, ".dns: must be a host name such as"),
+            ({"dns": ".".join(["a" * 60] * 5), "port": 1}, ".dns: is longer than 253 characters"),
+            ({"dns": "a", "port": 1, "api_key_envs": ["A"]}, ".api_key_envs: needs file"),
+            ({"dns": "a", "port": 1, "ttl": 5}, ".ttl: unknown key"),
+        ],
+    )
+    def test_other_sources_are_refused(self, fields: dict[str, Any], fault: str) -> None:
+        assert faults(discovering(**fields))[0].startswith(
+            f"model demo: engines[0].discover{fault}"
+        )
+
+    def test_variables_of_a_file_are_set_and_withheld(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        text = discovering(file="engines.json", api_key_envs=["BOX_KEY", "OTHER_KEY"])
+        monkeypatch.setenv("BOX_KEY", OTHER)
+        monkeypatch.delenv("OTHER_KEY", raising=False)
+        [fault] = faults(text)
+        assert fault.endswith("api_key_envs[1]: environment variable OTHER_KEY is not set")
+        monkeypatch.setenv("OTHER_KEY", OTHER)
+        assert load(text).key_variables == {"BOX_KEY", "OTHER_KEY"}
+
+
 class TestRemote:
     @pytest.mark.parametrize(
         "url",
@@ -295,6 +349,11 @@ class TestRemote:
             found[0]
             == "model demo: engines[0].api_key_env: environment variable GPU_BOX_KEY is not set"
         )
+
+    def test_url_or_discover_is_needed(self) -> None:
+        neither = "model demo: engines[0]: needs either url or discover"
+        assert faults(dump([{"kind": "remote"}])) == [neither]
+        assert faults(with_remote(discover={"file": "engines.json"})) == [neither]
 
     def test_remote_key_is_not_in_the_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GPU_BOX_KEY", OTHER)

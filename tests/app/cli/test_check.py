@@ -3,7 +3,7 @@
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -178,3 +178,27 @@ def test_closed_pipe_ends_a_command_quietly(words: list[str]) -> None:
         )
     assert ended.stderr == ""
     assert ended.returncode == 1
+
+
+class TestDiscovery:
+    DNS: ClassVar[dict[str, Any]] = {
+        "kind": "remote",
+        "discover": {"dns": "vllm.default.svc", "port": 8000},
+    }
+    FILE: ClassVar[dict[str, Any]] = {"kind": "remote", "discover": {"file": "engines.json"}}
+
+    def test_sources_are_listed_after_the_engines(self) -> None:
+        lines = check(self.DNS, REMOTE, self.FILE)
+        place = lines.index("  demo-0: http://gpu-box:8000")
+        assert lines[place + 1 : place + 3] == [
+            "  servers of vllm.default.svc:8000 by DNS",
+            "  servers of file engines.json",
+        ]
+        assert lines[-1] == (
+            "gateway.yaml is valid: 1 model, 1 engine and those that are discovered"
+        )
+
+    def test_note_of_cached_tokens_names_the_source(self) -> None:
+        assert check(self.DNS, price=LESS)[-2] == NOTE.replace(
+            "demo-0", "servers of vllm.default.svc:8000 by DNS"
+        )

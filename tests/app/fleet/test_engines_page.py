@@ -99,6 +99,14 @@ async def test_failing_engine_does_not_affect_the_others(page: bytes | None) -> 
     assert (scenario.errors("a"), scenario.errors("b")) == (1, 0)
 
 
+async def test_errors_of_an_engine_that_left_are_dropped() -> None:
+    scenario = Scenario(Engine("a", None), Engine("b"))
+    await scenario.scrape()
+    scenario.catalogue.replace([Model("demo", (), (Replica(scenario.engines[1], "demo"),))])
+    await scenario.scrape()
+    assert (scenario.errors("a"), scenario.errors("b")) == (None, 0)
+
+
 async def test_conflicting_family_is_counted_and_left_out() -> None:
     scenario = Scenario(Engine("a"), Engine("b", b"# TYPE vllm:x counter\nvllm:x 1\nvllm:y 1\n"))
     found = await scenario.scrape()

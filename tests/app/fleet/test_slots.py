@@ -188,3 +188,12 @@ def test_only_local_engines_have_the_media_domains_of_their_model() -> None:
     assert names(found.kept) == ["demo-1"]
     [(_, after)] = found.replaced
     assert (after.name, after.media_domains) == ("demo-0", ("b.org",))
+
+
+def test_discovered_servers_have_no_slot_of_their_own() -> None:
+    remote = {"kind": "remote", "url": "http://h"}
+    dns = {"kind": "remote", "discover": {"dns": "vllm.test", "port": 1}}
+    slots = slots_of(ModelSettings.model_validate({"name": "demo", "engines": [dns, remote]}))
+    assert [(slot.name, slot.discovered) for slot in slots] == [("demo-0", False)]
+    both = ModelSettings.model_validate({"name": "demo", "engines": [remote, dns, dns]})
+    assert not plan(slots, both)

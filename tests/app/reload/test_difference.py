@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from app.fleet.slots import initial_slots, slots_of
 from app.reload.difference import APPLIED, Takeover, applied, difference
 from app.settings import ModelSettings, Settings, digest
-from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
+from engines.spec import Discovery, InProcessSpec, ProcessSpec, RemoteSpec
 
 CANARY = "canary-0123456789abcdef"
 DOWNTIME: dict[str, Any] = {
@@ -58,6 +59,22 @@ class TestLines:
         new = settings(model("demo", process(replicas=2, args={"max-model-len": 4096})))
         assert lines(old, new) == [
             "~ model demo: args.max-model-len 2048 → 4096 (restarts demo-0, demo-1)"
+        ]
+
+    def test_discovered_servers_by_their_source(self) -> None:
+        def demo(**spec: Any) -> Settings:
+            return settings(model("demo", {"kind": "remote", **spec}))
+
+        url, dns = demo(url="http://h"), demo(discover={"dns": "vllm.test", "port": 1})
+        added = "~ model demo: servers of vllm.test:1 by DNS added"
+        assert added in lines(url, dns)
+        assert "~ model demo: servers of vllm.test:1 by DNS removed" in lines(dns, url)
+        named = demo(discover={"dns": "vllm.test", "port": 1}, served_model_name="m")
+        assert lines(dns, named) == ["~ model demo: servers of vllm.test:1 by DNS changed"]
+        assert lines(dns, dns) == []
+        other = model("new", {"kind": "remote", "discover": {"file": "new.json"}}, process())
+        assert lines(settings(), settings(model(), other)) == [
+            "+ model new (starts new-0; discovers servers of file new.json)"
         ]
 
     def test_the_metrics_port_and_key_need_a_restart(self) -> None:
@@ -329,7 +346,7 @@ class TestEverySettingIsAppliedOrNeedsARestart:
                 InProcessSpec(kind="in_process", model="m"),
             )
             for leaf in leaves(type(spec))
-            if leaf[0] not in ("kind", "replicas")
+            if leaf[0] not in ("kind", "replicas", "discover")
         ],
     )
     def test_of_an_engine(self, spec: BaseModel, path: str, kind: Any) -> None:
@@ -342,6 +359,24 @@ class TestEverySettingIsAppliedOrNeedsARestart:
         [setting] = change.engines["demo-0"]
         assert setting.path.startswith(path)
         assert len(list(difference(old, new).lines())) == 1
+
+    @pytest.mark.parametrize(
+        ("path", "kind"),
+        [
+            *(leaf for leaf in leaves(RemoteSpec) if leaf[0] not in ("kind", "url", "discover")),
+            *((path, kind) for path, kind in leaves(Discovery, "discover.") if "kuber" not in path),
+        ],
+    )
+    def test_of_discovered_servers(self, path: str, kind: Any) -> None:
+        spec = RemoteSpec(kind="remote", discover=Discovery(file=Path("engines.json")))
+        base = settings().models[0]
+        old, new = (
+            settings().model_copy(update={"models": (base.model_copy(update={"engines": (one,)}),)})
+            for one in (spec, changed(spec, path, kind))
+        )
+        [change] = difference(old, new).changed
+        assert change.fields
+        assert not change.plan
 
 
 names = st.sampled_from(["a", "b", "c"])

@@ -41,6 +41,16 @@ def test_a_removed_model_refuses_new_requests_and_finishes_the_others() -> None:
     assert "up to 45 s to finish" in effect
 
 
+def test_servers_of_another_source_have_their_drain() -> None:
+    def demo(file: str) -> dict[str, Any]:
+        return {"name": "demo", "engines": [{"kind": "remote", "discover": {"file": file}}]}
+
+    found = difference(settings(demo("a.json")), settings(demo("b.json")))
+    (effect,) = request_effects(found)
+    assert "discovers servers anew" in effect
+    assert "up to 45 s to finish" in effect
+
+
 def test_fewer_engines_finish_their_requests() -> None:
     found = difference(settings(model(replicas=2)), settings(model()))
     (effect,) = request_effects(found)

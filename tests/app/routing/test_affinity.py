@@ -13,6 +13,7 @@ from app.routing.policies import (
     LOAD_SLACK,
     MAX_LOAD_RATIO,
     MAX_PROMPT_BLOCKS,
+    MIN_KNOWN_ENGINES,
     PrefixAffinity,
     SelectionPolicy,
     SessionAffinity,
@@ -220,6 +221,18 @@ class TestPrefix:
         for _ in range(20):
             counts[chosen(policy, candidates, FakeHints(text=system + text(2))).engine.name] += 1
         assert set(counts.values()) == {10}
+
+    def test_engines_that_left_are_forgotten(self) -> None:
+        policy, stays = PrefixAffinity(), replica("stays")
+        system = text(4)
+        for number in range(5 * MIN_KNOWN_ENGINES):
+            pair = [stays, replica(f"pod-{number}")]
+            chosen(policy, pair, FakeHints(text=text(2)))
+            assert len(policy._bits) <= MIN_KNOWN_ENGINES
+            assert len(set(policy._bits.values())) == len(policy._bits)
+        assert max(policy._known.values()) < 1 << MIN_KNOWN_ENGINES
+        first = chosen(policy, pair, FakeHints(text=system))
+        assert chosen(policy, pair, FakeHints(text=system + text(1))) is first
 
     def test_new_prompts_spread_and_every_gateway_agrees(self) -> None:
         counts: Counter[str] = Counter()

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.routing.policies import POLICIES, LeastLoaded, RoundRobin
+from app.routing.policies import (
+    MIN_KNOWN_ENGINES,
+    POLICIES,
+    LeastLoaded,
+    RoundRobin,
+    max_known_engines,
+)
 from app.routing.replica import Replica
 from app.settings import ModelSettings
 from engines.base import EngineState
@@ -184,3 +190,13 @@ class TestRoundRobin:
             one.engine.name for _ in range(last) if (one := policy.choose(candidates, NO_HINTS))
         )
         assert max(chosen.values()) - min(chosen[str(n)] for n in range(5)) <= 1
+
+
+def test_round_robin_forgets_engines_that_left() -> None:
+    policy = RoundRobin()
+    stays = replica("stays")
+    for number in range(5 * MIN_KNOWN_ENGINES):
+        pair = [stays, replica(f"pod-{number}")]
+        # Each of the two gets its turn, however many there were before.
+        assert {policy.choose(pair, NO_HINTS) for _ in pair} == set(pair)
+        assert len(policy._turns) <= max_known_engines(pair)

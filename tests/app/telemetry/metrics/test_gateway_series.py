@@ -150,3 +150,14 @@ def test_models_on_demand_are_1_and_others_0() -> None:
     value = metrics.registry.get_sample_value
     assert value("gateway_model_on_demand", {"model": "cold"}) == 1
     assert value("gateway_model_on_demand", {"model": "demo"}) == 0
+
+
+def test_discovered_servers_are_counted_by_state() -> None:
+    metrics = Metrics()
+    counts = [("demo", 3, 2), ("gone", 1, 1)]
+    metrics.watch_discovery(lambda: counts)
+    value = metrics.registry.get_sample_value
+    assert value("gateway_discovered_servers", {"model": "demo", "state": "listed"}) == 3
+    assert value("gateway_discovered_servers", {"model": "demo", "state": "serving"}) == 2
+    del counts[1]
+    assert value("gateway_discovered_servers", {"model": "gone", "state": "listed"}) is None

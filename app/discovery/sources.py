@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from app.discovery.endpoints import Source
 from app.discovery.file import FileSource
+from app.discovery.kubernetes import KubernetesSource
 from engines.spec import Discovery
 
 FindSource = Callable[[Discovery], Source]
@@ -18,4 +19,5 @@ def find_source(spec: Discovery) -> Source:
         return DnsSource(spec.dns, spec.port)
     if spec.file is not None:
         return FileSource(spec.file, spec.api_key_envs)
-    raise NotImplementedError(spec.describe())
+    assert spec.kubernetes is not None
+    return KubernetesSource(spec.kubernetes)

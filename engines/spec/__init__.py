@@ -14,7 +14,13 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.remote import Discovery, RemoteSpec, check_url, find_variable_fault
+from engines.spec.remote import (
+    Discovery,
+    EndpointSlices,
+    RemoteSpec,
+    check_url,
+    find_variable_fault,
+)
 
 EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]
 
@@ -22,6 +28,7 @@ __all__ = [
     "CACHED_TOKENS_FLAG",
     "RESERVED_FLAGS",
     "Discovery",
+    "EndpointSlices",
     "EngineSpec",
     "FlagValue",
     "InProcessSpec",

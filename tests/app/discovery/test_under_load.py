@@ -1,4 +1,4 @@
-"""Servers that a real DNS server and a real file list come and go under load: no request fails."""
+"""Servers that a DNS server, a file and an API server list come and go under load: none fails."""
 
 import asyncio
 import json
@@ -11,8 +11,10 @@ import pytest
 
 from app.discovery import FindSource, Source
 from app.discovery.dns import DnsSource, SystemResolver
+from app.discovery.kubernetes import KubernetesSource
 from engines.base import EngineState
 from engines.spec import Discovery
+from tests.app.discovery.cluster import make_account
 from tests.app.discovery.gateways import (
     DiscoveringGateway,
     Listing,
@@ -24,6 +26,7 @@ from tests.app.discovery.gateways import (
     servers,
     write_list,
 )
+from tests.fakes.kubernetes import SELECTOR, ApiServer, Authority, make_slice
 from tests.fakes.vllm import Fake
 from tests.gateway import free_port
 from tests.services import DnsServer
@@ -114,6 +117,59 @@ async def test_addresses_of_a_name_come_and_go(
         assert load.faults == []
         assert all(any("chat" in one.target for one in fake.seen) for fake in fakes.values())
         show(f"{load.answers} requests, none failed, while addresses came and went")
+
+
+async def test_endpoints_come_and_go(
+    tmp_path: Path, authority: Authority, show: Callable[[str], None]
+) -> None:
+    port = free_port()
+    a, b, c, d = HOSTS
+    kubernetes = {"selector": SELECTOR, "port": "http"}
+    demo = model("demo", {"kind": "remote", "discover": {"kubernetes": kubernetes}})
+    async with pods(port) as fakes, ApiServer(authority) as api:
+        account = make_account(tmp_path / "account", authority, api.port)
+
+        def find(spec: Discovery) -> Source:
+            assert spec.kubernetes is not None
+            return KubernetesSource(spec.kubernetes, account=account, pause=pause)
+
+        async def pause(seconds: float) -> None:
+            await asyncio.sleep(min(seconds, 0.2))
+
+        def present(*hosts: str) -> None:
+            api.put(make_slice("first", *hosts[:2], port=port))
+            api.put(make_slice("second", *hosts[2:], port=port))
+
+        present(a, b)
+        async with (
+            run(tmp_path, demo, find_source=find, **UNLIMITED) as gateway,
+            Load(gateway).run() as load,
+        ):
+            for hosts in ((a, b), (b, c), (a, d), HOSTS, (d,)):
+                present(*hosts)
+                await until(gateway, port, *hosts)
+                await load.more()
+            # A pod that is not ready, and one that terminates while another is ready.
+            api.put(make_slice("third", a, port=port, ready=False))
+            api.put(make_slice("fourth", b, port=port, ready=False, terminating=True))
+            await load.more(200)
+            await until(gateway, port, d)
+            # A version that expires while the connection is away.
+            api.cut_watches(after=100)
+            api.put(make_slice("third", a, port=port))
+            api.compact()
+            await until(gateway, port, a, d)
+            # An API server that is away takes no server away.
+            await api.stop()
+            present(c)
+            await load.more(200)
+            await until(gateway, port, a, d)
+            await api.start()
+            await until(gateway, port, a, c)
+            await load.more()
+        assert load.faults == []
+        assert all(any("chat" in one.target for one in fake.seen) for fake in fakes.values())
+        show(f"{load.answers} requests, none failed, while endpoints came and went")
 
 
 async def test_servers_in_a_file_come_and_go(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from app.settings import ModelSettings, Settings
-from engines.spec import EngineSpec, LocalSpec, ProcessSpec
+from engines.spec import EngineSpec, LocalSpec, ProcessSpec, RaySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _specs(model: ModelSettings) -> list[EngineSpec]:
     return [
         spec
         for spec in model.engines
-        for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1)
+        for _ in range(spec.replicas if isinstance(spec, ProcessSpec | RaySpec) else 1)
     ]
 
 

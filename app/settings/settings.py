@@ -16,6 +16,7 @@ from app.settings.console import ConsoleSettings
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.limits import LimitsSettings
 from app.settings.models import ModelSettings
+from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, SECTION_SECRETS, KeyDigest, KeyDigests
 from app.settings.server import ServerSettings
 from app.settings.source import PREFIX, Source
@@ -72,6 +73,7 @@ class Settings(_Layered):
     traces: TracesSettings = TracesSettings()
     logs: LogSettings = LogSettings()
     console: ConsoleSettings = ConsoleSettings()
+    ray: RaySettings = RaySettings()
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     api_keys: KeyDigests = Field(
         (),

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from engines import environment, media
 from engines.base import EngineFacts
-from engines.gpu import EngineMemory
 from engines.guard import directories, scratch
 from engines.guard.guardian_client import LaunchError, compute_fingerprint, is_running
 from engines.process.sleep_mode import SLEEP_ENV
-from engines.spec import ProcessSpec
+from engines.spec import ProcessSpec, RaySpec
 
 FACTS = "facts.json"
 ORIGIN = "origin.json"
+LOG = "engine.log"
 SOCKET = "http.sock"
 
 
@@ -39,7 +39,7 @@ class Launch:
     """Everything that starting one engine takes."""
 
     name: str
-    spec: ProcessSpec
+    spec: ProcessSpec | RaySpec
     served_name: str
     directory: Path
     command: tuple[str, ...]
@@ -47,7 +47,6 @@ class Launch:
     env: Mapping[str, str]
     # It outlives the gateway.
     keep: bool
-    memory: EngineMemory
     # Variables that it does not inherit; a reload may add some.
     withheld: Collection[str] = ()
     origin: Origin | None = None
@@ -55,6 +54,10 @@ class Launch:
     @property
     def socket(self) -> Path:
         return self.directory / SOCKET
+
+    @property
+    def log(self) -> Path:
+        return self.directory / LOG
 
     @property
     def fingerprint(self) -> str:
@@ -96,6 +99,11 @@ class Launch:
             return scratch.variables(self.directory, scratch.create(self.directory))
         except scratch.SocketPathTooLong as error:
             raise LaunchError(str(error)) from None
+
+    def set_log_aside(self) -> None:
+        """Rename the log of the previous run, so that a new one begins."""
+        if self.log.exists():
+            self.log.replace(self.log.with_suffix(".log.previous"))
 
     def note(self, facts: EngineFacts, load_s: float | None) -> None:
         """Write what is known of the engine, for a gateway that adopts it."""

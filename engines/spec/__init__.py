@@ -14,9 +14,12 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
+from engines.spec.ray import RaySpec
 from engines.spec.remote import RemoteSpec
 
-EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]
+EngineSpec = Annotated[
+    ProcessSpec | InProcessSpec | RaySpec | RemoteSpec, Field(discriminator="kind")
+]
 
 __all__ = [
     "CACHED_TOKENS_FLAG",
@@ -27,6 +30,7 @@ __all__ = [
     "LocalSpec",
     "PlacedError",
     "ProcessSpec",
+    "RaySpec",
     "RemoteSpec",
     "Restart",
     "SpecModel",

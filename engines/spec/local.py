@@ -59,7 +59,7 @@ def _gpus(value: object) -> object:
 
 
 class LocalSpec(SpecModel):
-    """The settings that both kinds of engines on this machine share."""
+    """The settings of every engine that the gateway runs, here or on a node of a cluster."""
 
     model: str = Field(
         min_length=1, description="Directory or Hugging Face repository of the model."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from app.settings import ModelSettings, Settings
-from engines.spec import EngineSpec, LocalSpec, ProcessSpec, RaySpec
+from engines.spec import EngineSpec, ManagedSpec, ProcessSpec, RaySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def free_names(model: str, number: int, taken: Collection[str]) -> list[str]:
 
 
 def _slot(name: str, spec: EngineSpec, model: ModelSettings) -> Slot:
-    return Slot(name, spec, model.media.domains if isinstance(spec, LocalSpec) else ())
+    return Slot(name, spec, model.media.domains if isinstance(spec, ManagedSpec) else ())
 
 
 def _specs(model: ModelSettings) -> list[EngineSpec]:

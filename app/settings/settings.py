@@ -22,7 +22,7 @@ from app.settings.server import ServerSettings
 from app.settings.source import PREFIX, Source
 from app.settings.state import AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import LogSettings, MetricsSettings, TracesSettings
-from engines.spec import LocalSpec, PlacedError, RemoteSpec, SpecModel
+from engines.spec import ManagedSpec, PlacedError, RemoteSpec, SpecModel
 
 ENV_FILE = ".env"
 
@@ -111,7 +111,7 @@ class Settings(_Layered):
             raise PlacedError(fault.message, "models", fault.model, "fallbacks", *fault.place)
         for number, model in enumerate(self.models):
             for engine, spec in enumerate(model.engines):
-                inherited = spec.inherit_env if isinstance(spec, LocalSpec) else ()
+                inherited = spec.inherit_env if isinstance(spec, ManagedSpec) else ()
                 if keys := sorted(self.key_variables.intersection(inherited)):
                     raise PlacedError(
                         f"{keys[0]} is the key of a remote engine (api_key_env) and is never "

@@ -50,6 +50,8 @@ class Launch:
     # Variables that it does not inherit; a reload may add some.
     withheld: Collection[str] = ()
     origin: Origin | None = None
+    # What it takes of a cluster; another place needs another start.
+    place: str = ""
 
     @property
     def socket(self) -> Path:
@@ -62,7 +64,8 @@ class Launch:
     @property
     def fingerprint(self) -> str:
         """A digest of what an engine must have been started with to be adopted."""
-        return compute_fingerprint(self.command, self.own_env, self.spec.inherit_env)
+        command = (*self.command, self.place) if self.place else self.command
+        return compute_fingerprint(command, self.own_env, self.spec.inherit_env)
 
     @property
     def own_env(self) -> dict[str, str]:
@@ -84,7 +87,7 @@ class Launch:
             raise LaunchError(
                 f"the path {self.socket} is too long for a socket: set server.run_dir"
             )
-        if missing := self.spec.missing_model():
+        if missing := self.missing_model():
             raise LaunchError(missing)
         if self.origin is not None:
             written = json.dumps(dataclasses.asdict(self.origin))
@@ -99,6 +102,10 @@ class Launch:
             return scratch.variables(self.directory, scratch.create(self.directory))
         except scratch.SocketPathTooLong as error:
             raise LaunchError(str(error)) from None
+
+    def missing_model(self) -> str | None:
+        """Return the fault of a model's directory that is not here; None on another machine."""
+        return None if isinstance(self.spec, RaySpec) else self.spec.missing_model()
 
     def set_log_aside(self) -> None:
         """Rename the log of the previous run, so that a new one begins."""

@@ -198,7 +198,7 @@ class Run:
             return None
         if isinstance(error, HostUnavailable):
             return Failure(str(error), no_place=True)
-        missing = self._launch.spec.missing_model() is not None
+        missing = self._launch.missing_model() is not None
         cause = Cause.MISSING_FILES if missing else Cause.OTHER
         return Failure(str(error), permanent=True, cause=cause)
 
@@ -373,7 +373,9 @@ class Run:
             await self._shared.wait_for_first(timeout=PROBE_S)
         await self._end(guardian, asyncio.create_task(guardian.wait()), self._shared.grace)
 
-    async def _end(self, guardian: EngineProcesses, exited: asyncio.Task[int], grace: float) -> None:
+    async def _end(
+        self, guardian: EngineProcesses, exited: asyncio.Task[int], grace: float
+    ) -> None:
         guardian.stop(grace)
         timeout = 0.0 if guardian.frozen else grace + GUARDIAN_SLACK_S
         done, _ = await asyncio.wait({exited}, timeout=timeout)

@@ -31,6 +31,7 @@ from engines.process import LauncherMissing, vllm_launcher
 from engines.ray.addresses import free_port, interface_of
 
 LEASE_S = 30.0
+LEASE_POLL_S = 1.0
 # Interval at which a waiting call looks for something new.
 POLL_S = 0.25
 # An engine that is told to stop reports its end within the grace; a guardian that is stuck is
@@ -61,23 +62,25 @@ def node_environment(
     return found
 
 
-def may_own(owner: str | None, asking: str, silent_s: float) -> bool:
+def may_own(owner: str, asking: str, silent_s: float) -> bool:
     """Return whether a gateway may own an actor whose owner has been silent for so long."""
-    return owner in (None, asking) or silent_s >= LEASE_S
+    return owner == asking or silent_s >= LEASE_S
 
 
 class EngineActor:
     """One engine on this node. Every method returns JSON values."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str, owner_name: str, place: str) -> None:
+        """`place` is the name of its placement group."""
+        self._owner, self._owner_name = owner, owner_name
+        self._place = place
         self._processes: GuardianClient | None = None
         self._memory: EngineMemory | None = None
+        self._log = Path()
         self._hello: dict[str, Any] = {}
         self._exit: int | None = None
         self._ending: asyncio.Task[None] | None = None
         self._leasing: asyncio.Task[None] | None = None
-        self._owner: str | None = None
-        self._owner_name = ""
         self._keep = False
         self._heard = time.monotonic()
         self._scanned = 0.0
@@ -86,7 +89,7 @@ class EngineActor:
 
     async def start(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Start the engine of a plan; return how to reach it, or {"error": why not}."""
-        self._claim(plan["owner"], plan["owner_name"], keep=plan["keep"])
+        self._keep, self._heard = plan["keep"], time.monotonic()
         try:
             await self._start(plan)
         except (OSError, LaunchError, LauncherMissing, directories.ForeignDirectory) as error:
@@ -95,20 +98,21 @@ class EngineActor:
         return self._hello
 
     async def claim(self, owner: str, owner_name: str) -> dict[str, Any]:
-        """Make a gateway the owner; return how to reach the engine, {} if there is none.
+        """Make a gateway the owner; return how to reach the engine, only "place" if there is none.
 
         Returns {"owned_by": name} while another gateway owns it.
         """
         if not may_own(self._owner, owner, time.monotonic() - self._heard):
             return {"owned_by": self._owner_name}
         if self._processes is None or self._exit is not None:
-            return {}
-        self._claim(owner, owner_name, keep=self._keep)
+            return {"place": self._place}
+        self._owner, self._owner_name = owner, owner_name
+        self._heard = time.monotonic()
         return self._hello
 
     async def describe(self) -> dict[str, Any]:
-        """Return the owner."""
-        return {"owner": self._owner}
+        """Return the owner and the name of the placement group."""
+        return {"owner": self._owner, "place": self._place}
 
     async def watch(
         self, owner: str, keep: bool, log_at: list[int] | None, wait_s: float
@@ -123,9 +127,11 @@ class EngineActor:
         self._heard = time.monotonic()
         self._keep = keep
         until = time.monotonic() + wait_s
-        log = _LogReader(Path(self._hello["directory"]) / "engine.log", log_at)
-        while not (text := log.read()) and self._exit is None and time.monotonic() < until:
+        log = _LogReader(self._log, log_at)
+        text = log.read()
+        while not text and self._exit is None and time.monotonic() < until:
             await asyncio.sleep(POLL_S)
+            text = log.read()
         processes = await self._live_processes()
         return {
             "exit": None if text else self._exit,  # the whole log first
@@ -159,8 +165,8 @@ class EngineActor:
         if (leftover := await find_guardian(directory)) is not None:
             leftover.stop(0.0)
             await leftover.wait()
-        if (model := plan["model_path"]) is not None and not Path(model).expanduser().exists():
-            raise LaunchError(f"model directory {model} does not exist")
+        if not _exists(plan["model_path"]):
+            raise LaunchError(f"model directory {plan['model_path']} does not exist")
         launcher = tuple(plan["launcher"] or vllm_launcher())
         address, key = plan["node"], secrets.token_urlsafe(32)
         port = free_port(address)
@@ -190,8 +196,9 @@ class EngineActor:
             "host": address,
             "port": port,
             "key": key,
-            "directory": str(directory),
+            "place": self._place,
         }
+        self._log = directory / "engine.log"
         self._ending = asyncio.create_task(self._await_end(self._processes, self._memory))
 
     async def _await_end(self, processes: GuardianClient, memory: EngineMemory) -> None:
@@ -218,16 +225,15 @@ class EngineActor:
             self._processes.kill()
             await asyncio.wait({self._ending})
 
-    # The owner
+    # The lease
 
-    def _claim(self, owner: str, owner_name: str, *, keep: bool) -> None:
-        self._owner, self._owner_name, self._keep = owner, owner_name, keep
-        self._heard = time.monotonic()
+    def _is_kept(self) -> bool:
+        return self._keep and self._exit is None
 
     async def _watch_lease(self) -> None:
         """End the engine and give back its place when it has no gateway and is not to be kept."""
-        while (self._keep and self._exit is None) or time.monotonic() - self._heard < LEASE_S:
-            await asyncio.sleep(1.0)
+        while (left_s := self._heard + LEASE_S - time.monotonic()) > 0 or self._is_kept():
+            await asyncio.sleep(max(left_s, LEASE_POLL_S))  # noqa: ASYNC110 - a clock is watched
         await self._kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(_give_back_place), GIVE_BACK_S)
@@ -264,6 +270,10 @@ def _directory(namespace: str, name: str) -> Path:
     base = Path(tempfile.gettempdir(), f"vllm-gateway-ray-{os.getuid()}")
     directories.make_private(base)
     return base / f"{namespace}.{name}"
+
+
+def _exists(model: str | None) -> bool:
+    return model is None or Path(model).expanduser().exists()
 
 
 def _temporary(directory: Path, own_env: Collection[str]) -> dict[str, str]:

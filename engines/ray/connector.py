@@ -50,6 +50,10 @@ class Refused(Exception):
     """The engine cannot be started so; the text says why."""
 
 
+class NoActor(Exception):
+    """There is no actor of this name."""
+
+
 class Connector:
     """The calls of the gateway. Every method takes and returns JSON values."""
 
@@ -71,43 +75,47 @@ class Connector:
         names = await asyncio.to_thread(list_named_actors)
         found = []
         for name in names:
-            with contextlib.suppress(RayActorError, TimeoutError, ValueError):
+            with contextlib.suppress(NoActor, RayActorError, TimeoutError):
                 if (await self._ask(name, "describe"))["owner"] == owner:
                     found.append(name)
         return found
 
     async def claim(self, name: str, owner: str, owner_name: str) -> dict[str, Any]:
-        """Claim an engine that runs; {} if none does, and then nothing is left of an earlier one."""
+        """Claim an engine that runs; {} if none does: then nothing is left of an earlier one."""
         try:
             found: dict[str, Any] = await self._ask(name, "claim", owner, owner_name)
-        except (RayActorError, ValueError):
-            found = {}
-        if not found:
-            await self.remove(name)
-        return found
+        except NoActor:
+            await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
+            return {}
+        if "pid" in found or "owned_by" in found:
+            return found
+        await self.remove(found["place"])
+        return {}
 
-    async def place(self, name: str, needed: dict[str, float]) -> None:
+    async def reserve(self, place: str, needed: dict[str, float]) -> None:
         """Ask for a place for an engine."""
 
         def ask() -> None:
-            placement_group([needed], strategy="STRICT_PACK", name=name, lifetime="detached")
+            placement_group([needed], strategy="STRICT_PACK", name=place, lifetime="detached")
 
         await asyncio.to_thread(ask)
 
-    async def is_placed(self, name: str, wait_s: float) -> bool:
+    async def is_reserved(self, place: str, wait_s: float) -> bool:
         """Return whether there is a place, after `wait_s` seconds at most."""
-        return await asyncio.to_thread(lambda: get_placement_group(name).wait(wait_s))
+        return await asyncio.to_thread(lambda: get_placement_group(place).wait(wait_s))
 
-    async def start(self, name: str, needed: dict[str, float], plan: dict[str, Any]) -> object:
+    async def start(
+        self, name: str, place: str, needed: dict[str, float], plan: dict[str, Any]
+    ) -> object:
         """Start an engine in its place; return how to reach it."""
-        actor = await asyncio.to_thread(_create_actor, name, needed)
-        self._actors[name] = actor
+        arguments = (plan["owner"], plan["owner_name"], place)
+        actor = await asyncio.to_thread(_create_actor, name, place, needed, arguments)
         async with asyncio.timeout(START_S):
             node = await actor.node_address.remote()
             hello: dict[str, Any] = await actor.start.remote({**plan, "node": node})
         if "error" in hello:
-            await self.remove(name)
             raise Refused(hello["error"])
+        self._actors[name] = actor
         return hello
 
     async def watch(self, name: str, wait_s: float, **arguments: Any) -> object:
@@ -119,34 +127,40 @@ class Connector:
         await self._ask(name, "stop", owner, grace)
 
     async def kill(self, name: str, owner: str) -> None:
-        """Kill an engine; give its place back."""
-        with contextlib.suppress(RayActorError, TimeoutError, ValueError):
-            await self._ask(name, "kill", owner, within=2 * ACTOR_S)
-        await self.remove(name)
+        """Kill an engine of this gateway; give its place back."""
+        with contextlib.suppress(NoActor):
+            found = await self._ask(name, "describe")
+            if found["owner"] == owner:
+                with contextlib.suppress(RayActorError, TimeoutError):
+                    await self._ask(name, "kill", owner, within=2 * ACTOR_S)
+                await self.remove(found["place"])
 
     async def used_gib(self, name: str) -> object:
         """Return the memory that an engine uses."""
         return await self._ask(name, "used_gib")
 
-    async def remove(self, name: str) -> None:
-        """End an actor whose engine has ended; return when its place is free again."""
-        self._actors.pop(name, None)
-        await asyncio.to_thread(_remove, name)
+    async def remove(self, place: str) -> None:
+        """Give a place back; Ray ends the actor that is there."""
+        self._actors.pop(place.rsplit(".", 2)[0], None)
+        await asyncio.to_thread(_remove, place)
 
     async def _ask(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of an actor. Raises RayActorError, ValueError (no actor), TimeoutError."""
+        """Call a method of an actor. Raises NoActor, ActorUnavailableError, TimeoutError."""
         within = named.pop("within", ACTOR_S)
         if (actor := self._actors.get(name)) is None:
-            actor = await asyncio.to_thread(ray.get_actor, name)
+            try:
+                actor = await asyncio.to_thread(ray.get_actor, name)
+            except ValueError:
+                raise NoActor(f"the cluster has no actor {name}") from None
             self._actors[name] = actor
         try:
             async with asyncio.timeout(within):
                 return await getattr(actor, method).remote(*arguments, **named)
         except ActorUnavailableError:
             raise
-        except RayActorError:
+        except RayActorError as error:
             self._actors.pop(name, None)
-            raise
+            raise NoActor(_one_line(error)) from None
 
 
 def _connect(address: str, namespace: str) -> None:
@@ -157,13 +171,15 @@ def _connect(address: str, namespace: str) -> None:
         except OSError as error:
             reason = error.strerror or str(error) or "timed out"
             raise ConnectionError(f"no Ray at {address}: {reason}") from None
-    own = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
+    own: dict[str, Any] = {}
+    if address == "local":
+        own = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
     ray.init(
         address=address,
         namespace=namespace,
         log_to_driver=False,
         configure_logging=False,
-        **(own if address == "local" else {}),
+        **own,
     )
 
 
@@ -188,12 +204,13 @@ class _Actor(EngineActor):
 
     async def node_address(self) -> str:
         """Return the address of this node."""
-        return ray.util.get_node_ip_address()
+        return str(ray.util.get_node_ip_address())
 
 
-def _create_actor(name: str, needed: dict[str, float]) -> Any:
+def _create_actor(
+    name: str, place: str, needed: dict[str, float], arguments: tuple[str, str, str]
+) -> Any:
     own = {k: v for k, v in needed.items() if k not in ("CPU", "GPU", "memory")}
-    place = PlacementGroupSchedulingStrategy(get_placement_group(name), 0)
     options = {
         "name": name,
         "lifetime": "detached",
@@ -203,18 +220,23 @@ def _create_actor(name: str, needed: dict[str, float]) -> Any:
         "resources": own,
         "max_restarts": 0,
         "max_concurrency": CONCURRENCY,
-        "scheduling_strategy": place,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(get_placement_group(place), 0),
         "runtime_env": {"env_vars": KEEP_CHILDREN},
     }
-    return ray.remote(_Actor).options(**options).remote()
+    return ray.remote(_Actor).options(**options).remote(*arguments)
 
 
-def _remove(name: str) -> None:
-    with contextlib.suppress(ValueError):  # there is none
-        ray.kill(ray.get_actor(name))
+def _remove_all(prefix: str) -> None:
+    """Give back the places that an earlier gateway has left without an actor."""
+    for group in placement_group_table().values():
+        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+            _remove(group["name"])
+
+
+def _remove(place: str) -> None:
     try:
-        group = get_placement_group(name)
-    except ValueError:
+        group = get_placement_group(place)
+    except ValueError:  # there is none
         return
     remove_placement_group(group)
     for _ in range(100):
@@ -231,9 +253,9 @@ async def _handle(connector: Connector, request: dict[str, Any]) -> dict[str, An
         reply["result"] = await call(**request["with"])
     except Refused as error:
         reply |= {"error": str(error), "kind": "refused"}
-    except (ActorUnavailableError, GetTimeoutError, TimeoutError) as error:
+    except (GetTimeoutError, TimeoutError) as error:
         reply |= {"error": _one_line(error) or "its actor does not respond", "kind": "cluster"}
-    except RayActorError as error:
+    except NoActor as error:
         reply |= {"error": _one_line(error), "kind": "actor"}
     except RayTaskError as error:
         reply |= {"error": _one_line(error.cause), "kind": "cluster"}

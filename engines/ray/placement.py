@@ -38,15 +38,31 @@ def placement_fault(needed: Mapping[str, float], nodes: Sequence[Node]) -> str |
     """Return why no node can ever hold an engine, with what there is; None: one can."""
     if any(_holds(node.total, needed) for node in nodes):
         return None
-    return f"no node of the Ray cluster can hold it: it needs {_words(needed)}; {_shown(nodes)}"
+    need = resource_words(needed)
+    return f"no node of the Ray cluster can hold it: it needs {need}; {_shown(nodes)}"
 
 
 def occupied(needed: Mapping[str, float], nodes: Sequence[Node]) -> str:
     """Return the message for an engine that fits a node, but none that has it free."""
     return (
-        f"no node of the Ray cluster has room for it now: it needs {_words(needed)}; free: "
+        f"no node of the Ray cluster has room for it now: it needs {resource_words(needed)}; free: "
         f"{_listed([(node.address, node.free) for node in nodes])}"
     )
+
+
+def resource_words(resources: Mapping[str, float]) -> str:
+    """Return resources in words; sizes of memory in GiB."""
+    words = []
+    for name, amount in sorted(resources.items()):
+        if name in _HIDDEN or name.startswith("node:"):
+            continue
+        if name.startswith(TYPE_PREFIX):
+            words.append(f"type {name.removeprefix(TYPE_PREFIX)}")
+        elif name == "memory":
+            words.append(f"memory {amount / 1024**3:.1f} GiB")
+        else:
+            words.append(f"{name} {amount:g}")
+    return ", ".join(words) or "nothing"
 
 
 def _holds(there: Mapping[str, float], needed: Mapping[str, float]) -> bool:
@@ -61,21 +77,6 @@ def _shown(nodes: Sequence[Node]) -> str:
 
 def _listed(nodes: Sequence[tuple[str, Mapping[str, float]]]) -> str:
     largest = sorted(nodes, key=lambda one: (-one[1].get("GPU", 0.0), -one[1].get("CPU", 0.0)))
-    shown = [f"{address} ({_words(there)})" for address, there in largest[:MAX_SHOWN]]
+    shown = [f"{address} ({resource_words(there)})" for address, there in largest[:MAX_SHOWN]]
     more = len(nodes) - MAX_SHOWN
     return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
-
-
-def _words(resources: Mapping[str, float]) -> str:
-    """Return resources in words; sizes of memory in GiB."""
-    words = []
-    for name, amount in sorted(resources.items()):
-        if name in _HIDDEN or name.startswith("node:"):
-            continue
-        if name.startswith(TYPE_PREFIX):
-            words.append(f"type {name.removeprefix(TYPE_PREFIX)}")
-        elif name == "memory":
-            words.append(f"memory {amount / 1024**3:.1f} GiB")
-        else:
-            words.append(f"{name} {amount:g}")
-    return ", ".join(words) or "nothing"

@@ -11,6 +11,7 @@ from engines.spec.local import (
     FlagValue,
     InProcessSpec,
     LocalSpec,
+    ManagedSpec,
     ProcessSpec,
     flag_name,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "FlagValue",
     "InProcessSpec",
     "LocalSpec",
+    "ManagedSpec",
     "PlacedError",
     "ProcessSpec",
     "RaySpec",

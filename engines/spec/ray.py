@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from engines.spec.base import PlacedError
-from engines.spec.local import FlagValue, LocalSpec
+from engines.spec.local import FlagValue, ManagedSpec
 
 # Flags of engines over several nodes, and of executors that place processes themselves.
 _SEVERAL_NODES = frozenset(
@@ -25,7 +25,7 @@ def _gpus(value: object) -> object:
     raise ValueError(f"must be auto or a number of GPUs{shown}")
 
 
-class RaySpec(LocalSpec):
+class RaySpec(ManagedSpec):
     """A vLLM server on a node of the Ray cluster of the section `ray`."""
 
     # vLLM's sleep mode needs development routes, which are not opened on a network.
@@ -51,6 +51,13 @@ class RaySpec(LocalSpec):
         description="Type of the GPUs of the node by Ray's name, such as A100. Default: any.",
     )
 
+    @field_validator("model")
+    @classmethod
+    def _same_on_every_node(cls, model: str) -> str:
+        if model.startswith(("./", "../")):
+            raise ValueError("must be an absolute path on the nodes, or a repository")
+        return model
+
     @field_validator("resources")
     @classmethod
     def _resource_names(cls, resources: dict[str, float]) -> dict[str, float]:
@@ -70,3 +77,8 @@ class RaySpec(LocalSpec):
                     "cannot be set for kind: ray, whose engines run on one node each", name
                 )
         return args
+
+    @property
+    def model_path(self) -> str | None:
+        """The model's directory on the nodes; None: it may be a repository."""
+        return self.model if self.model.startswith(("/", "~")) else None

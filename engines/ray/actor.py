@@ -2,10 +2,10 @@
 
 It runs no model. Its process holds the guardian's socket, so that the guardian kills the engine as
 soon as the actor ends, for whatever reason: Ray itself leaves the children of an actor running when
-their node is removed. An actor without a gateway ends its engine after LEASE_S, unless the engine
-is to be kept.
+their node is removed.
 
-One gateway owns an actor. Another may take it over when the owner has not called for LEASE_S.
+One gateway owns an actor, by a lease that each of its calls of `watch` renews. When the lease is
+over, the actor ends its engine, unless that is to be kept, and another gateway may take it over.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from engines.guard.guardian_client import (
 from engines.process import LauncherMissing, vllm_launcher
 from engines.ray.addresses import free_port, interface_of
 
-LEASE_S = 30.0
+# Interval at which the lease is looked at.
 LEASE_POLL_S = 1.0
 # Interval at which a waiting call looks for something new.
 POLL_S = 0.25
@@ -41,30 +41,21 @@ GUARDIAN_SLACK_S = 15.0
 GIVE_BACK_S = 10.0
 # Bytes of the engine's log that one call returns, and that a new gateway gets of what was before.
 LOG_BYTES = 256 * 1024
-# Variables that Ray sets in the processes of actors, by the resources that they take.
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-_THREADS = "OMP_NUM_THREADS"
-_RAY = "RAY_"
+# Variables in which Ray tells an actor its GPUs.
+DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def node_environment(
     own: Mapping[str, str], raylet: Mapping[str, str], *, with_gpus: bool
 ) -> dict[str, str]:
-    """Return the variables of a node for an engine: those of its raylet, not of Ray's making.
+    """Return the variables of a node for an engine.
 
-    `own` are those of the actor's process. With GPUs, their choice by Ray stays.
+    They are those of the raylet: to those of an actor, `own`, Ray adds its own and others, such as
+    OMP_NUM_THREADS=1. Only the choice of the GPUs is taken from there. Ray's secrets are left out.
     """
-    found = {k: v for k, v in own.items() if not k.startswith(_RAY)}
-    for name in (_THREADS, *(() if with_gpus else _DEVICES)):
-        found.pop(name, None)
-        if name in raylet:
-            found[name] = raylet[name]
-    return found
-
-
-def may_own(owner: str, asking: str, silent_s: float) -> bool:
-    """Return whether a gateway may own an actor whose owner has been silent for so long."""
-    return owner == asking or silent_s >= LEASE_S
+    chosen = {name: own[name] for name in DEVICES if with_gpus and name in own}
+    found = {k: v for k, v in raylet.items() if not k.startswith("RAY_")}
+    return {**found, **chosen}
 
 
 class EngineActor:
@@ -82,6 +73,7 @@ class EngineActor:
         self._ending: asyncio.Task[None] | None = None
         self._leasing: asyncio.Task[None] | None = None
         self._keep = False
+        self._lease_s = 0.0
         self._heard = time.monotonic()
         self._scanned = 0.0
 
@@ -90,6 +82,7 @@ class EngineActor:
     async def start(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Start the engine of a plan; return how to reach it, or {"error": why not}."""
         self._keep, self._heard = plan["keep"], time.monotonic()
+        self._lease_s = float(plan["lease_s"])
         try:
             await self._start(plan)
         except (OSError, LaunchError, LauncherMissing, directories.ForeignDirectory) as error:
@@ -102,7 +95,8 @@ class EngineActor:
 
         Returns {"owned_by": name} while another gateway owns it.
         """
-        if not may_own(self._owner, owner, time.monotonic() - self._heard):
+        silent_s = time.monotonic() - self._heard
+        if owner != self._owner and silent_s < self._lease_s:
             return {"owned_by": self._owner_name}
         if self._processes is None or self._exit is not None:
             return {"place": self._place}
@@ -227,13 +221,13 @@ class EngineActor:
 
     # The lease
 
-    def _is_kept(self) -> bool:
-        return self._keep and self._exit is None
-
     async def _watch_lease(self) -> None:
         """End the engine and give back its place when it has no gateway and is not to be kept."""
-        while (left_s := self._heard + LEASE_S - time.monotonic()) > 0 or self._is_kept():
-            await asyncio.sleep(max(left_s, LEASE_POLL_S))  # noqa: ASYNC110 - a clock is watched
+        while True:  # of what is watched, the clock raises no event
+            left_s = self._heard + self._lease_s - time.monotonic()
+            if left_s <= 0.0 and (not self._keep or self._exit is not None):
+                break
+            await asyncio.sleep(max(left_s, LEASE_POLL_S))
         await self._kill()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.to_thread(_give_back_place), GIVE_BACK_S)
@@ -294,11 +288,11 @@ def _network(address: str) -> dict[str, str]:
 
 
 def _raylet_environment() -> dict[str, str]:
-    """Return the variables of the raylet, which is the parent of an actor's process."""
-    try:
-        data = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-    except OSError:
-        return {}
+    """Return the variables of the raylet, which is the parent of an actor's process.
+
+    Raises OSError.
+    """
+    data = Path(f"/proc/{os.getppid()}/environ").read_bytes()
     members = (os.fsdecode(member).partition("=") for member in data.split(b"\0") if member)
     return {name: value for name, _, value in members}
 

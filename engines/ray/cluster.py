@@ -85,15 +85,13 @@ class Cluster:
     def owner(self) -> str:
         """The opaque name of this gateway as the owner of engines; it survives a restart.
 
-        Raises OSError.
+        Raises ClusterError.
         """
         if self._owner is None:
-            file = self._directory / "ray-owner"
-            with contextlib.suppress(FileExistsError):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                with open(os.open(file, flags, 0o600), "w") as new:
-                    new.write(secrets.token_hex(16))
-            self._owner = file.read_text()
+            try:
+                self._owner = _read_owner(self._directory)
+            except (OSError, directories.ForeignDirectory) as error:
+                raise ClusterError(str(error)) from None
         return self._owner
 
     @property
@@ -171,6 +169,17 @@ class Cluster:
         if self.address == "local" and not any(name.startswith("RAY_AUTH") for name in found):
             found |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         return found
+
+
+def _read_owner(directory: Path) -> str:
+    """Return the name in a directory; the first call makes both."""
+    directories.make_private(directory)
+    file = directory / "ray-owner"
+    if not file.exists():
+        new = file.with_name(f"{file.name}.new")
+        new.write_text(secrets.token_hex(16))
+        new.replace(file)
+    return file.read_text()
 
 
 class _Connection:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ PLACE_POLL_S = 1.0
 # For an actor and the processes of the engine to start; see `engines.ray.connector`.
 START_S = 200.0
 KILL_S = 60.0
-# Every call of `watch` renews the lease of the actor (`engines.ray.actor.LEASE_S`).
+# An actor that no gateway has called for so long has none; every call of `watch` counts.
+LEASE_S = 30.0
 WATCH_S = 4.0
 WATCH_TIMEOUT_S = 40.0
 # What an actor reported longer ago says nothing about the processes of its engine.
@@ -72,7 +73,21 @@ class RayProcesses:
 
     def stop(self, grace: float) -> None:
         """Stop the engine gracefully, by force after `grace` seconds."""
-        self._command("stop", grace=grace)
+
+        async def stop() -> None:
+            while not self._exit.done():
+                try:
+                    await self._cluster.call(
+                        "stop", name=self._launch.name, owner=self._cluster.owner, grace=grace
+                    )
+                except ActorDead:
+                    return
+                except ClusterError:
+                    await asyncio.sleep(PAUSE_S)  # the connector is replaced
+                else:
+                    return
+
+        self._run(stop())
 
     def kill(self) -> None:
         """Kill the engine and end its actor."""
@@ -96,22 +111,7 @@ class RayProcesses:
         """Stop watching; the actor keeps the engine or ends it."""
         self._watching.cancel()
 
-    def _command(self, name: str, **arguments: Any) -> None:
-        async def command() -> None:
-            try:
-                await self._cluster.call(
-                    name, name=self._launch.name, owner=self._cluster.owner, **arguments
-                )
-            except ClusterError as error:
-                log.warning(
-                    "engine %s did not get the command %s: %s",
-                    *(self._launch.name, name, error),
-                    extra={"engine": self._launch.name},
-                )
-
-        self._run(command())
-
-    def _run(self, command: Any) -> None:
+    def _run(self, command: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(command)
         self._commands.add(task)
         task.add_done_callback(self._commands.discard)
@@ -207,7 +207,7 @@ class RayHost:
             found = await cluster.call(
                 "claim", name=name, owner=cluster.owner, owner_name=cluster.owner_name
             )
-        except (OSError, ClusterError) as error:
+        except ClusterError as error:
             raise HostUnavailable(str(error)) from None
         if "owned_by" in found:
             raise HostUnavailable(
@@ -279,6 +279,7 @@ class RayHost:
             "name": launch.name,
             "fingerprint": launch.fingerprint,
             "keep": launch.keep,
+            "lease_s": LEASE_S,
             "launcher": self._launcher,
             "arguments": launch.command,
             "env": launch.own_env,

@@ -68,6 +68,7 @@ class EngineActor:
         self._processes: GuardianClient | None = None
         self._memory: EngineMemory | None = None
         self._log = Path()
+        self._listened = False
         self._hello: dict[str, Any] = {}
         self._exit: int | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -131,6 +132,7 @@ class EngineActor:
             "exit": None if text else self._exit,  # the whole log first
             "processes": processes,
             "frozen": self._processes is not None and self._processes.frozen,
+            "listens": await self._listens(),
             "log": text,
             "log_at": log.place,
         }
@@ -209,6 +211,15 @@ class EngineActor:
         else:
             live = self._processes.live_processes()
         return {str(pid): stat.state for pid, stat in live.items()}
+
+    async def _listens(self) -> bool:
+        """Return whether the server has accepted a connection since its start."""
+        if not self._listened:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(self._hello["host"], self._hello["port"])
+                writer.close()
+                self._listened = True
+        return self._listened
 
     async def _kill(self) -> None:
         if self._processes is None or self._ending is None or self._exit is not None:

@@ -145,7 +145,7 @@ class Connector:
         await asyncio.to_thread(_remove, place)
 
     async def _ask(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of an actor. Raises NoActor, ActorUnavailableError, TimeoutError."""
+        """Call a method of an actor. Raises NoActor and TimeoutError."""
         within = named.pop("within", ACTOR_S)
         if (actor := self._actors.get(name)) is None:
             try:
@@ -157,7 +157,8 @@ class Connector:
             async with asyncio.timeout(within):
                 return await getattr(actor, method).remote(*arguments, **named)
         except ActorUnavailableError:
-            raise
+            self._actors.pop(name, None)
+            raise TimeoutError("its actor does not respond") from None
         except RayActorError as error:
             self._actors.pop(name, None)
             raise NoActor(_one_line(error)) from None

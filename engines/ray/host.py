@@ -33,6 +33,8 @@ WATCH_TIMEOUT_S = 40.0
 # What an actor reported longer ago says nothing about the processes of its engine.
 STALE_S = 15.0
 PAUSE_S = 1.0
+# While the cluster cannot be reached, an engine is dead after so many refused connections.
+REFUSALS = 3
 # The log of an engine here is a copy, with the guardian's bound.
 MAX_LOG_BYTES = 16 * 1024 * 1024
 
@@ -43,6 +45,7 @@ class RayProcesses:
     def __init__(self, launch: Launch, cluster: Cluster, hello: Mapping[str, Any]) -> None:
         self._launch = launch
         self._cluster = cluster
+        self._server = str(hello["host"]), int(hello["port"])
         self.address = f"{hello['host']}:{hello['port']}"
         self.engine_pid = int(hello["pid"])
         self.fingerprint = str(hello["fingerprint"])
@@ -53,6 +56,8 @@ class RayProcesses:
         self._keep = launch.keep
         self._processes: dict[int, ProcessStat] = {}
         self._reported_at = 0.0
+        # The server has accepted connections.
+        self._listens = False
         self._log_at: list[int] | None = None
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._commands: set[asyncio.Task[None]] = set()
@@ -119,7 +124,7 @@ class RayProcesses:
     async def _watch(self) -> None:
         """Read reports until the engine has ended or its actor is lost."""
         loop, name = asyncio.get_running_loop(), self._launch.name
-        unreachable = False
+        unreachable, refusals = False, 0
         while not self._exit.done():
             try:
                 report = await self._cluster.call(
@@ -142,9 +147,14 @@ class RayProcesses:
                         extra={"engine": name},
                     )
                 unreachable = True
+                refusals = refusals + 1 if self._listens and await self._refuses() else 0
+                if refusals >= REFUSALS:
+                    self.lost = f"nothing listens at {self.address} any more, and {error}"
+                    self._end(-signal.SIGKILL)
+                    return
                 await asyncio.sleep(PAUSE_S)
                 continue
-            unreachable = False
+            unreachable, refusals = False, 0
             if "owned_by" in report:
                 self.lost = f"it was taken over by the gateway {report['owned_by']}"
                 self._end(0)
@@ -153,12 +163,24 @@ class RayProcesses:
             self._processes = {
                 int(pid): ProcessStat(state, 0, 0, 0) for pid, state in report["processes"].items()
             }
-            self.frozen = report["frozen"]
+            self.frozen, self._listens = report["frozen"], report["listens"]
             self._log_at = report["log_at"]
             _append(self._launch.log, report["log"])
             if report["exit"] is not None:
                 await self._give_back_place()
                 self._end(int(report["exit"]))
+
+    async def _refuses(self) -> bool:
+        """Return whether the engine's machine refuses a connection to its server."""
+        try:
+            async with asyncio.timeout(PAUSE_S):
+                _, writer = await asyncio.open_connection(*self._server)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
 
     async def _lose(self, reason: str) -> None:
         self.lost = reason

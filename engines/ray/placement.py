@@ -9,7 +9,7 @@ from engines.spec import RaySpec
 # Ray gives a node this resource for the type of its accelerators, and actors take a little of it.
 TYPE_PREFIX = "accelerator_type:"
 TYPE_SHARE = 0.001
-# Of no use to an engine.
+# Of no use to an engine, as are those of nodes (node:ADDRESS) and of placement groups.
 _HIDDEN = frozenset({"object_store_memory"})
 # Nodes that a message names, the ones with the most GPUs first.
 MAX_SHOWN = 4
@@ -54,7 +54,7 @@ def resource_words(resources: Mapping[str, float]) -> str:
     """Return resources in words; sizes of memory in GiB."""
     words = []
     for name, amount in sorted(resources.items()):
-        if name in _HIDDEN or name.startswith("node:"):
+        if name in _HIDDEN or name.startswith("node:") or "_group_" in name:
             continue
         if name.startswith(TYPE_PREFIX):
             words.append(f"type {name.removeprefix(TYPE_PREFIX)}")

@@ -19,19 +19,21 @@ LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 STORE_BYTES = 80 * 1024 * 1024
 # An engine takes one, so that a node holds as many engines as it has slots.
 SLOT = "slot"
-# Variables by which a raylet and a driver find each other and stay quiet.
+# Ray reads it once in a process.
+TOKEN = secrets.token_hex(32)
+# Ray reports nothing to its makers, and keeps no metrics.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"}
 
 
 class Nodes:
-    """A running cluster with a head; each node has one slot and two CPUs, on paper."""
+    """A running cluster of a head without slots; every other node has one."""
 
     def __init__(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from ray.cluster_utils import Cluster as RayNodes
 
-            self._cluster = RayNodes(initialize_head=True, head_node_args=_size(slots=1))
+            self._cluster = RayNodes(initialize_head=True, head_node_args=_size(slots=0))
         self.address: str = self._cluster.address
 
     def add(self, slots: int = 1) -> Any:
@@ -48,6 +50,10 @@ class Nodes:
                 return
         raise AssertionError("no node has this engine")
 
+    def remove_head(self) -> None:
+        """End the head, without a warning."""
+        self._cluster.remove_node(self._cluster.head_node, allow_graceful=False)
+
     def close(self) -> None:
         """End every node."""
         self._cluster.shutdown()
@@ -63,16 +69,15 @@ def _size(slots: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def ray_nodes(*, token: bool = True) -> Iterator[Nodes]:
-    """Run a cluster; with `token` its processes authenticate each other."""
+def ray_nodes() -> Iterator[Nodes]:
+    """Run a cluster whose processes authenticate each other."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("RAY_")]:
             patch.delenv(name)
         for name, value in QUIET.items():
             patch.setenv(name, value)
-        patch.setenv("RAY_AUTH_MODE", "token" if token else "disabled")
-        if token:
-            patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         nodes = Nodes()
         try:
             yield nodes

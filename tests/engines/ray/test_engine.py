@@ -26,6 +26,7 @@ Make = Callable[..., RayEngine]
 def nodes() -> Iterator[Nodes]:
     with ray_nodes() as running:
         running.add()
+        running.add()
         yield running
 
 
@@ -108,7 +109,7 @@ async def test_node_is_lost_and_the_engine_starts_on_the_next(nodes: Nodes, make
     assert await ask(first) == 200
     # The other node is full.
     await wait_until(lambda: "has room" in (second.last_error or ""), timeout_s=60)
-    await asyncio.to_thread(nodes.add)
+    nodes.add()
     await wait_until(lambda: second.state is S.READY, timeout_s=60)
     assert await ask(second) == 200
 
@@ -220,3 +221,23 @@ async def test_waiting_for_a_place_can_be_stopped(make: Make) -> None:
     await both[2].stop(0.0)
     with pytest.raises(EngineNotReady):
         await waiting
+
+
+async def test_engine_outlives_the_head_for_a_while_and_fails_with_its_node(
+    tmp_path: Path,
+) -> None:
+    with ray_nodes() as nodes:
+        nodes.add()
+        cluster = Cluster(nodes.address, "test", tmp_path / "gateway")
+        engine = build(cluster, tmp_path)
+        await ready(engine)
+        processes = family(engine)
+        await asyncio.to_thread(nodes.remove_head)
+        assert await ask(engine) == 200
+        assert engine.state is S.READY
+        await asyncio.to_thread(nodes.remove_of, engine)
+        await wait_until(lambda: engine.state is S.FAILED, timeout_s=60)
+        assert await wait_until(lambda: "no Ray at" in (engine.last_error or ""), timeout_s=100)
+        assert gone(processes)
+        await engine.stop(0.0)
+        await cluster.close()

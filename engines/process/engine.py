@@ -193,6 +193,8 @@ class SupervisedEngine(Engine):
 
         Raises EngineNotReady when it was started without sleep mode (`sleep_level`).
         """
+        if not self.capabilities.can_sleep:
+            await super().sleep(level)
         if self._spec.sleep_level is None:
             raise EngineNotReady(f"engine {self._name} has no sleep_level in its configuration")
         supervisor, shared = self._supervisor, self._shared

@@ -40,15 +40,14 @@ class Nodes:
         """Start a node; return it."""
         return self._cluster.add_node(**_size(slots))
 
-    def remove_of(self, engine: RayEngine) -> None:
-        """End the node that an engine runs on, without a warning."""
-        assert engine.pid is not None
-        ancestors = {process.pid for process in psutil.Process(engine.pid).parents()}
+    def remove_of(self, pid: int | None) -> None:
+        """End the node of a process, without a warning."""
+        ancestors = {process.pid for process in psutil.Process(pid).parents()}
         for node in self._cluster.list_all_nodes():
             if node.all_processes["raylet"][0].process.pid in ancestors:
                 self._cluster.remove_node(node, allow_graceful=False)
                 return
-        raise AssertionError("no node has this engine")
+        raise AssertionError(f"no node has the process {pid}")
 
     def remove_head(self) -> None:
         """End the head, without a warning."""
@@ -104,9 +103,8 @@ def build(
     )
 
 
-def family(engine: RayEngine) -> list[psutil.Process]:
-    """Return every process of an engine on its node, the guardian first."""
-    assert engine.pid is not None
-    guardian = psutil.Process(engine.pid).parent()
+def family(pid: int | None) -> list[psutil.Process]:
+    """Return every process of an engine with this server, the guardian first."""
+    guardian = psutil.Process(pid).parent()
     assert guardian is not None
     return [guardian, *guardian.children(recursive=True)]

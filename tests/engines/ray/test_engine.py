@@ -80,7 +80,7 @@ async def test_engine_serves_with_a_key_of_its_own_and_stops(make: Make, tmp_pat
     engine = make()
     await ready(engine)
     assert await ask(engine) == 200
-    processes = family(engine)
+    processes = family(engine.pid)
     variables = processes[1].environ()
     arguments = " ".join(word for one in processes for word in one.cmdline())
     assert len(variables["VLLM_API_KEY"]) >= 32
@@ -100,8 +100,8 @@ async def test_node_is_lost_and_the_engine_starts_on_the_next(nodes: Nodes, make
     await asyncio.gather(ready(first), ready(second))
     raylets = [psutil.Process(one.pid).parents()[2].pid for one in (first, second)]
     assert raylets[0] != raylets[1]
-    processes = family(second)
-    await asyncio.to_thread(nodes.remove_of, second)
+    processes = family(second.pid)
+    await asyncio.to_thread(nodes.remove_of, second.pid)
     await wait_until(lambda: second.state is S.FAILED, timeout_s=30)
     assert second.last_error is not None
     await wait_until(lambda: gone(processes), timeout_s=10)
@@ -146,7 +146,7 @@ async def test_engine_of_another_gateway_is_left_alone(
 async def test_engine_that_is_no_longer_configured_is_stopped(make: Make, connect: Connect) -> None:
     left = make(name="old-0", keep=True)
     await ready(left)
-    processes = family(left)
+    processes = family(left.pid)
     await left.release()
     engine = make(connect(), name="new-0")
     await ready(engine)
@@ -159,7 +159,7 @@ async def test_engine_ends_without_its_gateway_unless_it_is_kept(
     monkeypatch.setattr(host, "LEASE_S", 3.0)
     engine = make()
     await ready(engine)
-    processes = family(engine)
+    processes = family(engine.pid)
     await engine.release()
     await wait_until(lambda: gone(processes), timeout_s=30)
 
@@ -175,7 +175,7 @@ async def test_engine_serves_on_when_the_connector_is_killed(make: Make) -> None
     assert await ask(engine) == 200
     await wait_until(lambda: len(psutil.Process().children()) > 0, timeout_s=30)
     assert (engine.state, engine.pid) == (S.READY, pid)
-    processes = family(engine)
+    processes = family(engine.pid)
     await engine.stop(5.0)
     assert gone(processes)
 
@@ -183,7 +183,7 @@ async def test_engine_serves_on_when_the_connector_is_killed(make: Make) -> None
 async def test_killed_engine_is_restarted(make: Make) -> None:
     engine = make()
     await ready(engine)
-    processes = family(engine)
+    processes = family(engine.pid)
     processes[1].kill()
     await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY, timeout_s=60)
     assert gone(processes)
@@ -193,7 +193,7 @@ async def test_killed_engine_is_restarted(make: Make) -> None:
 async def test_killed_actor_takes_its_engine_with_it(make: Make) -> None:
     engine = make(args={"fake-children": True})
     await ready(engine)
-    processes = family(engine)
+    processes = family(engine.pid)
     actor = processes[0].parent()
     assert actor is not None
     actor.kill()
@@ -231,11 +231,11 @@ async def test_engine_outlives_the_head_for_a_while_and_fails_with_its_node(
         cluster = Cluster(nodes.address, "test", tmp_path / "gateway")
         engine = build(cluster, tmp_path)
         await ready(engine)
-        processes = family(engine)
+        processes = family(engine.pid)
         await asyncio.to_thread(nodes.remove_head)
         assert await ask(engine) == 200
         assert engine.state is S.READY
-        await asyncio.to_thread(nodes.remove_of, engine)
+        await asyncio.to_thread(nodes.remove_of, engine.pid)
         await wait_until(lambda: engine.state is S.FAILED, timeout_s=60)
         assert await wait_until(lambda: "no Ray at" in (engine.last_error or ""), timeout_s=100)
         assert gone(processes)

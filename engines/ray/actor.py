@@ -110,11 +110,12 @@ class EngineActor:
         return {"owner": self._owner, "place": self._place}
 
     async def watch(
-        self, owner: str, keep: bool, log_at: list[int] | None, wait_s: float
+        self, owner: str, keep: bool, log_at: list[int] | None, listens: bool, wait_s: float
     ) -> dict[str, Any]:
-        """Return the state of the engine, as soon as its log has grown or it has ended.
+        """Return the state of the engine when it changes, after `wait_s` seconds at most.
 
-        `log_at` is the place in the log that the previous call returned. Returns {"owned_by": name}
+        `log_at` and `listens` are what the previous call returned: the place in the log, and
+        whether the server has accepted a connection. Returns {"owned_by": name}
         when another gateway has taken it over.
         """
         if owner != self._owner:
@@ -123,16 +124,19 @@ class EngineActor:
         self._keep = keep
         until = time.monotonic() + wait_s
         log = _LogReader(self._log, log_at)
-        text = log.read()
-        while not text and self._exit is None and time.monotonic() < until:
-            await asyncio.sleep(POLL_S)
+        while True:
+            ready = await self._listens()  # before the log is read: what led there is in it
             text = log.read()
+            over = self._exit is not None or time.monotonic() >= until
+            if text or over or ready != listens:
+                break
+            await asyncio.sleep(POLL_S)
         processes = await self._live_processes()
         return {
             "exit": None if text else self._exit,  # the whole log first
             "processes": processes,
             "frozen": self._processes is not None and self._processes.frozen,
-            "listens": await self._listens(),
+            "listens": ready,
             "log": text,
             "log_at": log.place,
         }

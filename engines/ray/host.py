@@ -57,7 +57,7 @@ class RayProcesses:
         self._processes: dict[int, ProcessStat] = {}
         self._reported_at = 0.0
         # The server has accepted connections.
-        self._listens = False
+        self.listens = False
         self._log_at: list[int] | None = None
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._commands: set[asyncio.Task[None]] = set()
@@ -134,6 +134,7 @@ class RayProcesses:
                     owner=self._cluster.owner,
                     keep=self._keep,
                     log_at=self._log_at,
+                    listens=self.listens,
                     wait_s=WATCH_S,
                 )
             except ActorDead as error:
@@ -147,7 +148,7 @@ class RayProcesses:
                         extra={"engine": name},
                     )
                 unreachable = True
-                refusals = refusals + 1 if self._listens and await self._refuses() else 0
+                refusals = refusals + 1 if self.listens and await self._refuses() else 0
                 if refusals >= REFUSALS:
                     self.lost = f"nothing listens at {self.address} any more, and {error}"
                     self._end(-signal.SIGKILL)
@@ -163,9 +164,10 @@ class RayProcesses:
             self._processes = {
                 int(pid): ProcessStat(state, 0, 0, 0) for pid, state in report["processes"].items()
             }
-            self.frozen, self._listens = report["frozen"], report["listens"]
+            self.frozen, listens = report["frozen"], report["listens"]
             self._log_at = report["log_at"]
             _append(self._launch.log, report["log"])
+            self.listens = listens  # with all in its log that came before
             if report["exit"] is not None:
                 await self._give_back_place()
                 self._end(int(report["exit"]))
@@ -218,11 +220,16 @@ class RayHost:
         self._cluster = cluster
         self._clients = clients
         self._launcher = launcher
-        self.listening = False
+        self._processes: RayProcesses | None = None
+
+    @property
+    def listening(self) -> bool:
+        """True when the actor has connected to the engine's server."""
+        return self._processes is not None and self._processes.listens
 
     async def find(self) -> RayProcesses | None:
         """Return the engine of this name in the cluster, of this gateway or of a silent one."""
-        self.listening = False
+        self._processes = None
         cluster, name = self._cluster, self._launch.name
         cluster.join(name)
         try:
@@ -316,8 +323,7 @@ class RayHost:
         address = Address(str(hello["host"]), int(hello["port"]))
         for client in self._clients:
             client.direct_to(address, (("authorization", f"Bearer {hello['key']}"),))
-        self.listening = True
-        processes = RayProcesses(self._launch, self._cluster, hello)
+        self._processes = processes = RayProcesses(self._launch, self._cluster, hello)
         log.info(
             "engine %s runs on %s, pid %d there",
             *(self._launch.name, processes.address, processes.engine_pid),

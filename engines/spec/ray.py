@@ -33,6 +33,18 @@ class RaySpec(ManagedSpec):
 
     kind: Literal["ray"]
     replicas: int = Field(1, ge=1, le=64, description="Number of engines of this specification.")
+    inherit_env: list[str] = Field(
+        default_factory=list,
+        description="Further environment variables that the engine inherits from its node: names, "
+        "or prefixes such as AWS_*. Default: only those that vLLM and its libraries read, and no "
+        "secret except tokens for model downloads (HF_TOKEN).",
+    )
+    memory_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Memory of one engine in GiB, for reports; it counts against no budget. "
+        "Default: the highest memory use measured while it ran.",
+    )
     gpus: Annotated[
         Literal["auto"] | Annotated[int, Field(ge=1)] | None, BeforeValidator(_gpus)
     ] = Field(

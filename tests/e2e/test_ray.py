@@ -22,6 +22,7 @@ from tests.e2e.deployment import (
     Deployment,
     demo_model,
     environment,
+    run,
     until_ready,
     write_config,
 )
@@ -138,6 +139,18 @@ def test_streams_go_on_when_a_node_is_lost(nodes: Nodes, tmp_path: Path) -> None
         assert pids(running)["demo-0"] == before["demo-0"]
         left = family(before["demo-0"])
     assert gone(left)
+
+
+def test_check_refuses_what_no_node_can_hold(nodes: Nodes, tmp_path: Path) -> None:
+    config = configure(tmp_path, nodes, {"model": "org/m", "replicas": 2, "gpus": 64})
+    refused = run("check", "--config", str(config))
+    assert refused.returncode != 0
+    assert "needs CPU 1, GPU 64, slot 1; there is " in refused.stderr
+    assert refused.stderr.count("no node of the Ray cluster can hold it") == 1
+    config.write_text(config.read_text().replace(nodes.address, "127.0.0.1:9"))
+    accepted = run("check", "--config", str(config))
+    assert accepted.returncode == 0, accepted.stderr
+    assert "note: engines of kind: ray were not placed: no Ray at 127.0.0.1:9" in accepted.stdout
 
 
 @pytest.mark.vllm

@@ -179,6 +179,8 @@ class EngineCapabilities:
     can_sleep: bool = False
     # Its output can be followed in `engine.log` of its run directory.
     has_log: bool = False
+    # It may run on another machine: its memory is not counted here.
+    elsewhere: bool = False
 
 
 class EngineRequest(NamedTuple):

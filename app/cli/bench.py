@@ -16,7 +16,7 @@ from app.cli.options import ConfigOption, UrlOption
 from app.cli.output import printable
 from app.settings import ConfigError, load_settings
 from engines.environment import PRIVATE_PREFIX
-from engines.spec import LocalSpec
+from engines.spec import ManagedSpec
 
 # vLLM's load test reads its key from this variable.
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -101,7 +101,7 @@ def _configured_model(name: str, config: Path | None) -> str:
     else:
         models = [model for model in settings.models if name in model.names]
     for spec in (spec for model in models for spec in model.engines):
-        if isinstance(spec, LocalSpec):
+        if isinstance(spec, ManagedSpec):
             return spec.model
     if "/" in name:  # probably a repository
         return name

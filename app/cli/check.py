@@ -70,14 +70,14 @@ def _plan(
 
 def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> Iterator[str]:
     from engines.output import redact_variable
-    from engines.spec import LocalSpec
+    from engines.spec import ManagedSpec
 
     yield f"model {', '.join(settings.names)}"
     fallbacks = f", fallbacks {', '.join(settings.fallbacks)}" if settings.fallbacks else ""
     limits = f", limits {_limits(settings.limits)}" if _any(settings.limits) else ""
     yield f"  load {settings.load}, isolation {settings.isolation}{fallbacks}{limits}"
     for slot, replica in zip(slots, model.replicas, strict=True):
-        env = slot.spec.env if isinstance(slot.spec, LocalSpec) else {}
+        env = slot.spec.env if isinstance(slot.spec, ManagedSpec) else {}
         words = [*(redact_variable(*one) for one in env.items()), replica.engine.describe()]
         yield f"  {replica.engine.name}: {' '.join(words)}"
     for source in _sources(settings):

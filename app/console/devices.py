@@ -82,7 +82,7 @@ def engine_memory(engines: Iterable[EngineView], machine: MachineMemory) -> list
         row = view.row
         if row.memory_gib is None or row.state in _UNLOADED:
             continue
-        if row.kind == "remote":
+        if row.kind in ("ray", "remote"):
             where = "another machine"
         elif view.gpus:
             where = f"GPU {view.gpus.replace(',', ', ')}"

@@ -20,9 +20,10 @@ from engines.gpu import (
     visible_devices,
 )
 from engines.inprocess import InProcessEngine
-from engines.process import ProcessEngine, vllm_launcher
+from engines.process import LauncherMissing, ProcessEngine, vllm_launcher
+from engines.ray import Cluster, RayEngine, ray_is_installed
 from engines.remote import RemoteEngine
-from engines.spec import InProcessSpec, LocalSpec, ProcessSpec
+from engines.spec import InProcessSpec, LocalSpec, ProcessSpec, RaySpec
 
 # Models with the slots of their engines.
 Slots = Sequence[tuple[ModelSettings, Sequence[Slot]]]
@@ -45,6 +46,8 @@ class Builder:
         # Read now: an in-process engine may set it in our environment later.
         self._visible = os.environ.get(VISIBLE_DEVICES)
         self._accelerator: Accelerator | None = None
+        # Not connected before an engine needs it.
+        self._cluster = Cluster(settings.ray.address, settings.ray.namespace, self._run_dir)
         # Latest last; placements of replaced engines stay for a rollback.
         self._placed: list[tuple[Slot, Placement]] = []
 
@@ -148,6 +151,24 @@ class Builder:
                 withheld=self._withheld,
             )
             return Replica(hosted, model, by_priority=spec.by_priority)
+        if isinstance(spec, RaySpec):
+            if not ray_is_installed():
+                raise LauncherMissing(
+                    "Ray is not installed here, which kind: ray needs: "
+                    "pip install 'vllm-gateway[ray]'"
+                )
+            placed = RayEngine(
+                slot.name,
+                spec,
+                self._cluster,
+                served_name=model,
+                run_dir=self._run_dir,
+                launcher=self._launcher,
+                keep=self._keep,
+                media_domains=slot.media_domains,
+                withheld=self._withheld,
+            )
+            return Replica(placed, model, by_priority=spec.by_priority)
         served_name = spec.served_model_name or model
         serves = served_name if slot.discovered else None
         return Replica(RemoteEngine(slot.name, spec, serves), served_name)

@@ -142,4 +142,4 @@ def build_deployments(
 
 def memory_gib(engine: Engine) -> float:
     """Return the memory that an engine takes on this machine; 0 if unknown."""
-    return engine.memory_gib or 0.0
+    return 0.0 if engine.capabilities.elsewhere else engine.memory_gib or 0.0

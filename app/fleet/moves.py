@@ -32,7 +32,7 @@ from app.fleet.deployment import DeployedEngine, ModelDeployment
 from app.fleet.slots import Slot
 from app.routing import Replica
 from engines.base import EngineState
-from engines.spec import LocalSpec
+from engines.spec import ManagedSpec
 
 log = logging.getLogger(__name__)
 
@@ -123,12 +123,12 @@ def gives_same_answers(old: Slot, new: Slot) -> bool:
     Those of a remote server are not known: its facts decide alone.
     """
     before, after = old.spec, new.spec
-    if not isinstance(before, LocalSpec) or not isinstance(after, LocalSpec):
+    if not isinstance(before, ManagedSpec) or not isinstance(after, ManagedSpec):
         return True
     return before.model == after.model and _answer_flags(before) == _answer_flags(after)
 
 
-def _answer_flags(spec: LocalSpec) -> dict[str, object]:
+def _answer_flags(spec: ManagedSpec) -> dict[str, object]:
     return {k: v for k, v in spec.args.items() if k.partition(".")[0] in ANSWER_FLAGS}
 
 

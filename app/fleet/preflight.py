@@ -1,9 +1,11 @@
 """Finds engines that evidently cannot start, for `check` and for a reload.
 
-Checks model paths, the length of socket paths, vLLM's flags and parser names, sleep mode, and
-parallel sizes that this machine cannot have. `Builder.place` checks the GPUs of a spec.
+Checks model paths, the length of socket paths, vLLM's flags and parser names, sleep mode, parallel
+sizes that this machine cannot have, and whether a node of the Ray cluster can hold an engine.
+`Builder.place` checks the GPUs of a spec.
 """
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +25,14 @@ from engines.gpu import (
 )
 from engines.guard import scratch
 from engines.process import SOCKET
-from engines.spec import LocalSpec, ProcessSpec
+from engines.ray import (
+    Cluster,
+    ClusterError,
+    needed_resources,
+    placement_fault,
+    ray_is_installed,
+)
+from engines.spec import LocalSpec, ManagedSpec, ProcessSpec, RaySpec
 
 # Executors whose ranks may run on other machines.
 REMOTE_EXECUTORS = ("ray", "external_launcher")
@@ -61,9 +70,15 @@ def run_preflight(
         for spec in specs
         if (note := spec.doubtful_model())
     ]
-    if specs and builder.runs_vllm:
+    on_ray = list({id(s.spec): s.spec for s in slots if isinstance(s.spec, RaySpec)}.values())
+    if on_ray:
         try:
-            faults += _flags(settings, specs, builder, ended)
+            faults += asyncio.run(_unplaceable(settings, on_ray))
+        except ClusterError as error:
+            notes.append(f"engines of kind: ray were not placed: {error}")
+    if (specs or on_ray) and builder.runs_vllm:
+        try:
+            faults += _flags(settings, [*specs, *on_ray], builder, ended)
         except ParserUnavailable as error:
             notes.append(f"flags of engines were not checked: {error}")
     return PreflightResult(tuple(faults), tuple(notes))
@@ -83,9 +98,32 @@ def _long_paths(settings: Settings, engines: Sequence[str]) -> Iterator[str]:
         )
 
 
+async def _unplaceable(settings: Settings, specs: Sequence[RaySpec]) -> list[str]:
+    """Return the faults of engines that no node of the Ray cluster can hold.
+
+    Raises ClusterError if the cluster is not reached.
+    """
+    if not ray_is_installed():
+        return []  # the builder says so
+    if settings.ray.address == "local":
+        raise ClusterError("the cluster starts with the gateway (ray.address: local)")
+    cluster = Cluster(
+        settings.ray.address, settings.ray.namespace, settings.server.run_dir.absolute()
+    )
+    try:
+        nodes = await cluster.nodes()
+    finally:
+        await cluster.close()
+    return [
+        settings.engine_fault(spec, fault)
+        for spec in specs
+        if (fault := placement_fault(needed_resources(spec), nodes)) is not None
+    ]
+
+
 def _flags(
     settings: Settings,
-    specs: Sequence[LocalSpec],
+    specs: Sequence[ManagedSpec],
     builder: Builder,
     ended: threading.Event | None,
 ) -> list[str]:
@@ -96,7 +134,7 @@ def _flags(
         for fault in faults:
             flag = () if fault.flag is None else (fault.flag,)
             found.append(settings.engine_fault(spec, fault.message, "args", *flag))
-        if not faults:
+        if not faults and isinstance(spec, LocalSpec):
             for place, message in _impossible(spec, verdict.table, builder):
                 found.append(settings.engine_fault(spec, message, *place))
     return found

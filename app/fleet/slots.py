@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from app.settings import ModelSettings, Settings
-from engines.spec import EngineSpec, LocalSpec, ProcessSpec, RemoteSpec
+from engines.spec import EngineSpec, ManagedSpec, ProcessSpec, RaySpec, RemoteSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def free_names(model: str, number: int, taken: Collection[str]) -> list[str]:
 
 
 def _slot(name: str, spec: EngineSpec, model: ModelSettings) -> Slot:
-    return Slot(name, spec, model.media.domains if isinstance(spec, LocalSpec) else ())
+    return Slot(name, spec, model.media.domains if isinstance(spec, ManagedSpec) else ())
 
 
 def _specs(model: ModelSettings) -> list[EngineSpec]:
@@ -177,7 +177,7 @@ def _specs(model: ModelSettings) -> list[EngineSpec]:
         spec
         for spec in model.engines
         if not isinstance(spec, RemoteSpec) or spec.discover is None
-        for _ in range(spec.replicas if isinstance(spec, ProcessSpec) else 1)
+        for _ in range(spec.replicas if isinstance(spec, ProcessSpec | RaySpec) else 1)
     ]
 
 

@@ -64,9 +64,9 @@ def catalogue_of(settings: Settings, builder: Builder) -> Catalogue:
 
 
 def eager_memory_gib(catalogue: Catalogue) -> float:
-    """Return the memory of the engines that are always loaded, as far as it is known."""
+    """Return the memory here of the engines that are always loaded, as far as it is known."""
     engines = (r.engine for m in catalogue.models if not m.on_demand for r in m.replicas)
-    return sum(engine.memory_gib or 0.0 for engine in engines)
+    return sum(e.memory_gib or 0.0 for e in engines if not e.capabilities.elsewhere)
 
 
 def adoptable_engines(

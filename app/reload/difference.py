@@ -21,7 +21,7 @@ from app.fleet import Slot, initial_slots
 from app.fleet.slots import Plan, engine_settings, flatten, plan, slots_of
 from app.reload.shown import shown, value
 from app.settings import SECRETS, ModelSettings, Settings
-from engines.spec import LocalSpec, RemoteSpec
+from engines.spec import ManagedSpec, RemoteSpec
 
 # Settings outside of models that take effect at a reload.
 APPLIED = frozenset(
@@ -242,7 +242,7 @@ def _model_change(
     engines = plan(slots, new, others)
     touched = (*engines.removed, *engines.added, *(s for pair in engines.replaced for s in pair))
     needs_restart = any(_is_fixed(slot) for slot in touched)
-    local = any(isinstance(spec, LocalSpec) for spec in new.engines)
+    local = any(isinstance(spec, ManagedSpec) for spec in new.engines)
     fields = (
         *_changes(_gateway_settings(old, local=local), _gateway_settings(new, local=local)),
         *_discovery_changes(old, new),

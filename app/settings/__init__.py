@@ -4,8 +4,8 @@ It is validated before anything starts and frozen after. A fault is one line tha
 in the file and, for an unknown key, the nearest known one.
 
 A new setting is one field, with its description, in the module of its section: `server`, `state`
-(auth, state, usage), `limits`, `models`, `alerts`, `console` or `telemetry` (metrics, traces,
-logs). `make schema` then writes it into the JSON Schema, docs/settings.md and .env.example.
+(auth, state, usage), `limits`, `models`, `ray`, `alerts`, `console` or `telemetry` (metrics,
+traces, logs). `make schema` then writes it into the JSON Schema, docs/settings.md and .env.example.
 
     settings    the sections together, and their JSON Schema
     load        the file, .env and the environment, read into settings
@@ -22,6 +22,7 @@ from app.settings.limits import NO_LIMITS, LimitSettings, LimitsSettings
 from app.settings.load import load_server, load_settings, variables
 from app.settings.log_names import LogName, check_log_name
 from app.settings.models import MediaSettings, ModelSettings, PriceSettings, QueueSettings
+from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, STORED_KEY_PREFIX, digest
 from app.settings.server import LOOPBACK, ServerSettings
 from app.settings.settings import Settings, schema
@@ -56,6 +57,7 @@ __all__ = (
     "ModelSettings",
     "PriceSettings",
     "QueueSettings",
+    "RaySettings",
     "ServerSettings",
     "Settings",
     "Source",

@@ -11,11 +11,12 @@ from app.settings.secrets import SECRETS, SECTION_SECRETS, misplaced_secret
 from app.settings.source import Place, Source, shown
 from app.settings.suggest import did_you_mean
 from engines.output import is_secret
-from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec
+from engines.spec import InProcessSpec, ProcessSpec, RaySpec, RemoteSpec
 
 SPECS: Mapping[int | str, type[BaseModel]] = {
     "process": ProcessSpec,
     "in_process": InProcessSpec,
+    "ray": RaySpec,
     "remote": RemoteSpec,
 }
 # By the type of pydantic's error: "must be " stands before it and ", not X" after it.

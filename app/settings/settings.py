@@ -16,12 +16,13 @@ from app.settings.console import ConsoleSettings
 from app.settings.fallbacks import find_fallback_fault
 from app.settings.limits import LimitsSettings
 from app.settings.models import ModelSettings
+from app.settings.ray import RaySettings
 from app.settings.secrets import SECRETS, SECTION_SECRETS, KeyDigest, KeyDigests
 from app.settings.server import ServerSettings
 from app.settings.source import PREFIX, Source
 from app.settings.state import AuthSettings, StateSettings, UsageSettings
 from app.settings.telemetry import LogSettings, MetricsSettings, TracesSettings
-from engines.spec import LocalSpec, PlacedError, RemoteSpec, SpecModel
+from engines.spec import ManagedSpec, PlacedError, RemoteSpec, SpecModel
 
 ENV_FILE = ".env"
 
@@ -72,6 +73,7 @@ class Settings(_Layered):
     traces: TracesSettings = TracesSettings()
     logs: LogSettings = LogSettings()
     console: ConsoleSettings = ConsoleSettings()
+    ray: RaySettings = RaySettings()
     models: tuple[ModelSettings, ...] = Field(min_length=1)
     api_keys: KeyDigests = Field(
         (),
@@ -109,7 +111,7 @@ class Settings(_Layered):
             raise PlacedError(fault.message, "models", fault.model, "fallbacks", *fault.place)
         for number, model in enumerate(self.models):
             for engine, spec in enumerate(model.engines):
-                inherited = spec.inherit_env if isinstance(spec, LocalSpec) else ()
+                inherited = spec.inherit_env if isinstance(spec, ManagedSpec) else ()
                 if keys := sorted(self.key_variables.intersection(inherited)):
                     raise PlacedError(
                         f"{keys[0]} is the key of a remote engine (api_key_env) and is never "

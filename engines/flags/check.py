@@ -26,7 +26,7 @@ from engines.flags import table as flags
 from engines.flags.table import FlagFault, FlagTable
 from engines.guard.directories import WRITABLE_BY_OTHERS, ownership_fault
 from engines.output import redact_line
-from engines.spec import LocalSpec
+from engines.spec import ManagedSpec
 
 NAME = "vllm-flags.json"
 SCRIPT = Path(__file__).with_name("dump.py")
@@ -69,7 +69,7 @@ class _Cache:
 
 
 def check_flags(
-    specs: Sequence[LocalSpec], directory: Path, ended: threading.Event | None = None
+    specs: Sequence[ManagedSpec], directory: Path, ended: threading.Event | None = None
 ) -> FlagReport:
     """Return the faults in the flags of engines. Blocks. Raises ParserUnavailable.
 

@@ -74,6 +74,10 @@ class GuardianClient:
         """Every process of the engine found so far, ended ones included."""
         return set(self._found)
 
+    @property
+    def lost(self) -> None:
+        """Always None: it is on this machine, which is not lost before the gateway is."""
+
     def live_processes(self) -> dict[int, process_tree.ProcessStat]:
         """Return the processes found so far that still run, and the guardian.
 

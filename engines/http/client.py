@@ -27,7 +27,6 @@ class Http1Client:
     def __init__(
         self, address: Address, timeouts: Timeouts, headers: tuple[tuple[str, str], ...] = ()
     ) -> None:
-        self.address = address
         self.timeouts = timeouts
         # Open connections without an exchange, the most recently used on the right.
         self._idle: deque[Http1Connection] = deque()
@@ -35,6 +34,13 @@ class Http1Client:
         # Exchanges in flight, until the end of their response bodies.
         self.in_flight = 0
         self._became_idle: asyncio.Event | None = None  # set up by `wait_idle`
+        self.direct_to(address, headers)
+
+    def direct_to(self, address: Address, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        """Send requests to this address, with these headers; idle connections are closed."""
+        self.address = address
+        while self._idle:
+            self._idle.popleft().abort()
         fixed = "".join(f"{name}: {value}\r\n" for name, value in headers)
         self._fixed_head = f"host: {address.host_header}\r\n{fixed}".encode("latin-1")
         self._tls = ssl.create_default_context() if address.tls else None

@@ -1,4 +1,4 @@
-"""The engine of kind `process`: a vLLM server as a supervised child process on a Unix socket."""
+"""Supervised vLLM servers, and the kind `process`: a child process on a Unix socket."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,9 @@ from engines.base import (
 from engines.gpu import Accelerator, EngineMemory, HostMemory
 from engines.http import Address, Http1Client, ResponseBody, scrape_metrics
 from engines.output import redact_command
+from engines.process.host import EngineHost
 from engines.process.launch import SOCKET, Launch, Origin
+from engines.process.local_host import LocalHost
 from engines.process.shared_state import DesiredState
 from engines.process.supervisor import Supervisor
 from engines.spec import ProcessSpec
@@ -68,64 +70,27 @@ def vllm_runs_on_cpu() -> bool:
     return False
 
 
-class ProcessEngine(Engine):
-    """A vLLM server that the gateway runs as a child process."""
-
-    kind = "process"
-    capabilities = EngineCapabilities(managed=True, unloadable=True, can_sleep=True, has_log=True)
+class SupervisedEngine(Engine):
+    """A vLLM server whose processes the gateway starts, watches and stops."""
 
     def __init__(
         self,
-        name: str,
-        spec: ProcessSpec,
+        launch: Launch,
+        host: EngineHost,
         *,
-        served_name: str,
-        run_dir: Path,
-        launcher: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        turn: asyncio.Semaphore | None = None,
-        keep: bool = False,
-        media_domains: Sequence[str] = (),
-        withheld: Collection[str] = (),
-        gpus: Collection[int] | None = None,
-        accelerator: Callable[[], Accelerator] = HostMemory,
-        mark: str | None = None,
+        client: Http1Client,
+        control: Http1Client,
+        turn: asyncio.Semaphore | None,
     ) -> None:
-        """`env` overrides the gateway's variables, and the spec's override `env`.
-
-        `turn` is held while the engine loads. With `keep` the engine outlives the gateway. Media
-        are fetched from `media_domains` only. `withheld` names variables that are not inherited.
-        `gpus` are the GPUs that it may use (None: all); `accelerator` reads their memory and may
-        block. The next gateway identifies the engine's configuration by its `mark`.
-        """
-        super().__init__(name)
-        self._status.memory_gib = spec.memory_gib
-        self._spec = spec
-        directory = run_dir / name
-        command = [
-            *launcher,
-            f"--model={spec.model}",
-            f"--served-model-name={served_name}",
-            f"--uds={directory / SOCKET}",
-            QUIET_FLAG,
-            *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
-            *spec.added_flags(media_domains),
-            *spec.argv(),
-        ]
-        self._launch = Launch(
-            name=name,
-            spec=spec,
-            served_name=served_name,
-            directory=directory,
-            command=tuple(command),
-            env=env or {},
-            keep=keep,
-            memory=EngineMemory(name, accelerator, gpus),
-            withheld=withheld,
-            origin=None if mark is None else Origin(mark, None if gpus is None else tuple(gpus)),
+        """See `Supervisor`."""
+        super().__init__(launch.name)
+        self._status.memory_gib = launch.spec.memory_gib
+        self._spec = launch.spec
+        self._launch = launch
+        self._client = client
+        self._supervisor = Supervisor(
+            launch, host, self._status, client=client, control=control, turn=turn
         )
-        self._client = Http1Client(Address(uds=str(self._launch.socket)), spec.timeouts)
-        self._supervisor = Supervisor(self._launch, self._client, self._status, turn)
         self._shared = self._supervisor.shared
 
     @property
@@ -228,6 +193,8 @@ class ProcessEngine(Engine):
 
         Raises EngineNotReady when it was started without sleep mode (`sleep_level`).
         """
+        if not self.capabilities.can_sleep:
+            await super().sleep(level)
         if self._spec.sleep_level is None:
             raise EngineNotReady(f"engine {self._name} has no sleep_level in its configuration")
         supervisor, shared = self._supervisor, self._shared
@@ -263,3 +230,65 @@ class ProcessEngine(Engine):
                 await shared.wait_for_first(quiet)
             finally:
                 quiet.cancel()
+
+
+class ProcessEngine(SupervisedEngine):
+    """A vLLM server that the gateway runs as a child process."""
+
+    kind = "process"
+    capabilities = EngineCapabilities(managed=True, unloadable=True, can_sleep=True, has_log=True)
+
+    def __init__(
+        self,
+        name: str,
+        spec: ProcessSpec,
+        *,
+        served_name: str,
+        run_dir: Path,
+        launcher: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        turn: asyncio.Semaphore | None = None,
+        keep: bool = False,
+        media_domains: Sequence[str] = (),
+        withheld: Collection[str] = (),
+        gpus: Collection[int] | None = None,
+        accelerator: Callable[[], Accelerator] = HostMemory,
+        mark: str | None = None,
+    ) -> None:
+        """`env` overrides the gateway's variables, and the spec's override `env`.
+
+        `turn` is held while the engine loads. With `keep` the engine outlives the gateway. Media
+        are fetched from `media_domains` only. `withheld` names variables that are not inherited.
+        `gpus` are the GPUs that it may use (None: all); `accelerator` reads their memory and may
+        block. The next gateway identifies the engine's configuration by its `mark`.
+        """
+        directory = run_dir / name
+        command = [
+            *launcher,
+            f"--model={spec.model}",
+            f"--served-model-name={served_name}",
+            f"--uds={directory / SOCKET}",
+            QUIET_FLAG,
+            *([SLEEP_FLAG] if spec.sleep_level and "enable-sleep-mode" not in spec.args else []),
+            *spec.added_flags(media_domains),
+            *spec.argv(),
+        ]
+        launch = Launch(
+            name=name,
+            spec=spec,
+            served_name=served_name,
+            directory=directory,
+            command=tuple(command),
+            env=env or {},
+            keep=keep,
+            withheld=withheld,
+            origin=None if mark is None else Origin(mark, None if gpus is None else tuple(gpus)),
+        )
+        address = Address(uds=str(launch.socket))
+        super().__init__(
+            launch,
+            LocalHost(launch, EngineMemory(name, accelerator, gpus)),
+            client=Http1Client(address, spec.timeouts),
+            control=Http1Client(address, spec.timeouts),
+            turn=turn,
+        )

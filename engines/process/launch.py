@@ -10,14 +10,14 @@ from pathlib import Path
 
 from engines import environment, media
 from engines.base import EngineFacts
-from engines.gpu import EngineMemory
 from engines.guard import directories, scratch
 from engines.guard.guardian_client import LaunchError, compute_fingerprint, is_running
 from engines.process.sleep_mode import SLEEP_ENV
-from engines.spec import ProcessSpec
+from engines.spec import ProcessSpec, RaySpec
 
 FACTS = "facts.json"
 ORIGIN = "origin.json"
+LOG = "engine.log"
 SOCKET = "http.sock"
 
 
@@ -39,7 +39,7 @@ class Launch:
     """Everything that starting one engine takes."""
 
     name: str
-    spec: ProcessSpec
+    spec: ProcessSpec | RaySpec
     served_name: str
     directory: Path
     command: tuple[str, ...]
@@ -47,19 +47,25 @@ class Launch:
     env: Mapping[str, str]
     # It outlives the gateway.
     keep: bool
-    memory: EngineMemory
     # Variables that it does not inherit; a reload may add some.
     withheld: Collection[str] = ()
     origin: Origin | None = None
+    # What it takes of a cluster; another place needs another start.
+    place: str = ""
 
     @property
     def socket(self) -> Path:
         return self.directory / SOCKET
 
     @property
+    def log(self) -> Path:
+        return self.directory / LOG
+
+    @property
     def fingerprint(self) -> str:
         """A digest of what an engine must have been started with to be adopted."""
-        return compute_fingerprint(self.command, self.own_env, self.spec.inherit_env)
+        command = (*self.command, self.place) if self.place else self.command
+        return compute_fingerprint(command, self.own_env, self.spec.inherit_env)
 
     @property
     def own_env(self) -> dict[str, str]:
@@ -81,7 +87,7 @@ class Launch:
             raise LaunchError(
                 f"the path {self.socket} is too long for a socket: set server.run_dir"
             )
-        if missing := self.spec.missing_model():
+        if missing := self.missing_model():
             raise LaunchError(missing)
         if self.origin is not None:
             written = json.dumps(dataclasses.asdict(self.origin))
@@ -96,6 +102,15 @@ class Launch:
             return scratch.variables(self.directory, scratch.create(self.directory))
         except scratch.SocketPathTooLong as error:
             raise LaunchError(str(error)) from None
+
+    def missing_model(self) -> str | None:
+        """Return the fault of a model's directory that is not here; None on another machine."""
+        return None if isinstance(self.spec, RaySpec) else self.spec.missing_model()
+
+    def set_log_aside(self) -> None:
+        """Rename the log of the previous run, so that a new one begins."""
+        if self.log.exists():
+            self.log.replace(self.log.with_suffix(".log.previous"))
 
     def note(self, facts: EngineFacts, load_s: float | None) -> None:
         """Write what is known of the engine, for a gateway that adopts it."""

@@ -11,13 +11,14 @@ from math import inf
 from typing import Any
 
 from engines.base import EngineState, Progress
-from engines.guard.guardian_client import GuardianClient, LaunchError, find_guardian, start_guardian
+from engines.guard.guardian_client import LaunchError
 from engines.http import EngineProbe, Http1Client
 from engines.lifecycle import Event
 from engines.output import EngineLog
 from engines.output.failure import Cause
 from engines.output.startup import StartupLog
 from engines.process import watchdog
+from engines.process.host import EngineHost, EngineProcesses, HostUnavailable
 from engines.process.launch import Launch
 from engines.process.shared_state import DesiredState, SharedState
 from engines.process.sleep_mode import SleepFault, put_to_sleep, wake
@@ -46,6 +47,8 @@ class Failure:
     # A restart without a change will not help.
     permanent: bool = False
     cause: Cause = Cause.OTHER
+    # There is no place for it; another attempt follows, and does not count against the budget.
+    no_place: bool = False
 
 
 class Run:
@@ -54,6 +57,7 @@ class Run:
     def __init__(
         self,
         launch: Launch,
+        host: EngineHost,
         shared: SharedState,
         *,
         client: Http1Client,
@@ -69,6 +73,7 @@ class Run:
         before what is left of it is ended.
         """
         self._launch = launch
+        self._host = host
         self._shared = shared
         self._status = shared.status
         self._client = client
@@ -79,7 +84,7 @@ class Run:
         self._turn = turn
         self._on_ready = on_ready
         self._on_failure = on_failure
-        self._guardian: GuardianClient | None = None
+        self._guardian: EngineProcesses | None = None
         # A phase in the gateway's words; None: the engine's log has it.
         self._phase: str | None = "looking for a running engine"
         # Start of the load or wake, in the loop's time; None: it has not begun.
@@ -106,7 +111,10 @@ class Run:
         async with contextlib.AsyncExitStack() as turn:
             # Before the first wait: engines load in the order in which they are started.
             acquiring = self._queue_for_turn(turn)
-            guardian = await find_guardian(self._launch.directory)
+            try:
+                guardian = await self._host.find()
+            except HostUnavailable as error:
+                return self._not_started(error)
             if guardian is not None and guardian.fingerprint != self._launch.fingerprint:
                 await turn.aclose()  # its requests may take long to end, and others must not wait
                 self._phase = "ending the engine of another configuration"
@@ -132,11 +140,9 @@ class Run:
                 if self._status.load_s is None:  # the previous gateway's is the best estimate
                     _, self._status.load_s = self._launch.recall()
                 try:
-                    guardian = await self._spawn()
+                    guardian = await self._host.start(lambda: self._shared.stopping)
                 except (OSError, LaunchError) as error:
-                    missing = self._launch.spec.missing_model() is not None
-                    cause = Cause.MISSING_FILES if missing else Cause.OTHER
-                    return Failure(str(error), permanent=True, cause=cause)
+                    return self._not_started(error)
             self._guardian = guardian
             self._phase = None
             guardian.keep(self._launch.keep)
@@ -147,7 +153,7 @@ class Run:
                 if failure is None and self._status.state is State.READY:
                     failure = await self._serve(guardian, exited)
                 failure = await self._finish(guardian, exited, failure)
-                await self._launch.memory.wait_until_released(guardian.pids)
+                await self._host.wait_until_released(guardian)
                 return failure
             finally:
                 self._guardian = None
@@ -184,22 +190,20 @@ class Run:
             await self._shared.wait_for_first(acquiring)
         return not self._shared.stopping
 
-    async def _spawn(self) -> GuardianClient:
-        launch = self._launch
-        environment = launch.prepare()
-        if self._log.path.exists():
-            self._log.path.replace(self._log.path.with_suffix(".log.previous"))
-        await launch.memory.record_baseline()
-        return await start_guardian(
-            launch.directory,
-            launch.command,
-            environment,
-            fingerprint=launch.fingerprint,
-            keep=launch.keep,
-        )
+    def _not_started(self, error: OSError | LaunchError) -> Failure | None:
+        """Return the failure of an engine without processes; None when it is to be stopped."""
+        if self._shared.stopping:
+            self._shared.fire(Event.STOP)
+            self._shared.fire(Event.EXIT)
+            return None
+        if isinstance(error, HostUnavailable):
+            return Failure(str(error), no_place=True)
+        missing = self._launch.missing_model() is not None
+        cause = Cause.MISSING_FILES if missing else Cause.OTHER
+        return Failure(str(error), permanent=True, cause=cause)
 
     async def _wait_until_ready(
-        self, guardian: GuardianClient, exited: asyncio.Task[int], *, adopted: bool
+        self, guardian: EngineProcesses, exited: asyncio.Task[int], *, adopted: bool
     ) -> Failure | None:
         """Return when the engine is READY, has exited, or is to be stopped.
 
@@ -211,7 +215,7 @@ class Run:
         monitor, next_sample = Watchdog(inf), began
         while not self._shared.stopping:
             self.read_log()
-            if self._launch.socket.exists() and await self._probe.is_healthy():
+            if self._host.listening and await self._probe.is_healthy():
                 await self._become_ready(loop.time() - began, adopted=adopted)
                 return None
             if exited.done():
@@ -242,7 +246,7 @@ class Run:
 
     # Serving
 
-    async def _serve(self, guardian: GuardianClient, exited: asyncio.Task[int]) -> Failure | None:
+    async def _serve(self, guardian: EngineProcesses, exited: asyncio.Task[int]) -> Failure | None:
         """Keep the engine in the desired state until it exits, fails or is to be stopped."""
         began = asyncio.get_running_loop().time()
         watching = asyncio.create_task(self._watch(guardian))
@@ -311,7 +315,7 @@ class Run:
 
     # Watching
 
-    async def _watch(self, guardian: GuardianClient) -> str:
+    async def _watch(self, guardian: EngineProcesses) -> str:
         """Return the reason when the engine is found dead."""
         monitor = Watchdog(self._launch.spec.progress_timeout_s)
         suspicion = self._shared.suspicion
@@ -326,7 +330,7 @@ class Run:
             suspicion.clear()
         raise AssertionError("unreachable")
 
-    async def _update_memory(self, guardian: GuardianClient) -> None:
+    async def _update_memory(self, guardian: EngineProcesses) -> None:
         """Find the engine's processes and, unless its memory is declared, measure that."""
         if self._launch.spec.memory_gib is not None:
             await guardian.find_processes()
@@ -337,16 +341,17 @@ class Run:
         """Return the GiB that the engine holds; None: not known."""
         if self._guardian is None:
             return None
-        # Found anew: of an adopted engine only the API server is known at first.
-        return await self._launch.memory.used_gib(await self._guardian.find_processes())
+        return await self._host.used_gib(self._guardian)
 
     # Ending
 
     async def _finish(
-        self, guardian: GuardianClient, exited: asyncio.Task[int], failure: Failure | None
+        self, guardian: EngineProcesses, exited: asyncio.Task[int], failure: Failure | None
     ) -> Failure | None:
         """End what is left of the run; return why it failed, None when it was stopped."""
         if exited.done() and failure is None:
+            if guardian.lost is not None:
+                return Failure(guardian.lost)
             return self._explain_exit(exited.result())
         if failure is None:
             self._shared.fire(Event.STOP)
@@ -358,7 +363,7 @@ class Run:
         await self._end(guardian, exited, 0.0)
         return failure
 
-    async def _retire(self, guardian: GuardianClient) -> None:
+    async def _retire(self, guardian: EngineProcesses) -> None:
         """End an engine of another configuration once its requests have ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETIRE_S
@@ -368,7 +373,9 @@ class Run:
             await self._shared.wait_for_first(timeout=PROBE_S)
         await self._end(guardian, asyncio.create_task(guardian.wait()), self._shared.grace)
 
-    async def _end(self, guardian: GuardianClient, exited: asyncio.Task[int], grace: float) -> None:
+    async def _end(
+        self, guardian: EngineProcesses, exited: asyncio.Task[int], grace: float
+    ) -> None:
         guardian.stop(grace)
         timeout = 0.0 if guardian.frozen else grace + GUARDIAN_SLACK_S
         done, _ = await asyncio.wait({exited}, timeout=timeout)

@@ -34,9 +34,10 @@ import asyncio
 import logging
 
 from engines.base import EngineState, EngineStatus, Progress, Start
-from engines.http import Address, Http1Client
+from engines.http import Http1Client
 from engines.lifecycle import Event
 from engines.output import EngineLog, redact_line
+from engines.process.host import EngineHost
 from engines.process.launch import Launch
 from engines.process.run import Failure, Run
 from engines.process.shared_state import DesiredState, SharedState
@@ -53,19 +54,25 @@ class Supervisor:
     def __init__(
         self,
         launch: Launch,
-        client: Http1Client,
+        host: EngineHost,
         status: EngineStatus,
+        *,
+        client: Http1Client,
+        control: Http1Client,
         turn: asyncio.Semaphore | None,
     ) -> None:
-        """`client` carries requests; `turn` is held while the engine loads."""
+        """`client` carries requests, `control` the gateway's own, which do not count as in flight.
+
+        `turn` is held while the engine loads.
+        """
         self.shared = SharedState(status, launch.spec.sleep_level or 1)
         self._status = status
         self._launch = launch
+        self._host = host
         self._client = client
-        # A separate pool: the gateway's own requests do not count as in flight.
-        self.control = Http1Client(Address(uds=str(launch.socket)), launch.spec.timeouts)
+        self.control = control
         self._turn = turn
-        self._log = EngineLog(launch.directory / "engine.log")
+        self._log = EngineLog(launch.log)
         self._budget = RestartBudget(launch.spec.restart)
         self._task: asyncio.Task[None] | None = None
         self._run: Run | None = None  # the present one, else the latest
@@ -198,6 +205,7 @@ class Supervisor:
         self.blocked_by = None
         self._run = run = Run(
             self._launch,
+            self._host,
             self.shared,
             client=self._client,
             control=self.control,
@@ -228,8 +236,8 @@ class Supervisor:
     async def _wait_for_restart(self, failure: Failure) -> bool:
         """Wait for the backoff of a restart; return False when there will be none."""
         loop, restart = asyncio.get_running_loop(), self._launch.spec.restart
-        if failure.permanent and self._has_served:
-            # Its configuration works: an unmounted disk may be mounted again.
+        if failure.no_place or (failure.permanent and self._has_served):
+            # Its configuration works: an unmounted disk may be mounted again, a node come back.
             wait: float | None = restart.max_backoff_s
         else:
             wait = None if failure.permanent else self._budget.next(self._served_s)

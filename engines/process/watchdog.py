@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engines.guard.guardian_client import GuardianClient
 from engines.guard.process_tree import ProcessStat
 from engines.http import EngineProbe, Http1Client
+from engines.process.host import EngineProcesses
 
 # A sample costs a working engine one scrape of its metrics.
 SAMPLE_S = 5.0
@@ -94,7 +94,7 @@ def stopped(family: Iterable[tuple[int, ProcessStat]]) -> tuple[int, ...]:
     return tuple(pid for pid, one in family if one.state == "T")
 
 
-async def take_sample(guardian: GuardianClient, probe: EngineProbe, client: Http1Client) -> Sample:
+async def take_sample(guardian: EngineProcesses, probe: EngineProbe, client: Http1Client) -> Sample:
     """Sample a running engine: its processes, its /health, and its progress where requests wait."""
     now = asyncio.get_running_loop().time
     waiting_s = client.longest_wait_s(now())

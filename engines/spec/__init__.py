@@ -11,9 +11,11 @@ from engines.spec.local import (
     FlagValue,
     InProcessSpec,
     LocalSpec,
+    ManagedSpec,
     ProcessSpec,
     flag_name,
 )
+from engines.spec.ray import RaySpec
 from engines.spec.remote import (
     Discovery,
     EndpointSlices,
@@ -22,7 +24,9 @@ from engines.spec.remote import (
     find_variable_fault,
 )
 
-EngineSpec = Annotated[ProcessSpec | InProcessSpec | RemoteSpec, Field(discriminator="kind")]
+EngineSpec = Annotated[
+    ProcessSpec | InProcessSpec | RaySpec | RemoteSpec, Field(discriminator="kind")
+]
 
 __all__ = [
     "CACHED_TOKENS_FLAG",
@@ -33,8 +37,10 @@ __all__ = [
     "FlagValue",
     "InProcessSpec",
     "LocalSpec",
+    "ManagedSpec",
     "PlacedError",
     "ProcessSpec",
+    "RaySpec",
     "RemoteSpec",
     "Restart",
     "SpecModel",

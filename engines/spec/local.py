@@ -1,4 +1,4 @@
-"""The specifications of engines that the gateway runs on this machine."""
+"""The specifications of engines that the gateway runs, on this machine or elsewhere."""
 
 import json
 import re
@@ -58,8 +58,8 @@ def _gpus(value: object) -> object:
     raise ValueError(f"must be auto, a number of GPUs or a list of indices such as [0, 1]{given}")
 
 
-class LocalSpec(SpecModel):
-    """The settings that both kinds of engines on this machine share."""
+class ManagedSpec(SpecModel):
+    """The settings of every engine that the gateway runs, here or on a node of a cluster."""
 
     model: str = Field(
         min_length=1, description="Directory or Hugging Face repository of the model."
@@ -200,24 +200,6 @@ class LocalSpec(SpecModel):
                     argv.append(f"--{name}={value}")
         return argv
 
-    def missing_model(self) -> str | None:
-        """Return the fault of a `model` that is clearly a path and does not exist."""
-        if self.model.startswith(("/", "./", "../", "~")):
-            path = Path(self.model).expanduser()
-            if not path.exists():
-                return f"model directory {self.model} does not exist"
-        return None
-
-    def doubtful_model(self) -> str | None:
-        """Return a note where `model` may be a mistyped path rather than a repository."""
-        owner, slash, _ = self.model.partition("/")
-        if slash and owner and Path(owner).is_dir() and not Path(self.model).exists():
-            return (
-                f"there is no directory {self.model} here, so this is a repository of the Hugging "
-                "Face hub"
-            )
-        return None
-
 
 def _shown_name(name: object) -> str:
     """Return a wrong name for an error, without a value that follows it: it may be a secret."""
@@ -242,6 +224,28 @@ def _reserved(name: str) -> str | None:
         return stem
     meant = [flag for flag in RESERVED_FLAGS if flag.startswith(stem)]
     return meant[0] if len(meant) == 1 else None
+
+
+class LocalSpec(ManagedSpec):
+    """The settings that both kinds of engines on this machine share."""
+
+    def missing_model(self) -> str | None:
+        """Return the fault of a `model` that is clearly a path and does not exist."""
+        if self.model.startswith(("/", "./", "../", "~")):
+            path = Path(self.model).expanduser()
+            if not path.exists():
+                return f"model directory {self.model} does not exist"
+        return None
+
+    def doubtful_model(self) -> str | None:
+        """Return a note where `model` may be a mistyped path rather than a repository."""
+        owner, slash, _ = self.model.partition("/")
+        if slash and owner and Path(owner).is_dir() and not Path(self.model).exists():
+            return (
+                f"there is no directory {self.model} here, so this is a repository of the Hugging "
+                "Face hub"
+            )
+        return None
 
 
 class ProcessSpec(LocalSpec):

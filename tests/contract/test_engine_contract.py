@@ -5,11 +5,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,10 +27,12 @@ from engines.guard.marked_processes import find_marked
 from engines.http import Address, Http1Client
 from engines.inprocess import InProcessEngine
 from engines.process import ProcessEngine, vllm_launcher
+from engines.ray import Cluster, RayEngine
 from engines.remote import RemoteEngine
 from engines.spec import InProcessSpec, ProcessSpec, RemoteSpec, Timeouts
 from tests.e2e.deployment import ENGINE, KEY, Deployment, demo_model
 from tests.engines.processes import read
+from tests.engines.ray import clusters
 from tests.fakes.vllm import Fake
 
 # Shorter than `send_long` takes on vLLM, longer than a busy machine delays a process.
@@ -103,6 +106,7 @@ class EngineContract:
         if not has.can_sleep:
             with pytest.raises(EngineNotReady, match="has no sleep mode"):
                 await engine.sleep(1)
+        if not has.managed or engine.kind == "in_process":
             await engine.release()  # nothing to leave behind
             assert engine.state is EngineState.READY
 
@@ -249,6 +253,35 @@ class TestProcessOnAFake(EndingContract):
         await engine.stop(0.0)
 
 
+@pytest.fixture(scope="class")
+def ray_nodes() -> Iterator[clusters.Nodes]:
+    with clusters.ray_nodes() as nodes:
+        nodes.add()
+        yield nodes
+
+
+def ray_server(engine: RayEngine) -> Address:
+    """Return the address of an engine's server, which asks for no key on /metrics."""
+    assert engine.pid is not None
+    words = psutil.Process(engine.pid).cmdline()
+    host, port = (
+        next(word.partition("=")[2] for word in words if word.startswith(flag))
+        for flag in ("--host=", "--port=")
+    )
+    return Address(host, int(port))
+
+
+@pytest.mark.slow
+class TestRayOnAFake(EndingContract):
+    @pytest.fixture
+    async def subject(self, ray_nodes: clusters.Nodes, tmp_path: Path) -> AsyncIterator[Subject]:
+        cluster = Cluster(ray_nodes.address, "contract", tmp_path)
+        engine = clusters.build(cluster, tmp_path, name="e")
+        await ready(engine)
+        yield Subject(engine, ray_server(engine))
+        await engine.stop(0.0)
+
+
 class TestRemoteOnAFake(EndingContract):
     @pytest.fixture
     async def subject(self) -> AsyncIterator[Subject]:
@@ -288,6 +321,29 @@ class TestProcessOnVllm(EngineContract):
     @pytest.fixture
     def subject(self, vllm_process: Subject) -> Subject:
         return vllm_process
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="class")
+async def vllm_on_ray(
+    ray_nodes: clusters.Nodes, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Subject]:
+    run_dir = tmp_path_factory.mktemp("run")
+    cluster = Cluster(ray_nodes.address, "contract", run_dir)
+    fields = {**ENGINE, "kind": "ray", "model": str(demo_model().absolute())}
+    engine = clusters.build(cluster, run_dir, name="e", launcher=None, **fields)
+    await ready(engine)
+    yield Subject(engine, ray_server(engine))
+    await engine.stop(5.0)
+    assert engine.state is EngineState.STOPPED
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="class")
+class TestRayOnVllm(EngineContract):
+    @pytest.fixture
+    def subject(self, vllm_on_ray: Subject) -> Subject:
+        return vllm_on_ray
 
 
 @pytest_asyncio.fixture(scope="class", loop_scope="class")

@@ -7,7 +7,7 @@ import pytest
 
 from app.settings import load_settings
 from engines.flags import check
-from engines.spec import LocalSpec
+from engines.spec import ManagedSpec
 from tests.docs.conftest import Demo
 from tests.docs.console import PROMPT, needs
 from tests.docs.page import ROOT, Page
@@ -113,5 +113,5 @@ def accept_flags(page: Page, patch: pytest.MonkeyPatch, directory: Path) -> None
             file = directory / block.words[0]
             file.write_text(block.text, encoding="utf-8")
             specs = [one for model in load_settings(file).models for one in model.engines]
-            local = [one for one in specs if isinstance(one, LocalSpec)]
+            local = [one for one in specs if isinstance(one, ManagedSpec)]
             check.check_flags(local, directory / "var" / "run")

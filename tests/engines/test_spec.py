@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engines.spec import RESERVED_FLAGS, ProcessSpec, RemoteSpec
+from app.settings import RaySettings
+from engines.spec import RESERVED_FLAGS, ProcessSpec, RaySpec, RemoteSpec
 from tests.app.configuration import (
     OTHER,
     dump,
@@ -289,6 +290,45 @@ class TestDiscovery:
         assert fault.endswith("api_key_envs[1]: environment variable OTHER_KEY is not set")
         monkeypatch.setenv("OTHER_KEY", OTHER)
         assert load(text).key_variables == {"BOX_KEY", "OTHER_KEY"}
+
+
+class TestRay:
+    @pytest.mark.parametrize(
+        ("fields", "fault"),
+        [
+            ({"gpus": [0, 1]}, "gpus: must be auto or a number of GPUs: Ray chooses the devices"),
+            ({"gpus": 0}, "gpus: must be auto or a number of GPUs, not 0"),
+            ({"resources": {"GPU": 1}}, "resources.GPU: is set by gpus"),
+            ({"resources": {"a b": 1}}, "resources.a b: cannot be the name of a resource"),
+            ({"model": "./here"}, "model: must be an absolute path on the nodes, or a repository"),
+            (
+                {"args": {"nnodes": 2}},
+                "args.nnodes: cannot be set for kind: ray, whose engines run on one node each",
+            ),
+            (
+                {"args": {"distributed-executor-backend": "ray"}},
+                "args.distributed-executor-backend: cannot be set for kind: ray, whose engines "
+                "run on one node each",
+            ),
+        ],
+    )
+    def test_what_a_cluster_cannot_do_is_refused(self, fields: dict[str, Any], fault: str) -> None:
+        [line] = faults(dump([{"kind": "ray", "model": "org/m", **fields}]))
+        assert line.startswith(f"model demo: engines[0].{fault}")
+
+    def test_directory_is_looked_for_on_the_nodes_only(self) -> None:
+        [spec] = load(dump([{"kind": "ray", "model": "/not/here"}])).models[0].engines
+        assert isinstance(spec, RaySpec)
+        assert spec.model_path == "/not/here"
+
+    @pytest.mark.parametrize("address", ["auto", "local", "10.0.0.1:6379", "[fd00::1]:6379", "h:1"])
+    def test_address_of_a_cluster(self, address: str) -> None:
+        assert RaySettings(address=address).address == address
+
+    @pytest.mark.parametrize("address", ["", "ray://h:10001", "h", "h:0", "h:65536", "h:x"])
+    def test_wrong_address_is_refused(self, address: str) -> None:
+        with pytest.raises(ValidationError, match="must be auto, local or HOST:PORT"):
+            RaySettings(address=address)
 
 
 class TestRemote:

@@ -124,6 +124,8 @@ class Fake:
     stalled: int = 0
     dead: bool = False
     killed: bool = False
+    # The key that /v1 asks for (VLLM_API_KEY).
+    api_key: str | None = None
     # A process ends for real when it is killed.
     is_process: bool = False
 
@@ -226,6 +228,9 @@ class Fake:
             return await self._metrics(writer)
         if path in ("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"):
             return self._sleep_mode(request, writer)
+        authorized = request.header("authorization") == f"Bearer {self.api_key}"
+        if self.api_key is not None and path.startswith("/v1/") and not authorized:
+            return self.plain(writer, b'{"error":"Unauthorized"}', 401)
         if path == "/version":
             return self.plain(writer, json.dumps({"version": self.version}).encode())
         if path == "/v1/models":
@@ -586,7 +591,8 @@ async def _main(options: argparse.Namespace) -> None:
     if options.enable_sleep_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1":
         fake.sleep_mode = options.fake_sleep
         fake.load_weights()
-    await fake.start(uds=options.uds, port=options.port)
+    fake.api_key = os.environ.get("VLLM_API_KEY")
+    await fake.start(host=options.host, uds=options.uds, port=options.port)
     print(json.dumps(dict(os.environ)), flush=True)
     if options.fake_die_when is not None:
         await _there(options.fake_die_when)
@@ -606,6 +612,7 @@ if __name__ == "__main__":
     parser.add_argument("--model")
     parser.add_argument("--served-model-name")
     parser.add_argument("--uds")
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--fake-start", default="ok")

@@ -14,7 +14,7 @@ import pytest
 from engines.base import EngineDied, EngineNotReady, EngineState, Start
 from engines.guard import guardian_client
 from engines.guard.guardian_client import GuardianClient
-from engines.process import run, watchdog
+from engines.process import local_host, watchdog
 from engines.process.engine import ProcessEngine
 from engines.restarts import GIVEN_UP
 from tests.engines.processes import AT_ONCE, Make, ask, build, chat, family, gone, read, ready
@@ -188,8 +188,8 @@ class TestRestart:
             loads.append(directory.name)
             return await guardian_client.start_guardian(directory, *args, **fields)
 
-        monkeypatch.setattr(run, "find_guardian", find_slowly)
-        monkeypatch.setattr(run, "start_guardian", record_load)
+        monkeypatch.setattr(local_host, "find_guardian", find_slowly)
+        monkeypatch.setattr(local_host, "start_guardian", record_load)
         turn = asyncio.Semaphore(1)
         await asyncio.gather(*(ready(make(name=name, turn=turn)) for name in ("first", "second")))
         assert loads == ["first", "second"]

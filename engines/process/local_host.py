@@ -1,0 +1,45 @@
+"""This machine as the place of an engine: a guardian as a child process of the gateway."""
+
+from collections.abc import Callable
+
+from engines.gpu import EngineMemory
+from engines.guard.guardian_client import GuardianClient, find_guardian, start_guardian
+from engines.process.host import EngineProcesses
+from engines.process.launch import Launch
+
+
+class LocalHost:
+    """Starts and finds the guardian of one engine on this machine."""
+
+    def __init__(self, launch: Launch, memory: EngineMemory) -> None:
+        self._launch = launch
+        self._memory = memory
+
+    @property
+    def listening(self) -> bool:
+        """See `EngineHost`, here and below."""
+        return self._launch.socket.exists()
+
+    async def find(self) -> GuardianClient | None:
+        return await find_guardian(self._launch.directory)
+
+    async def start(self, stopping: Callable[[], bool]) -> GuardianClient:
+        launch = self._launch
+        environment = launch.prepare()
+        launch.set_log_aside()
+        await self._memory.record_baseline()
+        return await start_guardian(
+            launch.directory,
+            launch.command,
+            environment,
+            fingerprint=launch.fingerprint,
+            keep=launch.keep,
+        )
+
+    async def used_gib(self, processes: EngineProcesses) -> float | None:
+        # Found anew: of an adopted engine only the API server is known at first.
+        return await self._memory.used_gib(await processes.find_processes())
+
+    async def wait_until_released(self, processes: EngineProcesses) -> None:
+        assert isinstance(processes, GuardianClient)
+        await self._memory.wait_until_released(processes.pids)

@@ -1,0 +1,320 @@
+"""The actor of one engine: starts our guardian with vLLM on its node, watches both and reports.
+
+It runs no model. Its process holds the guardian's socket, so that the guardian kills the engine as
+soon as the actor ends, for whatever reason: Ray itself leaves the children of an actor running when
+their node is removed.
+
+One gateway owns an actor, by a lease that each of its calls of `watch` renews. When the lease is
+over, the actor ends its engine, unless that is to be kept, and another gateway may take it over.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from engines import environment
+from engines.gpu import EngineMemory, find_accelerator
+from engines.guard import directories, scratch
+from engines.guard.guardian_client import (
+    GuardianClient,
+    LaunchError,
+    find_guardian,
+    start_guardian,
+)
+from engines.process import LauncherMissing, vllm_launcher
+from engines.ray.addresses import free_port, interface_of
+
+# Interval at which the lease is looked at.
+LEASE_POLL_S = 1.0
+# Interval at which a waiting call looks for something new.
+POLL_S = 0.25
+# An engine that is told to stop reports its end within the grace; a guardian that is stuck is
+# killed after this.
+GUARDIAN_SLACK_S = 15.0
+# For the cluster to take back an actor's place.
+GIVE_BACK_S = 10.0
+# Bytes of the engine's log that one call returns, and that a new gateway gets of what was before.
+LOG_BYTES = 256 * 1024
+# Variables in which Ray tells an actor its GPUs.
+DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def node_environment(
+    own: Mapping[str, str], raylet: Mapping[str, str], *, with_gpus: bool
+) -> dict[str, str]:
+    """Return the variables of a node for an engine.
+
+    They are those of the raylet: to those of an actor, `own`, Ray adds its own and others, such as
+    OMP_NUM_THREADS=1. Only the choice of the GPUs is taken from there. Ray's secrets are left out.
+    """
+    chosen = {name: own[name] for name in DEVICES if with_gpus and name in own}
+    found = {k: v for k, v in raylet.items() if not k.startswith("RAY_")}
+    return {**found, **chosen}
+
+
+class EngineActor:
+    """One engine on this node. Every method returns JSON values."""
+
+    def __init__(self, owner: str, owner_name: str, place: str) -> None:
+        """`place` is the name of its placement group."""
+        self._owner, self._owner_name = owner, owner_name
+        self._place = place
+        self._processes: GuardianClient | None = None
+        self._memory: EngineMemory | None = None
+        self._log = Path()
+        self._listened = False
+        self._hello: dict[str, Any] = {}
+        self._exit: int | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._leasing: asyncio.Task[None] | None = None
+        self._keep = False
+        self._lease_s = 0.0
+        self._heard = time.monotonic()
+        self._scanned = 0.0
+
+    # Called by the gateway, through its connector
+
+    async def start(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Start the engine of a plan; return how to reach it, or {"error": why not}."""
+        self._keep, self._heard = plan["keep"], time.monotonic()
+        self._lease_s = float(plan["lease_s"])
+        try:
+            await self._start(plan)
+        except (OSError, LaunchError, LauncherMissing, directories.ForeignDirectory) as error:
+            return {"error": f"{error} (node {plan['node']})"}
+        self._leasing = asyncio.create_task(self._watch_lease())
+        return self._hello
+
+    async def claim(self, owner: str, owner_name: str) -> dict[str, Any]:
+        """Make a gateway the owner; return how to reach the engine, only "place" if there is none.
+
+        Returns {"owned_by": name} while another gateway owns it.
+        """
+        silent_s = time.monotonic() - self._heard
+        if owner != self._owner and silent_s < self._lease_s:
+            return {"owned_by": self._owner_name}
+        if self._processes is None or self._exit is not None:
+            return {"place": self._place}
+        self._owner, self._owner_name = owner, owner_name
+        self._heard = time.monotonic()
+        return self._hello
+
+    async def describe(self) -> dict[str, Any]:
+        """Return the owner and the name of the placement group."""
+        return {"owner": self._owner, "place": self._place}
+
+    async def watch(
+        self, owner: str, keep: bool, log_at: list[int] | None, listens: bool, wait_s: float
+    ) -> dict[str, Any]:
+        """Return the state of the engine when it changes, after `wait_s` seconds at most.
+
+        `log_at` and `listens` are what the previous call returned: the place in the log, and
+        whether the server has accepted a connection. Returns {"owned_by": name}
+        when another gateway has taken it over.
+        """
+        if owner != self._owner:
+            return {"owned_by": self._owner_name}
+        self._heard = time.monotonic()
+        self._keep = keep
+        until = time.monotonic() + wait_s
+        log = _LogReader(self._log, log_at)
+        while True:
+            ready = await self._listens()  # before the log is read: what led there is in it
+            text = log.read()
+            over = self._exit is not None or time.monotonic() >= until
+            if text or over or ready != listens:
+                break
+            await asyncio.sleep(POLL_S)
+        processes = await self._live_processes()
+        return {
+            "exit": None if text else self._exit,  # the whole log first
+            "processes": processes,
+            "frozen": self._processes is not None and self._processes.frozen,
+            "listens": ready,
+            "log": text,
+            "log_at": log.place,
+        }
+
+    async def used_gib(self) -> float | None:
+        """Return the GiB that the engine uses; None: not known."""
+        if self._processes is None or self._memory is None:
+            return None
+        return await self._memory.used_gib(await self._processes.find_processes())
+
+    async def stop(self, owner: str, grace: float) -> None:
+        """Stop the engine gracefully, by force after `grace` seconds."""
+        if owner == self._owner and self._processes is not None:
+            self._processes.stop(grace)
+
+    async def kill(self, owner: str) -> None:
+        """Kill the engine; return when none of its processes is left."""
+        if owner == self._owner:
+            await self._kill()
+
+    # The engine
+
+    async def _start(self, plan: Mapping[str, Any]) -> None:
+        directory = _directory(plan["namespace"], plan["name"])
+        directories.make_private(directory)
+        if (leftover := await find_guardian(directory)) is not None:
+            leftover.stop(0.0)
+            await leftover.wait()
+        if not _exists(plan["model_path"]):
+            raise LaunchError(f"model directory {plan['model_path']} does not exist")
+        launcher = tuple(plan["launcher"] or vllm_launcher())
+        address, key = plan["node"], secrets.token_urlsafe(32)
+        port = free_port(address)
+        own_env: dict[str, str] = plan["env"]
+        variables = {
+            **environment.inherited(
+                node_environment(os.environ, _raylet_environment(), with_gpus=plan["gpus"]),
+                plan["inherit"],
+                plan["withheld"],
+            ),
+            **_temporary(directory, own_env),
+            **_network(address),
+            **own_env,
+            environment.API_KEY: key,
+        }
+        with contextlib.suppress(FileNotFoundError):
+            (directory / "engine.log").replace(directory / "engine.log.previous")
+        self._memory = EngineMemory(plan["name"], find_accelerator, None)
+        await self._memory.record_baseline()
+        command = [*launcher, *plan["arguments"], f"--host={address}", f"--port={port}"]
+        self._processes = await start_guardian(
+            directory, command, variables, fingerprint=plan["fingerprint"], keep=False
+        )
+        self._hello = {
+            "pid": self._processes.engine_pid,
+            "fingerprint": plan["fingerprint"],
+            "host": address,
+            "port": port,
+            "key": key,
+            "place": self._place,
+        }
+        self._log = directory / "engine.log"
+        self._ending = asyncio.create_task(self._await_end(self._processes, self._memory))
+
+    async def _await_end(self, processes: GuardianClient, memory: EngineMemory) -> None:
+        code = await processes.wait()
+        await memory.wait_until_released(processes.pids)
+        self._exit = code
+
+    async def _live_processes(self) -> dict[str, str]:
+        if self._processes is None:
+            return {}
+        if (now := time.monotonic()) - self._scanned >= 1.0:
+            self._scanned = now
+            live = await self._processes.find_processes()
+        else:
+            live = self._processes.live_processes()
+        return {str(pid): stat.state for pid, stat in live.items()}
+
+    async def _listens(self) -> bool:
+        """Return whether the server has accepted a connection since its start."""
+        if not self._listened:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(self._hello["host"], self._hello["port"])
+                writer.close()
+                self._listened = True
+        return self._listened
+
+    async def _kill(self) -> None:
+        if self._processes is None or self._ending is None or self._exit is not None:
+            return
+        self._processes.stop(0.0)
+        done, _ = await asyncio.wait({self._ending}, timeout=GUARDIAN_SLACK_S)
+        if not done:
+            self._processes.kill()
+            await asyncio.wait({self._ending})
+
+    # The lease
+
+    async def _watch_lease(self) -> None:
+        """End the engine and give back its place when it has no gateway and is not to be kept."""
+        while True:  # of what is watched, the clock raises no event
+            left_s = self._heard + self._lease_s - time.monotonic()
+            if left_s <= 0.0 and (not self._keep or self._exit is not None):
+                break
+            await asyncio.sleep(max(left_s, LEASE_POLL_S))
+        await self._kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(_give_back_place), GIVE_BACK_S)
+        os._exit(0)
+
+
+class _LogReader:
+    """Reads the log of an engine on from the place of the previous call."""
+
+    def __init__(self, path: Path, place: list[int] | None) -> None:
+        """`place` is the file's inode and the position in it; None: the end of what there is."""
+        self._path = path
+        self.place = place
+
+    def read(self) -> str:
+        """Return what is new, at most LOG_BYTES; "" if nothing is."""
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if self.place is None:
+                    self.place = [status.st_ino, max(status.st_size - LOG_BYTES, 0)]
+                inode, position = self.place
+                if inode != status.st_ino or position > status.st_size:
+                    position = 0
+                file.seek(position)
+                data = file.read(LOG_BYTES)
+        except OSError:
+            return ""
+        self.place = [status.st_ino, position + len(data)]
+        return data.decode("utf-8", "replace")
+
+
+def _directory(namespace: str, name: str) -> Path:
+    base = Path(tempfile.gettempdir(), f"vllm-gateway-ray-{os.getuid()}")
+    directories.make_private(base)
+    return base / f"{namespace}.{name}"
+
+
+def _exists(model: str | None) -> bool:
+    return model is None or Path(model).expanduser().exists()
+
+
+def _temporary(directory: Path, own_env: Collection[str]) -> dict[str, str]:
+    if scratch.TMPDIR in own_env:
+        return {}
+    try:
+        return scratch.variables(directory, scratch.create(directory))
+    except scratch.SocketPathTooLong as error:
+        raise LaunchError(str(error)) from None
+
+
+def _network(address: str) -> dict[str, str]:
+    """Return the variables that make vLLM's own processes use the address of this node."""
+    found = {"VLLM_HOST_IP": address}
+    if (interface := interface_of(address)) is not None:
+        found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return found
+
+
+def _raylet_environment() -> dict[str, str]:
+    """Return the variables of the raylet, which is the parent of an actor's process.
+
+    Raises OSError.
+    """
+    data = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    members = (os.fsdecode(member).partition("=") for member in data.split(b"\0") if member)
+    return {name: value for name, _, value in members}
+
+
+def _give_back_place() -> None:
+    """Remove this actor's placement group, with which Ray ends the actor. Blocks."""
+    from ray.util import get_current_placement_group, remove_placement_group
+
+    if (group := get_current_placement_group()) is not None:
+        remove_placement_group(group)

@@ -1,0 +1,299 @@
+"""Speaks to a Ray cluster for the gateway, in a process of its own.
+
+    python -P -m engines.ray.connector
+
+Standard input is a socket to the gateway. Both sides write one JSON object per line: the gateway
+{"id": n, "call": name, "with": {...}}, this process {"id": n, "result": value} or {"id": n,
+"error": text, "kind": kind}, in any order. Kinds of errors: "actor" (the actor is dead), "refused"
+(the engine cannot be started so) and "cluster" (everything else). It ends when the gateway closes
+the socket; a cluster with the address `local` ends with it.
+
+Standard output and error are a file: Ray writes to both.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.util import (
+    get_placement_group,
+    list_named_actors,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from engines.ray.actor import EngineActor
+
+# A line may hold a chunk of an engine's log.
+MAX_LINE = 8 * 1024 * 1024
+REACH_S = 5.0  # to reach the port of a cluster's head
+ACTOR_S = 20.0  # for an actor to respond
+START_S = 180.0  # for an actor to start: Python with vLLM's package, from a cold disk
+# Calls of one gateway that an actor handles at once.
+CONCURRENCY = 16
+LOCAL_STORE_BYTES = 80 * 1024 * 1024  # nothing is stored in it; the least that Ray accepts
+# A worker process that ends would kill the guardian, which has to end the engine's processes.
+KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
+
+
+class Refused(Exception):
+    """The engine cannot be started so; the text says why."""
+
+
+class NoActor(Exception):
+    """There is no actor of this name."""
+
+
+class Connector:
+    """The calls of the gateway. Every method takes and returns JSON values."""
+
+    def __init__(self) -> None:
+        # Handles reach an actor directly, even while the head of the cluster is down.
+        self._actors: dict[str, Any] = {}
+
+    async def connect(self, address: str, namespace: str) -> dict[str, Any]:
+        """Connect to the cluster; return its version."""
+        await asyncio.to_thread(_connect, address, namespace)
+        return {"version": ray.__version__}
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """Return the living nodes with their resources."""
+        return await asyncio.to_thread(_nodes)
+
+    async def engines(self, owner: str) -> list[str]:
+        """Return the names of the engines that a gateway owns."""
+        names = await asyncio.to_thread(list_named_actors)
+        found = []
+        for name in names:
+            with contextlib.suppress(NoActor, RayActorError, TimeoutError):
+                if (await self._ask(name, "describe"))["owner"] == owner:
+                    found.append(name)
+        return found
+
+    async def claim(self, name: str, owner: str, owner_name: str) -> dict[str, Any]:
+        """Claim an engine that runs; {} if none does: then nothing is left of an earlier one."""
+        try:
+            found: dict[str, Any] = await self._ask(name, "claim", owner, owner_name)
+        except NoActor:
+            await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
+            return {}
+        if "pid" in found or "owned_by" in found:
+            return found
+        await self.remove(found["place"])
+        return {}
+
+    async def reserve(self, place: str, needed: dict[str, float]) -> None:
+        """Ask for a place for an engine."""
+
+        def ask() -> None:
+            placement_group([needed], strategy="STRICT_PACK", name=place, lifetime="detached")
+
+        await asyncio.to_thread(ask)
+
+    async def is_reserved(self, place: str, wait_s: float) -> bool:
+        """Return whether there is a place, after `wait_s` seconds at most."""
+        return await asyncio.to_thread(lambda: get_placement_group(place).wait(wait_s))
+
+    async def start(
+        self, name: str, place: str, needed: dict[str, float], plan: dict[str, Any]
+    ) -> object:
+        """Start an engine in its place; return how to reach it."""
+        arguments = (plan["owner"], plan["owner_name"], place)
+        actor = await asyncio.to_thread(_create_actor, name, place, needed, arguments)
+        async with asyncio.timeout(START_S):
+            node = await actor.node_address.remote()
+            hello: dict[str, Any] = await actor.start.remote({**plan, "node": node})
+        if "error" in hello:
+            raise Refused(hello["error"])
+        self._actors[name] = actor
+        return hello
+
+    async def watch(self, name: str, wait_s: float, **arguments: Any) -> object:
+        """Return the state of an engine when it changes, after `wait_s` seconds at most."""
+        return await self._ask(name, "watch", wait_s=wait_s, within=wait_s + ACTOR_S, **arguments)
+
+    async def stop(self, name: str, owner: str, grace: float) -> None:
+        """Stop an engine."""
+        await self._ask(name, "stop", owner, grace)
+
+    async def kill(self, name: str, owner: str) -> None:
+        """Kill an engine of this gateway; give its place back."""
+        with contextlib.suppress(NoActor):
+            found = await self._ask(name, "describe")
+            if found["owner"] == owner:
+                with contextlib.suppress(RayActorError, TimeoutError):
+                    await self._ask(name, "kill", owner, within=2 * ACTOR_S)
+                await self.remove(found["place"])
+
+    async def used_gib(self, name: str) -> object:
+        """Return the memory that an engine uses."""
+        return await self._ask(name, "used_gib")
+
+    async def remove(self, place: str) -> None:
+        """Give a place back; Ray ends the actor that is there."""
+        self._actors.pop(place.rsplit(".", 2)[0], None)
+        await asyncio.to_thread(_remove, place)
+
+    async def _ask(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of an actor. Raises NoActor and TimeoutError."""
+        within = named.pop("within", ACTOR_S)
+        if (actor := self._actors.get(name)) is None:
+            try:
+                actor = await asyncio.to_thread(ray.get_actor, name)
+            except ValueError:
+                raise NoActor(f"the cluster has no actor {name}") from None
+            self._actors[name] = actor
+        try:
+            async with asyncio.timeout(within):
+                return await getattr(actor, method).remote(*arguments, **named)
+        except ActorUnavailableError:
+            self._actors.pop(name, None)
+            raise TimeoutError("its actor does not respond") from None
+        except RayActorError as error:
+            self._actors.pop(name, None)
+            raise NoActor(_one_line(error)) from None
+
+
+def _connect(address: str, namespace: str) -> None:
+    if ":" in address:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+        except OSError as error:
+            reason = error.strerror or str(error) or "timed out"
+            raise ConnectionError(f"no Ray at {address}: {reason}") from None
+    own: dict[str, Any] = {}
+    if address == "local":
+        own = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
+    ray.init(
+        address=address,
+        namespace=namespace,
+        log_to_driver=False,
+        configure_logging=False,
+        **own,
+    )
+
+
+def _nodes() -> list[dict[str, Any]]:
+    # Ray has no public call for what is free per node without its dashboard.
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    return [
+        {
+            "address": node["NodeManagerAddress"],
+            "total": node["Resources"],
+            "free": free.get(node["NodeID"], {}),
+        }
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+class _Actor(EngineActor):
+    """The actor as Ray runs it."""
+
+    async def node_address(self) -> str:
+        """Return the address of this node."""
+        return str(ray.util.get_node_ip_address())
+
+
+def _create_actor(
+    name: str, place: str, needed: dict[str, float], arguments: tuple[str, str, str]
+) -> Any:
+    own = {k: v for k, v in needed.items() if k not in ("CPU", "GPU", "memory")}
+    options = {
+        "name": name,
+        "lifetime": "detached",
+        "num_cpus": needed["CPU"],
+        "num_gpus": needed.get("GPU", 0),
+        "memory": needed.get("memory"),
+        "resources": own,
+        "max_restarts": 0,
+        "max_concurrency": CONCURRENCY,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(get_placement_group(place), 0),
+        "runtime_env": {"env_vars": KEEP_CHILDREN},
+    }
+    return ray.remote(_Actor).options(**options).remote(*arguments)
+
+
+def _remove_all(prefix: str) -> None:
+    """Give back the places that an earlier gateway has left without an actor."""
+    for group in placement_group_table().values():
+        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+            _remove(group["name"])
+
+
+def _remove(place: str) -> None:
+    try:
+        group = get_placement_group(place)
+    except ValueError:  # there is none
+        return
+    remove_placement_group(group)
+    for _ in range(100):
+        if placement_group_table(group).get("state") == "REMOVED":
+            return
+        time.sleep(0.05)
+
+
+async def _handle(connector: Connector, request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out a request; return the reply."""
+    reply: dict[str, Any] = {"id": request["id"]}
+    call: Callable[..., Awaitable[object]] = getattr(connector, request["call"])
+    try:
+        reply["result"] = await call(**request["with"])
+    except Refused as error:
+        reply |= {"error": str(error), "kind": "refused"}
+    except (GetTimeoutError, TimeoutError) as error:
+        reply |= {"error": _one_line(error) or "its actor does not respond", "kind": "cluster"}
+    except NoActor as error:
+        reply |= {"error": _one_line(error), "kind": "actor"}
+    except RayTaskError as error:
+        reply |= {"error": _one_line(error.cause), "kind": "cluster"}
+    except Exception as error:  # noqa: BLE001 - reported to the gateway
+        reply |= {"error": _one_line(error), "kind": "cluster"}
+    return reply
+
+
+def _one_line(error: BaseException) -> str:
+    """Return an error of Ray's as one line: the first lines that are not empty."""
+    return " ".join(str(error).split())[:400]
+
+
+async def _serve(sock: socket.socket) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=sock, limit=MAX_LINE)
+    connector = Connector()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(request: dict[str, Any]) -> None:
+        reply = await _handle(connector, request)
+        writer.write(json.dumps(reply).encode() + b"\n")
+
+    while line := await reader.readline():
+        task = asyncio.create_task(answer(json.loads(line)))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def main() -> None:
+    """Serve the gateway on standard input until it closes it."""
+    sock = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # children of Ray's do not get the socket
+    asyncio.run(_serve(sock))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)

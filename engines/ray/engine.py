@@ -1,0 +1,81 @@
+"""The engine of kind `ray`: a supervised vLLM server on a node of a Ray cluster."""
+
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from engines.base import EngineCapabilities
+from engines.http import Address, Http1Client
+from engines.output import redact_command
+from engines.process import QUIET_FLAG, Launch, SupervisedEngine
+from engines.ray.cluster import Cluster
+from engines.ray.host import RayHost
+from engines.ray.placement import needed_resources, resource_words
+from engines.spec import RaySpec
+
+# Nothing listens there: the address of an engine is known when it has a place.
+NOWHERE = Address("127.0.0.1", 9)
+
+
+class RayEngine(SupervisedEngine):
+    """A vLLM server on a node of a Ray cluster, with an actor of the gateway's beside it."""
+
+    kind = "ray"
+    capabilities = EngineCapabilities(managed=True, unloadable=True, has_log=True, elsewhere=True)
+
+    def __init__(
+        self,
+        name: str,
+        spec: RaySpec,
+        cluster: Cluster,
+        *,
+        served_name: str,
+        run_dir: Path,
+        launcher: Sequence[str] | None = None,
+        keep: bool = False,
+        media_domains: Sequence[str] = (),
+        withheld: Collection[str] = (),
+    ) -> None:
+        """`launcher` runs vLLM's server on the node; default: the vLLM that is installed there.
+
+        With `keep` the engine outlives the gateway. Media are fetched from `media_domains` only.
+        `withheld` names variables of the node that are not inherited.
+        """
+        self._needs = resource_words(needed_resources(spec))
+        launch = Launch(
+            name=name,
+            spec=spec,
+            served_name=served_name,
+            directory=run_dir / name,
+            command=(
+                f"--model={spec.model}",
+                f"--served-model-name={served_name}",
+                QUIET_FLAG,
+                *spec.added_flags(media_domains),
+                *spec.argv(),
+            ),
+            env={},
+            keep=keep,
+            withheld=withheld,
+            place=self._needs,
+        )
+        client = Http1Client(NOWHERE, spec.timeouts)
+        control = Http1Client(NOWHERE, spec.timeouts)
+        host = RayHost(launch, cluster, (client, control), launcher=launcher)
+        # Engines on other nodes load at the same time.
+        super().__init__(launch, host, client=client, control=control, turn=None)
+        self._cluster = cluster
+        cluster.expect(name)
+
+    def describe(self) -> str:
+        variables = [f"{name}={value}" for name, value in self._launch.env.items()]
+        command = shlex.join([*variables, "vllm", "serve", *self._launch.command])
+        return f"{redact_command(command)} (Ray at {self._cluster.address}: {self._needs})"
+
+    async def stop(self, grace: float) -> None:
+        await super().stop(grace)
+        await self._cluster.leave(self._name)
+
+    async def release(self) -> None:
+        await super().release()
+        await self._cluster.leave(self._name)

@@ -1,0 +1,344 @@
+"""A node of a Ray cluster as the place of an engine; reports of the engine's actor there."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engines.guard import directories
+from engines.guard.guardian_client import LaunchError
+from engines.guard.process_tree import ProcessStat
+from engines.http import Address, Http1Client
+from engines.process import EngineProcesses, HostUnavailable, Launch
+from engines.ray.cluster import ActorDead, Cluster, ClusterError, EngineRefused
+from engines.ray.placement import needed_resources, occupied, placement_fault
+from engines.spec import RaySpec
+
+log = logging.getLogger(__name__)
+
+# For the cluster to give an engine a place that a node has.
+PLACE_S = 30.0
+PLACE_POLL_S = 1.0
+# For an actor and the processes of the engine to start; see `engines.ray.connector`.
+START_S = 200.0
+KILL_S = 60.0
+# An actor that no gateway has called for so long has none; every call of `watch` counts.
+LEASE_S = 30.0
+WATCH_S = 4.0
+WATCH_TIMEOUT_S = 40.0
+# What an actor reported longer ago says nothing about the processes of its engine.
+STALE_S = 15.0
+PAUSE_S = 1.0
+# While the cluster cannot be reached, an engine is dead after so many refused connections.
+REFUSALS = 3
+# The log of an engine here is a copy, with the guardian's bound.
+MAX_LOG_BYTES = 16 * 1024 * 1024
+
+
+class RayProcesses:
+    """The processes of an engine on a node, as its actor reports them. See `EngineProcesses`."""
+
+    def __init__(self, launch: Launch, cluster: Cluster, hello: Mapping[str, Any]) -> None:
+        self._launch = launch
+        self._cluster = cluster
+        self._server = str(hello["host"]), int(hello["port"])
+        self.address = f"{hello['host']}:{hello['port']}"
+        self.engine_pid = int(hello["pid"])
+        self.fingerprint = str(hello["fingerprint"])
+        self.frozen = False
+        self.lost: str | None = None
+        self._node = str(hello["host"])
+        self._place = str(hello["place"])
+        self._keep = launch.keep
+        self._processes: dict[int, ProcessStat] = {}
+        self._reported_at = 0.0
+        # The server has accepted connections.
+        self.listens = False
+        self._log_at: list[int] | None = None
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._commands: set[asyncio.Task[None]] = set()
+        self._watching = asyncio.create_task(self._watch(), name=f"actor of {launch.name}")
+
+    def live_processes(self) -> Mapping[int, ProcessStat]:
+        """Return the processes of the latest report; none if that is too old."""
+        stale = asyncio.get_running_loop().time() - self._reported_at > STALE_S
+        return {} if stale else self._processes
+
+    async def find_processes(self) -> Mapping[int, ProcessStat]:
+        """Return the processes of the latest report: the actor searches for them itself."""
+        return self.live_processes()
+
+    def keep(self, keep: bool) -> None:
+        """Set whether the engine keeps running without a gateway; the next call tells it so."""
+        self._keep = keep
+
+    def stop(self, grace: float) -> None:
+        """Stop the engine gracefully, by force after `grace` seconds."""
+
+        async def stop() -> None:
+            while not self._exit.done():
+                try:
+                    await self._cluster.call(
+                        "stop", name=self._launch.name, owner=self._cluster.owner, grace=grace
+                    )
+                except ActorDead:
+                    return
+                except ClusterError:
+                    await asyncio.sleep(PAUSE_S)  # the connector is replaced
+                else:
+                    return
+
+        self._run(stop())
+
+    def kill(self) -> None:
+        """Kill the engine and end its actor."""
+
+        async def kill() -> None:
+            with contextlib.suppress(ClusterError):
+                await self._cluster.call(
+                    "kill", KILL_S, name=self._launch.name, owner=self._cluster.owner
+                )
+            self._end(-signal.SIGKILL)
+
+        self._run(kill())
+
+    async def wait(self) -> int:
+        """Wait until the engine has ended and its place is free; return its exit code."""
+        code = await asyncio.shield(self._exit)
+        self.close()
+        return code
+
+    def close(self) -> None:
+        """Stop watching; the actor keeps the engine or ends it."""
+        self._watching.cancel()
+
+    def _run(self, command: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(command)
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
+
+    async def _watch(self) -> None:
+        """Read reports until the engine has ended or its actor is lost."""
+        loop, name = asyncio.get_running_loop(), self._launch.name
+        unreachable, refusals = False, 0
+        while not self._exit.done():
+            try:
+                report = await self._cluster.call(
+                    "watch",
+                    WATCH_TIMEOUT_S,
+                    name=name,
+                    owner=self._cluster.owner,
+                    keep=self._keep,
+                    log_at=self._log_at,
+                    listens=self.listens,
+                    wait_s=WATCH_S,
+                )
+            except ActorDead as error:
+                await self._lose(f"the node {self._node} or its actor there is lost: {error}")
+                return
+            except ClusterError as error:
+                if not unreachable:
+                    log.warning(
+                        "engine %s serves on, but its actor cannot be reached: %s",
+                        *(name, error),
+                        extra={"engine": name},
+                    )
+                unreachable = True
+                refusals = refusals + 1 if self.listens and await self._refuses() else 0
+                if refusals >= REFUSALS:
+                    self.lost = f"nothing listens at {self.address} any more, and {error}"
+                    self._end(-signal.SIGKILL)
+                    return
+                await asyncio.sleep(PAUSE_S)
+                continue
+            unreachable, refusals = False, 0
+            if "owned_by" in report:
+                self.lost = f"it was taken over by the gateway {report['owned_by']}"
+                self._end(0)
+                return
+            self._reported_at = loop.time()
+            self._processes = {
+                int(pid): ProcessStat(state, 0, 0, 0) for pid, state in report["processes"].items()
+            }
+            self.frozen, listens = report["frozen"], report["listens"]
+            self._log_at = report["log_at"]
+            _append(self._launch.log, report["log"])
+            self.listens = listens  # with all in its log that came before
+            if report["exit"] is not None:
+                await self._give_back_place()
+                self._end(int(report["exit"]))
+
+    async def _refuses(self) -> bool:
+        """Return whether the engine's machine refuses a connection to its server."""
+        try:
+            async with asyncio.timeout(PAUSE_S):
+                _, writer = await asyncio.open_connection(*self._server)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return False
+
+    async def _lose(self, reason: str) -> None:
+        self.lost = reason
+        await self._give_back_place()
+        self._end(-signal.SIGKILL)
+
+    async def _give_back_place(self) -> None:
+        # What is left is removed before the next start.
+        with contextlib.suppress(ClusterError):
+            await self._cluster.call("remove", place=self._place)
+
+    def _end(self, code: int) -> None:
+        if not self._exit.done():
+            self._exit.set_result(code)
+
+
+class RayHost:
+    """The place of one engine in a Ray cluster. See `EngineHost`."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        cluster: Cluster,
+        clients: Sequence[Http1Client],
+        *,
+        launcher: Sequence[str] | None,
+    ) -> None:
+        """`clients` are directed to the engine when its address is known.
+
+        `launcher` runs vLLM's server; default: the vLLM of the node.
+        """
+        assert isinstance(launch.spec, RaySpec)
+        self._launch = launch
+        self._spec = launch.spec
+        self._cluster = cluster
+        self._clients = clients
+        self._launcher = launcher
+        self._processes: RayProcesses | None = None
+
+    @property
+    def listening(self) -> bool:
+        """True when the actor has connected to the engine's server."""
+        return self._processes is not None and self._processes.listens
+
+    async def find(self) -> RayProcesses | None:
+        """Return the engine of this name in the cluster, of this gateway or of a silent one."""
+        self._processes = None
+        cluster, name = self._cluster, self._launch.name
+        cluster.join(name)
+        try:
+            found = await cluster.call(
+                "claim", name=name, owner=cluster.owner, owner_name=cluster.owner_name
+            )
+        except ClusterError as error:
+            raise HostUnavailable(str(error)) from None
+        if "owned_by" in found:
+            raise HostUnavailable(
+                f"an engine of this name in the namespace {cluster.namespace} of the Ray cluster "
+                f"belongs to the gateway {found['owned_by']}: set another ray.namespace"
+            )
+        return self._connected(found) if found else None
+
+    async def start(self, stopping: Callable[[], bool]) -> RayProcesses:
+        """Start the engine where the cluster has room. Raises as `EngineHost.start`."""
+        launch, cluster = self._launch, self._cluster
+        try:
+            directories.make_private(launch.directory)
+        except directories.ForeignDirectory as error:
+            raise LaunchError(str(error)) from None
+        launch.set_log_aside()
+        needed = needed_resources(self._spec)
+        place = f"{launch.name}.{cluster.owner[:16]}.{secrets.token_hex(8)}"
+        try:
+            await self._find_place(place, needed, stopping)
+            hello = await cluster.call(
+                "start", START_S, name=launch.name, place=place, needed=needed, plan=self._plan()
+            )
+        except ClusterError as error:
+            await self._remove(place)
+            if isinstance(error, EngineRefused):
+                raise LaunchError(str(error)) from None
+            raise HostUnavailable(str(error)) from None
+        return self._connected(hello)
+
+    async def used_gib(self, processes: EngineProcesses) -> float | None:
+        """Return the GiB that the engine uses on its node; None: not known."""
+        with contextlib.suppress(ClusterError):
+            gib: float | None = await self._cluster.call("used_gib", name=self._launch.name)
+            return gib
+        return None
+
+    async def wait_until_released(self, processes: EngineProcesses) -> None:
+        """Return at once: the actor reports an end only when the memory is released."""
+
+    async def _find_place(
+        self, place: str, needed: Mapping[str, float], stopping: Callable[[], bool]
+    ) -> None:
+        """Return when the cluster has a place. Raises ClusterError, also on a stop."""
+        loop, cluster = asyncio.get_running_loop(), self._cluster
+        if fault := placement_fault(needed, await cluster.nodes()):
+            raise ClusterError(fault)
+        await cluster.call("reserve", place=place, needed=needed)
+        deadline = loop.time() + PLACE_S
+        while not await cluster.call("is_reserved", place=place, wait_s=PLACE_POLL_S):
+            if stopping():
+                raise ClusterError("stopped while it waited for a place in the Ray cluster")
+            if loop.time() >= deadline:
+                nodes = await cluster.nodes()
+                raise ClusterError(placement_fault(needed, nodes) or occupied(needed, nodes))
+
+    async def _remove(self, place: str) -> None:
+        with contextlib.suppress(ClusterError):
+            await self._cluster.call("remove", place=place)
+
+    def _plan(self) -> dict[str, object]:
+        """Return what the actor starts; see `EngineActor.start`."""
+        launch, cluster = self._launch, self._cluster
+        withheld: Collection[str] = launch.withheld
+        return {
+            "owner": cluster.owner,
+            "owner_name": cluster.owner_name,
+            "namespace": cluster.namespace,
+            "name": launch.name,
+            "fingerprint": launch.fingerprint,
+            "keep": launch.keep,
+            "lease_s": LEASE_S,
+            "launcher": self._launcher,
+            "arguments": launch.command,
+            "env": launch.own_env,
+            "inherit": list(self._spec.inherit_env),
+            "withheld": sorted(withheld),
+            "gpus": self._spec.gpus is not None,
+            "model_path": self._spec.model_path,
+        }
+
+    def _connected(self, hello: Mapping[str, Any]) -> RayProcesses:
+        """Direct requests to the engine; return its processes."""
+        address = Address(str(hello["host"]), int(hello["port"]))
+        for client in self._clients:
+            client.direct_to(address, (("authorization", f"Bearer {hello['key']}"),))
+        self._processes = processes = RayProcesses(self._launch, self._cluster, hello)
+        log.info(
+            "engine %s runs on %s, pid %d there",
+            *(self._launch.name, processes.address, processes.engine_pid),
+            extra={"engine": self._launch.name},
+        )
+        return processes
+
+
+def _append(path: Path, text: str) -> None:
+    """Append to the copy of a log. A full disk does not stop the engine."""
+    if not text:
+        return
+    with contextlib.suppress(OSError):
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+            path.replace(path.with_name(f"{path.name}.1"))
+        with path.open("a", encoding="utf-8") as file:
+            path.chmod(0o600)
+            file.write(text)

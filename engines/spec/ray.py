@@ -1,0 +1,96 @@
+"""The specification of engines that run on the nodes of a Ray cluster."""
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from engines.spec.base import PlacedError
+from engines.spec.local import FlagValue, ManagedSpec
+
+# Flags of engines over several nodes, and of executors that place processes themselves.
+_SEVERAL_NODES = frozenset(
+    {
+        "nnodes", "node-rank", "master-addr", "master-port", "data-parallel-address",
+        "data-parallel-backend", "distributed-executor-backend",
+    }
+)  # fmt: skip
+
+
+def _gpus(value: object) -> object:
+    """Report in one line what a union of types reports in one line per type."""
+    if value in (None, "auto") or (type(value) is int and value >= 1):
+        return value
+    shown = f", not {value!r}" if isinstance(value, int | str) else ": Ray chooses the devices"
+    raise ValueError(f"must be auto or a number of GPUs{shown}")
+
+
+class RaySpec(ManagedSpec):
+    """A vLLM server on a node of the Ray cluster of the section `ray`."""
+
+    # vLLM's sleep mode needs development routes, which are not opened on a network.
+    sleep_level: ClassVar[None] = None
+
+    kind: Literal["ray"]
+    replicas: int = Field(1, ge=1, le=64, description="Number of engines of this specification.")
+    inherit_env: list[str] = Field(
+        default_factory=list,
+        description="Further environment variables that the engine inherits from its node: names, "
+        "or prefixes such as AWS_*. Default: only those that vLLM and its libraries read, and no "
+        "secret except tokens for model downloads (HF_TOKEN).",
+    )
+    memory_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Memory of one engine in GiB, for reports; it counts against no budget. "
+        "Default: the highest memory use measured while it ran.",
+    )
+    gpus: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)] | None, BeforeValidator(_gpus)
+    ] = Field(
+        None,
+        description="GPUs of one engine, all on one node: auto (as many as its parallel sizes "
+        "need) or a number. Default: none.",
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="Resources of one engine by Ray's names: CPU, memory (in bytes) or your own. "
+        "Default: CPU: 1.",
+    )
+    accelerator_type: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="Type of the GPUs of the node by Ray's name, such as A100. Default: any.",
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _same_on_every_node(cls, model: str) -> str:
+        if model.startswith(("./", "../")):
+            raise ValueError("must be an absolute path on the nodes, or a repository")
+        return model
+
+    @field_validator("resources")
+    @classmethod
+    def _resource_names(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name in resources:
+            if name == "GPU":
+                raise PlacedError("is set by gpus", name)
+            if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", name):
+                raise PlacedError("cannot be the name of a resource", name)
+        return resources
+
+    @field_validator("args")
+    @classmethod
+    def _one_node(cls, args: dict[str, FlagValue]) -> dict[str, FlagValue]:
+        for name, value in args.items():
+            if name.partition(".")[0] in _SEVERAL_NODES and value not in ("mp", "uni", 1):
+                raise PlacedError(
+                    "cannot be set for kind: ray, whose engines run on one node each", name
+                )
+        return args
+
+    @property
+    def model_path(self) -> str | None:
+        """The model's directory on the nodes; None: it may be a repository."""
+        return self.model if self.model.startswith(("/", "~")) else None

@@ -1,0 +1,180 @@
+"""Engines of kind: ray behind `vllm-gateway serve`, on a real Ray cluster of this machine."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.deployment import (
+    COMMAND,
+    ENGINE,
+    KEY,
+    ROOT,
+    Deployment,
+    demo_model,
+    environment,
+    run,
+    until_ready,
+    write_config,
+)
+from tests.engines.processes import gone
+from tests.engines.ray.clusters import SLOT, Nodes, family, ray_nodes
+from tests.waiting import poll_until
+
+pytestmark = pytest.mark.slow
+
+HEADERS = {"authorization": f"Bearer {KEY}"}
+FAKES = (sys.executable, "-m", "tests.fakes.gateway")
+TEXT = " ".join(f"word{n}" for n in range(300))
+STREAMS = 8
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with ray_nodes() as running:
+        running.add()
+        running.add()
+        yield running
+
+
+@contextmanager
+def gateway(config: Path, number: int = 0, command: tuple[str, ...] = ()) -> Iterator[Deployment]:
+    """Run a gateway until the end of the body, or until it is killed there."""
+    server = yaml.safe_load(config.read_text())["server"]
+    output = config.with_name(f"output-{number}.txt")
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            command or [*COMMAND, "serve", "--config", str(config)],
+            env=environment(),
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    deployment = Deployment(process, server["port"], Path(server["run_dir"]), output)
+    try:
+        until_ready(deployment)
+        yield deployment
+    finally:
+        if process.poll() is None:
+            deployment.terminate()
+
+
+def configure(directory: Path, nodes: Nodes, engine: dict[str, Any], **server: Any) -> Path:
+    """Write a configuration whose engines run in the cluster; return its path."""
+    placed = {**engine, "kind": "ray", "resources": {SLOT: 1}}
+    config = write_config(directory, {"name": "demo", "engines": [placed]}, **server)
+    ray = {"address": nodes.address, "namespace": directory.name}
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "ray": ray}))
+    return config
+
+
+def pids(deployment: Deployment) -> dict[str, int]:
+    """Return the PIDs of the engines' servers on their nodes, by the log."""
+    found = re.findall(r"engine (\S+) runs on \S+, pid (\d+) there", deployment.said())
+    return {name: int(pid) for name, pid in found}
+
+
+class Stream(threading.Thread):
+    """A client with one stream, of which it keeps the text."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = f"{url}/v1/chat/completions"
+        self.text = ""
+        self.faults: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        messages = [{"role": "user", "content": "hi"}]
+        body = {"model": "demo", "messages": messages, "stream": True, "temperature": 0}
+        body["fake"] = f"say:{TEXT}"
+        try:
+            with httpx.stream(
+                "POST", self._url, json=body, headers=HEADERS, timeout=60
+            ) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        self._take(json.loads(line.removeprefix("data: ")))
+        except httpx.HTTPError as error:
+            self.faults.append(repr(error))
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            self.faults.append(str(chunk))
+            return
+        for choice in chunk["choices"]:
+            self.text += choice["delta"].get("content") or ""
+
+
+def test_streams_go_on_when_a_node_is_lost(nodes: Nodes, tmp_path: Path) -> None:
+    fake = {"model": "m", "replicas": 2, "args": {"fake-pace-ms": 20}}
+    restart = {"backoff_s": 0.5, "max_backoff_s": 1}
+    config = configure(tmp_path, nodes, {**fake, "restart": restart})
+    with gateway(config, command=(*FAKES, str(config))) as running:
+        poll_until(lambda: len(pids(running)) == 2, 60)
+        poll_until(lambda: running.said().count(" is ready") >= 2, 60)
+        before = pids(running)
+        streams = [Stream(running.url) for _ in range(STREAMS)]
+        poll_until(lambda: all(one.text for one in streams))
+        victim = before["demo-1"]
+        processes = family(victim)
+        nodes.remove_of(victim)
+        poll_until(lambda: gone(processes), 10)
+        for one in streams:
+            one.join(60)
+        assert [one.faults for one in streams] == [[]] * STREAMS
+        assert {one.text for one in streams} == {TEXT}
+        nodes.add()
+        poll_until(lambda: pids(running)["demo-1"] != victim, 60)
+        assert pids(running)["demo-0"] == before["demo-0"]
+        left = family(before["demo-0"])
+    assert gone(left)
+
+
+def test_check_refuses_what_no_node_can_hold(nodes: Nodes, tmp_path: Path) -> None:
+    config = configure(tmp_path, nodes, {"model": "org/m", "replicas": 2, "gpus": 64})
+    refused = run("check", "--config", str(config))
+    assert refused.returncode != 0
+    assert "needs CPU 1, GPU 64, slot 1; there is " in refused.stderr
+    assert refused.stderr.count("no node of the Ray cluster can hold it") == 1
+    config.write_text(config.read_text().replace(nodes.address, "127.0.0.1:9"))
+    accepted = run("check", "--config", str(config))
+    assert accepted.returncode == 0, accepted.stderr
+    assert "note: engines of kind: ray were not placed: no Ray at 127.0.0.1:9" in accepted.stdout
+
+
+@pytest.mark.vllm
+def test_engine_is_adopted_after_its_gateway_was_killed(nodes: Nodes, tmp_path: Path) -> None:
+    engine = {**ENGINE, "model": str(demo_model().absolute())}
+    config = configure(tmp_path, nodes, engine, keep_engines=True)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}
+    with gateway(config) as first:
+        before = pids(first)
+        processes = family(before["demo-0"])
+        with first.client() as client:
+            answer = client.post("/v1/chat/completions", json=body).json()
+        first.process.kill()
+        first.process.wait()
+    assert not gone(processes)
+    with gateway(config, 1) as second:
+        assert "engine demo-0 adopted" in second.said()
+        assert pids(second) == before
+        with second.client() as client:
+            again = client.post("/v1/chat/completions", json=body).json()
+        assert again["choices"] == answer["choices"]
+    unkept = yaml.safe_load(config.read_text())
+    unkept["server"]["keep_engines"] = False
+    config.write_text(yaml.safe_dump(unkept))
+    with gateway(config, 2) as third:
+        assert pids(third) == before
+    assert gone(processes)

@@ -1,0 +1,110 @@
+"""Real Ray clusters on this machine, and engines on them."""
+
+import contextlib
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.ray import Cluster, RayEngine
+from engines.spec import RaySpec
+
+LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
+STORE_BYTES = 80 * 1024 * 1024
+# An engine takes one, so that a node holds as many engines as it has slots.
+SLOT = "slot"
+# Ray reads it once in a process.
+TOKEN = secrets.token_hex(32)
+# Ray reports nothing to its makers, and keeps no metrics.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"}
+
+
+class Nodes:
+    """A running cluster of a head without slots; every other node has one."""
+
+    def __init__(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from ray.cluster_utils import Cluster as RayNodes
+
+            self._cluster = RayNodes(initialize_head=True, head_node_args=_size(slots=0))
+        self.address: str = self._cluster.address
+
+    def add(self, slots: int = 1) -> Any:
+        """Start a node; return it."""
+        return self._cluster.add_node(**_size(slots))
+
+    def remove_of(self, pid: int | None) -> None:
+        """End the node of a process, without a warning."""
+        ancestors = {process.pid for process in psutil.Process(pid).parents()}
+        for node in self._cluster.list_all_nodes():
+            if node.all_processes["raylet"][0].process.pid in ancestors:
+                self._cluster.remove_node(node, allow_graceful=False)
+                return
+        raise AssertionError(f"no node has the process {pid}")
+
+    def remove_head(self) -> None:
+        """End the head, without a warning."""
+        self._cluster.remove_node(self._cluster.head_node, allow_graceful=False)
+
+    def close(self) -> None:
+        """End every node."""
+        self._cluster.shutdown()
+
+
+def _size(slots: int) -> dict[str, Any]:
+    return {
+        "num_cpus": 2,
+        "resources": {SLOT: slots} if slots else {},
+        "object_store_memory": STORE_BYTES,
+        "include_dashboard": False,
+    }
+
+
+@contextlib.contextmanager
+def ray_nodes() -> Iterator[Nodes]:
+    """Run a cluster whose processes authenticate each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            patch.delenv(name)
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        nodes = Nodes()
+        try:
+            yield nodes
+        finally:
+            nodes.close()
+
+
+def build(
+    cluster: Cluster,
+    run_dir: Path,
+    *,
+    name: str = "demo-0",
+    keep: bool = False,
+    launcher: tuple[str, ...] | None = LAUNCHER,
+    **fields: Any,
+) -> RayEngine:
+    """Return an engine that is not started. The caller stops it."""
+    restart = {"budget": 3, "backoff_s": 0.1, "max_backoff_s": 0.5}
+    spec = RaySpec.model_validate(
+        {"kind": "ray", "model": "m", "restart": restart, "resources": {SLOT: 1}} | fields
+    )
+    return RayEngine(
+        name, spec, cluster, served_name="demo", run_dir=run_dir, launcher=launcher, keep=keep
+    )
+
+
+def family(pid: int | None) -> list[psutil.Process]:
+    """Return every process of an engine with this server, the guardian first."""
+    guardian = psutil.Process(pid).parent()
+    assert guardian is not None
+    return [guardian, *guardian.children(recursive=True)]

@@ -1,0 +1,59 @@
+"""The environment of engines on a node, and the addresses that they use."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from engines.ray.actor import _LogReader, node_environment
+from engines.ray.addresses import free_port, interface_of
+
+
+def test_engine_inherits_from_its_raylet_and_nothing_of_rays() -> None:
+    raylet = {"PATH": "/bin", "RAY_AUTH_TOKEN": "secret", "CUDA_VISIBLE_DEVICES": "4,5"}
+    own = {**raylet, "OMP_NUM_THREADS": "1", "RAY_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "5"}
+    assert node_environment(own, raylet, with_gpus=False) == {
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "4,5",
+    }
+    assert node_environment(own, raylet, with_gpus=True)["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_interface_has_the_address() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.1") is None
+
+
+def test_free_port_can_be_listened_on() -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", free_port("127.0.0.1")))
+        one.listen()
+
+
+class TestLogReader:
+    def test_reads_on_from_the_place_of_the_previous_call(self, tmp_path: Path) -> None:
+        file = tmp_path / "engine.log"
+        first = _LogReader(file, None)
+        assert first.read() == ""
+        file.write_text("one\n")
+        assert first.read() == "one\n"
+        file.write_text("one\ntwo\n")
+        assert _LogReader(file, first.place).read() == "two\n"
+
+    def test_new_file_is_read_from_its_beginning(self, tmp_path: Path) -> None:
+        file = tmp_path / "engine.log"
+        file.write_text("a long line of the first file\n")
+        reader = _LogReader(file, None)
+        reader.read()
+        file.rename(tmp_path / "engine.log.1")
+        file.write_text("new\n")
+        assert reader.read() == "new\n"
+
+    def test_call_returns_a_bounded_part(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("engines.ray.actor.LOG_BYTES", 4)
+        file = tmp_path / "engine.log"
+        file.write_text("abcdefghij")
+        reader = _LogReader(file, None)
+        assert [reader.read(), reader.read()] == ["ghij", ""]

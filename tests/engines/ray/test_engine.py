@@ -1,0 +1,243 @@
+"""Engines on a real Ray cluster of two nodes, with fake vLLM servers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engines.base import EngineNotReady, EngineState
+from engines.ray import Cluster, RayEngine, host
+from tests.engines.processes import chat, gone, read
+from tests.engines.ray.clusters import SLOT, Nodes, build, family, ray_nodes
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+S = EngineState
+PATIENCE_S = 60.0
+Connect = Callable[..., Cluster]
+Make = Callable[..., RayEngine]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with ray_nodes() as running:
+        running.add()
+        running.add()
+        yield running
+
+
+@pytest.fixture
+async def connect(nodes: Nodes, tmp_path: Path) -> AsyncIterator[Connect]:
+    """Connect gateways to the cluster; each directory is another gateway's."""
+    made: list[Cluster] = []
+
+    def cluster(gateway: str = "gateway", address: str | None = None) -> Cluster:
+        made.append(Cluster(address or nodes.address, "test", tmp_path / gateway))
+        return made[-1]
+
+    yield cluster
+    for one in made:
+        await one.close()
+
+
+@pytest.fixture
+async def make(connect: Connect, tmp_path: Path) -> AsyncIterator[Make]:
+    """Make engines, by default of one gateway; they are stopped at the end."""
+    made: list[RayEngine] = []
+    first = connect()
+
+    def engine(cluster: Cluster = first, run_dir: Path = tmp_path, **fields: Any) -> RayEngine:
+        made.append(build(cluster, run_dir, **fields))
+        return made[-1]
+
+    yield engine
+    await asyncio.gather(*(one.stop(0.0) for one in made))
+
+
+async def ready(engine: RayEngine) -> None:
+    await engine.ensure_ready(asyncio.get_running_loop().time() + PATIENCE_S)
+
+
+async def ask(engine: RayEngine) -> int:
+    response = await engine.send(chat())
+    await read(response)
+    return response.status
+
+
+async def fault_of(engine: RayEngine) -> str:
+    """Return why an engine does not start."""
+    with pytest.raises(EngineNotReady) as raised:
+        await ready(engine)
+    await engine.stop(0.0)
+    return str(raised.value)
+
+
+async def test_engine_serves_with_a_key_of_its_own_and_stops(make: Make, tmp_path: Path) -> None:
+    engine = make()
+    await ready(engine)
+    assert await ask(engine) == 200
+    processes = family(engine.pid)
+    variables = processes[1].environ()
+    arguments = " ".join(word for one in processes for word in one.cmdline())
+    assert len(variables["VLLM_API_KEY"]) >= 32
+    assert variables["VLLM_API_KEY"] not in arguments
+    assert variables["VLLM_HOST_IP"] in arguments
+    assert not [name for name in variables if name.startswith("RAY_")]
+    assert "OMP_NUM_THREADS" not in variables
+    assert any("API server" in line for line in engine.recent_log())
+    assert (tmp_path / "demo-0" / "engine.log").stat().st_mode & 0o077 == 0
+    await engine.stop(5.0)
+    assert engine.state is S.STOPPED
+    assert gone(processes)
+
+
+async def test_node_is_lost_and_the_engine_starts_on_the_next(nodes: Nodes, make: Make) -> None:
+    first, second = (make(name=f"demo-{n}") for n in range(2))
+    await asyncio.gather(ready(first), ready(second))
+    raylets = [psutil.Process(one.pid).parents()[2].pid for one in (first, second)]
+    assert raylets[0] != raylets[1]
+    processes = family(second.pid)
+    await asyncio.to_thread(nodes.remove_of, second.pid)
+    await wait_until(lambda: second.state is S.FAILED, timeout_s=30)
+    assert second.last_error is not None
+    await wait_until(lambda: gone(processes), timeout_s=10)
+    assert first.state is S.READY
+    assert await ask(first) == 200
+    # The other node is full.
+    await wait_until(lambda: "has room" in (second.last_error or ""), timeout_s=60)
+    nodes.add()
+    await wait_until(lambda: second.state is S.READY, timeout_s=60)
+    assert await ask(second) == 200
+
+
+async def test_engine_is_adopted_by_the_next_gateway(make: Make, connect: Connect) -> None:
+    left = make(keep=True)
+    await ready(left)
+    pid = left.pid
+    await left.release()
+    adopting = make(connect(), keep=True)
+    await ready(adopting)
+    assert adopting.pid == pid
+    assert await ask(adopting) == 200
+    await adopting.release()
+    changed = make(connect(), keep=True, args={"max-model-len": 4096})
+    await ready(changed)
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    assert changed.pid != pid
+
+
+async def test_engine_of_another_gateway_is_left_alone(
+    make: Make, connect: Connect, tmp_path: Path
+) -> None:
+    owned = make(run_dir=tmp_path / "1")
+    await ready(owned)
+    other = make(connect("second"), tmp_path / "2")
+    fault = await fault_of(other)
+    assert "belongs to the gateway" in fault
+    assert "ray.namespace" in fault
+    assert await ask(owned) == 200
+
+
+async def test_engine_that_is_no_longer_configured_is_stopped(make: Make, connect: Connect) -> None:
+    left = make(name="old-0", keep=True)
+    await ready(left)
+    processes = family(left.pid)
+    await left.release()
+    engine = make(connect(), name="new-0")
+    await ready(engine)
+    assert gone(processes)
+
+
+async def test_engine_ends_without_its_gateway_unless_it_is_kept(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "LEASE_S", 3.0)
+    engine = make()
+    await ready(engine)
+    processes = family(engine.pid)
+    await engine.release()
+    await wait_until(lambda: gone(processes), timeout_s=30)
+
+
+async def test_engine_serves_on_when_the_connector_is_killed(make: Make) -> None:
+    engine = make()
+    await ready(engine)
+    pid = engine.pid
+    [connector] = [
+        one for one in psutil.Process().children() if "engines.ray.connector" in one.cmdline()
+    ]
+    connector.kill()
+    assert await ask(engine) == 200
+    await wait_until(lambda: len(psutil.Process().children()) > 0, timeout_s=30)
+    assert (engine.state, engine.pid) == (S.READY, pid)
+    processes = family(engine.pid)
+    await engine.stop(5.0)
+    assert gone(processes)
+
+
+async def test_killed_engine_is_restarted(make: Make) -> None:
+    engine = make()
+    await ready(engine)
+    processes = family(engine.pid)
+    processes[1].kill()
+    await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY, timeout_s=60)
+    assert gone(processes)
+    assert "died while serving" in (engine.last_error or "")
+
+
+async def test_killed_actor_takes_its_engine_with_it(make: Make) -> None:
+    engine = make(args={"fake-children": True})
+    await ready(engine)
+    processes = family(engine.pid)
+    actor = processes[0].parent()
+    assert actor is not None
+    actor.kill()
+    await wait_until(lambda: gone(processes), timeout_s=10)
+    await wait_until(lambda: engine.restarts == 1 and engine.state is S.READY, timeout_s=60)
+
+
+async def test_faults_of_a_place_are_one_line(
+    make: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "PLACE_S", 1.0)
+    never = make(resources={SLOT: 2})
+    assert "no node of the Ray cluster can hold it: it needs CPU 1, slot 2" in await fault_of(never)
+    nowhere = make(connect(address="127.0.0.1:9"))
+    assert await fault_of(nowhere) == "no Ray at 127.0.0.1:9: Connection refused"
+    model = make(model="/no/such/model")
+    assert (await fault_of(model)).startswith("model directory /no/such/model does not exist")
+
+
+async def test_waiting_for_a_place_can_be_stopped(make: Make) -> None:
+    both = [make(name=f"demo-{n}") for n in range(3)]
+    await asyncio.gather(ready(both[0]), ready(both[1]))
+    waiting = asyncio.create_task(ready(both[2]))
+    await wait_until(lambda: both[2].state is S.STARTING)
+    await both[2].stop(0.0)
+    with pytest.raises(EngineNotReady):
+        await waiting
+
+
+async def test_engine_outlives_the_head_for_a_while_and_fails_with_its_node(
+    tmp_path: Path,
+) -> None:
+    with ray_nodes() as nodes:
+        nodes.add()
+        cluster = Cluster(nodes.address, "test", tmp_path / "gateway")
+        engine = build(cluster, tmp_path)
+        await ready(engine)
+        processes = family(engine.pid)
+        await asyncio.to_thread(nodes.remove_head)
+        assert await ask(engine) == 200
+        assert engine.state is S.READY
+        await asyncio.to_thread(nodes.remove_of, engine.pid)
+        await wait_until(lambda: engine.state is S.FAILED, timeout_s=60)
+        assert await wait_until(lambda: "no Ray at" in (engine.last_error or ""), timeout_s=100)
+        assert gone(processes)
+        await engine.stop(0.0)
+        await cluster.close()

@@ -23,7 +23,7 @@ from app.reload.report import ModelReport, Outcome
 from app.settings import ModelSettings, Settings
 from app.telemetry.logs import Levels
 from app.usage import Ledger
-from engines.base import EngineState
+from engines.base import Engine, EngineState
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,24 @@ class Applier:
             return await self._apply(found)
         finally:
             self._reorder(found.new)
+
+    async def resize(self, model: str, scaled: int) -> tuple[Engine, ...]:
+        """Have so many engines of a model where it is scaled; return those that are to start.
+
+        Engines that go have drained when this returns.
+        """
+        deployment = self.deployments[model]
+        others = {
+            slot.name
+            for one in self.deployments.values()
+            if one is not deployment
+            for slot in one.slots
+        }
+        found = plan(deployment.slots, deployment.settings, others, scaled)
+        added = self.fleet.add(deployment, found.added)
+        for slot in found.removed:
+            await self.fleet.remove(deployment, slot.name, self.settings.server.drain_timeout_s)
+        return tuple(one.engine for one in added)
 
     async def _apply(self, found: Difference) -> tuple[ModelReport, ...]:
         self.settings = applied(self.settings, found.new)

@@ -4,6 +4,7 @@
 carries out.
 """
 
+from app.scaling.autoscaler import Autoscaler
 from app.scaling.policy import Load, ScalingPolicy, ScalingTerms
 
-__all__ = ["Load", "ScalingPolicy", "ScalingTerms"]
+__all__ = ["Autoscaler", "Load", "ScalingPolicy", "ScalingTerms"]

@@ -15,6 +15,7 @@ from tests.app.scaling.simulation import Outcome, Rate, fixed, simulate
 
 TERMS = ScalingTerms(least=1, most=8, slots=8, target_wait_s=5.0)
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 BUSY = Load(in_flight=8, waiting=40, ended=0, engines=1, ready=1)
 IDLE = Load(in_flight=0, waiting=0, ended=0, engines=3, ready=3)
 
@@ -122,7 +123,7 @@ def random_trace(seed: int) -> Rate:
 
 
 TRACES: dict[str, Rate] = {
-    "a day": lambda now: 0.9 + 0.8 * math.sin(now / (6 * HOUR_S) * 2 * math.pi),
+    "a day": lambda now: 1.3 - 1.25 * math.cos(now / DAY_S * 2 * math.pi),
     "steps of half an hour": lambda now: 0.3 if now // 1800 % 2 == 0 else 2.0,
     "bursts of 20 s": lambda now: 4.0 if now % 600 < 20 else 0.3,
     "a ramp": lambda now: 2.5 * now / (4 * HOUR_S),
@@ -135,7 +136,7 @@ TRACES: dict[str, Rate] = {
 def test_scaling_costs_less_than_a_fixed_fleet_that_serves_as_well(
     trace: str, show: Callable[[str], None]
 ) -> None:
-    seconds = 4 * HOUR_S
+    seconds = DAY_S if trace == "a day" else 4 * HOUR_S
     scaled = simulate(ScalingPolicy(TERMS).decide, TRACES[trace], seconds, first=1)
     late = scaled.late(TERMS.target_wait_s)
     others = [

@@ -4,7 +4,8 @@
 failed start releases what had been started, and a canceled shutdown still releases the rest.
 The order of the release:
 
-    event loop lag, start of engines      no engine starts with the gateway any more
+    event loop lag, scaling, start of     no engine is started any more, except by a reload or
+    engines                               an operation
     engines page, discovery, reloader     closed
     operations, loader                    closed: from now on nothing starts an engine
     engines                               stopped, or released to the next gateway
@@ -40,6 +41,7 @@ from app.relay import BodyMemory, RequestDirectory, RequestsInFlight
 from app.reload import Reloader
 from app.residency import OnDemandLoader
 from app.routing import Catalogue
+from app.scaling import Autoscaler
 from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry.logs import AccessLog
@@ -70,6 +72,7 @@ class Application:
     access: AccessLog
     tracer: "Tracer | None"
     reloader: Reloader
+    autoscaler: Autoscaler
     operations: ModelOperations
     engine_lifecycle: EngineLifecycle
     engines_page: EnginesPage
@@ -137,6 +140,7 @@ class Application:
             stack.push_async_callback(self.engines_page.close)
             self.engine_lifecycle.start()
             stack.push_async_callback(self.engine_lifecycle.cancel_start)
+            _run_until_release(stack, self.autoscaler.run(), "scale models")
             if self.waits_for_engines:
                 await self.engine_lifecycle.wait_for_running_engines()
             self.loop_lag.start()

@@ -93,6 +93,7 @@ from app.relay import (
 from app.reload import Adjustable, Reloader
 from app.residency import OnDemandLoader
 from app.routing import Catalogue, Model
+from app.scaling import Autoscaler
 from app.settings import Settings
 from app.stored import StoredResponses
 from app.telemetry import NO_RECORDER, RecentRequests, TracedRequests
@@ -237,6 +238,7 @@ def create_app(
         access=access,
         tracer=tracer,
         reloader=reloader,
+        autoscaler=Autoscaler(reloader, admission, engine_lifecycle.startup_done),
         operations=operations,
         engine_lifecycle=engine_lifecycle,
         engines_page=EnginesPage(catalogue, metrics),
@@ -370,6 +372,7 @@ def _watch(application: Application, output: Output) -> None:
     metrics.watch_figures(lambda: engine_figures(catalogue))
     metrics.watch_discovery(application.reloader.discovery.counts)
     metrics.watch_queues(admission.queue_limits)
+    metrics.watch_scaling(application.autoscaler.wanted)
     metrics.watch_in_flight(admission.in_flight_by_model)
     metrics.watch_budgets(application.budgets.usage_levels)
     metrics.watch_ledger(lambda: application.ledger.pending)

@@ -116,6 +116,10 @@ class Admission:
         queue = self._queues[model]
         return queue.in_flight, queue.waiting
 
+    def ended(self, model: str) -> int:
+        """Return the number of a model's requests that were in flight and have ended."""
+        return self._queues[model].ended
+
     def in_flight_by_model(self) -> Iterator[tuple[str, int]]:
         """Yield every model with its number of requests in flight."""
         for model, queue in self._queues.items():

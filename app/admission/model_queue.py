@@ -41,6 +41,7 @@ class ModelQueue:
         self._engine_changes = engine_changes
         self._metrics = metrics
         self.in_flight = 0  # slots that are held
+        self.ended = 0  # slots that were given back, since the beginning
         self.suspended = 0  # of these, slots of requests that are at no engine for now
         # Notified of slots that become free while suspended requests wait for room.
         self._freed = ChangeNotifier()
@@ -141,6 +142,7 @@ class ModelQueue:
     def release(self) -> None:
         """Give a slot back, once; the next waiting request has it when this returns."""
         self.in_flight -= 1
+        self.ended += 1
         if self.suspended:
             self._freed.notify()
         if self._queue.size:

@@ -123,6 +123,13 @@ class Fleet:
             if isinstance(fault, BaseException):
                 raise fault
 
+    def add(self, deployment: ModelDeployment, slots: Sequence[Slot]) -> list[DeployedEngine]:
+        """Add engines to a model and return them; they are not started."""
+        added = self.build(deployment.name, slots)
+        deployment.engines += added
+        self._publish()
+        return added
+
     # Discovered servers
 
     async def begin(self, server: DeployedEngine) -> None:
@@ -168,15 +175,13 @@ class Fleet:
         try:
             for slot in plan.removed:  # first: new engines may need their memory
                 steps.append((slot, None))
-                await self._remove(deployment, slot.name, terms.drain_s)
+                await self.remove(deployment, slot.name, terms.drain_s)
             for old, new in plan.replaced:
                 steps.append((old, new))
                 await self._replace(deployment, old.name, new, terms)
             steps += [(None, slot) for slot in plan.added]
-            added = self.build(deployment.name, plan.added)
             idle = [one for one in deployment.engines if one.engine.state in IDLE_STATES]
-            deployment.engines += added
-            self._publish()
+            added = self.add(deployment, plan.added)
             if terms.start:
                 await self.start_all([*added, *(idle if terms.wake else ())])
         except NotStarted as error:
@@ -206,7 +211,8 @@ class Fleet:
                 await stack.enter_async_context(moving)
             yield
 
-    async def _remove(self, deployment: ModelDeployment, name: str, drain_s: float) -> None:
+    async def remove(self, deployment: ModelDeployment, name: str, drain_s: float) -> None:
+        """Drain and stop an engine of a model, for at most `drain_s` seconds; its streams move."""
         deployed = deployment.find(name)
         assert deployed is not None
         replica = deployed.replica
@@ -354,7 +360,7 @@ class Fleet:
                 self._publish()
                 await _start(again)
             elif present is not None:
-                await self._remove(deployment, present.slot.name, terms.drain_s)
+                await self.remove(deployment, present.slot.name, terms.drain_s)
         except NotStarted as error:
             return [f"with its old settings, {error}"]
         return []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from app.settings import ModelSettings, Settings
-from engines.spec import EngineSpec, ManagedSpec, ProcessSpec, RaySpec, RemoteSpec
+from engines.spec import EngineSpec, InProcessSpec, ManagedSpec, RemoteSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,21 @@ def slots_of(model: ModelSettings, taken: Collection[str] = ()) -> tuple[Slot, .
     return tuple(_slot(name, spec, model) for name, spec in zip(names, specs, strict=True))
 
 
-def plan(slots: Sequence[Slot], model: ModelSettings, taken: Collection[str] = ()) -> Plan:
+def plan(
+    slots: Sequence[Slot],
+    model: ModelSettings,
+    taken: Collection[str] = (),
+    scaled: int | None = None,
+) -> Plan:
     """Return how a model's engines get to its new settings.
 
     Engines with equal settings are kept; of the others as many as possible are replaced, in order.
-    `taken` has the names of all other engines.
+    `taken` has the names of all other engines. `scaled` is the number of those that are scaled;
+    default: as many as there are, within their bounds.
     """
-    wanted = [_slot("", spec, model) for spec in _specs(model)]
+    if scaled is None:
+        scaled = scaled_engines(slots, model)
+    wanted = [_slot("", spec, model) for spec in _specs(model, scaled)]
     left = list(slots)
     kept: list[tuple[Slot, int]] = []
     open_places: list[int] = []
@@ -127,6 +135,13 @@ def rename_successors(plan: Plan, names: Mapping[str, str]) -> Plan:
     # Until now an engine that is replaced and its successor have had the same name.
     after = tuple(renamed.get(slot.name, slot) for slot in plan.after)
     return replace(plan, after=after, replaced=replaced)
+
+
+def scaled_engines(slots: Sequence[Slot], model: ModelSettings) -> int:
+    """Return how many of a model's engines are there by scaling, within the bounds."""
+    if (bounds := model.scaling) is None:
+        return 0
+    return min(max(len(slots) - len(_specs(model, 0)), bounds.min), bounds.max)
 
 
 def config_hash(model: str, slot: Slot) -> str:
@@ -171,14 +186,22 @@ def _slot(name: str, spec: EngineSpec, model: ModelSettings) -> Slot:
     return Slot(name, spec, model.media.domains if isinstance(spec, ManagedSpec) else ())
 
 
-def _specs(model: ModelSettings) -> list[EngineSpec]:
-    """Return one spec per engine; those whose servers are discovered have none of their own."""
-    return [
-        spec
-        for spec in model.engines
-        if not isinstance(spec, RemoteSpec) or spec.discover is None
-        for _ in range(spec.replicas if isinstance(spec, ProcessSpec | RaySpec) else 1)
-    ]
+def _specs(model: ModelSettings, scaled: int | None = None) -> list[EngineSpec]:
+    """Return one spec per engine; `scaled` is the number of those that are scaled.
+
+    Default: the least. Those whose servers are discovered have none of their own.
+    """
+    return [spec for spec in model.engines for _ in range(_count(spec, scaled))]
+
+
+def _count(spec: EngineSpec, scaled: int | None) -> int:
+    if isinstance(spec, RemoteSpec):
+        return 1 if spec.discover is None else 0
+    if isinstance(spec, InProcessSpec):
+        return 1
+    if isinstance(spec.replicas, int):
+        return spec.replicas
+    return spec.replicas.min if scaled is None else scaled
 
 
 def slug(name: str) -> str:

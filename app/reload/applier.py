@@ -24,7 +24,7 @@ from app.reload.report import ModelReport, Outcome
 from app.settings import ModelSettings, Settings
 from app.telemetry.logs import Levels
 from app.usage import Ledger
-from engines.base import EngineState
+from engines.base import Engine, EngineState
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,23 @@ class Applier:
                 deployment.upcoming = ()
                 deployment.outgoing = frozenset()
             self._reorder(found.new)
+
+    async def resize(self, model: str, scaled: int) -> tuple[Engine, ...]:
+        """Have so many engines of a model where it is scaled; return those that are to start.
+
+        Engines that go have drained when this returns.
+        """
+        deployment = self.deployments[model]
+        others = {
+            each.slot.name
+            for one in self.deployments.values()
+            for each in (one.members if one is deployment else one.all_engines)
+        }
+        found = plan(deployment.slots, deployment.settings, others, scaled)
+        added = self.fleet.add(deployment, found.added)
+        for slot in found.removed:
+            await self.fleet.remove(deployment, slot.name, self.settings.server.drain_timeout_s)
+        return tuple(one.engine for one in added)
 
     async def _apply(self, found: Difference) -> tuple[ModelReport, ...]:
         self.settings = applied(self.settings, found.new)

@@ -7,7 +7,7 @@ difference is applied model by model (`applier`). Reloads run one at a time.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from app.discovery import FindSource, ServerDiscovery
@@ -18,6 +18,7 @@ from app.reload.difference import difference
 from app.reload.effects import request_effects
 from app.reload.report import Report
 from app.settings import ConfigError, Settings
+from engines.base import Engine
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,11 @@ class Reloader:
         return self._applier.discovery
 
     @property
+    def deployments(self) -> Mapping[str, ModelDeployment]:
+        """The present models with their engines, by name."""
+        return self._applier.deployments
+
+    @property
     def uncounted_gib(self) -> float:
         """Memory of starting and stopping engines that no model accounts for."""
         return self._applier.fleet.uncounted_gib
@@ -83,6 +89,19 @@ class Reloader:
         self._tasks.add(task)
         task.add_done_callback(partial(self._finished, dry_run))
         return await asyncio.shield(task)
+
+    async def resize(self, model: str, scaled: int) -> tuple[Engine, ...]:
+        """Have so many engines of a model where it is scaled; return those that are to start.
+
+        It waits for a reload that is under way; a model that is gone by then has none to start.
+        Engines that go have drained when this returns.
+        """
+        async with self._turn:
+            deployment = self._applier.deployments.get(model)
+            if deployment is None or (bounds := deployment.settings.scaling) is None:
+                return ()
+            within = min(max(scaled, bounds.min), bounds.max)
+            return await self._applier.resize(model, within)
 
     async def stop(self) -> None:
         """Cancel what is under way; detached engines finish their requests."""

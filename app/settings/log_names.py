@@ -38,6 +38,7 @@ SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     "reload": ("app.reload",),
     "residency": ("app.residency",),
     "routing": ("app.routing",),
+    "scaling": ("app.scaling",),
     "server": ("app.application", "app.main", "app.server"),
     "traces": ("app.telemetry.traces",),
     "usage": ("app.usage",),

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from app.settings.field_rules import FieldSettings
 from app.settings.limits import NO_LIMITS, LimitSettings
-from engines.spec import EngineSpec, RemoteSpec, SpecModel
+from engines.spec import EngineSpec, PlacedError, RaySpec, RemoteSpec, ReplicaRange, SpecModel
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 
@@ -193,6 +193,36 @@ class ModelSettings(SpecModel):
         elif self.idle_unload_s is not None:
             raise ValueError("idle_unload_s needs load: on_demand")
         return self
+
+    @model_validator(mode="after")
+    def _check_scaling(self) -> Self:
+        ranges = [
+            number
+            for number, spec in enumerate(self.engines)
+            if isinstance(spec, RaySpec) and isinstance(spec.replicas, ReplicaRange)
+        ]
+        if not ranges:
+            return self
+        place = ("engines", ranges[0], "replicas")
+        if len(ranges) > 1:
+            raise PlacedError("one specification of a model can have min and max", *place)
+        if self.queue.max_in_flight is None:
+            raise PlacedError(
+                "min and max need queue.max_in_flight of the model: the requests that one engine "
+                "takes at once",
+                *place,
+            )
+        if self.load == "on_demand":
+            raise PlacedError("min and max need load: eager", *place)
+        return self
+
+    @property
+    def scaling(self) -> ReplicaRange | None:
+        """The bounds of the number of engines that are scaled; None: none are."""
+        for spec in self.engines:
+            if isinstance(spec, RaySpec) and isinstance(spec.replicas, ReplicaRange):
+                return spec.replicas
+        return None
 
     @property
     def continues_streams(self) -> bool:

@@ -15,7 +15,7 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.ray import RaySpec
+from engines.spec.ray import RaySpec, ReplicaRange
 from engines.spec.remote import (
     Discovery,
     EndpointSlices,
@@ -42,6 +42,7 @@ __all__ = [
     "ProcessSpec",
     "RaySpec",
     "RemoteSpec",
+    "ReplicaRange",
     "Restart",
     "SpecModel",
     "Timeouts",

@@ -1,11 +1,11 @@
 """The specification of engines that run on the nodes of a Ray cluster."""
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from engines.spec.base import PlacedError
+from engines.spec.base import PlacedError, SpecModel
 from engines.spec.local import FlagValue, ManagedSpec
 
 # Flags of engines over several nodes, and of executors that place processes themselves.
@@ -25,6 +25,28 @@ def _gpus(value: object) -> object:
     raise ValueError(f"must be auto or a number of GPUs{shown}")
 
 
+class ReplicaRange(SpecModel):
+    """Engines of one specification that are started and stopped as the load asks for."""
+
+    min: int = Field(1, ge=1, le=64, description="Least number of engines.")
+    max: int = Field(ge=1, le=64, description="Greatest number of engines.")
+    target_wait_s: float = Field(
+        5.0,
+        gt=0,
+        description="Time in the model's queue, in seconds, above which engines are added.",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max < self.min:
+            raise PlacedError(f"must be at least min ({self.min})", "max")
+        return self
+
+
+def _form(value: object) -> str:
+    return "range" if isinstance(value, dict | ReplicaRange) else "number"
+
+
 class RaySpec(ManagedSpec):
     """A vLLM server on a node of the Ray cluster of the section `ray`."""
 
@@ -32,7 +54,14 @@ class RaySpec(ManagedSpec):
     sleep_level: ClassVar[None] = None
 
     kind: Literal["ray"]
-    replicas: int = Field(1, ge=1, le=64, description="Number of engines of this specification.")
+    replicas: Annotated[
+        Annotated[int, Field(ge=1, le=64), Tag("number")] | Annotated[ReplicaRange, Tag("range")],
+        Discriminator(_form),
+    ] = Field(
+        1,
+        description="Number of engines of this specification, or its bounds: min, max and "
+        "target_wait_s.",
+    )
     inherit_env: list[str] = Field(
         default_factory=list,
         description="Further environment variables that the engine inherits from its node: names, "

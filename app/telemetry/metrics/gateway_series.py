@@ -156,6 +156,12 @@ class Metrics:
             "Requests waiting for an engine, or for a model to load.",
             _MODEL,
         )
+        self.engines_wanted = Gauge(
+            r,
+            "gateway_engines_wanted",
+            "Engines that a model should have, where their number is scaled.",
+            _MODEL,
+        )
         self.queue_limit = Gauge(
             r,
             "gateway_queue_limit",
@@ -378,6 +384,10 @@ class Metrics:
     def watch_queues(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
         """Export the queue limits; `read` returns (model, limit) pairs."""
         self._watch_models(self.queue_limit, read)
+
+    def watch_scaling(self, read: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """Export what scaling has decided; `read` returns (model, number of engines) pairs."""
+        self._watch_models(self.engines_wanted, read)
 
     def watch_models(self, read: Callable[[], Iterable[tuple[str, bool]]]) -> None:
         """Export which models are on demand; `read` returns (model, on demand) pairs."""

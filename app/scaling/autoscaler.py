@@ -1,0 +1,156 @@
+"""Measures the models whose engines are scaled, and has engines started and stopped for them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from app.admission import Admission
+from app.fleet import ModelDeployment
+from app.fleet.fleet import ensure_ready
+from app.fleet.slots import scaled_engines
+from app.reload import Reloader
+from app.scaling.policy import Load, ScalingPolicy, ScalingTerms
+from engines.base import Engine, EngineNotReady, EngineState
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Scaled:
+    """A model that is scaled: its terms and policy, and the step that is under way."""
+
+    terms: ScalingTerms
+    policy: ScalingPolicy
+    wanted: int
+    step: asyncio.Task[None] | None = None
+
+
+class Autoscaler:
+    """Scales models of the present configuration until it is canceled."""
+
+    def __init__(
+        self,
+        reloader: Reloader,
+        admission: Admission,
+        startup_done: asyncio.Event,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`clock` returns seconds; default: the event loop's."""
+        self._reloader = reloader
+        self._admission = admission
+        self._startup_done = startup_done
+        self._clock = clock
+        # By name; models of the configuration that are scaled.
+        self._models: dict[str, _Scaled] = {}
+        self._steps: set[asyncio.Task[None]] = set()
+
+    def wanted(self) -> Iterator[tuple[str, int]]:
+        """Yield each model that is scaled with the number of engines that it should have."""
+        for name, scaled in self._models.items():
+            yield name, scaled.wanted
+
+    @property
+    def stepping(self) -> bool:
+        """True while engines that were decided start or drain."""
+        return bool(self._steps)
+
+    async def run(self) -> None:
+        """Decide again and again. Steps of different models run at the same time."""
+        clock = self._clock or asyncio.get_running_loop().time
+        try:
+            await self._startup_done.wait()
+            while True:
+                self.decide(clock())
+                await asyncio.sleep(INTERVAL_S)
+        finally:
+            for step in self._steps:
+                step.cancel()
+            await asyncio.gather(*self._steps, return_exceptions=True)
+
+    def decide(self, now: float) -> None:
+        """Begin a step for each model that needs one, unless its previous one is under way."""
+        deployments = self._reloader.deployments
+        self._follow(deployments)
+        for name, scaled in self._models.items():
+            load = self._load_of(deployments[name])
+            wanted = scaled.policy.decide(now, load)
+            if scaled.step is None or scaled.step.done():
+                scaled.wanted = wanted
+                if wanted != load.engines:
+                    log.info(
+                        "model %s: %d engines become %d; in flight: %d, waiting: %d",
+                        *(name, load.engines, wanted, load.in_flight, load.waiting),
+                        extra={"model": name},
+                    )
+                    scaled.step = self._begin(name, wanted - load.engines)
+
+    def _begin(self, name: str, more: int) -> asyncio.Task[None]:
+        step = asyncio.create_task(self._step(name, more), name=f"scale {name}")
+        self._steps.add(step)
+        step.add_done_callback(self._finished)
+        return step
+
+    def _finished(self, step: asyncio.Task[None]) -> None:
+        self._steps.discard(step)
+        if not step.cancelled() and (error := step.exception()) is not None:
+            log.error("unhandled exception in %s", step.get_name(), exc_info=error)
+
+    def _follow(self, deployments: Mapping[str, ModelDeployment]) -> None:
+        """Forget models that are not scaled any more, and begin anew where terms have changed."""
+        present = {
+            name: terms for name, one in deployments.items() if (terms := terms_of(one)) is not None
+        }
+        for name in self._models.keys() - present.keys():
+            del self._models[name]
+        for name, terms in present.items():
+            known = self._models.get(name)
+            if known is None:
+                self._models[name] = _Scaled(terms, ScalingPolicy(terms), terms.least)
+            elif known.terms != terms:
+                known.terms, known.policy = terms, ScalingPolicy(terms)
+
+    def _load_of(self, deployment: ModelDeployment) -> Load:
+        """Return what a model has to do; engines that are not scaled work on it, too.
+
+        One that was given up is none: others may be needed in its place.
+        """
+        in_flight, waiting = self._admission.counts(deployment.name)
+        engines = [one.engine for one in deployment.all_engines if not one.engine.given_up]
+        starts = [engine.load_s for engine in engines if engine.load_s is not None]
+        return Load(
+            in_flight,
+            waiting,
+            self._admission.ended(deployment.name),
+            engines=len(engines),
+            ready=sum(engine.state is EngineState.READY for engine in engines),
+            start_s=max(starts, default=None),
+        )
+
+    async def _step(self, name: str, more: int) -> None:
+        """Carry out a step; return when engines that go have ended, and others are READY."""
+        deployment = self._reloader.deployments[name]
+        present = scaled_engines(deployment.slots, deployment.settings)
+        added = await self._reloader.resize(name, present + more)
+        await asyncio.gather(*map(_start, added))
+
+
+def terms_of(deployment: ModelDeployment) -> ScalingTerms | None:
+    """Return the terms on which a model is scaled; None: it is not."""
+    settings = deployment.settings
+    bounds, slots = settings.scaling, settings.queue.max_in_flight
+    if bounds is None or slots is None:
+        return None
+    fixed = len(deployment.all_engines) - scaled_engines(deployment.slots, settings)
+    return ScalingTerms(fixed + bounds.min, fixed + bounds.max, slots, bounds.target_wait_s)
+
+
+async def _start(engine: Engine) -> None:
+    try:
+        await ensure_ready(engine)
+    except EngineNotReady as error:
+        log.error("engine %s did not start: %s", engine.name, error, extra={"engine": engine.name})
+    else:
+        log.info("engine %s is ready", engine.name, extra={"engine": engine.name})

@@ -1,0 +1,191 @@
+"""Scaling a running gateway: engines come for a queue, go when it is over, and survive reloads."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.fleet.builder import Builder
+from app.fleet.slots import Slot
+from app.routing import Replica
+from app.scaling import Autoscaler
+from app.scaling.policy import DOWN_S, UP_S
+from app.settings import Settings
+from engines.base import EngineState
+from tests.app.routing.fakes import FakeEngine
+from tests.gateway import Gateway, running, settings_for
+from tests.waiting import wait_until
+
+
+class ScaledEngine(FakeEngine):
+    """An engine that starts when it is let to, and stops at once."""
+
+    begun: bool = False
+    broken: bool = False
+
+    @property
+    def given_up(self) -> bool:
+        return self.broken
+
+    async def ensure_ready(self, deadline: float) -> None:
+        self.begun = True
+        await self.changes.wait_for(lambda: self.state is EngineState.READY)
+
+    async def drain(self) -> None:
+        self.state = EngineState.DRAINING
+
+    async def stop(self, grace: float) -> None:
+        self.state = EngineState.STOPPED
+
+
+@dataclass
+class Scaled:
+    """A gateway with a scaled model, and a scaler with a clock of the test's own."""
+
+    gateway: Gateway
+    directory: Path
+    scaler: Autoscaler
+    configured: list[Settings]
+    now: float = 0.0
+    held: list[ExitStack] = field(default_factory=list)
+    waiting: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def engines(self) -> dict[str, ScaledEngine]:
+        found = self.gateway.state.catalogue.resolve("demo").replicas
+        return {r.engine.name: r.engine for r in found if isinstance(r.engine, ScaledEngine)}
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.scaler.decide(self.now)
+
+    async def ask(self, count: int) -> None:
+        """Begin requests that last until `finish`."""
+
+        async def one() -> None:
+            stack = ExitStack()
+            permit = await self.gateway.state.admission.acquire("demo", "a key")
+            stack.enter_context(permit)
+            self.held.append(stack)
+
+        self.waiting += [asyncio.create_task(one()) for _ in range(count)]
+        await asyncio.sleep(0)
+
+    async def finish(self) -> None:
+        """End all requests."""
+        while self.held or not all(task.done() for task in self.waiting):
+            for stack in self.held:
+                stack.close()
+            self.held.clear()
+            await asyncio.sleep(0)
+
+    async def has(self, *names: str) -> None:
+        await wait_until(lambda: sorted(self.engines) == sorted(names))
+
+    async def let_start(self) -> None:
+        """Have engines become READY, and return when the step is over."""
+        for engine in self.engines.values():
+            if engine.state is EngineState.STOPPED:
+                engine.state = EngineState.READY
+        await wait_until(lambda: not self.scaler.stepping)
+
+
+def demo(directory: Path, **replicas: Any) -> Settings:
+    bounds = {"min": 1, "max": 3, **replicas}
+    engine = {"kind": "ray", "model": "/models/demo", "replicas": bounds}
+    model = {"name": "demo", "queue": {"max_in_flight": 2}, "engines": [engine]}
+    return settings_for(model, run_dir=directory)
+
+
+@pytest.fixture
+async def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
+    def build(_: Builder, model: str, slot: Slot) -> Replica:
+        state = EngineState.READY if slot.name == "demo-0" else EngineState.STOPPED
+        return Replica(ScaledEngine(slot.name, state), model)
+
+    async def idle(_: Autoscaler) -> None:
+        """Leave the decisions to the test."""
+
+    monkeypatch.setattr(Builder, "__call__", build)
+    monkeypatch.setattr(Autoscaler, "run", idle)
+    configured = [demo(tmp_path)]
+    async with running(configured[0], source=lambda: configured[-1]) as gateway:
+        state = gateway.state
+        scaler = Autoscaler(state.reloader, state.admission, asyncio.Event())
+        one = Scaled(gateway, tmp_path, scaler, configured)
+        yield one
+        await one.finish()
+
+
+async def test_an_engine_is_started_for_a_queue_and_stopped_when_it_is_over(
+    scaled: Scaled,
+) -> None:
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    assert dict(scaled.scaler.wanted()) == {"demo": 2}
+    await wait_until(lambda: scaled.engines["demo-1"].begun)
+    assert scaled.gateway.state.admission.counts("demo") == (2, 4)
+
+    await scaled.let_start()
+    await wait_until(lambda: scaled.gateway.state.admission.counts("demo") == (4, 2))
+    await scaled.finish()
+    last = scaled.engines["demo-1"]
+    scaled.pass_time(DOWN_S + 1)
+    await scaled.has("demo-0")
+    assert last.state is EngineState.STOPPED
+
+
+async def test_a_start_that_is_under_way_is_waited_for(scaled: Scaled) -> None:
+    await scaled.ask(20)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    scaled.pass_time(10 * UP_S)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1", "demo-2")
+
+
+async def test_an_engine_that_was_given_up_does_not_hold_the_others_back(scaled: Scaled) -> None:
+    await scaled.ask(20)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    broken = scaled.engines["demo-1"]
+    broken.broken, broken.state = True, EngineState.FAILED
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1", "demo-2")
+
+
+async def test_a_reload_keeps_the_engines_that_were_added(scaled: Scaled) -> None:
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    scaled.configured.append(demo(scaled.directory, max=4, target_wait_s=1))
+    report = await scaled.gateway.state.reloader.reload(wait=True)
+    assert report.ok, report
+    await scaled.has("demo-0", "demo-1")
+    assert all(engine.state is EngineState.READY for engine in scaled.engines.values())
+
+
+async def test_a_reload_to_fewer_engines_takes_those_that_are_too_many(scaled: Scaled) -> None:
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    scaled.configured.append(demo(scaled.directory, max=1))
+    assert (await scaled.gateway.state.reloader.reload(wait=True)).ok
+    await scaled.has("demo-0")
+
+
+async def test_wanted_engines_are_exported(scaled: Scaled) -> None:
+    state = scaled.gateway.state
+    state.autoscaler.decide(0.0)
+    assert await scaled.gateway.metric("gateway_engines_wanted", model="demo") == 1

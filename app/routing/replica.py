@@ -20,7 +20,12 @@ class Replica:
 
     engine: Engine
     served_name: str
-    in_flight: int = 0  # requests that it is working on; never below 0
+    in_flight: int = 0  # requests of this gateway that it is working on; never below 0
+    # Requests of other gateways that it was working on when they last reported.
+    elsewhere: int = 0
+    # Gateways that serve this engine, this one included, and the place of this one among them.
+    gateways: int = 1
+    rank: int = 0
     # The `system_fingerprint` of its latest stream, from the usage chunk.
     fingerprint: str | None = None
     by_priority: bool = False  # the engine schedules requests by priority

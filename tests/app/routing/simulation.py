@@ -10,7 +10,7 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, quantiles
+from statistics import fmean, pstdev, quantiles
 
 from app.routing.policies import SelectionPolicy
 from app.routing.replica import Replica
@@ -44,6 +44,9 @@ class Traffic:
     think_s: float = 8.0
     # Zipf exponent of the popularity of the shared prefixes.
     skew: float = 1.0
+    # Every so many users is a program whose session has so many requests at once; 0: none is.
+    hot_every: int = 0
+    hot_parallel: int = 8
 
 
 @dataclass
@@ -71,6 +74,14 @@ class Cache:
 
 
 @dataclass
+class Report:
+    """A gateway's report of its requests in flight; None: it is to be sent."""
+
+    gateway: int
+    counts: list[int] | None = None
+
+
+@dataclass
 class Outcome:
     """Result of a run."""
 
@@ -78,11 +89,14 @@ class Outcome:
     ttft_mean_s: float
     ttft_p95_s: float
     busiest: float  # the busiest replica's requests over the mean
+    # Coefficient of variation of the requests in flight over the replicas, mean over the arrivals.
+    imbalance: float
 
     def __str__(self) -> str:
         return (
             f"{self.hit_ratio:4.0%} of the prompt cached, TTFT {self.ttft_mean_s * 1000:5.0f} ms "
-            f"(p95 {self.ttft_p95_s * 1000:5.0f}), busiest replica {self.busiest:.2f} of the mean"
+            f"(p95 {self.ttft_p95_s * 1000:5.0f}), busiest replica {self.busiest:.2f} of the mean, "
+            f"imbalance {self.imbalance:.2f}"
         )
 
 
@@ -94,10 +108,13 @@ def simulate(
     cache_bytes: int = 2**21,
     requests: int = 2000,
     seed: int = 1,
+    report_s: float | None = None,
+    delay_s: float = 0.002,
 ) -> Outcome:
     """Return the result of a number of requests.
 
-    `policies` has one for each gateway; gateways take turns and see only their own requests.
+    `policies` has one for each gateway; gateways take turns. They see only their own requests, and
+    those of the others as reported every `report_s` seconds and heard `delay_s` later.
     """
     chance = random.Random(seed)
     engines = [FakeEngine(f"demo-{n}") for n in range(replicas)]
@@ -107,16 +124,17 @@ def simulate(
     prefixes = [chance.randbytes(traffic.shared_bytes) for _ in range(traffic.shared)]
     odds = [1 / (n + 1) ** traffic.skew for n in range(traffic.shared)]
     served = Counter[str]()
-    events: list[tuple[float, int, Iterator[Request] | Replica]] = []
-    order = 0
+    events: list[tuple[float, int, Iterator[Request] | Replica | Report]] = []
+    order = pending = 0  # pending: events that are not reports
 
-    def at(moment: float, what: Iterator[Request] | Replica) -> None:
-        nonlocal order
+    def at(moment: float, what: Iterator[Request] | Replica | Report) -> None:
+        nonlocal order, pending
         order += 1
+        pending += not isinstance(what, Report)
         heapq.heappush(events, (moment, order, what))
 
-    def user(number: int) -> Iterator[Request]:
-        text = chance.choices(prefixes, odds)[0]
+    def user(number: int, prefix: bytes | None = None) -> Iterator[Request]:
+        text = prefix or chance.choices(prefixes, odds)[0]
         for _ in range(traffic.turns):
             text += chance.randbytes(round(chance.uniform(0.3, 1.7) * traffic.message_bytes))
             size = round(chance.uniform(0.3, 1.7) * traffic.answer_bytes)
@@ -126,13 +144,37 @@ def simulate(
     moment = 0.0
     for asker in range(requests // traffic.turns):
         moment += chance.expovariate(traffic.users_per_s)
-        at(moment, user(asker))
+        if traffic.hot_every and asker % traffic.hot_every == 0:
+            prefix = chance.choices(prefixes, odds)[0]
+            for _ in range(traffic.hot_parallel):
+                at(moment, user(asker, prefix))
+        else:
+            at(moment, user(asker))
+    if report_s is not None:
+        for gateway in range(len(policies)):
+            at(chance.uniform(0, report_s), Report(gateway))
+    heard: dict[int, list[int]] = {}
     cached = total = 0
     waits: list[float] = []
-    while events:
+    unevenness: list[float] = []
+    while pending:
         now, _, what = heapq.heappop(events)
+        pending -= not isinstance(what, Report)
         if isinstance(what, Replica):
             what.in_flight -= 1
+            continue
+        if isinstance(what, Report):
+            if what.counts is None:
+                assert report_s is not None
+                counts = [replica.in_flight for replica in fleets[what.gateway]]
+                at(now + delay_s, Report(what.gateway, counts))
+                at(now + report_s, Report(what.gateway))
+                continue
+            heard[what.gateway] = what.counts
+            for number, fleet in enumerate(fleets):
+                others = [counts for other, counts in heard.items() if other != number]
+                for place, replica in enumerate(fleet):
+                    replica.elsewhere = sum(counts[place] for counts in others)
             continue
         request = next(what, None)
         if request is None:
@@ -140,6 +182,9 @@ def simulate(
         gateway = len(waits) % len(policies)
         replica = policies[gateway].choose(fleets[gateway], request)
         assert replica is not None
+        loads = [sum(column) for column in zip(*map(_loads, fleets), strict=True)]
+        if sum(loads) >= replicas:
+            unevenness.append(pstdev(loads) / fmean(loads))
         name = replica.engine.name
         found = caches[name].take(request.text)
         cached, total = cached + found, total + len(request.text)
@@ -157,4 +202,9 @@ def simulate(
         fmean(waits),
         quantiles(waits, n=20)[-1],
         max(served.values()) / mean,
+        fmean(unevenness),
     )
+
+
+def _loads(fleet: Sequence[Replica]) -> list[int]:
+    return [replica.in_flight for replica in fleet]

@@ -9,9 +9,10 @@ after the silence every gateway has SILENCE_S to be heard again.
 Times are of one monotonic clock of this process; none is in a report.
 """
 
-from collections import Counter
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 from app.sharing.report import Report, State
 
@@ -30,8 +31,19 @@ class _Gateway:
     sequence: int
     serving: bool
     engines: dict[str, int]  # those that this gateway serves too
+    # Requests of this gateway at the same engines, when the report was heard.
+    own: dict[str, int]
     counted_at: float
     heard_at: float
+    counts: bool = True  # not expired
+
+
+class Load(NamedTuple):
+    """What other gateways report of one engine; see `Replica`."""
+
+    weight: int = 1
+    offset: int = 0
+    elsewhere: int = 0
 
 
 class TooManyGateways(Exception):
@@ -48,58 +60,67 @@ class Gateways:
         self.divisions = 0
         self._others: dict[str, _Gateway] = {}
         self._own_engines: Set[str] = frozenset()
-        self._elsewhere = Counter[str]()
-        self._now = 0.0
-        self._heard_at = 0.0  # any gateway, this one included
+        self._loads: dict[str, Load] = {}
+        self._now = -inf
+        self._heard_at = -inf  # any gateway, this one included
 
     def __len__(self) -> int:
         """Number of gateways that serve an engine of this one, itself included."""
         return 1 + sum(gateway.serving for gateway in self._others.values())
 
-    @property
-    def elsewhere(self) -> Counter[str]:
-        """Requests of other gateways in flight, by engine key."""
-        return self._elsewhere
+    def load(self, key: str) -> Load:
+        """Return what the others report of an engine."""
+        return self._loads.get(key, NOTHING_REPORTED)
+
+    def division(self, key: str) -> tuple[int, int]:
+        """Return the number of gateways that serve an engine, and the rank of this one."""
+        others = [id_ for id_, one in self._others.items() if one.serving and key in one.engines]
+        return 1 + len(others), sum(id_ < self.own_id for id_ in others)
+
+    def rename(self, own_id: str) -> None:
+        """Give this gateway another ID."""
+        self.own_id = own_id
+        self.divisions += 1
 
     def set_own_engines(self, keys: Collection[str]) -> None:
-        """Set the engines of this gateway; of others the next reports tell."""
+        """Set the engines of this gateway; of new ones the next reports tell."""
         self._own_engines = frozenset(keys)
         for id_, gateway in list(self._others.items()):
-            self._replace(id_, gateway.engines, gateway)
-        self._elsewhere = +self._elsewhere  # without those that are 0
+            self._replace(id_, gateway)
         self.divisions += 1
 
     def hear_own(self, now: float) -> None:
         """Note that a report of this gateway came back: Redis works, and who is silent is dead."""
         self._hear(now)
 
-    def hear(self, report: Report, now: float) -> None:
-        """Apply a report of another gateway. Raises TooManyGateways."""
+    def hear(self, report: Report, now: float, own: Mapping[str, int]) -> None:
+        """Apply a report of another gateway; `own` are this one's requests in flight now.
+
+        Raises TooManyGateways.
+        """
         now = self._hear(now)
         known = self._others.get(report.gateway)
         if known is not None and report.sequence > known.sequence:
             self.lost += min(report.sequence - known.sequence - 1, MAX_LOST)
         if report.state is State.LEFT:
-            self._replace(report.gateway, {}, None)
+            self._replace(report.gateway, None)
             return
         if known is None and len(self._others) >= MAX_GATEWAYS:
             raise TooManyGateways(f"more than {MAX_GATEWAYS} other gateways")
+        engines = {key: count for key, count in report.engines.items() if key in self._own_engines}
+        at_once = {key: own.get(key, 0) for key in engines}
         serving = report.state is State.SERVING
-        gateway = _Gateway(report.sequence, serving, {}, now, now)
-        self._replace(report.gateway, report.engines, gateway)
+        self._replace(
+            report.gateway, _Gateway(report.sequence, serving, engines, at_once, now, now)
+        )
 
     def expire(self, now: float) -> None:
         """Drop the counts of gateways that have been silent, also while nothing is heard."""
         now = self._advance(now)
         for gateway in self._others.values():
-            if now - gateway.counted_at >= SILENCE_S and any(gateway.engines.values()):
-                self._elsewhere.subtract(gateway.engines)
-                gateway.engines = dict.fromkeys(gateway.engines, 0)
-
-    def division(self, key: str) -> tuple[int, int]:
-        """Return the number of gateways that serve an engine, and the rank of this one."""
-        others = [id_ for id_, one in self._others.items() if one.serving and key in one.engines]
-        return 1 + len(others), sum(id_ < self.own_id for id_ in others)
+            if gateway.counts and now - gateway.counted_at >= SILENCE_S:
+                self._add(gateway, -1)
+                gateway.counts = False
 
     def _hear(self, now: float) -> float:
         """Note that a gateway is heard, and forget those that were silent meanwhile."""
@@ -110,7 +131,7 @@ class Gateways:
         self._heard_at = now
         for id_, gateway in list(self._others.items()):
             if now - gateway.heard_at >= SILENCE_S:
-                self._replace(id_, {}, None)
+                self._replace(id_, None)
         return now
 
     def _advance(self, now: float) -> float:
@@ -118,20 +139,37 @@ class Gateways:
         self._now = max(self._now, now)
         return self._now
 
-    def _replace(self, id_: str, engines: dict[str, int], gateway: _Gateway | None) -> None:
-        """Put a gateway with these engines in the place of what was known of it."""
+    def _replace(self, id_: str, gateway: _Gateway | None) -> None:
+        """Put a gateway in the place of what was known of it; None: forget it."""
         before = self._others.pop(id_, None)
-        if before is not None:
-            self._elsewhere.subtract(before.engines)
+        if before is not None and before.counts:
+            self._add(before, -1)
+        divided = _divided(before)
         if gateway is not None:
-            gateway.engines = {k: n for k, n in engines.items() if k in self._own_engines}
+            engines = gateway.engines
+            gateway.engines = {key: n for key, n in engines.items() if key in self._own_engines}
             if gateway.engines:
-                self._elsewhere.update(gateway.engines)
                 self._others[id_] = gateway
-        if _division(before) != _division(self._others.get(id_)):
+                if gateway.counts:
+                    self._add(gateway, 1)
+        if divided != _divided(self._others.get(id_)):
             self.divisions += 1
 
+    def _add(self, gateway: _Gateway, sign: int) -> None:
+        """Add the counts of a gateway, or with sign -1 subtract them."""
+        for key, count in gateway.engines.items():
+            load = self.load(key)
+            offset = load.offset + sign * (count - gateway.own[key])
+            now = Load(load.weight + sign, offset, load.elsewhere + sign * count)
+            if now == NOTHING_REPORTED:
+                del self._loads[key]
+            else:
+                self._loads[key] = now
 
-def _division(gateway: _Gateway | None) -> Set[str]:
+
+NOTHING_REPORTED = Load()
+
+
+def _divided(gateway: _Gateway | None) -> Set[str]:
     """Return the engines whose slots a gateway takes a part of."""
-    return gateway.engines.keys() if gateway is not None and gateway.serving else frozenset()
+    return frozenset(gateway.engines) if gateway is not None and gateway.serving else frozenset()

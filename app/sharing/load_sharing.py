@@ -161,7 +161,7 @@ class LoadSharing:
                 self._hear_own(message, now)
                 return
             known, lost = len(self._gateways), self._gateways.lost
-            self._gateways.hear(report, now)
+            self._gateways.hear(report, now, self._engines.counts())
         except (InvalidReport, TooManyGateways) as error:
             outcomes.add(("invalid",))
             log.debug("a load report is ignored: %s", error)
@@ -182,8 +182,7 @@ class LoadSharing:
             return
         # A copy of this process, such as of a virtual machine, has the same random number.
         log.warning("another gateway has the ID of this one; it takes a new ID")
-        self._gateways.own_id = _new_id()
-        self._gateways.divisions += 1
+        self._gateways.rename(_new_id())
         self._reported = None
 
     def _set_unavailable(self, reason: str) -> None:

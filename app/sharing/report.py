@@ -44,7 +44,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     gateway: _Id
     state: State
     # One more with each report of a gateway.
-    sequence: Annotated[int, Meta(ge=0, lt=2**63)]
+    sequence: Annotated[int, Meta(ge=0, le=2**62)]
     # Requests in flight by the key of the engine; engines without any are in it too.
     engines: Annotated[dict[_Id, _Count], Meta(max_length=MAX_ENGINES)]
 
@@ -53,9 +53,9 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Report)
 
 
-def engine_key(shared_id: str, served_name: str) -> str:
-    """Return the key of an engine and the name under which it serves a model."""
-    text = f"{shared_id}\0{served_name}".encode("utf-8", "surrogatepass")
+def engine_key(shared_id: str, model: str) -> str:
+    """Return the key of an engine of a model; gateways count the requests of each model apart."""
+    text = f"{shared_id}\0{model}".encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=8).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """The replicas of this gateway whose engines other gateways may serve too."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
-from itertools import islice
 
 from app.routing import Catalogue, Model, Replica
 from app.sharing.gateways import Gateways
@@ -14,17 +14,17 @@ class SharedEngines:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._models: tuple[Model, ...] = ()
-        # At most MAX_ENGINES; two models may have replicas of one engine.
-        self._replicas: dict[str, list[Replica]] = {}
+        # Model and replica by the engine's key; at most MAX_ENGINES.
+        self._shared: dict[str, tuple[str, Replica]] = {}
         self._divisions = 0  # those that the replicas have
 
     def __len__(self) -> int:
         """Number of shared engines."""
-        return len(self._replicas)
+        return len(self._shared)
 
     def keys(self) -> Collection[str]:
         """Return the keys of the shared engines."""
-        return self._replicas.keys()
+        return self._shared.keys()
 
     def refresh(self) -> bool:
         """Read the models anew if they were replaced; return whether they were."""
@@ -32,20 +32,21 @@ class SharedEngines:
         if models is self._models:
             return False
         self._models = models
-        replicas: dict[str, list[Replica]] = {}
+        self._shared = {}
         for model in models:
+            times = Counter[str]()  # an engine may be listed twice
             for replica in model.replicas:
-                if (shared_id := replica.engine.shared_id) is not None:
-                    key = engine_key(shared_id, replica.served_name)
-                    replicas.setdefault(key, []).append(replica)
-        self._replicas = dict(islice(replicas.items(), MAX_ENGINES))
+                shared_id = replica.engine.shared_id
+                if shared_id is not None and len(self._shared) < MAX_ENGINES:
+                    times[shared_id] += 1
+                    key = engine_key(f"{shared_id} {times[shared_id]}", model.name)
+                    self._shared[key] = (model.name, replica)
         return True
 
     def counts(self) -> dict[str, int]:
         """Return this gateway's requests in flight by engine key."""
         return {
-            key: min(sum(replica.in_flight for replica in replicas), MAX_IN_FLIGHT)
-            for key, replicas in self._replicas.items()
+            key: min(replica.in_flight, MAX_IN_FLIGHT) for key, (_, replica) in self._shared.items()
         }
 
     def apply(self, gateways: Gateways) -> None:
@@ -54,22 +55,15 @@ class SharedEngines:
         Notifies the catalogue's changes if the slots are divided differently: waiting requests may
         have theirs now.
         """
-        elsewhere = gateways.elsewhere
-        for key, replicas in self._replicas.items():
-            for replica in replicas:
-                replica.elsewhere = elsewhere[key]
+        for key, (_, replica) in self._shared.items():
+            replica.weight, replica.offset, replica.elsewhere = gateways.load(key)
         if self._divisions != gateways.divisions:
             self._divisions = gateways.divisions
-            for key, replicas in self._replicas.items():
-                division = gateways.division(key)
-                for replica in replicas:
-                    replica.gateways, replica.rank = division
+            for key, (_, replica) in self._shared.items():
+                replica.gateways, replica.rank = gateways.division(key)
             self._catalogue.changes.notify()
 
     def elsewhere(self) -> Iterator[tuple[str, str, int]]:
         """Yield model, engine and the requests of other gateways for every shared engine."""
-        shared = {id(one) for replicas in self._replicas.values() for one in replicas}
-        for model in self._models:
-            for replica in model.replicas:
-                if id(replica) in shared:
-                    yield model.name, replica.engine.name, replica.elsewhere
+        for model, replica in self._shared.values():
+            yield model, replica.engine.name, replica.elsewhere

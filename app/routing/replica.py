@@ -5,6 +5,8 @@ from typing import Protocol
 
 from engines.base import Engine
 
+UNDIVIDED = (1, 0)  # all slots are this gateway's
+
 
 class Movable(Protocol):
     """A stream that can go on at another engine."""
@@ -30,9 +32,8 @@ class Replica:
     offset: int = 0
     # Requests of other gateways that it was working on when they last reported.
     elsewhere: int = 0
-    # Gateways that divide its slots, this one included, and the place of this one among them.
-    gateways: int = 1
-    rank: int = 0
+    # Gateways that divide its slots, this one included, and the rank of this one from 0 on.
+    division: tuple[int, int] = UNDIVIDED
     # The `system_fingerprint` of its latest stream, from the usage chunk.
     fingerprint: str | None = None
     by_priority: bool = False  # the engine schedules requests by priority

@@ -6,10 +6,9 @@ and so on. All ranks together have every slot exactly once, without a message ab
 gateways disagree about their number, the sum is off for as long as they do.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
-from app.routing.replica import Replica
+from app.routing.replica import UNDIVIDED, Replica
 from engines.base import EngineState
 
 
@@ -19,12 +18,12 @@ def count_slots(replicas: Sequence[Replica], per_engine: int) -> int:
     Without a READY engine one engine's slots remain, for requests that get its error.
     """
     ready = [r for r in replicas if r.engine.state is EngineState.READY] or replicas[:1]
-    if all(replica.gateways == 1 for replica in ready):
-        return max(per_engine * len(ready), 1)
+    divisions = [replica.division for replica in ready]
+    if not divisions or divisions.count(UNDIVIDED) == len(divisions):
+        return max(per_engine * len(divisions), 1)
     # Engines of the same gateways are divided together: fewer slots are lost to rounding up.
-    engines = Counter((replica.gateways, replica.rank) for replica in ready)
     slots = (
-        (per_engine * count - rank + gateways - 1) // gateways
-        for (gateways, rank), count in engines.items()
+        (per_engine * divisions.count((gateways, rank)) - rank + gateways - 1) // gateways
+        for gateways, rank in set(divisions)
     )
     return max(sum(slots), 1)

@@ -60,7 +60,7 @@ class SharedEngines:
         if self._divisions != gateways.divisions:
             self._divisions = gateways.divisions
             for key, (_, replica) in self._shared.items():
-                replica.gateways, replica.rank = gateways.division(key)
+                replica.division = gateways.division(key)
             self._catalogue.changes.notify()
 
     def elsewhere(self) -> Iterator[tuple[str, str, int]]:

@@ -40,7 +40,7 @@ RETRY_S = 1.0
 # Four times what MAX_GATEWAYS gateways send at most. Above it messages wait in Redis, which drops
 # a subscriber that is too slow.
 MAX_MESSAGES_PER_S = 1024
-# Own reports that are recognized when they come back: those of 16 s and more.
+# Own reports that are on their way, and recognized when they come back: those of 16 s and more.
 MAX_SENT = 64
 CONSEQUENCE = "this gateway routes by its own requests until it is available"
 
@@ -174,13 +174,14 @@ class LoadSharing:
 
     def _hear_own(self, message: bytes, now: float) -> None:
         if hash(message) in self._sent:
+            self._sent.remove(hash(message))  # a copy of this process may send the very same
             self._gateways.hear_own(now)
             self._engines.apply(self._gateways)
             if not self._available:
                 log.info("%s is available; load is shared with other gateways", self._connection)
                 self._available = True
             return
-        # A copy of this process, such as of a virtual machine, has the same random number.
+        # A copy of a virtual machine has the same random number.
         log.warning("another gateway has the ID of this one; it takes a new ID")
         self._gateways.rename(_new_id())
         self._reported = None

@@ -42,7 +42,7 @@ RETRY_S = 1.0
 MAX_MESSAGES_PER_S = 1024
 # Own reports that are on their way, and recognized when they come back: those of 16 s and more.
 MAX_SENT = 64
-CONSEQUENCE = "this gateway routes by its own requests until it is available"
+CONSEQUENCE = "load is not shared with other gateways until it is available"
 
 
 class LoadSharing:

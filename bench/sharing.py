@@ -1,6 +1,6 @@
 """Three gateways with and without shared load in front of four engines, beside one gateway.
 
-    python -m bench.sharing [--seconds 6]
+    python -m bench.sharing [--seconds 5]
 
 Real gateways and a real Redis; the engines are in this process (`sharing_engine.py`), so that the
 requests in flight are counted where they are. Then one of three gateways is killed. Takes less than
@@ -36,7 +36,7 @@ TITLE = "Several gateways"
 ENGINES = 4
 POLICIES = ("least_loaded", "prefix", "session")
 # Of the traffic: sessions begin at random, and every tenth is a program with six requests at once.
-SESSIONS_PER_S = 16.0
+SESSIONS_PER_S = 12.0
 TURNS = 4
 HOT_EVERY, HOT_PARALLEL = 10, 6
 PREFIXES, PREFIX_CHARS, MESSAGE_CHARS = 16, 4096, 400
@@ -323,7 +323,7 @@ async def measure(seconds: float, console: Console) -> tuple[list[Result], Takeo
 def main() -> None:
     """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="python -m bench.sharing", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     options = parser.parse_args()
     console = Console(stderr=True)
     with terminated_like_interrupted():

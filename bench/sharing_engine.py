@@ -14,7 +14,7 @@ from typing import Any
 
 BLOCK_CHARS = 256
 CHARS_PER_TOKEN = 4
-PREFILL_TOKENS_PER_S = 8000.0
+PREFILL_TOKENS_PER_S = 16000.0
 CACHE_BLOCKS = 4096  # 1 MiB of text
 JSON_HEAD = "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n"
 

@@ -1,10 +1,10 @@
 """Three gateways with and without shared load in front of four engines, beside one gateway.
 
-    python -m bench.sharing [--seconds 5]
+    python -m bench.sharing [--rounds 2] [--seconds 3]
 
 Real gateways and a real Redis; the engines are in this process (`sharing_engine.py`), so that the
-requests in flight are counted where they are. Then one of three gateways is killed. Takes less than
-two minutes and writes its section of bench/RESULTS.md.
+requests in flight are counted where they are. Then one of three gateways is killed. Takes about two
+minutes and writes its section of bench/RESULTS.md.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev, quantiles
+from statistics import fmean, median, pstdev
 from typing import NamedTuple
 
 import httpx
@@ -42,7 +42,7 @@ HOT_EVERY, HOT_PARALLEL = 10, 6
 PREFIXES, PREFIX_CHARS, MESSAGE_CHARS = 16, 4096, 400
 THINK_S, DECODE_S = 0.5, 0.5
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
-WARM_UP_S = 2.0
+WARM_UP_S = 1.5
 SAMPLE_S = 0.01
 # Slots per engine while a gateway is killed: 12 of the 36 are one gateway's.
 SLOTS = 9
@@ -74,8 +74,7 @@ class Result:
     imbalance: float  # mean coefficient of variation of the requests in flight over the engines
     hit_ratio: float  # of prompt characters
     requests: int
-    mean_s: float
-    p95_s: float
+    mean_s: float  # beyond the decoding
 
     @property
     def row(self) -> list[str]:
@@ -85,7 +84,6 @@ class Result:
             f"{self.imbalance:.2f}",
             f"{self.hit_ratio:.0%}",
             f"{self.mean_s * 1000:.0f}",
-            f"{self.p95_s * 1000:.0f}",
             str(self.requests),
         ]
 
@@ -99,19 +97,21 @@ class Takeover:
     in_flight: tuple[int, int]  # of one of the others with a full queue, before and after
 
 
-def table(results: Sequence[Result], takeover: Takeover) -> Table:
+def table(results: Sequence[Result], takeover: Takeover, rounds: int) -> Table:
     """Return the section of the results."""
     before, after = takeover.in_flight
     return Table(
         TITLE,
-        ["", "imbalance", "prompt cached", "added mean ms", "added p95 ms", "requests"],
+        ["", "imbalance", "prompt cached", "added ms", "requests"],
         [result.row for result in results],
         f"{ENGINES} engines with prefix caches, sessions of {TURNS} turns, {SESSIONS_PER_S:g} new "
         f"ones a second, every tenth with {HOT_PARALLEL} requests at once; each stays with the "
         "gateway to which it connected. The imbalance is the coefficient of variation of the "
-        "requests in flight over the engines, as the engines count them, every 10 ms. Added is "
-        "what a request takes beyond its decoding. One of three gateways was killed with SIGKILL "
-        f"under load: {takeover.load_s:.1f} s later the others no longer counted its requests, "
+        "requests in flight over the engines, as the engines count them, every 10 ms; added is the "
+        f"mean of what a request takes beyond its decoding. {rounds} rounds with the same sessions "
+        "for all: the mean of the imbalance, the median of the time. One of three gateways was "
+        f"killed with SIGKILL under load: {takeover.load_s:.1f} s later the others no longer "
+        "counted its requests, "
         f"{takeover.slots_s:.1f} s later they had divided its slots (`queue.max_in_flight` "
         f"{SLOTS}), and one with a full queue went from {before} to {after} requests in flight.",
     )
@@ -216,7 +216,6 @@ async def _measure(
         sum(one.cached_chars for one in engines) / sum(one.prompt_chars for one in engines),
         len(load.added_s),
         fmean(load.added_s),
-        quantiles(load.added_s, n=20)[-1],
     )
 
 
@@ -283,51 +282,66 @@ def _models(engines: Sequence[Engine]) -> Iterator[dict[str, object]]:
     yield {"name": "slots", "queue": {"max_in_flight": SLOTS}, "engines": urls}
 
 
-async def measure(seconds: float, console: Console) -> tuple[list[Result], Takeover]:
-    """Return every figure. Raises StartError."""
+async def measure(seconds: float, rounds: int, console: Console) -> tuple[list[Result], Takeover]:
+    """Return every figure. Raises StartError.
+
+    All gateways run at the same time, and each round loads one way after the other, every second
+    round in reverse order.
+    """
     results: list[Result] = []
-    takeover: Takeover | None = None
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(Engine()) for _ in range(ENGINES)]
+        models = list(_models(engines))
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        children = ExitStack()
+        stack.push_async_callback(asyncio.to_thread, children.close)
+        redis = children.enter_context(redis_server(home))
+
+        def start(way: Way, number: int) -> tuple[Child, str]:
+            own = home / f"{WAYS.index(way)}-{number}"
+            own.mkdir()
+            redis_url = redis if way.shared else None
+            name = f"sharing-{own.name}"
+            return children.enter_context(gateway(own, models, name=name, redis_url=redis_url))
+
+        running: dict[Way, list[tuple[Child, str]]] = {}
         for way in WAYS:
-            with tempfile.TemporaryDirectory() as directory, ExitStack() as children:
-                home = Path(directory)
-                redis = children.enter_context(redis_server(home)) if way.shared else None
-
-                def start(number: int) -> tuple[Child, str]:
-                    own = home / str(number)  # noqa: B023
-                    own.mkdir()
-                    return children.enter_context(
-                        gateway(
-                            own,
-                            list(_models(engines)),
-                            name=f"sharing-{number}",
-                            redis_url=redis,  # noqa: B023
-                        )
-                    )
-
-                # In threads: the engines that they wait for are in this loop.
-                starts = (asyncio.to_thread(start, number) for number in range(way.gateways))
-                running = await asyncio.gather(*starts)
-                urls = [url for _, url in running]
-                for policy in POLICIES:
+            # In threads: the engines that they wait for are in this loop.
+            starts = (asyncio.to_thread(start, way, number) for number in range(way.gateways))
+            running[way] = await asyncio.gather(*starts)
+        for number in range(rounds):
+            for policy in POLICIES:
+                for way in WAYS[:: -1 if number % 2 else 1]:
+                    urls = [url for _, url in running[way]]
                     results.append(await _measure(way, policy, urls, engines, seconds))
                     console.print("  ".join(results[-1].row))
-                if way.shared:
-                    takeover = await _take_over(running)
-                await asyncio.to_thread(children.close)
-    assert takeover is not None
-    return sorted(results, key=lambda result: POLICIES.index(result.policy)), takeover
+        takeover = await _take_over(running[WAYS[-1]])
+    return [_mean(results, way, policy) for policy in POLICIES for way in WAYS], takeover
+
+
+def _mean(results: Sequence[Result], way: Way, policy: str) -> Result:
+    """Return the mean of the rounds, and all their requests."""
+    of_both = [one for one in results if (one.way, one.policy) == (way.name, policy)]
+    return Result(
+        way.name,
+        policy,
+        fmean(one.imbalance for one in of_both),
+        fmean(one.hit_ratio for one in of_both),
+        sum(one.requests for one in of_both),
+        median(one.mean_s for one in of_both),
+    )
 
 
 def main() -> None:
     """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="python -m bench.sharing", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     console = Console(stderr=True)
     with terminated_like_interrupted():
-        made = table(*asyncio.run(measure(options.seconds, console)))
+        measured = asyncio.run(measure(options.seconds, options.rounds, console))
+    made = table(*measured, options.rounds)
     RESULTS.write_text(replace_section(RESULTS.read_text(), made.markdown()))
     show(made)
 

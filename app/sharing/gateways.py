@@ -2,9 +2,9 @@
 
 Two things age on their own. A **count** of requests expires SILENCE_S after its report: an old one
 misleads routing. A **gateway** is dead, and the others divide its slots, when it was silent for
-SILENCE_S while any other was heard. So an outage of Redis, a stalled event loop and a suspended
-machine, in which nothing is heard at all, kill no gateway: the slots stay divided as they were, and
-after the silence every gateway has SILENCE_S to be heard again.
+SILENCE_S while reports of any other arrived. In an outage of Redis, with a stalled event loop and
+on a suspended machine nothing arrives at all, so no gateway is dead: the slots stay divided as they
+were, and after the silence every gateway has SILENCE_S to report again.
 
 Times are of one monotonic clock of this process; none is in a report.
 """
@@ -31,10 +31,10 @@ class _Gateway:
     sequence: int
     serving: bool
     engines: dict[str, int]  # those that this gateway serves too
-    # Requests of this gateway at the same engines, when the report was heard.
+    # Requests of this gateway at the same engines, when the report arrived.
     own: dict[str, int]
     counted_at: float
-    heard_at: float
+    arrived_at: float
     counts: bool = True  # not expired
 
 
@@ -62,7 +62,7 @@ class Gateways:
         self._own_engines: Set[str] = frozenset()
         self._loads: dict[str, Load] = {}
         self._now = -inf
-        self._heard_at = -inf  # any gateway, this one included
+        self._arrived_at = -inf  # any gateway, this one included
 
     def __len__(self) -> int:
         """Number of gateways that serve an engine of this one, itself included."""
@@ -89,16 +89,16 @@ class Gateways:
             self._replace(id_, gateway)
         self.divisions += 1
 
-    def hear_own(self, now: float) -> None:
+    def receive_own(self, now: float) -> None:
         """Note that a report of this gateway came back: Redis works, and who is silent is dead."""
-        self._hear(now)
+        self._note_arrival(now)
 
-    def hear(self, report: Report, now: float, own: Mapping[str, int]) -> None:
+    def receive(self, report: Report, now: float, own: Mapping[str, int]) -> None:
         """Apply a report of another gateway; `own` are this one's requests in flight now.
 
         Raises TooManyGateways.
         """
-        now = self._hear(now)
+        now = self._note_arrival(now)
         known = self._others.get(report.gateway)
         if known is not None and report.sequence > known.sequence:
             self.lost += min(report.sequence - known.sequence - 1, MAX_LOST)
@@ -115,22 +115,22 @@ class Gateways:
         )
 
     def expire(self, now: float) -> None:
-        """Drop the counts of gateways that have been silent, also while nothing is heard."""
+        """Drop the counts of gateways that have been silent, also while no report arrives."""
         now = self._advance(now)
         for gateway in self._others.values():
             if gateway.counts and now - gateway.counted_at >= SILENCE_S:
                 self._add(gateway, -1)
                 gateway.counts = False
 
-    def _hear(self, now: float) -> float:
-        """Note that a gateway is heard, and forget those that were silent meanwhile."""
+    def _note_arrival(self, now: float) -> float:
+        """Note that a report arrived, and forget gateways that were silent meanwhile."""
         now = self._advance(now)
-        if now - self._heard_at >= SILENCE_S:  # nothing was heard: no fault of a single gateway
+        if now - self._arrived_at >= SILENCE_S:  # nothing arrived: no fault of a single gateway
             for gateway in self._others.values():
-                gateway.heard_at = now
-        self._heard_at = now
+                gateway.arrived_at = now
+        self._arrived_at = now
         for id_, gateway in list(self._others.items()):
-            if now - gateway.heard_at >= SILENCE_S:
+            if now - gateway.arrived_at >= SILENCE_S:
                 self._replace(id_, None)
         return now
 

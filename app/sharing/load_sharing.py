@@ -1,8 +1,8 @@
-"""Reports this gateway's load to the others, and hears theirs, through a channel of Redis.
+"""Reports this gateway's load to the others, and receives theirs, through a channel of Redis.
 
 Two tasks, each with its own connection. One looks at the load every REPORT_S and publishes it if it
-changed, and every ALIVE_S as a sign of life; the other reads the channel and writes what it hears
-to the replicas. A gateway hears its own reports too: that they come back shows that Redis works, so
+changed, and every ALIVE_S as a sign of life; the other reads the channel and writes what others
+report to the replicas. A gateway receives its own reports too, which shows that Redis works, so
 a channel without a message for SILENCE_S is a fault and the connection is made anew.
 
 While Redis is unavailable the gateway goes on alone: it routes by its own requests, and keeps the
@@ -81,10 +81,10 @@ class LoadSharing:
         return self._gateways.own_id
 
     async def run(self) -> None:
-        """Report and hear reports until canceled."""
+        """Send and receive reports until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report(), name="report the load")
-            tasks.create_task(self._listen(), name="hear load reports")
+            tasks.create_task(self._receive(), name="receive load reports")
 
     async def close(self) -> None:
         """Tell the others that this gateway leaves, and close the connections."""
@@ -131,11 +131,12 @@ class LoadSharing:
 
     # Reports of all gateways
 
-    async def _listen(self) -> None:
+    async def _receive(self) -> None:
         loop = asyncio.get_running_loop()
         second, messages = loop.time(), 0
         while True:
             if not self._engines:
+                await self._subscription.close()
                 await asyncio.sleep(REPORT_S)
                 continue
             try:
@@ -145,23 +146,23 @@ class LoadSharing:
                 await asyncio.sleep(RETRY_S)
                 continue
             now = loop.time()
-            self.hear(message, now)
+            self.receive(message, now)
             messages += 1
             if now - second >= 1:
                 second, messages = now, 1
             elif messages >= MAX_MESSAGES_PER_S:
                 await asyncio.sleep(1)
 
-    def hear(self, message: bytes, now: float) -> None:
+    def receive(self, message: bytes, now: float) -> None:
         """Apply a message of the channel; `now` is in the event loop's time."""
         outcomes = self._metrics.load_reports
         try:
             report = decode(message)
             if report.gateway == self.id:
-                self._hear_own(message, now)
+                self._receive_own(message, now)
                 return
             known, lost = len(self._gateways), self._gateways.lost
-            self._gateways.hear(report, now, self._engines.counts())
+            self._gateways.receive(report, now, self._engines.counts())
         except (InvalidReport, TooManyGateways) as error:
             outcomes.add(("invalid",))
             log.debug("a load report is ignored: %s", error)
@@ -169,13 +170,13 @@ class LoadSharing:
         outcomes.add(("received",))
         outcomes.add(("lost",), self._gateways.lost - lost)
         if len(self._gateways) > known:
-            self._reported = None  # a new gateway hears of this one at once
+            self._reported = None  # a new gateway gets a report at once
         self._engines.apply(self._gateways)
 
-    def _hear_own(self, message: bytes, now: float) -> None:
+    def _receive_own(self, message: bytes, now: float) -> None:
         if hash(message) in self._sent:
             self._sent.remove(hash(message))  # a copy of this process may send the very same
-            self._gateways.hear_own(now)
+            self._gateways.receive_own(now)
             self._engines.apply(self._gateways)
             if not self._available:
                 log.info("%s is available; load is shared with other gateways", self._connection)

@@ -96,12 +96,12 @@ class Sharing:
         id_ = self._gateways.own_id
         return Report(1, id_, State.SERVING, self._sequence, self._engines.counts())
 
-    def hear(self, report: Report, now: float) -> None:
+    def receive(self, report: Report, now: float) -> None:
         """Hear a report of any gateway."""
         if report.gateway == self._gateways.own_id:
-            self._gateways.hear_own(now)
+            self._gateways.receive_own(now)
         else:
-            self._gateways.hear(report, now, self._engines.counts())
+            self._gateways.receive(report, now, self._engines.counts())
         self._engines.apply(self._gateways)
 
 
@@ -142,7 +142,7 @@ def simulate(
     """Return the result of a number of requests.
 
     `policies` has one for each gateway; gateways take turns. They see only their own requests, and
-    those of the others as reported every `report_s` seconds and heard `delay_s` later.
+    those of the others as reported every `report_s` seconds and received `delay_s` later.
     """
     chance, links = random.Random(seed), random.Random(seed)
     engines = [FakeEngine(f"demo-{n}", shared_id=f"demo-{n}") for n in range(replicas)]
@@ -202,7 +202,7 @@ def simulate(
             continue
         if isinstance(what, Report):
             for one in sharing:
-                one.hear(what, now)
+                one.receive(what, now)
             continue
         request = next(what, None)
         if request is None:

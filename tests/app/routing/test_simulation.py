@@ -21,7 +21,7 @@ MIXED = Traffic(
     users_per_s=0.7, turns=6, shared=20, shared_bytes=4096, think_s=4, hot_every=10, hot_parallel=6,
     connected=(6, 3, 1),
 )  # fmt: skip
-# Requests so short and many that a report is old when it is heard.
+# Requests so short and many that a report is old when it arrives.
 SHORT = Traffic(
     users_per_s=100, turns=1, shared=50, shared_bytes=1024, answer_bytes=80, hot_every=50,
     hot_parallel=16, connected=(1, 1, 1),

@@ -284,7 +284,7 @@ async def test_flood_of_messages_leaves_the_event_loop_free(redis_server: RedisS
         assert one.reports("invalid") < 20_000
 
 
-async def test_gateway_that_hears_its_own_id_takes_another(
+async def test_gateway_takes_another_id_when_its_own_is_used(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(redis_server, 3) as (one, two, three):

@@ -69,17 +69,17 @@ async def test_waiting_request_has_its_slot_when_a_gateway_leaves() -> None:
     admission = Admission(Metrics(), queues, catalogue.count_slots, catalogue.changes)
     (key,) = engines.keys()
 
-    def hear(state: State) -> None:
-        gateways.hear(Report(1, OTHER, state, 1, {key: 0}), 0, engines.counts())
+    def receive(state: State) -> None:
+        gateways.receive(Report(1, OTHER, state, 1, {key: 0}), 0, engines.counts())
         engines.apply(gateways)
 
-    hear(State.SERVING)
+    receive(State.SERVING)
     assert all(admission.try_acquire("demo") for _ in range(2))
     third = asyncio.create_task(admission.acquire("demo", "key"))
     fourth = asyncio.create_task(admission.acquire("demo", "key"))
     await run_pending_tasks()
     assert not third.done()
-    hear(State.LEFT)
+    receive(State.LEFT)
     await run_pending_tasks()
     assert third.done()
     assert fourth.done()

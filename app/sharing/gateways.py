@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from app.sharing.report import Report, State
 
-# Eight reports of a busy gateway, four of an idle one.
+# Twenty reports of a busy gateway, four of an idle one.
 SILENCE_S = 2.0
 # Other gateways that are known at once.
 MAX_GATEWAYS = 64

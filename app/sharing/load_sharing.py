@@ -32,12 +32,12 @@ if TYPE_CHECKING:  # redis-py is imported only where there is Redis
 
 log = logging.getLogger(__name__)
 
-REPORT_S = 0.25
+REPORT_S = 0.1
 # A quarter of SILENCE_S: three reports in a row may be lost.
 ALIVE_S = 0.5
 # As long as the limits wait until they try Redis again.
 RETRY_S = 1.0
-# Four times what MAX_GATEWAYS gateways send at most. Above it messages wait in Redis, which drops
+# Above what MAX_GATEWAYS gateways send at most. Beyond it messages wait in Redis, which drops
 # a subscriber that is too slow.
 MAX_MESSAGES_PER_S = 1024
 # Own reports that are on their way, and recognized when they come back: those of 16 s and more.

@@ -80,7 +80,7 @@ def test_gateways_that_share_their_load_choose_nearly_as_well_as_one(
     one, apart = outcome(made, traffic), outcome(made, traffic, gateways=3)
     shared = outcome(made, traffic, gateways=3, report_s=REPORT_S)
     if (made, traffic) == (LeastLoaded, SHORT):
-        # Reports of every 250 ms do not help against requests of 500 ms, and they do no harm.
+        # Reports help little with requests of half a second, and they do no harm.
         assert shared.imbalance < 1.15 * apart.imbalance
     else:
         assert shared.imbalance < 0.25 * one.imbalance + 0.75 * apart.imbalance

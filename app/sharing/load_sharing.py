@@ -40,8 +40,8 @@ RETRY_S = 1.0
 # Above what MAX_GATEWAYS gateways send at most. Beyond it messages wait in Redis, which drops
 # a subscriber that is too slow.
 MAX_MESSAGES_PER_S = 1024
-# Own reports that are on their way, and recognized when they come back: those of 16 s and more.
-MAX_SENT = 64
+# Own reports that are on their way, and recognized when they come back: those of 25 s and more.
+MAX_SENT = 256
 CONSEQUENCE = "load is not shared with other gateways until it is available"
 
 

@@ -9,6 +9,7 @@ The order of the release:
     engines page, discovery, reloader     closed
     operations, loader                    closed: from now on nothing starts an engine
     engines                               stopped, or released to the next gateway
+    load sharing                          its task canceled; then the other gateways are told
     limiter                               queued releases sent; then its task is canceled
     ledger                                waiting records written; then its task is canceled
     budgets                               closed
@@ -43,6 +44,7 @@ from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.scaling import Autoscaler
 from app.settings import Settings
+from app.sharing import LoadSharing
 from app.stored import StoredResponses
 from app.telemetry.logs import AccessLog
 from app.telemetry.metrics import EventLoopLag, Metrics
@@ -64,6 +66,7 @@ class Application:
     key_store: KeyStore
     authenticator: Authenticator
     limiter: Limiter
+    load_sharing: LoadSharing | None
     budgets: Budgets
     ledger: Ledger
     admission: Admission
@@ -129,6 +132,9 @@ class Application:
             stack.push_async_callback(self.ledger.close)
             _run_until_release(stack, self.limiter.run(), "keep leases")
             stack.push_async_callback(self.limiter.close)
+            if self.load_sharing is not None:
+                stack.push_async_callback(self.load_sharing.close)
+                _run_until_release(stack, self.load_sharing.run(), "share load")
             await self._log_missing_key()
             stack.push_async_callback(self.engine_lifecycle.stop_engines)
             self.loader.start()

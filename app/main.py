@@ -95,6 +95,7 @@ from app.residency import OnDemandLoader
 from app.routing import Catalogue, Model
 from app.scaling import Autoscaler
 from app.settings import Settings
+from app.sharing import load_sharing_on
 from app.stored import StoredResponses
 from app.telemetry import NO_RECORDER, RecentRequests, TracedRequests
 from app.telemetry.logs import AccessLog, DirectOutput, Levels, Output, is_json
@@ -180,7 +181,8 @@ def create_app(
         alerts = Alerts(settings.alerts, database, metrics, lambda: ledger.written)
     budgets = Budgets(database, ledger, listener=alerts)
     queues = {model.name: model.queue for model in settings.models}
-    admission = Admission(metrics, queues, catalogue.ready_engines, catalogue.changes)
+    admission = Admission(metrics, queues, catalogue.count_slots, catalogue.changes)
+    load_sharing = load_sharing_on(settings.state, catalogue, metrics, lambda: admission.draining)
     loader = OnDemandLoader(
         [model for one in deployments if (model := one.on_demand()) is not None],
         metrics,
@@ -230,6 +232,7 @@ def create_app(
         key_store=key_store,
         authenticator=authenticator,
         limiter=limiter,
+        load_sharing=load_sharing,
         budgets=budgets,
         ledger=ledger,
         admission=admission,

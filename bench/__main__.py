@@ -31,6 +31,7 @@ from bench import (
     real,
     restart,
     rounds,
+    sharing,
     telemetry,
 )
 from bench.chaos_report import ACTS, CHECKS, REQUESTS
@@ -56,9 +57,9 @@ PARTS = (
     *ALONE,
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
-# Written by `make soak`, `make chaos`, `make continuation` and `bench.restart`; a run of the
-# benchmarks keeps them.
-KEPT = ("Soak", ACTS, REQUESTS, CHECKS, *SECTIONS, restart.TITLE)
+# Written by `make soak`, `make chaos`, `make continuation`, `bench.restart` and `bench.sharing`; a
+# run of the benchmarks keeps them.
+KEPT = ("Soak", ACTS, REQUESTS, CHECKS, *SECTIONS, restart.TITLE, sharing.TITLE)
 METHOD = """\
 Everything runs on one machine over loopback: a stub engine that answers like `vllm serve` and
 computes nothing (`bench/stub_engine.py`), a target in front of it, and a load client

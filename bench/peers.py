@@ -181,7 +181,7 @@ def _gateway(
                     in_front_of(engine, **_continuation(build, continuation)),
                     name=name,
                     build=build,
-                    redis_url=stack.enter_context(_redis(home)) if redis else None,
+                    redis_url=stack.enter_context(redis_server(home)) if redis else None,
                     traces=stack.enter_context(_collector(home)) if traces else None,
                 )
             )
@@ -218,7 +218,8 @@ def _collector(directory: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _redis(directory: Path) -> Iterator[str]:
+def redis_server(directory: Path) -> Iterator[str]:
+    """Run a Redis that keeps nothing; the value is its URL. Raises StartError."""
     port = free_port()
     argv = ["redis-server", *("--port", str(port), "--bind", "127.0.0.1", "--save", "")]
     with child("redis-server", argv, cwd=directory) as running:

@@ -326,6 +326,14 @@ class Engine(ABC):
         return None
 
     @property
+    def shared_id(self) -> str | None:
+        """The identity under which other gateways reach it too; None: only this one does.
+
+        Equal in all gateways that reach it, and of no other engine.
+        """
+        return None
+
+    @property
     def progress(self) -> Progress | None:
         """The progress of its start while it is STARTING, as far as the engine reports it."""
         return None

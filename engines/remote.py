@@ -15,7 +15,7 @@ from engines.base import (
     EngineRequest,
     EngineState,
 )
-from engines.http import Address, EngineProbe, Http1Client, ResponseBody, scrape_metrics
+from engines.http import Address, EngineProbe, Http1Client, ResponseBody, identify, scrape_metrics
 from engines.lifecycle import Event
 from engines.spec import RemoteSpec
 
@@ -52,8 +52,13 @@ class RemoteEngine(Engine):
         self._client = Http1Client(Address.from_url(spec.url), spec.timeouts, headers)
         # A separate pool: the gateway's own requests do not count as in flight.
         self._control = Http1Client(self._client.address, spec.timeouts, headers)
+        self._shared_id = identify(self._client.address)
         self._check_task: asyncio.Task[None] | None = None
         self._checked = asyncio.Event()
+
+    @property
+    def shared_id(self) -> str:
+        return self._shared_id
 
     def describe(self) -> str:
         return self._url

@@ -63,15 +63,15 @@ class Admission:
         self,
         metrics: Metrics,
         settings: Mapping[str, QueueSettings],
-        ready: Callable[[str], int],
+        count_slots: Callable[[str, int], int],
         engine_changes: ChangeNotifier,
     ) -> None:
         """`settings` has those of every model.
 
-        `ready` returns a model's number of READY engines, of whose changes `engine_changes`
-        notifies.
+        `count_slots` returns a model's capacity for so many slots per engine, of whose changes
+        `engine_changes` notifies.
         """
-        self._ready = ready
+        self._count_slots = count_slots
         self._engine_changes = engine_changes
         self._metrics = metrics
         self._draining = False
@@ -81,7 +81,7 @@ class Admission:
         self._closing: list[ModelQueue] = []
         for model, of_model in settings.items():
             self.open(model, of_model)
-        self._queues[None] = self._create_queue(UNKNOWN_MODEL, QueueSettings(), lambda: 1)
+        self._queues[None] = self._create_queue(UNKNOWN_MODEL, QueueSettings(), lambda slots: slots)
 
     @property
     def draining(self) -> bool:
@@ -101,8 +101,8 @@ class Admission:
         """Create the queue of a model, or apply new settings to it (`ModelQueue.update`)."""
         queue = self._queues.get(model)
         if queue is None:
-            ready = partial(self._ready, model)
-            self._queues[model] = self._create_queue(model, settings, ready)
+            count_slots = partial(self._count_slots, model)
+            self._queues[model] = self._create_queue(model, settings, count_slots)
         else:
             queue.update(settings)
 
@@ -189,9 +189,9 @@ class Admission:
             await busy.wait_until_idle()
 
     def _create_queue(
-        self, model: str, settings: QueueSettings, ready: Callable[[], int]
+        self, model: str, settings: QueueSettings, count_slots: Callable[[int], int]
     ) -> ModelQueue:
-        return ModelQueue(model, settings, ready, self._engine_changes, self._metrics)
+        return ModelQueue(model, settings, count_slots, self._engine_changes, self._metrics)
 
     def _all(self) -> tuple[ModelQueue, ...]:
         return *self._queues.values(), *self._closing

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from math import inf
 from time import perf_counter
 
 from app.admission.fair_queue import FairQueue
@@ -16,8 +15,9 @@ from engines.base import ChangeNotifier
 class ModelQueue:
     """Admits the requests of one model, as many at once as its engines take.
 
-    Capacity is `max_in_flight` slots per READY engine, and never less than for one engine. A
-    request holds a slot from `try_acquire` or `acquire` until `release`.
+    Capacity is this gateway's part of `max_in_flight` slots per READY engine, which
+    `app/routing/slots.py` has. A request holds a slot from `try_acquire` or `acquire` until
+    `release`.
 
     No slot is lost, and no waiting request is overtaken. `release` grants the slot to the next
     waiting request in the same step: it counts as in flight before the task of that request runs,
@@ -31,13 +31,16 @@ class ModelQueue:
         self,
         model: str,
         settings: QueueSettings,
-        ready: Callable[[], int],
+        count_slots: Callable[[int], int],
         engine_changes: ChangeNotifier,
         metrics: Metrics,
     ) -> None:
-        """`ready` returns the number of READY engines; `engine_changes` notifies of changes."""
+        """`count_slots` returns the capacity for so many slots per engine, at least 1.
+
+        `engine_changes` notifies of changes of that.
+        """
         self.model = model
-        self._ready = ready
+        self._count_slots = count_slots
         self._engine_changes = engine_changes
         self._metrics = metrics
         self.in_flight = 0  # slots that are held
@@ -57,7 +60,7 @@ class ModelQueue:
 
     def update(self, settings: QueueSettings) -> None:
         """Apply new limits. Waiting requests keep their place and their original timeout."""
-        self._max_in_flight = inf if settings.max_in_flight is None else settings.max_in_flight
+        self._max_in_flight = settings.max_in_flight
         self.max_waiting = settings.max_waiting
         self._timeout_s = settings.timeout_s
         self._freed.notify()
@@ -79,7 +82,7 @@ class ModelQueue:
         if self._queue.size:
             self._grant_slots()  # leaves no free slot unless the queue is empty
         # The first condition is that of `_has_capacity`, without a call where there is no limit.
-        if self.in_flight < self._max_in_flight or self._has_capacity():
+        if self._max_in_flight is None or self._has_capacity():
             self.in_flight += 1
             return True
         return False
@@ -131,7 +134,7 @@ class ModelQueue:
         Its slot is held, so no new request takes the room; several that wait are no queue, since
         each of them was admitted before.
         """
-        while self.in_flight - self.suspended >= self._max_in_flight * max(self._ready(), 1):
+        while not self._has_room(self.in_flight - self.suspended):
             changes = (self._freed.next(), self._engine_changes.next())
             try:
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
@@ -153,10 +156,14 @@ class ModelQueue:
             self._idle = None
 
     def _has_capacity(self) -> bool:
-        # Without a READY engine one engine's slots remain, for requests that get its error.
+        return self._has_room(self.in_flight)
+
+    def _has_room(self, in_flight: int) -> bool:
+        """Return whether the engines take a request more than so many."""
         return (
-            self.in_flight < self._max_in_flight
-            or self.in_flight < self._max_in_flight * self._ready()
+            self._max_in_flight is None
+            or not in_flight
+            or in_flight < self._count_slots(self._max_in_flight)
         )
 
     def _grant_slots(self) -> None:

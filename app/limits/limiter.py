@@ -16,7 +16,6 @@ import msgspec
 from app.errors import Headers, RateLimited, ServiceUnavailable
 from app.limits import rate_responses
 from app.limits.memory_store import MemoryStore
-from app.limits.script_calls import RedisUnavailable
 from app.limits.terms import (
     NO_TERMS,
     NOTHING_TAKEN,
@@ -27,6 +26,7 @@ from app.limits.terms import (
     settlement,
 )
 from app.limits.use import LimitUse, limit_uses, reading_terms
+from app.redis import RedisUnavailable
 from app.settings import LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
 
@@ -120,10 +120,10 @@ class Limiter:
         self._release = self._release_in_memory  # one bound method for all decisions
         self._redis: RedisStore | None = None
         if state.redis_url is not None:
-            from app.limits import redis_connection
             from app.limits import redis_store as redis
+            from app.limits import script_connection
 
-            self._connection = redis_connection.RedisConnection(
+            self._connection = script_connection.ScriptConnection(
                 state.redis_url.get_secret_value(), state.redis_timeout_s
             )
             self._redis = redis.RedisStore(

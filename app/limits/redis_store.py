@@ -22,9 +22,7 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
-from app.limits.redis_connection import RedisConnection
 from app.limits.script_calls import (
-    RedisUnavailable,
     Release,
     Renewal,
     Request,
@@ -32,7 +30,9 @@ from app.limits.script_calls import (
     pack,
     readings,
 )
+from app.limits.script_connection import ScriptConnection
 from app.limits.terms import Reading, Terms, refunds
+from app.redis import RedisUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class RedisStore:
 
     def __init__(
         self,
-        connection: RedisConnection,
+        connection: ScriptConnection,
         *,
         prefix: str,
         burst_s: float,

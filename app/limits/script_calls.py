@@ -11,10 +11,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class RedisUnavailable(Exception):
-    """Redis did not answer in time, or not correctly. The message holds no password."""
-
-
 class Release(NamedTuple):
     """A lease to end, and what its buckets still have to be charged, in seconds."""
 

@@ -1,7 +1,8 @@
 """Chooses the replica that serves a request.
 
 `catalogue` has the models by their names with the replicas of each, `policies` the rules by which a
-replica is chosen (a new one goes into the table there), `endpoints` what a model can serve.
+replica is chosen (a new one goes into the table there), `endpoints` what a model can serve, and
+`slots` counts this gateway's part of the engines' slots.
 """
 
 from app.routing.catalogue import Bounds, Catalogue, ContinuationTerms, Model

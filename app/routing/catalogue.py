@@ -10,6 +10,7 @@ from app.errors import EndpointNotServed, ModelNotFound, RouteNotFound
 from app.routing.endpoints import endpoints_of, list_endpoints
 from app.routing.policies import LeastLoaded, SelectionPolicy
 from app.routing.replica import Replica
+from app.routing.slots import count_slots
 from app.settings import NO_LIMITS, FieldSettings, LimitSettings
 from engines.base import ChangeNotifier, Engine, EngineState
 
@@ -176,10 +177,10 @@ class Catalogue:
         """Return every name and alias with its model."""
         return iter(self._by_name.items())
 
-    def ready_engines(self, model: str) -> int:
-        """Return the number of READY engines of a model, by its name; 0 if it was removed."""
+    def count_slots(self, model: str, per_engine: int) -> int:
+        """Return this gateway's part of the slots of a model's engines; see `slots.py`."""
         found = self._by_own_name.get(model)
-        return 0 if found is None else found.ready
+        return per_engine if found is None else count_slots(found.replicas, per_engine)
 
     @property
     def ready(self) -> bool:

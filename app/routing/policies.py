@@ -73,7 +73,13 @@ class LeastLoaded:
             return candidates[0] if candidates else None
         self._turn += 1
         ring = (candidates[(self._turn + step) % count] for step in range(count))
-        return min(ring, key=lambda r: (r.engine.state is not EngineState.READY, r.in_flight))
+        return min(
+            ring,
+            key=lambda r: (
+                r.engine.state is not EngineState.READY,
+                r.in_flight * r.weight + r.offset,
+            ),
+        )
 
 
 class RoundRobin:
@@ -192,8 +198,9 @@ def ready_or_all(candidates: Sequence[Replica]) -> Sequence[Replica]:
 def within_load_bound(candidates: Sequence[Replica]) -> Sequence[Replica]:
     """Return the candidates of `ready_or_all` that are within the load bound; at least one."""
     ready = ready_or_all(candidates)
-    bound = MAX_LOAD_RATIO * sum(r.in_flight for r in ready) / len(ready) + LOAD_SLACK
-    return [r for r in ready if r.in_flight < bound]
+    total = max(sum(r.in_flight * r.weight + r.offset for r in ready), 0)
+    bound = MAX_LOAD_RATIO * total / len(ready) + LOAD_SLACK
+    return [r for r in ready if r.in_flight * r.weight + r.offset < bound]
 
 
 def choose_by_rendezvous(candidates: Sequence[Replica], key: bytes) -> Replica:

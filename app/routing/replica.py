@@ -5,6 +5,8 @@ from typing import Protocol
 
 from engines.base import Engine
 
+UNDIVIDED = (1, 0)  # all slots are this gateway's
+
 
 class Movable(Protocol):
     """A stream that can go on at another engine."""
@@ -20,7 +22,18 @@ class Replica:
 
     engine: Engine
     served_name: str
-    in_flight: int = 0  # requests that it is working on; never below 0
+    # Requests of this gateway that it is working on; never below 0.
+    in_flight: int = 0
+    # Estimated requests of all gateways are `in_flight * weight + offset`. Between two reports of
+    # another gateway its requests are taken to change as those of this one do: `weight` counts the
+    # gateways that report, this one included, and `offset` is the sum of their last counts, each
+    # less `in_flight` at that time. Only compared with each other: an estimate may be below 0.
+    weight: int = 1
+    offset: int = 0
+    # Requests of other gateways that it was working on when they last reported.
+    elsewhere: int = 0
+    # Gateways that divide its slots, this one included, and the rank of this one from 0 on.
+    division: tuple[int, int] = UNDIVIDED
     # The `system_fingerprint` of its latest stream, from the usage chunk.
     fingerprint: str | None = None
     by_priority: bool = False  # the engine schedules requests by priority

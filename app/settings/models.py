@@ -43,7 +43,8 @@ class QueueSettings(SpecModel):
         None,
         ge=1,
         description="Maximum number of requests that each engine gets at once. Further requests "
-        "wait in the gateway's fair queue. Default: no limit; vLLM's own queue holds them.",
+        "wait in the gateway's fair queue. Gateways with one Redis divide it. Default: no limit; "
+        "vLLM's own queue holds them.",
     )
     max_waiting: int = Field(
         256,

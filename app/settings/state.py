@@ -26,7 +26,7 @@ class AuthSettings(SpecModel):
 
 
 class StateSettings(SpecModel):
-    """The database of keys and usage, and Redis for limits that gateways share."""
+    """The database of keys and usage, and Redis for what else gateways share: limits and load."""
 
     database_url: SecretStr = Field(
         SecretStr("sqlite+aiosqlite:///var/gateway.db"),
@@ -35,8 +35,9 @@ class StateSettings(SpecModel):
     )
     redis_url: SecretStr | None = Field(
         None,
-        description="Redis through which several gateways count limits together, such as "
-        "redis://:PASSWORD@HOST:6379/0. Default: each gateway counts in its own memory.",
+        description="Redis through which several gateways count limits and share the load of "
+        "engines, such as redis://:PASSWORD@HOST:6379/0. Default: each gateway counts in its own "
+        "memory.",
     )
     redis_timeout_s: float = Field(
         0.25,
@@ -47,7 +48,8 @@ class StateSettings(SpecModel):
     redis_prefix: str = Field(
         "vllm-gateway",
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
-        description="Prefix of every key in Redis. Gateways that share limits share the prefix.",
+        description="Prefix of every key and channel in Redis. Gateways that share limits share "
+        "the prefix.",
     )
 
     @field_validator("database_url")

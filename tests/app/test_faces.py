@@ -11,6 +11,8 @@ OPEN = {
     "app.config_import.reading",
     "app.database.migration_process",  # run with `-m` as well
     "app.database.schema",  # the tables
+    "app.redis.connection",  # redis-py is imported only where it is used
+    "app.redis.subscription",
     "app.settings.log_names",
     "app.telemetry.traces.tracer",  # OpenTelemetry is imported only where it is used
     "engines.output.failure",

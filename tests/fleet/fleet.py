@@ -5,7 +5,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,19 +93,29 @@ def fleet(
     redis: RedisServer,
     postgres: PostgresServer,
     database: str,
+    *,
+    engines: int = 1,
+    model: Mapping[str, Any] | None = None,
     **sections: dict[str, Any],
 ) -> Iterator[Fleet]:
-    """Run `size` gateways on a new database in front of one fake engine, until the body ends."""
+    """Run `size` gateways on a new database in front of fake engines, until the body ends.
+
+    `model` has fields of the model beside its name and engines.
+    """
     with ExitStack() as stack:
-        engine = stack.enter_context(fake_engine(directory))
+        urls = []
+        for number in range(engines):
+            home = directory / f"engine-{number}"
+            home.mkdir()
+            urls.append(stack.enter_context(fake_engine(home)))
         found = Fleet(redis, postgres, database)
-        url = postgres.create(database)
+        database_url = postgres.create(database)
         for number in range(size):
             home = directory / f"gateway-{number}"
             home.mkdir()
             port = free_port()
             state = {
-                "database_url": url,
+                "database_url": database_url,
                 "redis_url": redis.url,
                 **sections.get("state", {}),
             }
@@ -113,7 +123,13 @@ def fleet(
                 **sections,
                 "server": {"host": "127.0.0.1", "port": port, "run_dir": str(home / "run")},
                 "state": state,
-                "models": [{"name": "demo", "engines": [{"kind": "remote", "url": engine}]}],
+                "models": [
+                    {
+                        "name": "demo",
+                        "engines": [{"kind": "remote", "url": url} for url in urls],
+                        **(model or {}),
+                    }
+                ],
             }
             found.members.append(stack.enter_context(_member(home, port, config)))
         yield found

@@ -200,6 +200,33 @@ class Metrics:
             "limits.redis_unavailable applies; absent without Redis.",
         )
 
+        # Other gateways
+        self.load_reports = Counter(
+            r,
+            "gateway_load_reports_total",
+            "Load reports of other gateways: received, lost (a gap in their sequence), invalid.",
+            ("outcome",),
+            ("received", "lost", "invalid"),
+        )
+        self.load_sharing_available = Gauge(
+            r,
+            "gateway_load_sharing_available",
+            "1 while load reports arrive through Redis, 0 while this gateway routes by its own "
+            "requests; absent without Redis.",
+        )
+        self.load_sharing_gateways = Gauge(
+            r,
+            "gateway_load_sharing_gateways",
+            "Gateways that serve an engine of this one, itself included; absent without Redis.",
+        )
+        self.engine_in_flight_elsewhere = Gauge(
+            r,
+            "gateway_engine_in_flight_elsewhere",
+            "Requests of other gateways that an engine is working on; absent without Redis, and "
+            "for engines that this gateway runs.",
+            ("model", "gateway_engine"),
+        )
+
         # Usage and budgets
         self.usage_records = Counter(
             r,
@@ -421,6 +448,23 @@ class Metrics:
                 self.budgets_exhausted.set((window,), exhausted)
 
         self.registry.before_scrape(set_budgets)
+
+    def watch_load_sharing(
+        self,
+        gateways: Callable[[], int],
+        elsewhere: Callable[[], Iterable[tuple[str, str, int]]],
+        available: Callable[[], bool],
+    ) -> None:
+        """Export what other gateways report; `elsewhere` returns (model, engine, requests)."""
+
+        def set_load() -> None:
+            self.load_sharing_gateways.set((), gateways())
+            self.load_sharing_available.set((), available())
+            self.engine_in_flight_elsewhere.values = {
+                (model, engine): count for model, engine, count in elsewhere()
+            }
+
+        self.registry.before_scrape(set_load)
 
     def watch_ledger(self, pending: Callable[[], int]) -> None:
         """Export the number of usage records that are not yet in the database."""

@@ -33,7 +33,11 @@ def scene() -> Scene:
     """Two READY engines that take one request each."""
     ready, changes = [2], ChangeNotifier()
     settings = {"demo": QueueSettings(max_in_flight=1)}
-    return Scene(Admission(Metrics(), settings, lambda _: ready[0], changes), ready, changes)
+    return Scene(
+        Admission(Metrics(), settings, lambda _, slots: slots * max(ready[0], 1), changes),
+        ready,
+        changes,
+    )
 
 
 async def test_suspended_request_goes_on_when_another_ends(scene: Scene) -> None:

@@ -178,7 +178,7 @@ async def test_model_is_unloaded_and_loaded(tmp_path: Path) -> None:
         first = (await one.client.get("/health")).status_code
         assert first == 200
         assert await run(one, "models", "unload", "org/demo") == (0, "unloaded org/demo\n")
-        assert one.state.catalogue.ready_engines("org/demo") == 0
+        assert one.state.catalogue.resolve("org/demo").ready == 0
         code, shown = await run(one, "models")
         assert (code, shown.splitlines()[1].split()[3]) == (0, "stopped")
         loaded = "loaded org/demo: 1 of 1 engines ready\n"

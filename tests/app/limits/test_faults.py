@@ -12,10 +12,10 @@ import pytest
 import redis
 
 from app.limits.limiter import LEASE_S, Limiter
-from app.limits.redis_connection import RedisConnection
 from app.limits.redis_store import MAX_BATCH, LeasedReading, RedisStore
-from app.limits.script_calls import RedisUnavailable
+from app.limits.script_connection import ScriptConnection
 from app.limits.terms import terms_of
+from app.redis import RedisUnavailable
 from app.telemetry.metrics import Metrics
 from tests.app.limits.asks import ask, limits
 from tests.app.limits.limiters import PATIENT_S, at_once, limiter_on, metric, outcome, passes
@@ -31,7 +31,7 @@ POLICIES = ["local", "open", "closed"]
 MEANWHILE = {"local": "passed", "open": "passed", "closed": "service_unavailable"}
 
 
-def store_on(link: RedisConnection, on_change: Callable[[str | None], None]) -> RedisStore:
+def store_on(link: ScriptConnection, on_change: Callable[[str | None], None]) -> RedisStore:
     return RedisStore(
         link,
         prefix="test",
@@ -323,7 +323,7 @@ async def test_request_during_slot_restoration_waits_for_its_end(
         if reason is None:
             asked.append(asyncio.create_task(store.decide(terms)))
 
-    link = RedisConnection(own_redis.url, PATIENT_S)
+    link = ScriptConnection(own_redis.url, PATIENT_S)
     store = store_on(link, changed)
     running = asyncio.create_task(store.run())
     try:
@@ -428,7 +428,7 @@ async def test_unreachable_url_is_reported_without_its_password(
     assert "ary" not in gateway.log[0]
 
 
-class _BrokenLink(RedisConnection):
+class _BrokenLink(ScriptConnection):
     """Fails as no Redis would."""
 
     async def run(self, keys: list[bytes], argument: bytes, deadline: float) -> bytes:

@@ -16,8 +16,8 @@ import redis
 from app.auth import Owner
 from app.errors import RateLimited
 from app.limits.limiter import LEASE_S, LimitDecision, Limiter
-from app.limits.redis_connection import RedisConnection
 from app.limits.redis_store import LeasedReading, RedisStore
+from app.limits.script_connection import ScriptConnection
 from app.limits.terms import LimitRequest, terms_of
 from app.settings import LimitSettings, LimitsSettings, StateSettings
 from app.telemetry.metrics import Metrics
@@ -386,7 +386,7 @@ async def test_requests_canceled_while_redis_hangs_leave_no_slots(
         assert await passes(limiter, limited)
 
 
-class CancellingLink(RedisConnection):
+class CancellingLink(ScriptConnection):
     """Cancels a task in the very moment in which its answer is there."""
 
     victim: asyncio.Task[LeasedReading] | None = None

@@ -239,7 +239,7 @@ async def test_on_demand_models_share_the_memory_that_eager_models_leave(tmp_pat
                 if name in others:
                     assert residency(gateway, others[name]) is Residency.UNLOADED
                     assert not (tmp_path / f"{others[name]}-0" / "http.sock").exists() or (
-                        gateway.state.catalogue.ready_engines(others[name]) == 0
+                        gateway.state.catalogue.resolve(others[name]).ready == 0
                     )
         for name, count in (("one", 1), ("two", 1)):
             labels = {"model": name, "reason": "room"}

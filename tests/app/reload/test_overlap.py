@@ -316,9 +316,9 @@ class TestOverlap:
             slow = slow_start(loaded)
             reloading = asyncio.create_task(one.reload(model("demo", slow, policy="session")))
             await wait_until(lambda: len(one.state.catalogue.engines) == 2)
-            assert one.state.catalogue.ready_engines("demo") == 1
+            assert one.state.catalogue.resolve("demo").ready == 1
             for number in range(8):
                 assert (await one.chat(user=f"u{number}")).status_code == 200
             loaded.touch()
             assert (await reloading)["ok"]
-            assert one.state.catalogue.ready_engines("demo") == 1
+            assert one.state.catalogue.resolve("demo").ready == 1

@@ -26,6 +26,7 @@ class FakeEngine(Engine):
     load_s: float | None = None
     starting: Start | None = None
     blocked_by: str | None = None
+    shared_id: str | None = None
 
     def __init__(
         self, name: str = "demo-0", state: EngineState = EngineState.READY, **attributes: object

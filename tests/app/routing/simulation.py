@@ -10,10 +10,14 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, quantiles
+from statistics import fmean, pstdev, quantiles
 
+from app.routing import Catalogue, Model
 from app.routing.policies import SelectionPolicy
 from app.routing.replica import Replica
+from app.sharing.gateways import Gateways
+from app.sharing.report import Report, State
+from app.sharing.shared_engines import SharedEngines
 from tests.app.routing.fakes import FakeEngine, FakeHints
 
 # vLLM's blocks are 16 tokens, 64 bytes of English; larger ones make the simulation quicker.
@@ -28,6 +32,7 @@ class Request(FakeHints):
     """A request with its hints and the length of its answer."""
 
     answer_bytes: int = 0
+    gateway: int | None = None  # that the user is connected to; None: they take turns
 
 
 @dataclass
@@ -44,6 +49,11 @@ class Traffic:
     think_s: float = 8.0
     # Zipf exponent of the popularity of the shared prefixes.
     skew: float = 1.0
+    # Every so many users is a program whose session has so many requests at once; 0: none is.
+    hot_every: int = 0
+    hot_parallel: int = 8
+    # Weights of the gateways, to one of which each user stays connected; none: they take turns.
+    connected: Sequence[float] = ()
 
 
 @dataclass
@@ -70,6 +80,35 @@ class Cache:
         return found
 
 
+class Sharing:
+    """The load sharing of one gateway, without Redis."""
+
+    def __init__(self, number: int, fleet: Sequence[Replica]) -> None:
+        self._engines = SharedEngines(Catalogue([Model("demo", (), tuple(fleet))]))
+        self._engines.refresh()
+        self._gateways = Gateways(f"{number:016x}")
+        self._gateways.set_own_engines(self._engines.keys())
+        self._sequence = 0
+
+    def report(self) -> Report:
+        """Return the gateway's next report."""
+        self._sequence += 1
+        id_ = self._gateways.own_id
+        return Report(1, id_, State.SERVING, self._sequence, self._engines.counts())
+
+    def receive(self, report: Report, now: float) -> None:
+        """Hear a report of any gateway."""
+        if report.gateway == self._gateways.own_id:
+            self._gateways.receive_own(now)
+        else:
+            self._gateways.receive(report, now, self._engines.counts())
+        self._engines.apply(self._gateways)
+
+
+# A user's next request, the end of a request at a replica, a report that is due, or one on its way.
+Happening = Iterator[Request] | Replica | Sharing | Report
+
+
 @dataclass
 class Outcome:
     """Result of a run."""
@@ -78,11 +117,14 @@ class Outcome:
     ttft_mean_s: float
     ttft_p95_s: float
     busiest: float  # the busiest replica's requests over the mean
+    # Coefficient of variation of the requests in flight over the replicas, mean over the arrivals.
+    imbalance: float
 
     def __str__(self) -> str:
         return (
             f"{self.hit_ratio:4.0%} of the prompt cached, TTFT {self.ttft_mean_s * 1000:5.0f} ms "
-            f"(p95 {self.ttft_p95_s * 1000:5.0f}), busiest replica {self.busiest:.2f} of the mean"
+            f"(p95 {self.ttft_p95_s * 1000:5.0f}), busiest replica {self.busiest:.2f} of the mean, "
+            f"imbalance {self.imbalance:.2f}"
         )
 
 
@@ -94,62 +136,93 @@ def simulate(
     cache_bytes: int = 2**21,
     requests: int = 2000,
     seed: int = 1,
+    report_s: float | None = None,
+    delay_s: float = 0.002,
 ) -> Outcome:
     """Return the result of a number of requests.
 
-    `policies` has one for each gateway; gateways take turns and see only their own requests.
+    `policies` has one for each gateway; gateways take turns. They see only their own requests, and
+    those of the others as reported every `report_s` seconds and received `delay_s` later.
     """
-    chance = random.Random(seed)
-    engines = [FakeEngine(f"demo-{n}") for n in range(replicas)]
+    chance, links = random.Random(seed), random.Random(seed)
+    engines = [FakeEngine(f"demo-{n}", shared_id=f"demo-{n}") for n in range(replicas)]
     fleets = [[Replica(engine, "demo") for engine in engines] for _ in policies]
+    sharing = [Sharing(number, fleet) for number, fleet in enumerate(fleets)]
     caches = {engine.name: Cache(cache_bytes // BLOCK_BYTES) for engine in engines}
     idle_at = dict.fromkeys(caches, 0.0)
     prefixes = [chance.randbytes(traffic.shared_bytes) for _ in range(traffic.shared)]
     odds = [1 / (n + 1) ** traffic.skew for n in range(traffic.shared)]
     served = Counter[str]()
-    events: list[tuple[float, int, Iterator[Request] | Replica]] = []
-    order = 0
+    events: list[tuple[float, int, Happening]] = []
+    order = pending = 0  # pending: events that are not reports
 
-    def at(moment: float, what: Iterator[Request] | Replica) -> None:
-        nonlocal order
+    def at(moment: float, what: Happening) -> None:
+        nonlocal order, pending
         order += 1
+        pending += not isinstance(what, Report | Sharing)
         heapq.heappush(events, (moment, order, what))
 
-    def user(number: int) -> Iterator[Request]:
-        text = chance.choices(prefixes, odds)[0]
+    def user(number: int, prefix: bytes | None = None) -> Iterator[Request]:
+        text = prefix or chance.choices(prefixes, odds)[0]
+        gateway = None
+        if traffic.connected:
+            numbers = range(len(policies))
+            gateway = links.choices(numbers, traffic.connected[: len(policies)])[0]
         for _ in range(traffic.turns):
             text += chance.randbytes(round(chance.uniform(0.3, 1.7) * traffic.message_bytes))
             size = round(chance.uniform(0.3, 1.7) * traffic.answer_bytes)
-            yield Request(str(number).encode(), text, size)
+            yield Request(str(number).encode(), text, size, gateway)
             text += chance.randbytes(size)
 
     moment = 0.0
     for asker in range(requests // traffic.turns):
         moment += chance.expovariate(traffic.users_per_s)
-        at(moment, user(asker))
+        if traffic.hot_every and asker % traffic.hot_every == 0:
+            prefix = chance.choices(prefixes, odds)[0]
+            for _ in range(traffic.hot_parallel):
+                at(moment, user(asker, prefix))
+        else:
+            at(moment, user(asker))
+    if report_s is not None:
+        for one in sharing:
+            at(chance.uniform(0, report_s), one)
     cached = total = 0
     waits: list[float] = []
-    while events:
+    unevenness: list[float] = []
+    while pending:
         now, _, what = heapq.heappop(events)
+        pending -= not isinstance(what, Report | Sharing)
         if isinstance(what, Replica):
             what.in_flight -= 1
+            continue
+        if isinstance(what, Sharing):
+            assert report_s is not None
+            at(now + delay_s, what.report())
+            at(now + report_s, what)
+            continue
+        if isinstance(what, Report):
+            for one in sharing:
+                one.receive(what, now)
             continue
         request = next(what, None)
         if request is None:
             continue
-        gateway = len(waits) % len(policies)
-        replica = policies[gateway].choose(fleets[gateway], request)
-        assert replica is not None
-        name = replica.engine.name
+        gateway = len(waits) % len(policies) if request.gateway is None else request.gateway
+        chosen = policies[gateway].choose(fleets[gateway], request)
+        assert chosen is not None
+        loads = [sum(column) for column in zip(*map(_loads, fleets), strict=True)]
+        if sum(loads) >= replicas:
+            unevenness.append(pstdev(loads) / fmean(loads))
+        name = chosen.engine.name
         found = caches[name].take(request.text)
         cached, total = cached + found, total + len(request.text)
         missed_s = (len(request.text) - found) / BYTES_A_TOKEN / PREFILL_TOKENS_PER_S
         idle_at[name] = max(idle_at[name], now) + missed_s
         ends = idle_at[name] + request.answer_bytes / BYTES_A_TOKEN / TOKENS_PER_S
         waits.append(idle_at[name] - now)
-        replica.in_flight += 1
+        chosen.in_flight += 1
         served[name] += 1
-        at(ends, replica)
+        at(ends, chosen)
         at(ends + chance.expovariate(1 / traffic.think_s), what)
     mean = len(waits) / replicas
     return Outcome(
@@ -157,4 +230,9 @@ def simulate(
         fmean(waits),
         quantiles(waits, n=20)[-1],
         max(served.values()) / mean,
+        fmean(unevenness),
     )
+
+
+def _loads(fleet: Sequence[Replica]) -> list[int]:
+    return [replica.in_flight for replica in fleet]

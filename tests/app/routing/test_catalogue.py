@@ -108,11 +108,11 @@ class TestReplace:
         assert catalogue.current(before) is now
         assert catalogue.current(gone) is gone, "not another that answers to its name"
 
-    def test_no_engine_is_ready_of_one_that_is_gone(self) -> None:
-        catalogue = Catalogue([model("demo", states=[EngineState.READY])])
-        assert catalogue.ready_engines("demo") == 1
+    def test_one_that_is_gone_has_the_slots_of_one_engine(self) -> None:
+        catalogue = Catalogue([model("demo", states=[EngineState.READY] * 2)])
+        assert catalogue.count_slots("demo", 3) == 6
         catalogue.replace([])
-        assert catalogue.ready_engines("demo") == 0
+        assert catalogue.count_slots("demo", 3) == 3
 
 
 class TestOwnName:

@@ -11,17 +11,34 @@ from app.routing.policies import (
     SelectionPolicy,
     SessionAffinity,
 )
+from app.sharing.load_sharing import REPORT_S
 from tests.app.routing.simulation import Outcome, Traffic, simulate
 
 pytestmark = pytest.mark.slow
 
+# Chats with programs among the users, each connected to one gateway; one gateway has most of them.
+MIXED = Traffic(
+    users_per_s=0.7, turns=6, shared=20, shared_bytes=4096, think_s=4, hot_every=10, hot_parallel=6,
+    connected=(6, 3, 1),
+)  # fmt: skip
+# Requests so short and many that a report is old when it arrives.
+SHORT = Traffic(
+    users_per_s=100, turns=1, shared=50, shared_bytes=1024, answer_bytes=80, hot_every=50,
+    hot_parallel=16, connected=(1, 1, 1),
+)  # fmt: skip
 CHATS = Traffic(users_per_s=3, turns=6, shared=20, shared_bytes=8192)
 ONE_SYSTEM_PROMPT = Traffic(users_per_s=4, turns=6, shared=1, shared_bytes=4096)
 DOCUMENTS = Traffic(users_per_s=6, turns=1, shared=200, shared_bytes=32768)
 
 
-def outcome(made: Callable[[], SelectionPolicy], traffic: Traffic, gateways: int = 1) -> Outcome:
-    return simulate([made() for _ in range(gateways)], traffic, requests=1000)
+def outcome(
+    made: Callable[[], SelectionPolicy],
+    traffic: Traffic,
+    gateways: int = 1,
+    report_s: float | None = None,
+) -> Outcome:
+    policies = [made() for _ in range(gateways)]
+    return simulate(policies, traffic, requests=1000, report_s=report_s)
 
 
 @pytest.mark.parametrize("traffic", [CHATS, ONE_SYSTEM_PROMPT])
@@ -53,3 +70,26 @@ def test_several_gateways_keep_the_hit_ratio(made: type[SelectionPolicy], traffi
 
 def test_round_robin_is_the_most_even() -> None:
     assert outcome(RoundRobin, CHATS).busiest < 1.01
+
+
+@pytest.mark.parametrize("traffic", [MIXED, SHORT], ids=["mixed", "short"])
+@pytest.mark.parametrize("made", [LeastLoaded, SessionAffinity, PrefixAffinity])
+def test_gateways_that_share_their_load_choose_nearly_as_well_as_one(
+    made: type[SelectionPolicy], traffic: Traffic
+) -> None:
+    one, apart = outcome(made, traffic), outcome(made, traffic, gateways=3)
+    shared = outcome(made, traffic, gateways=3, report_s=REPORT_S)
+    if (made, traffic) == (LeastLoaded, SHORT):
+        # Reports help little with requests of half a second, and they do no harm.
+        assert shared.imbalance < 1.15 * apart.imbalance
+    else:
+        assert shared.imbalance < 0.25 * one.imbalance + 0.75 * apart.imbalance
+    assert shared.hit_ratio > one.hit_ratio - 0.03
+    assert shared.ttft_mean_s < 1.15 * one.ttft_mean_s
+
+
+def test_old_reports_draw_no_herd() -> None:
+    """Were the last counts taken as they are, every gateway would fill the same gap."""
+    fresh = outcome(LeastLoaded, SHORT, gateways=3, report_s=0.05)
+    old = outcome(LeastLoaded, SHORT, gateways=3, report_s=0.5)
+    assert old.imbalance < 1.5 * fresh.imbalance

@@ -1,4 +1,4 @@
-"""A connection to Redis that runs the script, with one error for every fault.
+"""A connection to Redis with one error for every fault.
 
 It uses redis-py's connection without its client: no pool, no retries, no timeouts of its own, which
 saves two fifths of the CPU time of a call. One caller at a time.
@@ -6,26 +6,25 @@ saves two fifths of the CPU time of a call. One caller at a time.
 
 import asyncio
 import contextlib
-import hashlib
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 from hiredis import pack_command
 from redis.asyncio.connection import Connection, parse_url
 from redis.exceptions import ConnectionError as LostConnection
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from app.deadline import deadline
-from app.limits.script_calls import RedisUnavailable
+from app.redis.errors import RedisUnavailable
 
-# The deadline is the caller's, results are MessagePack, and RESP3 is not needed.
+# The deadline is the caller's, results are bytes, and RESP3 is not needed.
 OPTIONS = {
     "socket_timeout": None,
     "socket_connect_timeout": None,
     "decode_responses": False,
     "protocol": 2,
 }
-SCRIPT = Path(__file__).with_name("script.lua")
+# Each is translated into RedisUnavailable.
+FAULTS = (RedisError, OSError, TimeoutError)
 
 
 class DriverConnection(Protocol):
@@ -40,14 +39,13 @@ class DriverConnection(Protocol):
 
 
 class RedisConnection:
-    """Runs the script; connects on first use, and again after a fault."""
+    """Sends commands; connects on first use, and again after a fault."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
+        """`timeout_s` bounds what has no deadline of its own."""
         self._url = url
         self._timeout_s = timeout_s
         self._driver: DriverConnection | None = None
-        self._source = SCRIPT.read_bytes()
-        self._sha = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
 
     def __repr__(self) -> str:
         """Return the address of Redis without user and password."""
@@ -59,37 +57,19 @@ class RedisConnection:
             return f"Redis at {options['path']}"
         return f"Redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
 
-    async def run(self, keys: list[bytes], argument: bytes, until: float) -> bytes:
-        """Run the script and return its result; `until` is the deadline in the loop's time.
-
-        Raises RedisUnavailable, after which the script may or may not have run.
-        """
-        arguments: tuple[bytes | int, ...] = (len(keys), *keys, argument)
+    async def publish(self, channel: bytes, message: bytes) -> None:
+        """Publish a message on a channel. Raises RedisUnavailable."""
         try:
-            async with deadline(until):
-                try:
-                    answer: bytes = await self._execute("EVALSHA", self._sha, *arguments)
-                except NoScriptError:
-                    answer = await self._execute("EVAL", self._source, *arguments)
-                return answer
-        except (RedisError, OSError, TimeoutError) as error:
+            async with deadline(asyncio.get_running_loop().time() + self._timeout_s):
+                await self._execute("PUBLISH", channel, message)
+        except FAULTS as error:
             raise RedisUnavailable(await self._fault(error)) from None
-
-    async def probe(self, keys: list[bytes], argument: bytes) -> None:
-        """Check that Redis answers and runs the script. Raises RedisUnavailable."""
-        until = asyncio.get_running_loop().time() + self._timeout_s
-        try:
-            async with deadline(until):
-                await self._execute("PING")
-        except (RedisError, OSError, TimeoutError) as error:
-            raise RedisUnavailable(await self._fault(error)) from None
-        await self.run(keys, argument, until)
 
     async def close(self) -> None:
         """Close the connection."""
         driver, self._driver = self._driver, None
         if driver is not None:
-            with contextlib.suppress(RedisError, OSError, TimeoutError):
+            with contextlib.suppress(*FAULTS):
                 async with asyncio.timeout(self._timeout_s):
                     await driver.disconnect()
 
@@ -101,12 +81,15 @@ class RedisConnection:
         """
         if self._driver is not None and self._driver.is_connected:
             try:
-                return await _send(self._driver, arguments)
+                return await send(self._driver, arguments)
             except LostConnection:  # Redis may have restarted meanwhile
                 await self._driver.disconnect(nowait=True)
-        self._driver = _driver_connection(self._url)
-        await self._driver.connect()
-        return await _send(self._driver, arguments)
+        return await send(await self._connect(), arguments)
+
+    async def _connect(self) -> DriverConnection:
+        self._driver = driver = _driver_connection(self._url)
+        await driver.connect()
+        return driver
 
     async def _fault(self, error: Exception) -> str:
         """Drop the connection, since a late reply may follow; return a description of the fault."""
@@ -119,7 +102,8 @@ class RedisConnection:
         return str(error).partition("\n")[0] or type(error).__name__
 
 
-async def _send(driver: DriverConnection, arguments: Any) -> Any:
+async def send(driver: DriverConnection, arguments: Any) -> Any:
+    """Send one command and return the reply. Raises RedisError and OSError."""
     try:
         await driver.send_packed_command(pack_command(arguments), check_health=False)
     except RuntimeError as error:  # raised by uvloop after a connection reset

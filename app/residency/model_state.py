@@ -88,7 +88,9 @@ class ModelState:
 
     @property
     def need_gib(self) -> float | None:
-        needs = [engine.memory_gib for engine in self.model.engines]
+        """Memory of this machine that its engines need; None: unknown yet."""
+        here = (one for one in self.model.engines if not one.capabilities.elsewhere)
+        needs = [engine.memory_gib for engine in here]
         known = [need for need in needs if need is not None]
         return sum(known) if len(known) == len(needs) else None
 

@@ -11,7 +11,7 @@ from app.settings.secrets import SECRETS, SECTION_SECRETS, misplaced_secret
 from app.settings.source import Place, Source, shown
 from app.settings.suggest import did_you_mean
 from engines.output import is_secret
-from engines.spec import InProcessSpec, ProcessSpec, RaySpec, RemoteSpec
+from engines.spec import REPLICA_FORMS, InProcessSpec, ProcessSpec, RaySpec, RemoteSpec
 
 SPECS: Mapping[int | str, type[BaseModel]] = {
     "process": ProcessSpec,
@@ -122,9 +122,14 @@ def _either(names: Mapping[int | str, Any]) -> str:
 
 
 def _in_file(loc: Place) -> Place:
-    """Return a place in the file, which unlike pydantic's has no level for an engine's kind."""
-    kind = 4  # models.N.engines.M.KIND
-    return (*loc[:kind], *loc[kind + 1 :]) if loc[2:3] == ("engines",) else loc
+    """Return a place in the file, which unlike pydantic's has no level for a kind or a form."""
+    if loc[2:3] != ("engines",):
+        return loc
+    kind, form = 4, 6  # models.N.engines.M.KIND.replicas.FORM
+    after = loc[kind + 1 :]
+    if loc[form - 1 : form] == ("replicas",) and loc[form : form + 1] in REPLICA_FORMS:
+        after = (loc[form - 1], *loc[form + 1 :])
+    return (*loc[:kind], *after)
 
 
 def _known_keys(path: Place, root: type[BaseModel]) -> list[str]:
@@ -134,9 +139,14 @@ def _known_keys(path: Place, root: type[BaseModel]) -> list[str]:
         if part in SPECS:
             model = SPECS[part]
         elif isinstance(part, str) and part in model.model_fields:
-            annotation = model.model_fields[part].annotation
-            for candidate in (annotation, *get_args(annotation)):
-                if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                    model = candidate
+            model = next(_models_in(model.model_fields[part].annotation), model)
     secrets = {*SECRETS, *(secret for _, secret in SECTION_SECRETS)}
     return [name for name in model.model_fields if name not in secrets]
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the models in a field's type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)

@@ -15,7 +15,7 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.ray import RaySpec, ReplicaRange
+from engines.spec.ray import REPLICA_FORMS, RaySpec, ReplicaRange
 from engines.spec.remote import (
     Discovery,
     EndpointSlices,
@@ -30,6 +30,7 @@ EngineSpec = Annotated[
 
 __all__ = [
     "CACHED_TOKENS_FLAG",
+    "REPLICA_FORMS",
     "RESERVED_FLAGS",
     "Discovery",
     "EndpointSlices",

@@ -43,6 +43,10 @@ class ReplicaRange(SpecModel):
         return self
 
 
+# What pydantic calls the forms of `replicas` in the place of a fault.
+REPLICA_FORMS = (("number",), ("range",))
+
+
 def _form(value: object) -> str:
     return "range" if isinstance(value, dict | ReplicaRange) else "number"
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from app.residency.model_state import ModelState, OnDemandModel
 from app.residency.policy import Residency
 from app.settings import ModelSettings
+from engines.base import EngineCapabilities
 from tests.app.residency.engines import FakeEngine
 
 DAY_S = 86400.0
@@ -80,3 +81,11 @@ def test_backoff_is_bounded_and_grows_until_a_load_works(
 def test_a_thousand_faults_do_not_overflow() -> None:
     model = unloaded(max_backoff_s=60)
     assert {model.record_fault(0.0) for _ in range(1100)} == {1, 2, 4, 8, 16, 32, 60}
+
+
+def test_engines_of_a_cluster_need_no_memory_here() -> None:
+    placed = FakeEngine("b", gib=80.0)
+    placed.capabilities = EngineCapabilities(managed=True, unloadable=True, elsewhere=True)
+    model = unloaded()
+    model.model = OnDemandModel(model.model.settings, (FakeEngine("a", gib=2.0), placed))
+    assert model.need_gib == 2.0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from engines.output import redact_line
 from engines.spec.base import PlacedError, SpecModel, Timeouts
@@ -14,6 +14,16 @@ from engines.spec.base import PlacedError, SpecModel, Timeouts
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 # A name in Kubernetes; RFC 1123.
 _DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+
+
+def _port(value: object) -> object:
+    """Report in one line what a union of types reports in one line per type."""
+    if (type(value) is int and 1 <= value <= 65535) or (
+        isinstance(value, str) and re.fullmatch(_DNS_LABEL, value)
+    ):
+        return value
+    given = f", not {value!r}" if isinstance(value, int | str) else ""
+    raise ValueError(f"must be a port from 1 to 65535, or the name of one{given}")
 
 
 class EndpointSlices(SpecModel):
@@ -30,7 +40,7 @@ class EndpointSlices(SpecModel):
         description="Label selector of the EndpointSlices, such as "
         "kubernetes.io/service-name=vllm.",
     )
-    port: Annotated[int, Field(ge=1, le=65535)] | Annotated[str, Field(pattern=_DNS_LABEL)] = Field(
+    port: Annotated[int | str, BeforeValidator(_port)] = Field(
         description="Port of the servers: its number, or its name in the EndpointSlices."
     )
 

@@ -263,6 +263,10 @@ class TestDiscovery:
         ("fields", "fault"),
         [
             ({}, ": needs exactly one of dns, file and kubernetes"),
+            (
+                {"kubernetes": {"selector": "app=vllm", "port": 0}},
+                ".kubernetes.port: must be a port from 1 to 65535, or the name of one, not 0",
+            ),
             ({"dns": "a", "port": 1, "file": "b"}, ": needs exactly one of dns, file and kubern"),
             ({"dns": "a"}, ".port: is needed with dns, and only there"),
             ({"file": "a", "port": 1}, ".port: is needed with dns, and only there"),

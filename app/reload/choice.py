@@ -15,7 +15,7 @@ from app.fleet.takeover import EngineSnapshot, MachineResources, check_overlap, 
 from app.reload.difference import Difference, ModelChange, Takeover
 from app.settings import ModelSettings
 from engines.gpu import Placement, PlacementError, PlacementRequest
-from engines.spec import LocalSpec
+from engines.spec import LocalSpec, ManagedSpec
 
 UNLOADED = "all engines of the model are unloaded for the change"
 
@@ -132,7 +132,7 @@ class _Chooser:
         takeovers: list[Takeover] = []
         for old, new in plan.replaced:
             successor, placement = new, None
-            if self._is_ready(old) and isinstance(new.spec, LocalSpec):
+            if self._is_ready(old) and isinstance(new.spec, ManagedSpec):
                 [name] = free_names(model, 1, layout.taken)
                 obstacle, placement = self._check(old, replace(new, name=name))
                 if obstacle is None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from app.fleet.slots import initial_slots, slots_of
 from app.reload.difference import APPLIED, Takeover, applied, difference
 from app.settings import ModelSettings, Settings, digest
-from engines.spec import Discovery, InProcessSpec, ProcessSpec, RemoteSpec
+from engines.spec import Discovery, InProcessSpec, ProcessSpec, RaySpec, RemoteSpec
 
 CANARY = "canary-0123456789abcdef"
 DOWNTIME: dict[str, Any] = {
@@ -344,6 +344,7 @@ class TestEverySettingIsAppliedOrNeedsARestart:
                 ProcessSpec(kind="process", model="m"),
                 RemoteSpec(kind="remote", url="http://127.0.0.1:1"),
                 InProcessSpec(kind="in_process", model="m"),
+                RaySpec(kind="ray", model="m"),
             )
             for leaf in leaves(type(spec))
             if leaf[0] not in ("kind", "replicas", "discover")

@@ -119,8 +119,9 @@ class Member:
             self._begun = None
         if self._wanted != slot or not terms.is_current():
             await terms.fleet.retire(engine, 0.0)
-            # Without its model it is not wanted, which its owner is about to say.
-            await self._changes.wait_for(lambda: self._wanted != slot)
+            if not terms.is_current():
+                # Without its model it is not wanted, which its owner is about to say.
+                await self._changes.wait_for(lambda: self._wanted is None)
             return
         terms.fleet.join(terms.deployment, new, old)
         self._joined = new

@@ -19,7 +19,7 @@ OPEN = {
     "engines.output.startup",
 }
 # Packages whose face would have to name most of their content, and those that use it.
-OPEN_TO = {"app.fleet": ("app.reload.", "app.discovery.")}
+OPEN_TO = {"app.fleet": ("app.reload.", "app.discovery.", "app.scaling.")}
 
 
 def exports(package: Path) -> set[str]:

@@ -160,7 +160,9 @@ def _section(
         elif (found := _mapping(field, document)) is not None and "properties" in found:
             inner.append((_below(path, name), found))
         elif (found := _optional_mapping(field, document)) is not None:
-            rows.append(_row(name, field, "a mapping, see below", mapping))
+            plain = [_values(one, document) for one in _forms(field) if "type" in one]
+            values = " or ".join([*plain, "a mapping, see below"])
+            rows.append(_row(name, field, values, mapping))
             inner.append((_below(path, name), found))
         else:
             rows.append(_row(name, field, _values(field, document), mapping))
@@ -211,9 +213,15 @@ def _mapping(field: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
 
 
 def _optional_mapping(field: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
-    """Return the mapping of a setting that may be left out; None for another setting."""
-    found = (_mapping(one, document) for one in field.get("anyOf", ()))
+    """Return the mapping that the value of a setting may be, among others; None: it is none."""
+    found = (_mapping(one, document) for one in _forms(field))
     return next((one for one in found if one is not None and "properties" in one), None)
+
+
+def _forms(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the forms that the value of a setting may have; none where there is only one."""
+    forms = (*field.get("anyOf", ()), *field.get("oneOf", ()))
+    return [form for form in forms if form.get("type") != "null"]
 
 
 def _kinds(
@@ -230,9 +238,8 @@ def _values(field: Mapping[str, Any], document: Mapping[str, Any]) -> str:
         return f"`{field['const']}`"
     if "enum" in field:
         return code_list(field["enum"])
-    if "anyOf" in field:
-        found = [_values(one, document) for one in field["anyOf"] if one.get("type") != "null"]
-        return " or ".join(dict.fromkeys(found))
+    if forms := _forms(field):
+        return " or ".join(dict.fromkeys(_values(one, document) for one in forms))
     if (mapping := _mapping(field, document)) is not None and "properties" not in mapping:
         return _values(mapping, document)
     match field.get("type"):

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.discovery import ServerDiscovery
@@ -169,6 +169,9 @@ steps = st.one_of(
 
 
 @settings(max_examples=200)
+@example(
+    [("up", frozenset(), 0), ("list", frozenset([0]), 50), ("reload", 2.0, 0), ("reload", 1.0, 50)]
+)
 @given(st.lists(steps, max_size=25))
 def test_fleet_ends_with_the_servers_of_the_latest_list(taken: list[tuple[str, Any, int]]) -> None:
     async def play() -> None:

@@ -10,7 +10,10 @@ from urllib.parse import quote
 from app.fleet import EngineRow, ModelRow
 from engines.base import EngineState
 
-_RELOADS = "A new request for the model loads it again."
+_AFTER_UNLOAD = {
+    "on_demand": "A new request for the model loads it again.",
+    "eager": "Requests for it are refused, or go to its fallbacks, until it is loaded again.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,9 @@ def _unload_actions(row: ModelRow, abilities: ModelAbilities) -> Iterator[Action
         "Unload",
         _path(row, "unload"),
         f"Unload {row.name}?",
-        f"Its engines stop and give their memory back. {_finishing(row, abilities)} {_RELOADS}",
-        f"{row.name} is unloaded.",
+        f"Its engines stop and give their memory back. {_finishing(row, abilities)} "
+        f"{_AFTER_UNLOAD[row.load]}",
+        f"{row.name} unloads.",
         danger=True,
     )
 

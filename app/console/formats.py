@@ -57,7 +57,7 @@ def moment(seconds: float | None) -> str:
     """Return a moment, in seconds since 1970, as date and time in UTC."""
     if seconds is None:
         return "–"
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def iso_moment(text: str | None) -> str:

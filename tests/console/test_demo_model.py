@@ -119,7 +119,7 @@ async def test_a_canceled_request_ends_in_vllm(
         asked = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
         await page.goto("/console/requests")
         await page.get_by_role("button", name="Cancel").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Cancel the request").click()
         answer = await asked
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "request_canceled")
     ended = page.get_by_role("region", name="Requests that have ended")

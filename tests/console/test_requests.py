@@ -57,7 +57,7 @@ async def cancel(page: Page) -> None:
     await page.get_by_role("button", name="Cancel").click()
     dialog = page.get_by_role("dialog")
     await expect(dialog).to_contain_text("the engine stops generating")
-    await dialog.get_by_role("button", name="Cancel").click()
+    await dialog.get_by_role("button", name="Cancel the request").click()
 
 
 async def test_a_running_request_is_shown_and_canceled(site: Site) -> None:

@@ -40,14 +40,14 @@ function button(text, value, kind) {
 }
 
 /**
- * Run the action of a <button data-action="/admin/…" data-title data-confirm data-done>: a POST
+ * Run the action of a <button data-action="/admin/…" data-title data-confirm data-confirm-label data-done>: a POST
  * after a confirmation. One listener for the page: buttons in live regions come and go.
  */
 document.addEventListener("click", async (event) => {
   const pressed = event.target.closest("button[data-action]");
   if (!pressed) return;
   const {action, title, confirm, done, danger} = pressed.dataset;
-  const label = pressed.textContent.trim();
+  const label = pressed.dataset.confirmLabel ?? pressed.textContent.trim();
   const confirmed = !confirm || await confirmAction({title, text: confirm, action: label, danger: danger !== undefined});
   // A live region may have been drawn again meanwhile, with a new button of the same ID.
   document.getElementById(pressed.id)?.focus();

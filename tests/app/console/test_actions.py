@@ -69,7 +69,13 @@ def test_an_unload_says_what_happens_to_requests_in_flight() -> None:
     mixed = ModelAbilities(unloadable=True, others_stay=True)
     (moving,) = model_actions(model_row(in_flight=2), mixed)
     assert "2 requests are in flight: streams go on at the engines that stay" in moving.confirm
-    assert "A new request" in moving.confirm
+
+
+def test_an_unload_says_what_happens_to_requests_afterwards() -> None:
+    (eager,) = model_actions(model_row(load="eager"), UNLOADABLE)
+    assert eager.confirm.endswith("are refused, or go to its fallbacks, until it is loaded again.")
+    (on_demand,) = model_actions(model_row(load="on_demand"), UNLOADABLE)
+    assert on_demand.confirm.endswith("A new request for the model loads it again.")
 
 
 def test_a_restart_says_which_requests_end() -> None:

@@ -73,8 +73,8 @@ def test_a_share_is_in_percent() -> None:
 def test_moments_are_utc() -> None:
     assert time_of_day(None) == moment(None) == iso_moment(None) == "–"
     assert time_of_day(1_700_000_000) == "22:13:20"
-    assert moment(1_700_000_000) == "2023-11-14 22:13 UTC"
-    assert iso_moment("2023-11-15T00:13:20+02:00") == "2023-11-14 22:13 UTC"
+    assert moment(1_700_000_000) == "2023-11-14 22:13:20 UTC"
+    assert iso_moment("2023-11-15T00:13:20+02:00") == "2023-11-14 22:13:20 UTC"
 
 
 @pytest.mark.parametrize("show", [count, duration, size, percent])

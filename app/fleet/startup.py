@@ -136,13 +136,15 @@ class EngineLifecycle:
         until then its requests would be refused that a moment later are served.
         """
         models = [model for model in self._catalogue.models if not model.on_demand]
-        if self._keep_engines():
+        if keeps := self._keep_engines():
             models = list(self._catalogue.models)
         running = [
             [
                 replica.engine
                 for replica in model.replicas
-                if replica.engine.name in self._adoptable or not replica.engine.capabilities.managed
+                if replica.engine.name in self._adoptable
+                or not (has := replica.engine.capabilities).managed
+                or (keeps and has.elsewhere)  # only its cluster knows whether it runs
             ]
             for model in models
         ]

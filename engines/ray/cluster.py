@@ -207,6 +207,7 @@ class _Connection:
         try:
             directories.make_private(directory)
             with theirs, log.open("wb") as output:
+                log.chmod(0o600)
                 process = subprocess.Popen(  # noqa: ASYNC220 - forks at once; our own file
                     [sys.executable, "-P", "-m", "engines.ray.connector"],
                     stdin=theirs.fileno(),

@@ -175,13 +175,27 @@ def _connect(address: str, namespace: str) -> None:
     own: dict[str, Any] = {}
     if address == "local":
         own = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
-    ray.init(
-        address=address,
-        namespace=namespace,
-        log_to_driver=False,
-        configure_logging=False,
-        **own,
-    )
+    try:
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            **own,
+        )
+    except Exception as error:
+        # Ray has several types for these, and the same text for a port of another program.
+        text = str(error)
+        if text.startswith("Failed to connect to Ray cluster"):
+            raise ConnectionError(
+                f"Ray at {address} did not accept the connection: give the gateway the token of "
+                "the cluster (RAY_AUTH_MODE=token)"
+            ) from None
+        if text.startswith("Could not find any running Ray"):
+            raise ConnectionError(
+                "no Ray runs on this machine: start it (`ray start`) or set ray.address"
+            ) from None
+        raise
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -243,16 +243,18 @@ class RayHost:
                 f"an engine of this name in the namespace {cluster.namespace} of the Ray cluster "
                 f"belongs to the gateway {found['owned_by']}: set another ray.namespace"
             )
-        return self._connected(found) if found else None
+        if not found:
+            return None
+        try:
+            self._begin_log()
+        except (OSError, LaunchError) as error:
+            raise HostUnavailable(str(error)) from None
+        return self._connected(found)
 
     async def start(self, stopping: Callable[[], bool]) -> RayProcesses:
         """Start the engine where the cluster has room. Raises as `EngineHost.start`."""
         launch, cluster = self._launch, self._cluster
-        try:
-            directories.make_private(launch.directory)
-        except directories.ForeignDirectory as error:
-            raise LaunchError(str(error)) from None
-        launch.set_log_aside()
+        self._begin_log()
         needed = needed_resources(self._spec)
         place = f"{launch.name}.{cluster.owner[:16]}.{secrets.token_hex(8)}"
         try:
@@ -276,6 +278,14 @@ class RayHost:
 
     async def wait_until_released(self, processes: EngineProcesses) -> None:
         """Return at once: the actor reports an end only when the memory is released."""
+
+    def _begin_log(self) -> None:
+        """Begin a new copy of the engine's log. Raises OSError and LaunchError."""
+        try:
+            directories.make_private(self._launch.directory)
+        except directories.ForeignDirectory as error:
+            raise LaunchError(str(error)) from None
+        self._launch.set_log_aside()
 
     async def _find_place(
         self, place: str, needed: Mapping[str, float], stopping: Callable[[], bool]

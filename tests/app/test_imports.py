@@ -14,6 +14,7 @@ NOT_LOADED = (
     "httpx",
     "opentelemetry",
     "pygments",
+    "ray",
     "redis",
     "rich",
     "sqlalchemy.dialects.postgresql",

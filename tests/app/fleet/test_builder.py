@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 
+from app.fleet import builder
 from app.fleet.builder import Builder
+from app.fleet.deployment import memory_gib
 from app.fleet.slots import initial_slots
 from app.routing import Replica
+from engines.process import LauncherMissing
 from tests.gateway import remote, settings_for
 
 PROCESS = {"kind": "process", "model": "m"}
 IN_PROCESS = {"kind": "in_process", "model": "m"}
+RAY = {"kind": "ray", "model": "m"}
 REMOTE = remote("http://127.0.0.1:1")
 BY_PRIORITY = {"args": {"scheduling-policy": "priority"}}
 
@@ -23,7 +27,7 @@ def build(run_dir: Path, engine: dict[str, Any], **fields: Any) -> Replica:
     return Builder(settings, ("python",))("demo", slot)
 
 
-@pytest.mark.parametrize("engine", [PROCESS, IN_PROCESS])
+@pytest.mark.parametrize("engine", [PROCESS, IN_PROCESS, RAY])
 def test_media_domains_of_a_model_reach_its_engines(tmp_path: Path, engine: dict[str, Any]) -> None:
     allowed = build(tmp_path, engine, media={"domains": ["a.org", "b.org"]})
     assert " --allowed-media-domains a.org b.org --" in allowed.engine.describe()
@@ -38,6 +42,7 @@ def test_media_domains_of_a_model_reach_its_engines(tmp_path: Path, engine: dict
         ({**PROCESS, **BY_PRIORITY}, True),
         (IN_PROCESS, False),
         ({**IN_PROCESS, **BY_PRIORITY}, True),
+        ({**RAY, **BY_PRIORITY}, True),
         (REMOTE, False),
     ],
 )
@@ -45,3 +50,19 @@ def test_replica_knows_whether_its_engine_schedules_by_priority(
     tmp_path: Path, engine: dict[str, Any], by_priority: bool
 ) -> None:
     assert build(tmp_path, engine).by_priority is by_priority
+
+
+def test_engine_on_ray_needs_ray_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "ray_is_installed", lambda: False)
+    with pytest.raises(LauncherMissing, match=r"pip install 'vllm-gateway\[ray\]'"):
+        build(tmp_path, RAY)
+
+
+def test_engine_on_ray_gets_no_gpu_of_this_machine_and_none_of_its_memory(tmp_path: Path) -> None:
+    engine = {**RAY, "gpus": 8, "replicas": 2, "memory_gib": 500}
+    settings = settings_for({"name": "demo", "engines": [engine]}, run_dir=tmp_path)
+    slots = initial_slots(settings)["demo"]
+    made = Builder(settings, ("python",))
+    assert len(slots) == 2
+    assert made.place([(settings.models[0], slots)]) == ()
+    assert memory_gib(made("demo", slots[0]).engine) == 0.0

@@ -209,6 +209,10 @@ async def test_faults_of_a_place_are_one_line(
     assert "no node of the Ray cluster can hold it: it needs CPU 1, slot 2" in await fault_of(never)
     nowhere = make(connect(address="127.0.0.1:9"))
     assert await fault_of(nowhere) == "no Ray at 127.0.0.1:9: Connection refused"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+    stranger = make(connect("stranger"))
+    assert "did not accept the connection: give the gateway the token" in await fault_of(stranger)
+    monkeypatch.undo()
     model = make(model="/no/such/model")
     assert (await fault_of(model)).startswith("model directory /no/such/model does not exist")
 

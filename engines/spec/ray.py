@@ -1,9 +1,18 @@
 """The specification of engines that run on the nodes of a Ray cluster."""
 
 import re
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from engines.spec.base import PlacedError, SpecModel
 from engines.spec.local import FlagValue, ManagedSpec
@@ -87,7 +96,7 @@ class RaySpec(ManagedSpec):
     )
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
-        description="Resources of one engine by Ray's names: CPU, memory (in bytes) or your own. "
+        description="Resources of one engine by Ray's names: CPU, GPU, memory (bytes), your own. "
         "Default: CPU: 1.",
     )
     accelerator_type: str | None = Field(
@@ -99,15 +108,18 @@ class RaySpec(ManagedSpec):
     @field_validator("model")
     @classmethod
     def _same_on_every_node(cls, model: str) -> str:
+        """Return an absolute path for a directory here, as vLLM reads it where it runs."""
+        if Path(model).is_dir():
+            return str(Path(model).absolute())
         if model.startswith(("./", "../")):
             raise ValueError("must be an absolute path on the nodes, or a repository")
         return model
 
     @field_validator("resources")
     @classmethod
-    def _resource_names(cls, resources: dict[str, float]) -> dict[str, float]:
+    def _resource_names(cls, resources: dict[str, float], info: ValidationInfo) -> dict[str, float]:
         for name in resources:
-            if name == "GPU":
+            if name == "GPU" and info.data.get("gpus") is not None:
                 raise PlacedError("is set by gpus", name)
             if not re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", name):
                 raise PlacedError("cannot be the name of a resource", name)

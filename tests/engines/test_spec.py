@@ -302,7 +302,7 @@ class TestRay:
         [
             ({"gpus": [0, 1]}, "gpus: must be auto or a number of GPUs: Ray chooses the devices"),
             ({"gpus": 0}, "gpus: must be auto or a number of GPUs, not 0"),
-            ({"resources": {"GPU": 1}}, "resources.GPU: is set by gpus"),
+            ({"gpus": 1, "resources": {"GPU": 1}}, "resources.GPU: is set by gpus"),
             ({"resources": {"a b": 1}}, "resources.a b: cannot be the name of a resource"),
             ({"model": "./here"}, "model: must be an absolute path on the nodes, or a repository"),
             (
@@ -319,6 +319,14 @@ class TestRay:
     def test_what_a_cluster_cannot_do_is_refused(self, fields: dict[str, Any], fault: str) -> None:
         [line] = faults(dump([{"kind": "ray", "model": "org/m", **fields}]))
         assert line.startswith(f"model demo: engines[0].{fault}")
+
+    def test_directory_here_is_an_absolute_path_on_the_nodes(self) -> None:
+        Path("var/demo-model").mkdir(parents=True)
+        placed = {"kind": "ray", "model": "var/demo-model", "resources": {"GPU": 1}}
+        [spec] = load(dump([placed])).models[0].engines
+        assert isinstance(spec, RaySpec)
+        assert spec.model_path == str(Path("var/demo-model").absolute())
+        assert spec.resources == {"GPU": 1}
 
     def test_directory_is_looked_for_on_the_nodes_only(self) -> None:
         [spec] = load(dump([{"kind": "ray", "model": "/not/here"}])).models[0].engines

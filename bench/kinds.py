@@ -1,4 +1,4 @@
-"""Real vLLM as a child process of the gateway and inside it: two gateways, an engine each."""
+"""Real vLLM as a child process of the gateway, and as another kind of engine: a gateway each."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,15 +12,18 @@ from bench.samples import Sample
 
 PROCESS = "kind: process"
 IN_PROCESS = "kind: in_process"
+RAY = "kind: ray"
+# The other kind of each part. Two engines at a time are what two cores bear.
+OTHERS = {"kinds": IN_PROCESS, "ray": RAY}
 STREAMS, REQUESTS = 32, 128
 
 
-def measure(say: Say, *, quick: bool) -> Iterator[Sample]:
-    """Yield samples of the part "kinds". Raises StartError."""
+def measure(part: str, say: Say, *, quick: bool) -> Iterator[Sample]:
+    """Yield samples of a part. Raises StartError."""
     make_model()
     with ExitStack() as stack:
         ways = {}
-        for name in (PROCESS, IN_PROCESS):
+        for name in (PROCESS, OTHERS[part]):
             say(f"starting vLLM, {name}")
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             engine = {**spec(), "model": str(DEMO), "kind": name.removeprefix("kind: ")}
@@ -32,7 +35,9 @@ def measure(say: Say, *, quick: bool) -> Iterator[Sample]:
             send(load(url, streams=STREAMS, requests=STREAMS))
         rounds = 1 if quick else 6
         for number in range(rounds):
-            say(f"kinds of engine, {STREAMS} at a time, round {number + 1} of {rounds}")
+            say(
+                f"{PROCESS} and {OTHERS[part]}, {STREAMS} at a time, round {number + 1} of {rounds}"
+            )
             for name, url in turns(list(ways.items()), number):
                 result = send(load(url, streams=STREAMS, requests=REQUESTS))
-                yield Sample("kinds", STREAMS, number, name, result)
+                yield Sample(part, STREAMS, number, name, result)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import httpx
 import yaml
@@ -274,12 +274,16 @@ def configuration(
 ) -> dict[str, object]:
     """Return a gateway's configuration that keeps everything in `directory`."""
     database = f"sqlite+aiosqlite:///{directory}/gateway.db"
+    engines = (engine for model in models for engine in cast(list[Any], model["engines"]))
+    # An earlier checkout may not know the section.
+    ray = {"ray": {"address": "local"}} if any(one["kind"] == "ray" for one in engines) else {}
     return {
         "server": {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")},
         "state": {"database_url": database, "redis_url": redis_url},
         "limits": {"default": dict.fromkeys(LIMITS, 10**9)},
         "traces": {"endpoint": traces},
         "models": models,
+        **ray,
     }
 
 

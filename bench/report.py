@@ -60,6 +60,7 @@ def tables(samples: Samples, disturbances: Disturbances | None = None) -> Iterat
         ("memory", _memory),
         ("real", _real),
         ("kinds", _kinds),
+        ("ray", _ray),
     ):
         if samples.sizes(part):
             yield table(samples)
@@ -180,6 +181,18 @@ def _kinds(samples: Samples) -> Table:
         "In process against process",
         "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
         "socket, one whose engine is inside it. One of the two idles while the other is loaded.",
+    )
+
+
+def _ray(samples: Samples) -> Table:
+    return _throughput(
+        samples,
+        "ray",
+        PROCESS,
+        "Ray against process",
+        "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
+        "socket, one whose engine is in a Ray cluster of this machine, on TCP. One of the two "
+        "idles while the other is loaded.",
     )
 
 

@@ -59,7 +59,10 @@ function showSecret(title, secret) {
   const copy = async () => {
     copied.textContent = await copyText(output) ? "Copied." : "The browser does not let this page copy: select the key and copy it.";
   };
-  const close = () => dialog.close();
+  const close = () => {
+    clear(); // at once: the event of the close comes later
+    dialog.close();
+  };
   // Escape would lose the secret by accident.
   const stay = (event) => event.preventDefault();
   document.getElementById("copy-secret").addEventListener("click", copy);

@@ -67,7 +67,8 @@ class TestChangeInPlace:
             assert (await one.chat()).status_code == 200
 
     async def test_one_of_two_engines_serves_at_every_moment(self, tmp_path: Path) -> None:
-        async with run(tmp_path, model("demo", alone(2))) as one:
+        unlimited = {"default": {"requests_per_minute": None}}
+        async with run(tmp_path, model("demo", alone(2)), limits=unlimited) as one:
             reloading = asyncio.create_task(one.reload(model("demo", alone(2, args=LONGER))))
             statuses = []
             while not reloading.done():

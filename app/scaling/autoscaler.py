@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from app.admission import Admission
@@ -32,17 +32,12 @@ class Autoscaler:
     """Scales models of the present configuration until it is canceled."""
 
     def __init__(
-        self,
-        reloader: Reloader,
-        admission: Admission,
-        startup_done: asyncio.Event,
-        clock: Callable[[], float] | None = None,
+        self, reloader: Reloader, admission: Admission, startup_done: asyncio.Event
     ) -> None:
-        """`clock` returns seconds; default: the event loop's."""
+        """`startup_done` is set once the engines that start with the gateway have settled."""
         self._reloader = reloader
         self._admission = admission
         self._startup_done = startup_done
-        self._clock = clock
         # By name; models of the configuration that are scaled.
         self._models: dict[str, _Scaled] = {}
         self._steps: set[asyncio.Task[None]] = set()
@@ -59,11 +54,14 @@ class Autoscaler:
 
     async def run(self) -> None:
         """Decide again and again. Steps of different models run at the same time."""
-        clock = self._clock or asyncio.get_running_loop().time
+        clock = asyncio.get_running_loop().time
         try:
             await self._startup_done.wait()
             while True:
-                self.decide(clock())
+                try:
+                    self.decide(clock())
+                except Exception:
+                    log.exception("engines could not be scaled")
                 await asyncio.sleep(INTERVAL_S)
         finally:
             for step in self._steps:
@@ -131,7 +129,9 @@ class Autoscaler:
 
     async def _step(self, name: str, more: int) -> None:
         """Carry out a step; return when engines that go have ended, and others are READY."""
-        deployment = self._reloader.deployments[name]
+        deployment = self._reloader.deployments.get(name)
+        if deployment is None:  # removed just now
+            return
         present = scaled_engines(deployment.slots, deployment.settings)
         added = await self._reloader.resize(name, present + more)
         await asyncio.gather(*map(_start, added))

@@ -21,18 +21,7 @@ from tests.fakes.vllm import Fake
 from tests.gateway import free_port, settings_for
 from tests.waiting import run_pending_tasks, wait_until
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def listing() -> Listing:
-    return Listing()
-
-
-@pytest.fixture(autouse=True)
-def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engines.remote.CHECK_INTERVAL_S", 0.05)
-    monkeypatch.setattr("app.discovery.server_discovery.SETTLE_S", 0.5)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_checks")]
 
 
 async def test_listed_servers_serve_as_soon_as_the_gateway_has_started(

@@ -22,18 +22,7 @@ from tests.app.discovery.gateways import (
 from tests.gateway import remote
 from tests.waiting import run_pending_tasks, wait_until
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def listing() -> Listing:
-    return Listing()
-
-
-@pytest.fixture(autouse=True)
-def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engines.remote.CHECK_INTERVAL_S", 0.05)
-    monkeypatch.setattr("app.discovery.server_discovery.SETTLE_S", 0.5)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_checks")]
 
 
 async def reload(gateway: DiscoveringGateway, *models: dict[str, Any]) -> list[str]:

@@ -107,7 +107,7 @@ def test_an_engine_is_not_stopped_soon_after_it_was_needed(seed: int, start_s: f
     for (moment, after), (_, before) in steps_of(outcome):
         if after < before:
             latest = max((up for up in ups if up < moment), default=-math.inf)
-            assert moment - latest >= max(DOWN_S, DOWN_STARTS * start_s) - UP_S
+            assert moment - latest >= max(DOWN_S, DOWN_STARTS * start_s)
 
 
 def steps_of(outcome: Outcome) -> list[tuple[tuple[float, int], tuple[float, int]]]:

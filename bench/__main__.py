@@ -53,7 +53,7 @@ PARTS = (
     memory.PART,
     disturbances.PART,
     "real",
-    *kinds.OTHERS,
+    *kinds.PAIRS,
     *ALONE,
 )
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -194,11 +194,11 @@ def _measure(
             yield from real.measure(say, found, quick=quick)
         except StartError as error:
             note(f"real vLLM is left out: {error}")
-    for part in [part for part in parts if part in kinds.OTHERS]:
+    for part in [part for part in parts if part in kinds.PAIRS]:
         try:
             yield from kinds.measure(part, say, quick=quick)
         except StartError as error:
-            note(f"{kinds.OTHERS[part]} is left out: {error}")
+            note(f"{kinds.PAIRS[part][1]} is left out: {error}")
 
 
 def _alone(parts: Sequence[str], *, quick: bool) -> Iterator[Table]:

@@ -1,11 +1,12 @@
-"""Real vLLM as a child process of the gateway, and as another kind of engine: a gateway each."""
+"""Real vLLM behind two ways of running it, side by side: a gateway each, or Ray Serve LLM."""
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.peers import MODEL, gateway
+from bench.peers import MODEL, Target, gateway
+from bench.ray_serve import RAY_SERVE, ray_serve
 from bench.real import DEMO, START_S, load, make_model, spec
 from bench.rounds import Say, send, turns
 from bench.samples import Sample
@@ -13,8 +14,12 @@ from bench.samples import Sample
 PROCESS = "kind: process"
 IN_PROCESS = "kind: in_process"
 RAY = "kind: ray"
-# The other kind of each part. Two engines at a time are what two cores bear.
-OTHERS = {"kinds": IN_PROCESS, "ray": RAY}
+# The two ways of each part, the reference first. Two engines at a time are what two cores bear.
+PAIRS = {
+    "kinds": (PROCESS, IN_PROCESS),
+    "ray": (PROCESS, RAY),
+    "ray-serve": (RAY, RAY_SERVE),
+}
 STREAMS, REQUESTS = 32, 128
 
 
@@ -23,21 +28,22 @@ def measure(part: str, say: Say, *, quick: bool) -> Iterator[Sample]:
     make_model()
     with ExitStack() as stack:
         ways = {}
-        for name in (PROCESS, OTHERS[part]):
+        for name in PAIRS[part]:
             say(f"starting vLLM, {name}")
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            if name == RAY_SERVE:
+                ways[name] = stack.enter_context(ray_serve(directory))
+                continue
             engine = {**spec(), "model": str(DEMO), "kind": name.removeprefix("kind: ")}
             models: list[dict[str, object]] = [{"name": MODEL, "engines": [engine]}]
-            _, url = stack.enter_context(gateway(directory, models, start_s=START_S))
-            ways[name] = url
-        for url in ways.values():
+            running, url = stack.enter_context(gateway(directory, models, start_s=START_S))
+            ways[name] = Target(name, url, running.pid)
+        for way in ways.values():
             # The engine's first answers to a batch of a size are slow.
-            send(load(url, streams=STREAMS, requests=STREAMS))
+            send(load(way.url, streams=STREAMS, requests=STREAMS))
         rounds = 1 if quick else 6
         for number in range(rounds):
-            say(
-                f"{PROCESS} and {OTHERS[part]}, {STREAMS} at a time, round {number + 1} of {rounds}"
-            )
-            for name, url in turns(list(ways.items()), number):
-                result = send(load(url, streams=STREAMS, requests=REQUESTS))
+            say(f"{' and '.join(ways)}, {STREAMS} at a time, round {number + 1} of {rounds}")
+            for name, way in turns(list(ways.items()), number):
+                result = send(load(way.url, streams=STREAMS, requests=REQUESTS, pid=way.pid))
                 yield Sample(part, STREAMS, number, name, result)

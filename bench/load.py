@@ -49,6 +49,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 60.0  # of one request
     deadline_s: float = 120.0  # of everything
     pid: int | None = None  # measure this process and its children
+    alone: bool = False  # measure `pid` without its children
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,7 +245,7 @@ def payload(load: Load) -> bytes:
 async def run(load: Load) -> Result:
     """Send the load; return the results."""
     work = _Run(load)
-    pids = proc.family(load.pid) if load.pid else []
+    pids = _measured(load)
     proc.reset_peak_rss(pids)
     before, started = proc.cpu_clocks(pids), time.perf_counter()
     await work.all()
@@ -253,9 +254,15 @@ async def run(load: Load) -> Result:
         return _result(work, wall, None, None)
     await asyncio.sleep(TAIL_S)
     # Including children started meanwhile.
-    pids = proc.family(load.pid)
+    pids = _measured(load)
     cpu = proc.cpu_spent(before, proc.cpu_clocks(pids))
     return _result(work, wall, cpu, round(proc.peak_rss_kib(pids) / 1024, 1))
+
+
+def _measured(load: Load) -> list[int]:
+    if load.pid is None:
+        return []
+    return [load.pid] if load.alone else proc.family(load.pid)
 
 
 def _result(work: _Run, wall: float, cpu: float | None, rss_mib: float | None) -> Result:

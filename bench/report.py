@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench import disturbances as noise
 from bench.disturbances import AT_ONCE, STREAMS, Disturbances
 from bench.figures import Estimate
-from bench.kinds import PROCESS
+from bench.kinds import PROCESS, RAY
 from bench.peers import BEFORE, COPY, DIRECT, GATEWAY, LITELLM, ROUTER
 from bench.samples import Figure, Samples
 from bench.targets import MANY, Goal, goals
@@ -61,6 +61,7 @@ def tables(samples: Samples, disturbances: Disturbances | None = None) -> Iterat
         ("real", _real),
         ("kinds", _kinds),
         ("ray", _ray),
+        ("ray-serve", _ray_serve),
     ):
         if samples.sizes(part):
             yield table(samples)
@@ -180,7 +181,8 @@ def _kinds(samples: Samples) -> Table:
         PROCESS,
         "In process against process",
         "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
-        "socket, one whose engine is inside it. One of the two idles while the other is loaded.",
+        "socket, one whose engine is inside it. One of the two idles while the other is loaded. "
+        "CPU is that of the gateway's process alone, in process with vLLM's front end.",
     )
 
 
@@ -192,7 +194,19 @@ def _ray(samples: Samples) -> Table:
         "Ray against process",
         "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
         "socket, one whose engine is in a Ray cluster of this machine, on TCP. One of the two "
-        "idles while the other is loaded.",
+        "idles while the other is loaded. CPU is that of the gateway's process alone.",
+    )
+
+
+def _ray_serve(samples: Samples) -> Table:
+    return _throughput(
+        samples,
+        "ray-serve",
+        RAY,
+        "Ray Serve LLM against Ray",
+        "The demo model on vLLM's CPU build, the same flags: one gateway whose engine is in a Ray "
+        "cluster of this machine, and Ray Serve LLM with its proxy and router at defaults and the "
+        "vLLM of this project. One of the two idles while the other is loaded.",
     )
 
 
@@ -204,14 +218,17 @@ def _throughput(samples: Samples, part: str, other: str, title: str, note: str) 
             number(samples.median(part, size, name, "tokens_per_s"), 0),
             shown(samples.ratio(part, size, name, other, "tokens_per_s"), 3),
             number(samples.median(part, size, name, "ttft_p50"), 1),
+            shown(samples.ratio(part, size, name, other, "ttft_p50"), 3),
             number(samples.median(part, size, name, "ttft_p99"), 1),
+            number(samples.median(part, size, name, "cpu_us_per_chunk"), 1),
+            shown(samples.ratio(part, size, name, other, "cpu_us_per_chunk"), 3),
         ]
         for size in samples.sizes(part)
         for name in samples.targets(part, size)
     ]
     against = f"× {other.removeprefix('kind: ')}"
-    columns = ["", "streams", "tokens/s", against, "TTFT p50 ms", "TTFT p99 ms"]
-    return Table(title, columns, rows, note)
+    columns = ["", "streams", "tokens/s", against, "TTFT p50 ms", against, "TTFT p99 ms"]
+    return Table(title, [*columns, "CPU µs per chunk", against], rows, note)
 
 
 def _noisy_neighbor(disturbances: Disturbances) -> Table:

@@ -40,14 +40,17 @@ class Nodes:
         """Start a node; return it."""
         return self._cluster.add_node(**_size(slots))
 
-    def remove_of(self, pid: int | None) -> None:
-        """End the node of a process, without a warning."""
+    def of(self, pid: int | None) -> Any:
+        """Return the node of a process."""
         ancestors = {process.pid for process in psutil.Process(pid).parents()}
         for node in self._cluster.list_all_nodes():
             if node.all_processes["raylet"][0].process.pid in ancestors:
-                self._cluster.remove_node(node, allow_graceful=False)
-                return
+                return node
         raise AssertionError(f"no node has the process {pid}")
+
+    def remove_of(self, pid: int | None) -> None:
+        """End the node of a process, without a warning."""
+        self._cluster.remove_node(self.of(pid), allow_graceful=False)
 
     def remove_head(self) -> None:
         """End the head, without a warning."""

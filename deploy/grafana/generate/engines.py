@@ -144,8 +144,8 @@ def _state() -> Panels:
             "By scaling, beside those that are ready. Ready stays below: no room in the cluster or "
             "failed starts. Wanted at replicas.max while requests wait: raise it.",
             "short",
-            ask(wanted, "{{model}}: wanted"),
-            ask(f"{ready} and on (instance, model) {wanted}", "{{model}}: ready"),
+            ask(wanted, "{{model}}: wanted, {{instance}}"),
+            ask(f"{ready} and on (instance, model) {wanted}", "{{model}}: ready, {{instance}}"),
             width=HALF,
         ),
         graph(

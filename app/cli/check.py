@@ -96,8 +96,8 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
             f"the gateway speaks plain HTTP on {host}, so keys can be read on the network: put a "
             "TLS proxy in front, or set server.host to 127.0.0.1"
         )
-    for model in settings.models:
-        yield from _unread_files(model)
+    for each in settings.models:
+        yield from _unread_files(each)
     discovered = {model.name: _sources(model) for model in settings.models}
     counted = {model.name for model in settings.models if _cached_tokens_matter(settings, model)}
     for model in catalogue.models:

@@ -18,15 +18,12 @@ class Server(Fake):
     """A server that may be unable to list its models."""
 
     lists = True
-    accepts_key = True
 
     async def _answer(
         self, request: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         if request.target == "/v1/models" and not self.lists:
             return self.plain(writer, b"busy", 503)
-        if request.target == "/v1/models" and not self.accepts_key:
-            return self.plain(writer, b'{"error": "Unauthorized"}', 401)
         return await super()._answer(request, reader, writer)
 
 
@@ -74,8 +71,19 @@ async def test_server_that_lists_no_models_is_not_ready(
     await wait_until(lambda: engine.state is EngineState.READY)
 
 
-async def test_server_that_refuses_the_key_says_so(server: Server, engine: RemoteEngine) -> None:
-    server.accepts_key = False
+async def test_server_that_refuses_the_key_is_reported_as_that(
+    server: Server, engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Fake._answer
+
+    async def refuse(
+        self: Fake, request: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        if request.target == "/v1/models":
+            return self.plain(writer, b'{"error": "Unauthorized"}', 401)
+        return await answer(self, request, reader, writer)
+
+    monkeypatch.setattr(Fake, "_answer", refuse)
     with pytest.raises(EngineNotReady, match=r"refuses the key at /v1/models \(401\): check"):
         await start(engine)
 

@@ -125,7 +125,7 @@ class RemoteEngine(Engine):
         if models is None:
             # A READY server is too busy to say what it has said before.
             ready = self._status.state is EngineState.READY
-            return None if ready else "it does not list its models at /v1/models"
+            return None if ready else await probe.find_models_fault()
         if name in models:
             self._closed = _CLOSED
             return None

@@ -1,6 +1,8 @@
 """`vllm-gateway check`: validate the configuration and print what would run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -94,6 +96,8 @@ def _notes(settings: Settings, catalogue: "Catalogue") -> Iterator[str]:
             f"the gateway speaks plain HTTP on {host}, so keys can be read on the network: put a "
             "TLS proxy in front, or set server.host to 127.0.0.1"
         )
+    for each in settings.models:
+        yield from _unread_files(each)
     discovered = {model.name: _sources(model) for model in settings.models}
     counted = {model.name for model in settings.models if _cached_tokens_matter(settings, model)}
     for model in catalogue.models:
@@ -110,6 +114,32 @@ def _sources(model: ModelSettings) -> list[str]:
     """Return a text for each source of discovered servers."""
     specs = (spec.discover for spec in model.discovering)
     return [f"servers of {source.describe()}" for source in specs if source is not None]
+
+
+def _unread_files(model: ModelSettings) -> Iterator[str]:
+    """Yield a text for each file of discovered servers that cannot be used as it is."""
+    for spec in model.discovering:
+        source = spec.discover
+        if source is not None and source.file is not None:
+            fault = _list_fault(source.file, source.api_key_envs)
+            if fault is not None:
+                yield f"no server is known from {source.describe()}: {fault}"
+
+
+def _list_fault(file: Path, variables: Collection[str]) -> str | None:
+    """Return why a file of servers cannot be used; None if it can."""
+    from app.discovery.endpoint_list import MAX_BYTES, InvalidList, parse_endpoints
+
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return "it is not a regular file"
+        with file.open("rb") as opened:
+            parse_endpoints(opened.read(MAX_BYTES + 1), variables)
+    except InvalidList as error:
+        return f"it {error}"
+    except OSError as error:
+        return error.strerror or "it cannot be read"
+    return None
 
 
 def without_password(url: str) -> str:

@@ -92,6 +92,14 @@ class EngineProbe:
         names = (_dict(card).get("id") for card in cards)
         return tuple(name for name in names if isinstance(name, str))
 
+    async def find_models_fault(self) -> str:
+        """Return why `fetch_models` found no list, by asking once more."""
+        status, _ = await self._fetch("/v1/models")
+        if status in (401, 403):
+            return f"it refuses the key at /v1/models ({status}): check api_key_env"
+        said = f" ({status})" if status else ""
+        return f"it does not list its models at /v1/models{said}"
+
     async def fetch_tasks(self) -> tuple[str, ...] | None:
         """Return the model's tasks, by the routes in /openapi.json; None if none is listed.
 

@@ -45,6 +45,10 @@ def _fake(**flags: Any) -> dict[str, Any]:
 
 
 def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
+    servers = directory / "servers.json"
+    # The second server does not respond.
+    servers.write_text(json.dumps([fake, f"http://127.0.0.1:{free_port()}"]))
+    (directory / "none.json").write_text("[]")
     often = {"backoff_s": 1, "max_backoff_s": 1, "budget": 10_000}
     restarting = {**_fake(start="ok", die_after_s=5), "restart": often}
     return {
@@ -56,6 +60,7 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
         },
         # A port without a listener.
         "traces": {"endpoint": f"http://127.0.0.1:{free_port()}"},
+        "ray": {"address": f"127.0.0.1:{free_port()}"},
         "models": [
             {
                 "name": "demo",
@@ -79,6 +84,27 @@ def _configuration(directory: Path, port: int, fake: str) -> dict[str, Any]:
                 "name": "gone",
                 "fallbacks": ["demo"],
                 "engines": [remote(f"http://127.0.0.1:{free_port()}")],
+            },
+            {
+                "name": "listed",
+                "engines": [
+                    {
+                        "kind": "remote",
+                        "served_model_name": "demo",
+                        "discover": {"file": str(servers)},
+                    }
+                ],
+            },
+            {
+                "name": "empty",
+                "engines": [{"kind": "remote", "discover": {"file": str(directory / "none.json")}}],
+            },
+            {
+                "name": "scaled",
+                "queue": {"max_in_flight": AT_ONCE},
+                "engines": [
+                    {"kind": "ray", "model": "scaled/model", "replicas": {"min": 1, "max": 2}}
+                ],
             },
         ],
     }
@@ -277,10 +303,18 @@ async def test_every_panel_shows_data_and_every_rule_is_evaluated(
     assert {rule["health"] for rule in rules} == {"ok"}, [r.get("lastError") for r in rules]
     firing = {alert["labels"]["alertname"] for rule in rules for alert in rule.get("alerts", ())}
     assert "GatewayEngineRestarting" in firing
-    # A stopped on-demand model raises no alert; a model without a reachable engine does.
-    (without,) = (rule for rule in rules if rule["name"] == "GatewayNoEngineReady")
-    assert "cold" not in {alert["labels"]["model"] for alert in without["alerts"]}
-    assert "gone" in {alert["labels"]["model"] for alert in without["alerts"]}
+    # A stopped on-demand model raises no alert; a model without a reachable or listed engine does.
+    assert "cold" not in _models(rules, "GatewayNoEngineReady")
+    assert {"gone", "empty"} <= _models(rules, "GatewayNoEngineReady")
+    # Pending: there is no Ray, and the second server on the list is not used.
+    assert _models(rules, "GatewayEnginesMissing") == {"scaled"}
+    assert _models(rules, "GatewayDiscoveredServersUnused") == {"listed"}
+
+
+def _models(rules: list[dict[str, Any]], name: str) -> set[str]:
+    """Return the models for which an alert is pending or fires."""
+    (rule,) = (rule for rule in rules if rule["name"] == name)
+    return {alert["labels"]["model"] for alert in rule["alerts"]}
 
 
 def _rules(prometheus: PrometheusServer) -> tuple[list[dict[str, Any]], str]:

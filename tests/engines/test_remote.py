@@ -71,6 +71,23 @@ async def test_server_that_lists_no_models_is_not_ready(
     await wait_until(lambda: engine.state is EngineState.READY)
 
 
+async def test_server_that_refuses_the_key_is_reported_as_that(
+    server: Server, engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Fake._answer
+
+    async def refuse(
+        self: Fake, request: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        if request.target == "/v1/models":
+            return self.plain(writer, b'{"error": "Unauthorized"}', 401)
+        return await answer(self, request, reader, writer)
+
+    monkeypatch.setattr(Fake, "_answer", refuse)
+    with pytest.raises(EngineNotReady, match=r"refuses the key at /v1/models \(401\): check"):
+        await start(engine)
+
+
 async def test_ready_server_that_is_too_busy_to_list_stays_ready(
     server: Server, engine: RemoteEngine
 ) -> None:

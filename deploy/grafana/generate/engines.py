@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana.generate.board import Panels, board, choice, source
-from deploy.grafana.generate.panels import graph, states, table, transformation
+from deploy.grafana.generate.panels import HALF, graph, states, table, transformation
 from deploy.grafana.generate.queries import (
     OF_ENGINE,
     OF_MODEL,
@@ -87,6 +87,9 @@ def _state() -> Panels:
         )
     )
     load = "gateway_engine_load_seconds"
+    wanted = series("gateway_engines_wanted", OF_MODEL)
+    up = series("gateway_engine_state", OF_MODEL, 'state="ready"')
+    ready = total(up, "instance", "model")
     return [
         states(
             "State",
@@ -135,6 +138,25 @@ def _state() -> Panels:
                 ),
                 "{{model}}: {{reason}}",
             ),
+        ),
+        graph(
+            "Engines wanted",
+            "By scaling, beside those that are ready. Ready stays below: no room in the cluster or "
+            "failed starts. Wanted at replicas.max while requests wait: raise it.",
+            "short",
+            ask(wanted, "{{model}}: wanted, {{instance}}"),
+            ask(f"{ready} and on (instance, model) {wanted}", "{{model}}: ready, {{instance}}"),
+            width=HALF,
+        ),
+        graph(
+            "Discovered servers",
+            "Listed by DNS, a file or Kubernetes, and serving. Serving below listed: the gateway's "
+            "log says why a server is not used.",
+            "short",
+            ask(
+                series("gateway_discovered_servers", OF_MODEL), "{{model}}: {{state}}, {{instance}}"
+            ),
+            width=HALF,
         ),
         table(
             "Facts",
@@ -196,6 +218,18 @@ def _load() -> Panels:
                 ask(total(_of_engine(f"vllm:num_requests_{name}"), ENGINE), f"{LABEL}: {name}")
                 for name in ("running", "waiting")
             ),
+            width=HALF,
+        ),
+        graph(
+            "Requests of other gateways",
+            "In flight at an engine, as each gateway hears it. The policies count them: an engine "
+            "that is full here gets no more. Empty without Redis and for managed engines.",
+            "short",
+            ask(
+                _of_engine("gateway_engine_in_flight_elsewhere", OF_MODEL),
+                f"{LABEL}, {{{{instance}}}}",
+            ),
+            width=HALF,
         ),
         graph(
             "Tokens",
@@ -205,11 +239,13 @@ def _load() -> Panels:
                 ask(rate(_of_engine(f"vllm:{name}_tokens_total"), ENGINE), f"{LABEL}: {name}")
                 for name in ("generation", "prompt")
             ),
+            width=HALF,
         ),
         graph(
             "Time to first token in vLLM (p95)",
             "Without the gateway's queue. High: long prompts, a full KV cache or few prefix hits.",
             "s",
             ask(quantile(0.95, "vllm:time_to_first_token_seconds", OF_ENGINE, by=(ENGINE,)), LABEL),
+            width=HALF,
         ),
     ]

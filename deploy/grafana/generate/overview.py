@@ -6,8 +6,8 @@ from deploy.grafana.generate.board import Panels, board, choice, source
 from deploy.grafana.generate.panels import (
     HALF,
     PERCENTILES,
-    SMALL,
     STATUSES,
+    THIRD,
     graph,
     stat,
     table,
@@ -251,6 +251,19 @@ def _capacity() -> Panels:
             stacked=True,
         ),
         graph(
+            "Demand",
+            "Requests in flight and waiting. More than the engines take at once for minutes: add "
+            "engines; an autoscaler goes by this.",
+            "short",
+            ask(
+                total(series("gateway_requests_in_flight", OF_MODEL), "model")
+                + " + "
+                + total(depth, "model"),
+                "{{model}}",
+            ),
+            stacked=True,
+        ),
+        graph(
             "Queue usage",
             "Share of queue.max_waiting. At 1 requests get 503: add a replica.",
             "percentunit",
@@ -274,7 +287,6 @@ def _capacity() -> Panels:
             "Longest delay of a timer; every stream waits as long. Compare it with CPU usage.",
             "s",
             ask(series("gateway_event_loop_lag_seconds"), "{{instance}}"),
-            width=HALF,
             steps=[(0.1, "orange"), (0.25, "red")],
         ),
         graph(
@@ -283,7 +295,6 @@ def _capacity() -> Panels:
             "gateway.",
             "short",
             ask(rate(series("process_cpu_seconds_total", GATEWAY), "instance"), "{{instance}}"),
-            width=HALF,
             steps=[(0.8, "orange"), (0.95, "red")],
         ),
     ]
@@ -305,6 +316,14 @@ def _dependencies() -> Panels:
             "ops",
             ask(rate(series("gateway_redis_errors_total"), "instance"), "Redis: {{instance}}"),
             ask(rate(series("gateway_ledger_errors_total"), "instance"), "ledger: {{instance}}"),
+        ),
+        graph(
+            "Load sharing",
+            "Gateways that each gateway hears, itself included; and 1 while reports arrive. Lines "
+            "that differ: one is cut off, or its engines have other URLs. Empty without Redis.",
+            "short",
+            ask(series("gateway_load_sharing_gateways"), "gateways: {{instance}}"),
+            ask(series("gateway_load_sharing_available"), "reports arrive: {{instance}}"),
         ),
         graph(
             "Lost data",
@@ -337,7 +356,7 @@ def _dependencies() -> Panels:
                 "failed",
             ),
             steps=[(1, "orange")],
-            width=SMALL,
+            width=THIRD,
         ),
         table(
             "Gateways",
@@ -346,7 +365,6 @@ def _dependencies() -> Panels:
             ask_now(
                 "max by (instance) (" + series("process_start_time_seconds", GATEWAY) + ") * 1000"
             ),
-            width=HALF,
             units={"Since": "dateTimeFromNow"},
             transformations=[
                 transformation("merge"),

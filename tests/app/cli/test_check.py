@@ -198,6 +198,29 @@ class TestDiscovery:
             "gateway.yaml is valid: 1 model, 1 engine and those that are discovered"
         )
 
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            (None, "No such file or directory"),
+            ('["http://a"', "it is not JSON from line 1, column 12 on"),
+            ('[{"url": "http://a", "api_key_env": "KEY"}]', "api_key_env is not one of"),
+        ],
+    )
+    def test_file_that_cannot_be_used_yet_is_a_note(self, text: str | None, reason: str) -> None:
+        if text is not None:
+            Path("engines.json").write_text(text)
+        [note] = [line for line in check(self.FILE) if line.startswith("note:")]
+        assert note.startswith("note: no server is known from file engines.json: ")
+        assert reason in note
+
+    def test_directory_in_place_of_the_file_is_a_note(self) -> None:
+        Path("engines.json").mkdir()
+        assert check(self.FILE)[-2].endswith("engines.json: it is not a regular file")
+
+    def test_file_with_servers_has_no_note(self) -> None:
+        Path("engines.json").write_text('["http://a:8000"]')
+        assert not any(line.startswith("note:") for line in check(self.FILE))
+
     def test_note_of_cached_tokens_names_the_source(self) -> None:
         assert check(self.DNS, price=LESS)[-2] == NOTE.replace(
             "demo-0", "servers of vllm.default.svc:8000 by DNS"

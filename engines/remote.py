@@ -108,16 +108,24 @@ class RemoteEngine(Engine):
     async def _run_checks(self) -> None:
         probe = EngineProbe(self._control)
         while True:
-            fault = await probe.check_reachable()
-            event = "does not respond"
-            if fault is None and self._serves is not None:
-                fault = await self._check_model(probe, self._serves)
-                event = "is not used"
-            if fault is None and self._status.state is not EngineState.READY:
-                self._status.facts = await _read_facts(probe)
+            try:
+                fault, event = await self._check(probe)
+            except Exception:
+                log.exception("unhandled exception while checking engine %s", self._name)
+                fault, event = "its check failed", "is not used"
             self._update_state(fault, event)
             self._checked.set()
             await asyncio.sleep(CHECK_INTERVAL_S)
+
+    async def _check(self, probe: EngineProbe) -> tuple[str | None, str]:
+        """Return the fault of the server, if there is one, and the event that it is."""
+        if (fault := await probe.check_reachable()) is not None:
+            return fault, "does not respond"
+        if self._serves is not None:
+            fault = await self._check_model(probe, self._serves)
+        if fault is None and self._status.state is not EngineState.READY:
+            self._status.facts = await _read_facts(probe)
+        return fault, "is not used"
 
     async def _check_model(self, probe: EngineProbe, name: str) -> str | None:
         """Return None if the server lists the model, else the fault."""

@@ -2,8 +2,9 @@
 
 Two tasks, each with its own connection. One looks at the load every REPORT_S and publishes it if it
 changed, and every ALIVE_S as a sign of life; the other reads the channel and writes what others
-report to the replicas. A gateway receives its own reports too, which shows that Redis works, so
-a channel without a message for SILENCE_S is a fault and the connection is made anew.
+report to the replicas. The first divides the slots anew, since that wakes the requests that wait. A
+gateway receives its own reports too, which shows that Redis works, so a channel without a message
+for SILENCE_S is a fault and the connection is made anew.
 
 While Redis is unavailable the gateway goes on alone: it routes by its own requests, and keeps the
 part of the slots that it had (`gateways.py`).
@@ -14,7 +15,7 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,9 @@ RETRY_S = 1.0
 MAX_MESSAGES_PER_S = 1024
 # Own reports that are on their way, and recognized when they come back: those of 25 s and more.
 MAX_SENT = 256
+# Shortest time between two new IDs of this gateway. One is enough after the copy of a machine;
+# sooner, its ID is used on purpose.
+RENAME_S = 60.0
 CONSEQUENCE = "load is not shared with other gateways until it is available"
 
 
@@ -71,6 +75,7 @@ class LoadSharing:
         self._reported: tuple[State, dict[str, int]] | None = None  # by the latest report
         self._reported_at = -inf
         self._available: bool | None = None  # None: not known yet
+        self._renamed_at = -inf
         metrics.watch_load_sharing(
             lambda: len(self._gateways), self._engines.elsewhere, lambda: self._available is True
         )
@@ -80,11 +85,30 @@ class LoadSharing:
         """The name of this gateway on the channel."""
         return self._gateways.own_id
 
+    @property
+    def gateways(self) -> int:
+        """Number of gateways that serve an engine of this one, itself included."""
+        return len(self._gateways)
+
     async def run(self) -> None:
         """Send and receive reports until canceled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report(), name="report the load")
-            tasks.create_task(self._receive(), name="receive load reports")
+            reporting = self._repeat(self._report, self._connection)
+            receiving = self._repeat(self._receive, self._subscription)
+            tasks.create_task(reporting, name="report the load")
+            tasks.create_task(receiving, name="receive load reports")
+
+    async def _repeat(
+        self, work: Callable[[], Awaitable[None]], connection: "RedisConnection"
+    ) -> None:
+        """Do work that ends only by an unhandled exception, with a new connection each time."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                log.exception("unhandled exception while load is shared")
+            await connection.close()
+            await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
         """Tell the others that this gateway leaves, and close the connections."""
@@ -112,7 +136,8 @@ class LoadSharing:
         if self._engines.refresh():
             self._gateways.set_own_engines(self._engines.keys())
         self._gateways.expire(asyncio.get_running_loop().time())
-        self._engines.apply(self._gateways)
+        self._engines.apply_loads(self._gateways)
+        self._engines.apply_divisions(self._gateways)
 
     async def _publish_if_due(self, now: float) -> None:
         state = State.DRAINING if self._draining() else State.SERVING
@@ -171,18 +196,22 @@ class LoadSharing:
         outcomes.add(("lost",), self._gateways.lost - lost)
         if len(self._gateways) > known:
             self._reported = None  # a new gateway gets a report at once
-        self._engines.apply(self._gateways)
+        self._engines.apply_loads(self._gateways)
 
     def _receive_own(self, message: bytes, now: float) -> None:
         if hash(message) in self._sent:
             self._sent.remove(hash(message))  # a copy of this process may send the very same
             self._gateways.receive_own(now)
-            self._engines.apply(self._gateways)
+            self._engines.apply_loads(self._gateways)
             if not self._available:
                 log.info("%s is available; load is shared with other gateways", self._connection)
                 self._available = True
             return
+        if now - self._renamed_at < RENAME_S:
+            self._metrics.load_reports.add(("invalid",))
+            return
         # A copy of a virtual machine has the same random number.
+        self._renamed_at = now
         log.warning("another gateway has the ID of this one; it takes a new ID")
         self._gateways.rename(_new_id())
         self._reported = None

@@ -133,7 +133,7 @@ async def test_server_that_answers_nonsense_is_checked_again_and_again(
     server: Server, engine: RemoteEngine, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.bodies = dict.fromkeys(("/v1/models", "/version", "/openapi.json"), body)
-    with pytest.raises(EngineNotReady, match="/v1/models|does not serve"):
+    with pytest.raises(EngineNotReady, match=r"/v1/models|does not serve"):
         await start(engine)
     server.bodies = {}
     await wait_until(lambda: engine.state is EngineState.READY)

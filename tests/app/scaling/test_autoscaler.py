@@ -1,6 +1,7 @@
 """Scaling a running gateway: engines come for a queue, go when it is over, and survive reloads."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,15 +11,17 @@ from typing import Any
 import pytest
 
 from app.fleet.builder import Builder
+from app.fleet.deployment import DeployedEngine, ModelDeployment
 from app.fleet.slots import Slot
 from app.routing import Replica
 from app.scaling import Autoscaler
 from app.scaling.policy import DOWN_S, UP_S
 from app.settings import Settings
 from engines.base import EngineState
+from engines.spec import RemoteSpec, ReplicaRange
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import Gateway, running, settings_for
-from tests.waiting import wait_until
+from tests.waiting import run_pending_tasks, wait_until
 
 
 class ScaledEngine(FakeEngine):
@@ -163,6 +166,84 @@ async def test_an_engine_that_was_given_up_does_not_hold_the_others_back(scaled:
     await scaled.has("demo-0", "demo-1", "demo-2")
 
 
+async def test_no_engine_is_added_beyond_one_that_was_given_up_at_the_maximum(
+    scaled: Scaled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled.configured.append(demo(scaled.directory, max=2))
+    assert (await scaled.gateway.state.reloader.reload(wait=True)).ok
+    await scaled.ask(20)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    broken = scaled.engines["demo-1"]
+    broken.broken, broken.state = True, EngineState.FAILED
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    scaled.pass_time(100)
+    await run_pending_tasks()
+    await scaled.has("demo-0", "demo-1")
+    assert dict(scaled.scaler.wanted()) == {"demo": 2}
+    assert [line for line in caplog.messages if "become" in line] == []
+
+
+async def test_an_engine_that_never_starts_goes_when_its_load_is_over(scaled: Scaled) -> None:
+    """It may wait for room in the cluster for ever."""
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.finish()
+    scaled.pass_time(DOWN_S + 1)
+    await scaled.has("demo-0")
+
+
+async def test_an_engine_that_is_not_ready_goes_first(scaled: Scaled) -> None:
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    await scaled.finish()
+    scaled.engines["demo-0"].state = EngineState.FAILED  # it will be restarted
+    scaled.pass_time(DOWN_S + 1)
+    await scaled.has("demo-1")
+
+
+async def test_discovered_servers_that_come_and_go_do_not_hold_scaling_up(scaled: Scaled) -> None:
+    deployment = scaled.gateway.state.reloader.deployments["demo"]
+    spec = RemoteSpec(kind="remote", url="http://10.0.0.7:8000")
+    slot = Slot("demo-10.0.0.7-8000", spec, discovered=True)
+    server = DeployedEngine(slot, Replica(FakeEngine(slot.name), "demo"))
+    await scaled.ask(20)
+    for second in range(30):
+        deployment.members[:] = [server] if second % 2 else []
+        scaled.pass_time(1)
+    assert scaled.scaler.stepping
+    deployment.members.clear()
+    await scaled.has("demo-0", "demo-1")
+
+
+async def test_nothing_is_started_while_the_gateway_drains(scaled: Scaled) -> None:
+    await scaled.ask(20)
+    scaled.gateway.state.admission.drain(refuse=False)
+    scaled.pass_time(3 * UP_S)
+    assert not scaled.scaler.stepping
+    await scaled.has("demo-0")
+
+
+async def test_a_fault_of_one_model_does_not_hold_the_others_up(
+    scaled: Scaled, caplog: pytest.LogCaptureFixture
+) -> None:
+    deployments = scaled.gateway.state.reloader.deployments
+    assert isinstance(deployments, dict)
+    settings = deployments["demo"].settings.model_copy(update={"name": "broken"})
+    demo = deployments.pop("demo")
+    deployments |= {"broken": ModelDeployment(settings, []), "demo": demo}  # it has no queue
+    await scaled.ask(20)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    del deployments["broken"]
+    assert "model broken could not be scaled" in caplog.text
+
+
 async def test_a_reload_keeps_the_engines_that_were_added(scaled: Scaled) -> None:
     await scaled.ask(6)
     scaled.pass_time(UP_S + 1)
@@ -173,6 +254,17 @@ async def test_a_reload_keeps_the_engines_that_were_added(scaled: Scaled) -> Non
     assert report.ok, report
     await scaled.has("demo-0", "demo-1")
     assert all(engine.state is EngineState.READY for engine in scaled.engines.values())
+
+
+async def test_a_reload_of_the_bounds_alone_applies_them(scaled: Scaled) -> None:
+    scaled.configured.append(demo(scaled.directory, max=2, target_wait_s=1))
+    report = await scaled.gateway.state.reloader.reload(wait=True)
+    assert report.difference == (
+        "~ model demo: replicas.max 3 → 2",
+        "~ model demo: replicas.target_wait_s 5.0 → 1.0",
+    )
+    bounds = scaled.gateway.state.reloader.deployments["demo"].settings.scaling
+    assert bounds == ReplicaRange(min=1, max=2, target_wait_s=1)
 
 
 async def test_a_reload_to_fewer_engines_takes_those_that_are_too_many(scaled: Scaled) -> None:

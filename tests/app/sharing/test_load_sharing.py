@@ -258,7 +258,7 @@ async def test_forged_gateways_are_bounded_and_forgotten(redis_server: RedisServ
         ]
         await publish(redis_server, one, *forged)
         await wait_until(lambda: one.reports("invalid") == 36)
-        assert one.replica.division[0] == 65
+        await wait_until(lambda: one.replica.division[0] == 65)
         assert one.catalogue.count_slots("demo", 4) == 1, "at least one, whatever others say"
         await wait_until(lambda: one.replica.division == (1, 0) and one.replica.elsewhere == 0)
 
@@ -282,6 +282,64 @@ async def test_flood_of_messages_leaves_the_event_loop_free(redis_server: RedisS
             await pipeline.execute()
         await wait_until(lambda: one.reports("invalid") >= 1000)
         assert one.reports("invalid") < 20_000
+
+
+async def test_flood_of_joins_and_goodbyes_wakes_waiting_requests_seldom(
+    redis_server: RedisServer,
+) -> None:
+    async with running(redis_server, 1) as (one,):
+        wakes = 0
+
+        def count(_: object) -> None:
+            nonlocal wakes
+            wakes += 1
+            one.catalogue.changes.next().add_done_callback(count)
+
+        one.catalogue.changes.next().add_done_callback(count)
+        looked, received = one.looks, one.reports("received")
+        states = (State.SERVING, State.LEFT)
+        forged = [encode(Report(1, "0" * 16, states[n % 2], n, {KEY: 0})) for n in range(900)]
+        await publish(redis_server, one, *forged)
+        await wait_until(lambda: one.reports("received") >= received + 900)
+        assert wakes <= one.looks - looked + 1
+
+
+async def test_replayed_reports_change_the_id_once(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads the channel can send a report again, or make one with any ID."""
+    async with running(redis_server, 2) as (one, two):
+        await wait_until(lambda: one.sharing.id and two.replica.division[0] == 2)
+        first, seen = one.sharing.id, one.reports("invalid")
+        for sequence in range(20):
+            forged = encode(Report(1, one.sharing.id, State.SERVING, sequence, {KEY: 50_000}))
+            await publish(redis_server, one, forged)
+        await wait_until(lambda: one.reports("invalid") >= seen + 19)
+        assert one.sharing.id != first
+        warnings = [m for m in caplog.messages if "has the ID of this one" in m]
+        assert len(warnings) == 1
+        assert one.replica.elsewhere == 0
+
+
+@pytest.mark.parametrize("part", ["read", "publish"])
+async def test_unhandled_exception_ends_nothing(
+    redis_server: RedisServer,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("app.sharing.load_sharing.RETRY_S", 0.05)
+    async with running(redis_server, 2) as (one, two):
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        connection = one.sharing._subscription if part == "read" else one.sharing._connection
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, part, fail)
+            await wait_until(lambda: "unhandled exception while load is shared" in caplog.text)
+        two.replica.in_flight, one.replica.in_flight = 5, 3
+        await wait_until(lambda: one.replica.elsewhere == 5 and two.replica.elsewhere == 3)
 
 
 async def test_gateway_takes_another_id_when_its_own_is_used(

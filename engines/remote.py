@@ -90,20 +90,25 @@ class RemoteEngine(Engine):
     async def drain(self) -> None:
         if self._status.state is EngineState.READY:
             self._status.fire(Event.DRAIN)
+        else:
+            await self._end_checks()  # it would be READY, and get requests again, when it recovers
         while self._client.in_flight:
             await self._client.wait_idle()
 
     async def stop(self, grace: float) -> None:
-        if self._check_task is not None:
-            self._check_task.cancel()
-            await asyncio.wait({self._check_task})
-            self._check_task = None
-            self._checked.clear()
+        await self._end_checks()
         self._status.fire(Event.STOP)
         if self._status.state is EngineState.STOPPING:
             self._status.fire(Event.EXIT)
         self._client.close()
         self._control.close()
+
+    async def _end_checks(self) -> None:
+        if self._check_task is not None:
+            self._check_task.cancel()
+            await asyncio.wait({self._check_task})
+            self._check_task = None
+            self._checked.clear()
 
     async def _run_checks(self) -> None:
         probe = EngineProbe(self._control)

@@ -144,6 +144,20 @@ async def test_server_that_answers_nonsense_is_checked_again_and_again(
     assert "unhandled" not in caplog.text
 
 
+async def test_failed_server_that_recovers_while_it_drains_gets_no_requests(
+    server: Server, engine: RemoteEngine
+) -> None:
+    server.model = "other"
+    with pytest.raises(EngineNotReady):
+        await start(engine)
+    await engine.drain()
+    server.model = "demo"
+    seen = len(server.seen)
+    await asyncio.sleep(0.1)  # several checks
+    assert engine.state is EngineState.FAILED
+    assert len(server.seen) <= seen + 1
+
+
 @pytest.mark.parametrize("length", [-5, 0, True, 2.5, "8192", 10**400])
 async def test_implausible_facts_are_not_believed(
     server: Server, engine: RemoteEngine, length: object

@@ -21,7 +21,7 @@ from app.sharing.report import Report, State, decode, encode, engine_key
 from app.telemetry.metrics import Metrics
 from tests.app.routing.fakes import FakeEngine
 from tests.services import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import run_pending_tasks, wait_until
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -182,6 +182,26 @@ async def test_draining_gateway_gives_its_slots_up_and_still_counts(
         await wait_until(lambda: one.replica.division == (1, 0) and one.replica.elsewhere == 5)
 
 
+async def test_gateway_that_is_stopped_at_any_moment_leaves_no_connection(
+    own_redis: RedisServer,
+) -> None:
+    for turns in (*range(30), *range(30, 200, 10)):
+        one = Gateway(own_redis.url, "prefix")
+        one.start()
+        await run_pending_tasks(turns)
+        await one.kill()
+        await one.sharing.close()
+        assert len(asyncio.all_tasks()) == 1
+    async with redis.asyncio.Redis(port=own_redis.port) as client:
+        await wait_until_closed(client)
+
+
+async def wait_until_closed(client: redis.asyncio.Redis) -> None:
+    """Return when no other connection to Redis is open."""
+    while len(await client.client_list()) > 1:
+        await asyncio.sleep(0.01)
+
+
 async def test_models_of_a_reload_are_shared(redis_server: RedisServer) -> None:
     async with running(redis_server, 2) as (one, two):
         added = [
@@ -191,7 +211,7 @@ async def test_models_of_a_reload_are_shared(redis_server: RedisServer) -> None:
         for gateway, replica in zip((one, two), added, strict=True):
             gateway.catalogue.replace([Model("demo", (), (gateway.replica, replica))])
         await wait_until(lambda: [replica.elsewhere for replica in added] == [2, 1])
-        assert {replica.division[0] for replica in added} == {2}
+        await wait_until(lambda: {replica.division[0] for replica in added} == {2})
 
 
 @pytest.mark.parametrize("fault", ["stop", "pause"])

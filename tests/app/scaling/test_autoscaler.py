@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from app.fleet.builder import Builder
 from app.fleet.deployment import DeployedEngine, ModelDeployment
@@ -17,7 +19,7 @@ from app.routing import Replica
 from app.scaling import Autoscaler
 from app.scaling.policy import DOWN_S, UP_S
 from app.settings import Settings
-from engines.base import EngineState
+from engines.base import EngineNotReady, EngineState
 from engines.spec import RemoteSpec, ReplicaRange
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import Gateway, running, settings_for
@@ -36,7 +38,9 @@ class ScaledEngine(FakeEngine):
 
     async def ensure_ready(self, deadline: float) -> None:
         self.begun = True
-        await self.changes.wait_for(lambda: self.state is EngineState.READY)
+        await self.changes.wait_for(lambda: self.state is EngineState.READY or self.retired)
+        if self.retired:
+            raise EngineNotReady("it was removed")
 
     async def drain(self) -> None:
         self.state = EngineState.DRAINING
@@ -92,10 +96,14 @@ class Scaled:
 
     async def let_start(self) -> None:
         """Have engines become READY, and return when the step is over."""
-        for engine in self.engines.values():
-            if engine.state is EngineState.STOPPED:
-                engine.state = EngineState.READY
-        await wait_until(lambda: not self.scaler.stepping)
+
+        def is_over() -> bool:
+            for engine in self.engines.values():
+                if engine.state in (EngineState.STOPPED, EngineState.FAILED):
+                    engine.state = EngineState.READY
+            return not self.scaler.stepping
+
+        await wait_until(is_over)
 
 
 def demo(directory: Path, **replicas: Any) -> Settings:
@@ -105,8 +113,10 @@ def demo(directory: Path, **replicas: Any) -> Settings:
     return settings_for(model, run_dir=directory)
 
 
-@pytest.fixture
-async def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
+@asynccontextmanager
+async def scaling(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
+    """Run a gateway with a scaled model, whose first engine is READY."""
+
     def build(_: Builder, model: str, slot: Slot) -> Replica:
         state = EngineState.READY if slot.name == "demo-0" else EngineState.STOPPED
         return Replica(ScaledEngine(slot.name, state), model)
@@ -116,13 +126,19 @@ async def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
     monkeypatch.setattr(Builder, "__call__", build)
     monkeypatch.setattr(Autoscaler, "run", idle)
-    configured = [demo(tmp_path)]
+    configured = [demo(directory)]
     async with running(configured[0], source=lambda: configured[-1]) as gateway:
         state = gateway.state
         scaler = Autoscaler(state.reloader, state.admission, asyncio.Event())
-        one = Scaled(gateway, tmp_path, scaler, configured)
+        one = Scaled(gateway, directory, scaler, configured)
         yield one
         await one.finish()
+
+
+@pytest.fixture
+async def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
+    async with scaling(tmp_path, monkeypatch) as one:
+        yield one
 
 
 async def test_an_engine_is_started_for_a_queue_and_stopped_when_it_is_over(
@@ -281,3 +297,72 @@ async def test_wanted_engines_are_exported(scaled: Scaled) -> None:
     state = scaled.gateway.state
     state.autoscaler.decide(0.0)
     assert await scaled.gateway.metric("gateway_engines_wanted", model="demo") == 1
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 8)),
+        st.tuples(st.just("finish"), st.just(0)),
+        st.tuples(st.just("pass"), st.sampled_from([1, 12, 60, 320])),
+        st.tuples(st.just("start"), st.integers(0, 3)),
+        st.tuples(st.just("fail"), st.integers(0, 3)),
+        st.tuples(st.just("give up"), st.integers(0, 3)),
+        st.tuples(st.just("bounds"), st.integers(1, 4)),
+        st.tuples(st.just("turns"), st.sampled_from([0, 1, 3, 50])),
+    ),
+    max_size=20,
+)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(taken=steps)
+def test_any_order_ends_with_as_many_engines_as_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[tuple[str, int]]
+) -> None:
+    async def play() -> None:
+        with monkeypatch.context() as patch:
+            async with scaling(tmp_path, patch) as scaled:
+                most = await take_steps(scaled, taken)
+                # Every engine is well, and there is nothing to do any more.
+                for engine in scaled.engines.values():
+                    engine.broken = False
+                await scaled.finish()
+                for _ in range(6):
+                    await scaled.let_start()
+                    scaled.pass_time(DOWN_S + 10)
+                    await run_pending_tasks()
+                assert len(scaled.engines) == 1 <= most
+                assert all(one.state is EngineState.READY for one in scaled.engines.values())
+                await wait_until(lambda: not scaled.scaler.stepping)
+
+    asyncio.run(play())
+
+
+async def take_steps(scaled: Scaled, taken: list[tuple[str, int]]) -> int:
+    """Take steps; return the maximum of engines in the end."""
+    most = 3
+    for step, number in taken:
+        engines = list(scaled.engines.values())
+        engine = engines[min(number, len(engines) - 1)]
+        if step == "ask":
+            await scaled.ask(number)
+        elif step == "finish":
+            await scaled.finish()
+        elif step == "pass":
+            scaled.pass_time(number)
+        elif step == "turns":
+            await run_pending_tasks(number)
+        elif step == "bounds":
+            most = number
+            scaled.configured.append(demo(scaled.directory, max=most))
+            assert (await scaled.gateway.state.reloader.reload(wait=True)).ok
+        elif engine.state is not EngineState.DRAINING:
+            engine.broken = step == "give up"
+            engine.state = EngineState.READY if step == "start" else EngineState.FAILED
+        assert 1 <= len(scaled.engines) <= 4
+    return most

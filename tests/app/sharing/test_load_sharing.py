@@ -304,6 +304,57 @@ async def test_flood_of_messages_leaves_the_event_loop_free(redis_server: RedisS
         assert one.reports("invalid") < 20_000
 
 
+async def test_event_loop_turns_between_two_reports(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report of a thousand engines takes milliseconds, and whoever may publish can send many."""
+    async with running(redis_server, 1) as (one,):
+        turn, turns = 0, []
+        receive = one.sharing.receive
+
+        def note(message: bytes, now: float) -> None:
+            turns.append(turn)
+            receive(message, now)
+
+        async def count() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(one.sharing, "receive", note)
+        counting = asyncio.create_task(count())
+        async with (
+            redis.asyncio.Redis(port=redis_server.port) as client,
+            client.pipeline(transaction=False) as pipeline,
+        ):
+            for _ in range(500):
+                pipeline.publish(channel(one), b"flood")
+            await pipeline.execute()
+        await wait_until(lambda: len(turns) >= 500)
+        counting.cancel()
+        assert len(set(turns)) == len(turns)
+
+
+async def test_costly_reports_are_bounded_in_time(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.sharing.load_sharing.MAX_BUSY_S_PER_S", 1e-9)
+    pauses = []
+    async with running(redis_server, 1) as (one,):
+        sleep = asyncio.sleep
+
+        async def note(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        monkeypatch.setattr("app.sharing.load_sharing.asyncio.sleep", note)
+        await publish(redis_server, one, *[b"flood"] * 20)
+        await wait_until(lambda: one.reports("invalid") >= 20)
+        monkeypatch.undo()
+    assert pauses.count(1) >= 20
+
+
 async def test_flood_of_joins_and_goodbyes_wakes_waiting_requests_seldom(
     redis_server: RedisServer,
 ) -> None:

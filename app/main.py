@@ -286,7 +286,13 @@ def create_app(
         reload_router(reloader, authenticator),
         logs_router(levels, authenticator),
         requests_router(requests, key_store, authenticator),
-        engines_router(catalogue, operations, authenticator, lambda: admission.draining),
+        engines_router(
+            catalogue,
+            operations,
+            authenticator,
+            lambda: admission.draining,
+            None if load_sharing is None else lambda: load_sharing.gateways,
+        ),
         schema_router(authenticator),
     ]
     relay = Relay(

@@ -277,6 +277,9 @@ class Engine(ABC):
     def __init__(self, name: str) -> None:
         self._name = name
         self._status = EngineStatus()
+        # Set for good before the last stop of an engine that belongs to no model any more: a caller
+        # that has found it before must not start it again.
+        self.retired = False
 
     @property
     def name(self) -> str:

@@ -90,34 +90,47 @@ class RemoteEngine(Engine):
     async def drain(self) -> None:
         if self._status.state is EngineState.READY:
             self._status.fire(Event.DRAIN)
+        else:
+            await self._end_checks()  # it would be READY, and get requests again, when it recovers
         while self._client.in_flight:
             await self._client.wait_idle()
 
     async def stop(self, grace: float) -> None:
-        if self._check_task is not None:
-            self._check_task.cancel()
-            await asyncio.wait({self._check_task})
-            self._check_task = None
-            self._checked.clear()
+        await self._end_checks()
         self._status.fire(Event.STOP)
         if self._status.state is EngineState.STOPPING:
             self._status.fire(Event.EXIT)
         self._client.close()
         self._control.close()
 
+    async def _end_checks(self) -> None:
+        if self._check_task is not None:
+            self._check_task.cancel()
+            await asyncio.wait({self._check_task})
+            self._check_task = None
+            self._checked.clear()
+
     async def _run_checks(self) -> None:
         probe = EngineProbe(self._control)
         while True:
-            fault = await probe.check_reachable()
-            event = "does not respond"
-            if fault is None and self._serves is not None:
-                fault = await self._check_model(probe, self._serves)
-                event = "is not used"
-            if fault is None and self._status.state is not EngineState.READY:
-                self._status.facts = await _read_facts(probe)
+            try:
+                fault, event = await self._check(probe)
+            except Exception:
+                log.exception("unhandled exception while checking engine %s", self._name)
+                fault, event = "its check failed", "is not used"
             self._update_state(fault, event)
             self._checked.set()
             await asyncio.sleep(CHECK_INTERVAL_S)
+
+    async def _check(self, probe: EngineProbe) -> tuple[str | None, str]:
+        """Return the fault of the server, if there is one, and the event that it is."""
+        if (fault := await probe.check_reachable()) is not None:
+            return fault, "does not respond"
+        if self._serves is not None:
+            fault = await self._check_model(probe, self._serves)
+        if fault is None and self._status.state is not EngineState.READY:
+            self._status.facts = await _read_facts(probe)
+        return fault, "is not used"
 
     async def _check_model(self, probe: EngineProbe, name: str) -> str | None:
         """Return None if the server lists the model, else the fault."""

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from app.api.admin_auth import RequireRight, Right, check_admin
 from app.api.error_responses import ADMIN, error_responses
@@ -29,6 +29,10 @@ Wait = Annotated[bool, Query(description="Respond when it is done, not with 202 
 class Engines(BaseModel):
     object: str = "list"
     data: list[EngineRow]
+    gateways: int | None = Field(
+        description="Number of gateways that share the load of these engines, this one included; "
+        "null: load is not shared."
+    )
 
 
 def engines_router(
@@ -36,8 +40,12 @@ def engines_router(
     operations: ModelOperations,
     authenticator: Authenticator,
     draining: Callable[[], bool],
+    gateways: Callable[[], int] | None,
 ) -> APIRouter:
-    """Return the routes of /admin/engines; responses that follow a log end when `draining`."""
+    """Return the routes of /admin/engines; responses that follow a log end when `draining`.
+
+    `gateways` returns the number of gateways that share engines; None: load is not shared.
+    """
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
     router = APIRouter(prefix="/admin/engines", tags=["engines"], dependencies=[scheme])
     reading = Depends(RequireRight(authenticator, Right.ENGINES_READ))
@@ -47,7 +55,9 @@ def engines_router(
     @router.get("", dependencies=[reading], responses=error_responses(*ADMIN))
     async def list_engines() -> Engines:
         """Every engine, in the configuration's order."""
-        return Engines(data=engine_rows(catalogue))
+        return Engines(
+            data=engine_rows(catalogue), gateways=None if gateways is None else gateways()
+        )
 
     @router.get("/{name}", dependencies=[reading], responses=error_responses(*ADMIN, RouteNotFound))
     async def show_engine(name: str) -> EngineRow:

@@ -147,7 +147,8 @@ class SystemResolver:
             raise LookupFailed("the nameservers failed or refused to answer") from None
         except dns.resolver.NoResolverConfiguration:
             raise LookupFailed("/etc/resolv.conf names no nameserver") from None
-        except (dns.exception.DNSException, OSError) as error:
+        # ValueError: /etc/resolv.conf is no text, or has a nameserver that is no address.
+        except (dns.exception.DNSException, OSError, ValueError) as error:
             raise LookupFailed(f"the lookup failed ({type(error).__name__})") from None
         addresses = frozenset(
             text for record in answer.rrset or () if _is_usable(text := record.to_text())
@@ -156,6 +157,12 @@ class SystemResolver:
 
 
 def _is_usable(address: str) -> bool:
-    """Return whether a server can have an address; 0.0.0.0 would be this machine."""
+    """Return whether a server can have an address.
+
+    0.0.0.0 would be this machine, and at 169.254.169.254 clouds have their credentials. An IPv6
+    address of this link needs an interface, which DNS cannot name.
+    """
     found = ipaddress.ip_address(address)
-    return not (found.is_unspecified or found.is_multicast)
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found  # ::ffff:0.0.0.0 connects to 0.0.0.0
+    return not (found.is_unspecified or found.is_multicast or found.is_link_local)

@@ -7,6 +7,7 @@ about to stop, but no other pod can answer. A pod that is not ready is listed in
 A resource version is an opaque text: it is sent back as it came, never compared.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
@@ -22,6 +23,9 @@ MAX_ENDPOINTS = 5000
 # etcd refuses objects over 1.5 MiB, which are smaller there than in JSON.
 MAX_LINE_BYTES = 4 * 2**20
 MAX_VERSION_CHARS = 1024
+# It becomes a part of a URL. The API server's own have a few hundred characters.
+MAX_NEXT_PAGE_CHARS = 4096
+MAX_REASON_CHARS = 300
 
 T = TypeVar("T")
 
@@ -143,7 +147,10 @@ def decode_page(body: bytes) -> Page:
     """Return one page of a list. Raises ApiError."""
     page = _decode(body, _SliceList)
     version = _version(page.metadata.resource_version)
-    return Page(page.items or [], version, page.metadata.next_page or "")
+    next_page = page.metadata.next_page or ""
+    if len(next_page) > MAX_NEXT_PAGE_CHARS:
+        raise ApiError("the API server sent no usable token of the next page")
+    return Page(page.items or [], version, next_page)
 
 
 def decode_change(line: bytes) -> Change:
@@ -161,8 +168,8 @@ def decode_change(line: bytes) -> Change:
             status = _decode(body, Status)
             if status.code == 410 or status.reason in ("Expired", "Gone"):
                 raise VersionExpired("the resource version has expired")
-            reason = f"the watch ended: {status.code} {status.reason}"
-            raise ApiError(reason, retry_after_s=status.retry_after_s)
+            reason = f"the watch ended: {status.code} {printable(status.reason or '')}"
+            raise ApiError(reason[:MAX_REASON_CHARS].rstrip(), retry_after_s=status.retry_after_s)
         case _:
             raise ApiError("the watch sent an event of an unknown type")
 
@@ -173,6 +180,11 @@ def decode_status(body: bytes) -> Status:
         return _decode(body, Status)
     except ApiError:
         return Status()
+
+
+def printable(text: str) -> str:
+    """Return a text of the API server with a blank for what is not printable ASCII."""
+    return re.sub(r"[^ -~]+", " ", text)
 
 
 class LineSplitter:

@@ -126,6 +126,9 @@ class _Follower:
         self.changed = asyncio.Event()
         self._version: str | None = None  # None: a list is needed
         self._failures = 0  # attempts in a row that brought nothing
+        # Attempts that ended the version, since a watch has last proven itself: events alone do
+        # not, where each is followed by an error.
+        self._faults = 0
         self._accepted = False  # the API server accepted the watch of this attempt
         self._outage = Outage(_describe(spec))
 
@@ -137,15 +140,15 @@ class _Follower:
             try:
                 await self._attempt()
             except VersionExpired as error:
-                self._version = None
+                self._note_fault()
                 log.debug("%s: %s; listing again", _describe(self._spec), error)
             except ApiError as error:
                 retry_after_s = error.retry_after_s
                 if not error.resumable:
-                    self._version = None
+                    self._note_fault()
                 self._note_failure(error)
             except Exception:
-                self._version = None
+                self._note_fault()
                 log.exception("unhandled exception in discovery by %s", _describe(self._spec))
             seconds = pause_s(self._failures, retry_after_s, self._chance())
             self._failures += 1
@@ -186,11 +189,17 @@ class _Follower:
                     self.changed.set()
             finally:
                 if loop.time() - began > PROVEN_S:
-                    self._failures = 0
+                    self._failures = self._faults = 0
 
     def _note_accepted(self) -> None:
         self._accepted = True
         self._outage.end(len(self.cache.servers()))
+
+    def _note_fault(self) -> None:
+        """Have the next attempt list, after a pause that grows with each fault."""
+        self._version = None
+        self._failures = max(self._failures, self._faults)
+        self._faults += 1
 
     def _note_failure(self, error: ApiError) -> None:
         """Begin an outage, but not for a watch that breaks off after it was accepted."""

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.discovery.endpoint_slices import (
+    MAX_REASON_CHARS,
     ApiError,
     LineSplitter,
     Page,
     VersionExpired,
     decode_page,
     decode_status,
+    printable,
 )
 
 if TYPE_CHECKING:  # imported only where EndpointSlices are read
@@ -41,7 +43,6 @@ PAGE_SLICES = 100
 # More than MAX_ENDPOINTS take.
 MAX_PAGE_BYTES = 8 * 2**20
 MAX_ERROR_BYTES = 64 * 2**10
-MAX_REASON_CHARS = 300
 
 
 class ServiceAccount:
@@ -187,9 +188,10 @@ class EndpointSliceApi:
             finally:
                 await response.aclose()
         except httpx.TimeoutException as error:
-            raise ApiError(f"the API server timed out: {_words(error)}", resumable=True) from None
+            words = _words(error, token)
+            raise ApiError(f"the API server timed out: {words}", resumable=True) from None
         except (httpx.TransportError, OSError) as error:
-            raise ApiError(f"the API server: {_words(error)}", resumable=True) from None
+            raise ApiError(f"the API server: {_words(error, token)}", resumable=True) from None
 
 
 @contextlib.asynccontextmanager
@@ -230,7 +232,7 @@ async def _refusal(response: "httpx.Response", token: str) -> ApiError:
     code = response.status_code
     if code == 410:
         return VersionExpired("the resource version has expired")
-    words = re.sub(r"[^ -~]+", " ", status.message or "").replace(token, "…")
+    words = printable(status.message or "").replace(token, "…")
     reason = f"the API server answered {code}: {words}"[:MAX_REASON_CHARS].rstrip(": ")
     given = response.headers.get("retry-after", "")
     retry_after_s = float(given) if re.fullmatch(r"[0-9]{1,6}", given) else status.retry_after_s
@@ -239,6 +241,10 @@ async def _refusal(response: "httpx.Response", token: str) -> ApiError:
     return ApiError(reason, resumable=code == 429, retry_after_s=retry_after_s)
 
 
-def _words(error: Exception) -> str:
-    """Return what an error of the connection says, at least its name."""
-    return f"{type(error).__name__} {error}"[:MAX_REASON_CHARS].strip()
+def _words(error: Exception, token: str) -> str:
+    """Return what an error of the connection says, at least its name.
+
+    The error for a response that is not HTTP quotes it, and it may be an echo of the request.
+    """
+    text = f"{type(error).__name__} {error}".replace(token, "…")
+    return text[:MAX_REASON_CHARS].strip()

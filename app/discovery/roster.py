@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 # Maximum number of servers of one source.
 MAX_SERVERS = 256
-# Delay before a source is read again that has ended with an unhandled exception.
+# Delay before a source is read again, or a server's steps go on, after an unhandled exception.
 RETRY_S = 5.0
 
 
@@ -133,8 +133,15 @@ class Roster:
         self._terms.changes.notify()
 
     async def _run(self, url: str, member: Member) -> None:
-        await member.run()
-        del self._members[url]
+        while True:
+            try:
+                await member.run()
+            except Exception:
+                log.exception("unhandled exception in the steps of server %s", member.name)
+                await asyncio.sleep(RETRY_S)
+            else:
+                del self._members[url]
+                return
 
     def _find_wanted(self) -> dict[str, tuple[Endpoint, RemoteSpec]]:
         """Return the listed servers by URL; the first specification that lists one has it."""

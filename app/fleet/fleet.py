@@ -106,6 +106,7 @@ class Fleet:
                 drain_s,
                 extra={"engine": engine.name},
             )
+        engine.retired = True
         await engine.stop(STOP_GRACE_S)
         self._detached.discard(engine)
 

@@ -54,6 +54,10 @@ class EngineRow(BaseModel):
     restarts: int
     load_s: float | None = Field(description="Duration of its latest start, in seconds.")
     in_flight: int = Field(description="Requests in flight.")
+    in_flight_elsewhere: int = Field(
+        0,
+        description="Requests that other gateways have in flight at it, as they last reported.",
+    )
     pid: int | None = Field(description="Process ID of its API server, if that is a local process.")
     memory_gib: float | None
     runs: str = Field(description="Its command line or address, without secrets.")
@@ -76,6 +80,7 @@ class EngineRow(BaseModel):
             restarts=engine.restarts,
             load_s=engine.load_s,
             in_flight=replica.in_flight,
+            in_flight_elsewhere=replica.elsewhere,
             pid=engine.pid,
             memory_gib=engine.memory_gib,
             runs=redact_command(engine.describe()),

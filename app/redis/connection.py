@@ -58,10 +58,17 @@ class RedisConnection:
         return f"Redis at {options.get('host', 'localhost')}:{options.get('port', 6379)}"
 
     async def publish(self, channel: bytes, message: bytes) -> None:
-        """Publish a message on a channel. Raises RedisUnavailable."""
+        """Publish a message on a channel, at most once. Raises RedisUnavailable.
+
+        It is not repeated over another connection as `_execute` would: subscribers could get it
+        twice.
+        """
         try:
             async with deadline(asyncio.get_running_loop().time() + self._timeout_s):
-                await self._execute("PUBLISH", channel, message)
+                driver = self._driver
+                if driver is None or not driver.is_connected:
+                    driver = await self._connect()
+                await send(driver, (b"PUBLISH", channel, message))
         except FAULTS as error:
             raise RedisUnavailable(await self._fault(error)) from None
 

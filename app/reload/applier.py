@@ -78,15 +78,19 @@ class Applier:
     async def resize(self, model: str, scaled: int) -> tuple[Engine, ...]:
         """Have so many engines of a model where it is scaled; return those that are to start.
 
-        Engines that go have drained when this returns.
+        Those that are not READY go first. Engines that go have drained when this returns.
         """
         deployment = self.deployments[model]
+        ready_first = sorted(
+            deployment.engines, key=lambda one: one.engine.state is not EngineState.READY
+        )
         others = {
             each.slot.name
             for one in self.deployments.values()
             for each in (one.members if one is deployment else one.all_engines)
         }
-        found = plan(deployment.slots, deployment.settings, others, scaled)
+        slots = [one.slot for one in ready_first]
+        found = plan(slots, deployment.settings, others, scaled)
         added = self.fleet.add(deployment, found.added)
         for slot in found.removed:
             await self.fleet.remove(deployment, slot.name, self.settings.server.drain_timeout_s)

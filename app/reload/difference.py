@@ -279,6 +279,8 @@ def _gateway_settings(model: ModelSettings, *, local: bool) -> dict[str, object]
     """Return the settings that no engine depends on; `local`: some engine runs here."""
     found = _settings_of(model, "")
     del found["engines"]
+    if model.scaling is not None:
+        found |= _settings_of(model.scaling, "replicas")
     return {p: v for p, v in found.items() if not (local and p.startswith("media."))}
 
 

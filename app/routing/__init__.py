@@ -7,10 +7,11 @@ replica is chosen (a new one goes into the table there), `endpoints` what a mode
 
 from app.routing.catalogue import Bounds, Catalogue, ContinuationTerms, Model
 from app.routing.policies import POLICIES, RoutingHints, SelectionPolicy
-from app.routing.replica import Movable, Replica
+from app.routing.replica import UNDIVIDED, Movable, Replica
 
 __all__ = [
     "POLICIES",
+    "UNDIVIDED",
     "Bounds",
     "Catalogue",
     "ContinuationTerms",

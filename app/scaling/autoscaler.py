@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 
 from app.admission import Admission
@@ -20,9 +20,9 @@ INTERVAL_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Scaled:
-    """A model that is scaled: its terms and policy, and the step that is under way."""
+    """A model that is scaled: its policy, and the step that is under way."""
 
-    terms: ScalingTerms
+    deployment: ModelDeployment
     policy: ScalingPolicy
     wanted: int
     step: asyncio.Task[None] | None = None
@@ -58,10 +58,7 @@ class Autoscaler:
         try:
             await self._startup_done.wait()
             while True:
-                try:
-                    self.decide(clock())
-                except Exception:
-                    log.exception("engines could not be scaled")
+                self.decide(clock())
                 await asyncio.sleep(INTERVAL_S)
         finally:
             for step in self._steps:
@@ -69,24 +66,36 @@ class Autoscaler:
             await asyncio.gather(*self._steps, return_exceptions=True)
 
     def decide(self, now: float) -> None:
-        """Begin a step for each model that needs one, unless its previous one is under way."""
-        deployments = self._reloader.deployments
-        self._follow(deployments)
-        for name, scaled in self._models.items():
-            load = self._load_of(deployments[name])
-            wanted = scaled.policy.decide(now, load)
-            if scaled.step is None or scaled.step.done():
-                scaled.wanted = wanted
-                if wanted != load.engines:
-                    log.info(
-                        "model %s: %d engines become %d; in flight: %d, waiting: %d",
-                        *(name, load.engines, wanted, load.in_flight, load.waiting),
-                        extra={"model": name},
-                    )
-                    scaled.step = self._begin(name, wanted - load.engines)
+        """Begin a step for each model that needs one, unless its previous one is under way.
 
-    def _begin(self, name: str, more: int) -> asyncio.Task[None]:
-        step = asyncio.create_task(self._step(name, more), name=f"scale {name}")
+        None begins while the gateway drains.
+        """
+        if self._admission.draining:
+            return
+        self._follow(self._reloader.deployments)
+        for name, scaled in self._models.items():
+            try:
+                self._decide(name, scaled, now)
+            except Exception:
+                log.exception("model %s could not be scaled", name, extra={"model": name})
+
+    def _decide(self, name: str, scaled: _Scaled, now: float) -> None:
+        load = self._load_of(scaled.deployment)
+        wanted = scaled.policy.decide(now, load)
+        if scaled.step is not None and not scaled.step.done():
+            return
+        scaled.wanted = wanted
+        more = min(wanted - load.engines, _room(scaled.deployment))
+        if more:
+            log.info(
+                "model %s: %d engines become %d; in flight: %d, waiting: %d",
+                *(name, load.engines, load.engines + more, load.in_flight, load.waiting),
+                extra={"model": name},
+            )
+            scaled.step = self._spawn(self._step(name, more), f"scale {name}")
+
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        step = asyncio.create_task(work, name=name)
         self._steps.add(step)
         step.add_done_callback(self._finished)
         return step
@@ -97,7 +106,7 @@ class Autoscaler:
             log.error("unhandled exception in %s", step.get_name(), exc_info=error)
 
     def _follow(self, deployments: Mapping[str, ModelDeployment]) -> None:
-        """Forget models that are not scaled any more, and begin anew where terms have changed."""
+        """Forget models that are not scaled any more, and apply new terms to the others."""
         present = {
             name: terms for name, one in deployments.items() if (terms := terms_of(one)) is not None
         }
@@ -105,10 +114,12 @@ class Autoscaler:
             del self._models[name]
         for name, terms in present.items():
             known = self._models.get(name)
-            if known is None:
-                self._models[name] = _Scaled(terms, ScalingPolicy(terms), terms.least)
-            elif known.terms != terms:
-                known.terms, known.policy = terms, ScalingPolicy(terms)
+            if known is None or known.deployment is not deployments[name]:
+                policy = ScalingPolicy(terms)
+                self._models[name] = _Scaled(deployments[name], policy, terms.least)
+            else:
+                # Discovered servers that come and go change the bounds, and not what was measured.
+                known.policy.terms = terms
 
     def _load_of(self, deployment: ModelDeployment) -> Load:
         """Return what a model has to do; engines that are not scaled work on it, too.
@@ -128,13 +139,17 @@ class Autoscaler:
         )
 
     async def _step(self, name: str, more: int) -> None:
-        """Carry out a step; return when engines that go have ended, and others are READY."""
+        """Carry out a step; return when engines that go have ended, and others begin to start.
+
+        It does not wait for these: one that finds no room starts for ever.
+        """
         deployment = self._reloader.deployments.get(name)
         if deployment is None:  # removed just now
             return
         present = scaled_engines(deployment.slots, deployment.settings)
         added = await self._reloader.resize(name, present + more)
-        await asyncio.gather(*map(_start, added))
+        for engine in added:
+            self._spawn(_start(engine), f"start {engine.name}")
 
 
 def terms_of(deployment: ModelDeployment) -> ScalingTerms | None:
@@ -147,10 +162,19 @@ def terms_of(deployment: ModelDeployment) -> ScalingTerms | None:
     return ScalingTerms(fixed + bounds.min, fixed + bounds.max, slots, bounds.target_wait_s)
 
 
+def _room(deployment: ModelDeployment) -> int:
+    """Return how many engines may be added; one that was given up keeps its place."""
+    bounds = deployment.settings.scaling
+    present = scaled_engines(deployment.slots, deployment.settings)
+    return 0 if bounds is None else max(bounds.max - present, 0)
+
+
 async def _start(engine: Engine) -> None:
     try:
         await ensure_ready(engine)
     except EngineNotReady as error:
+        if engine.state is EngineState.STOPPED:  # it is not needed any more
+            return
         log.error("engine %s did not start: %s", engine.name, error, extra={"engine": engine.name})
     else:
         log.info("engine %s is ready", engine.name, extra={"engine": engine.name})

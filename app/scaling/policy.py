@@ -10,7 +10,7 @@ the number of engines at which none would wait: requests in flight and waiting, 
             grows whatever is decided, and would ask for more and more.
     down    By one, where demand was below DOWN_RATIO of the engines that remain for all of the
             last DOWN_S, or as long as DOWN_STARTS starts take: an engine that is needed again
-            soon is not worth its end.
+            soon is not worth its end. Also while engines start: one may wait for room for ever.
 
 Between a step up and the next step down lies that whole time, since the demand that asked for the
 engine is among what a step down looks back on. Knative's autoscaler has the same shape, a short
@@ -72,26 +72,30 @@ class ScalingPolicy:
     """Decides for one model. `decide` is called again and again, at any intervals."""
 
     def __init__(self, terms: ScalingTerms) -> None:
-        self._terms = terms
+        # May be replaced at any time: what is remembered does not depend on them.
+        self.terms = terms
         # As far back as a step down looks.
         self._past: deque[_Moment] = deque()
 
     def decide(self, now: float, load: Load) -> int:
         """Return the number of engines that the model should have; `now` in seconds."""
-        terms = self._terms
+        terms = self.terms
         down_s = max(DOWN_S, DOWN_STARTS * (load.start_s or 0.0))
         self._past.append(_Moment(now, load))
         # The newest one that is too old stays: it tells of the time up to the next.
         while len(self._past) > 1 and self._past[1].now <= now - down_s:
             self._past.popleft()
         wanted = load.engines
-        if load.ready == load.engines:
-            sustained = min(self._demands(UP_S), default=0.0)
-            peak = max(self._demands(down_s), default=inf)
-            if sustained > load.engines and self._wait_s(load) > terms.target_wait_s:
-                wanted = self._step_up(load, sustained)
-            elif peak <= DOWN_RATIO * (load.engines - 1):
-                wanted = load.engines - 1
+        sustained = min(self._demands(UP_S), default=0.0)
+        peak = max(self._demands(down_s), default=inf)
+        if (
+            load.ready == load.engines
+            and sustained > load.engines
+            and self._wait_s(load) > terms.target_wait_s
+        ):
+            wanted = self._step_up(load, sustained)
+        elif peak <= DOWN_RATIO * (load.engines - 1):
+            wanted = load.engines - 1
         return min(max(wanted, terms.least), terms.most)
 
     def _step_up(self, load: Load, sustained: float) -> int:
@@ -104,7 +108,7 @@ class ScalingPolicy:
         if self._past[0].now > newest - seconds:
             return []
         return [
-            (load.in_flight + load.waiting) / self._terms.slots
+            (load.in_flight + load.waiting) / self.terms.slots
             for load in self._since(newest - seconds)
         ]
 

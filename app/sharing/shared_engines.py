@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from app.routing import Catalogue, Model, Replica
-from app.sharing.gateways import Gateways
+from app.routing import UNDIVIDED, Catalogue, Model, Replica
+from app.sharing.gateways import NOTHING_REPORTED, Gateways
 from app.sharing.report import MAX_ENGINES, MAX_IN_FLIGHT, engine_key
 
 
@@ -32,6 +32,7 @@ class SharedEngines:
         if models is self._models:
             return False
         self._models = models
+        before = {replica for _, replica in self._shared.values()}
         self._shared = {}
         for model in models:
             times = Counter[str]()  # an engine may be listed twice
@@ -41,6 +42,10 @@ class SharedEngines:
                     times[shared_id] += 1
                     key = engine_key(f"{shared_id} {times[shared_id]}", model.name)
                     self._shared[key] = (model.name, replica)
+        # Nothing is written any more to one that has no place now.
+        for replica in before.difference(replica for _, replica in self._shared.values()):
+            replica.weight, replica.offset, replica.elsewhere = NOTHING_REPORTED
+            replica.division = UNDIVIDED
         return True
 
     def counts(self) -> dict[str, int]:
@@ -49,18 +54,23 @@ class SharedEngines:
             key: min(replica.in_flight, MAX_IN_FLIGHT) for key, (_, replica) in self._shared.items()
         }
 
-    def apply(self, gateways: Gateways) -> None:
-        """Write to the replicas what is known of other gateways.
-
-        Notifies the catalogue's changes if the slots are divided differently: waiting requests may
-        have theirs now.
-        """
+    def apply_loads(self, gateways: Gateways) -> None:
+        """Write to the replicas the requests of other gateways."""
         for key, (_, replica) in self._shared.items():
             replica.weight, replica.offset, replica.elsewhere = gateways.load(key)
-        if self._divisions != gateways.divisions:
-            self._divisions = gateways.divisions
-            for key, (_, replica) in self._shared.items():
-                replica.division = gateways.division(key)
+
+    def apply_divisions(self, gateways: Gateways) -> None:
+        """Write to the replicas how their slots are divided.
+
+        Notifies the catalogue's changes if that is different: waiting requests may have theirs now.
+        """
+        if self._divisions == gateways.divisions:
+            return
+        self._divisions = gateways.divisions
+        found = [(one, gateways.division(key)) for key, (_, one) in self._shared.items()]
+        if any(replica.division != division for replica, division in found):
+            for replica, division in found:
+                replica.division = division
             self._catalogue.changes.notify()
 
     def elsewhere(self) -> Iterator[tuple[str, str, int]]:

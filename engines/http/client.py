@@ -131,6 +131,8 @@ class Http1Client:
         except OSError as error:  # ssl.SSLError and socket.gaierror are OSErrors
             reason = error.strerror or str(error)
             raise EngineNotReady(f"cannot connect to {address}: {reason}") from None
+        except UnicodeError:  # an empty label, or one over 63 characters
+            raise EngineNotReady(f"cannot connect to {address}: no host name") from None
         finally:
             timer.cancel()
         self._open.add(connection)

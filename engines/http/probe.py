@@ -11,6 +11,9 @@ from engines.http.response import read_body
 
 MAX_BODY_BYTES = 1024 * 1024
 TIMEOUT_S = 5.0
+# Bounds of what a server is believed to say of itself.
+MAX_FACT_CHARS = 64
+MAX_LENGTH = 2**31
 _REQUESTS = re.compile(
     rb"^vllm:num_requests_(?:running|waiting)\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE
 )
@@ -74,14 +77,14 @@ class EngineProbe:
         return None
 
     async def fetch_facts(self) -> EngineFacts:
-        """Return the facts of /version and /v1/models."""
+        """Return the facts of /version and /v1/models, without implausible ones."""
         version = _dict(await self._fetch_json("/version")).get("version")
         cards = _dict(await self._fetch_json("/v1/models")).get("data")
         card = _dict(cards[0]) if isinstance(cards, list) and cards else {}
         length = card.get("max_model_len")
         return EngineFacts(
-            version=version if isinstance(version, str) else None,
-            max_model_len=length if isinstance(length, int) else None,
+            version=version if isinstance(version, str) and _is_short(version) else None,
+            max_model_len=length if type(length) is int and 1 <= length <= MAX_LENGTH else None,
         )
 
     async def fetch_models(self) -> tuple[str, ...] | None:
@@ -114,7 +117,7 @@ class EngineProbe:
             return None
         try:
             value: object = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):  # no JSON, or nested too deeply
             return None
         return value
 
@@ -130,6 +133,11 @@ class EngineProbe:
 
 def _get(target: str) -> EngineRequest:
     return EngineRequest("GET", target, (), b"")
+
+
+def _is_short(text: str) -> bool:
+    """Return whether a fact is fit for a terminal, a page and a label."""
+    return len(text) <= MAX_FACT_CHARS and text.isprintable()
 
 
 def _dict(value: object) -> dict[str, object]:

@@ -132,6 +132,8 @@ class SupervisedEngine(Engine):
             async with asyncio.timeout_at(deadline):
                 # A stop that is under way cannot be called off.
                 await self.changes.wait_for(lambda: not (supervisor.alive and shared.stopping))
+                if self.retired:
+                    raise EngineNotReady(f"engine {self._name} was removed")
                 supervisor.request(DesiredState.RUNNING)
                 failures = supervisor.failures
                 await self.changes.wait_for(

@@ -139,12 +139,17 @@ class RemoteSpec(SpecModel):
 
 
 def find_variable_fault(name: str) -> str | None:
-    """Return why an environment variable cannot hold a key; None: it is set."""
-    if os.environ.get(name):
+    """Return why an environment variable does not hold a key; None: it does."""
+    key = os.environ.get(name)
+    if key and re.fullmatch(r"[!-~]+", key):
         return None
     # The setting may hold the key itself by mistake.
     named = re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)
-    return f"environment variable {name if named else 'of that name'} is not set"
+    variable = f"environment variable {name if named else 'of that name'}"
+    if not key:
+        return f"{variable} is not set"
+    # Such as a line feed at its end: it would end the header early.
+    return f"{variable} holds no key: only printable ASCII without blanks can be sent"
 
 
 def check_url(url: str, *, quotes: bool = True) -> None:
@@ -162,6 +167,12 @@ def check_url(url: str, *, quotes: bool = True) -> None:
         raise PlacedError(f"must look like http://host:port or https://host{given}", "url")
     if not re.fullmatch(r"[!-~]+", url):
         raise PlacedError("must be printable ASCII without blanks", "url")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise PlacedError(
+            "must have a host name whose labels have 1 to 63 characters", "url"
+        ) from None
     try:
         port = parts.port
     except ValueError:

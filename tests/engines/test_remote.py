@@ -1,13 +1,15 @@
 """A remote server that has to say that it serves the model."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
 from engines.base import EngineNotReady, EngineRequest, EngineState
+from engines.http import Address, EngineProbe, Http1Client
 from engines.remote import RemoteEngine
-from engines.spec import RemoteSpec
+from engines.spec import PlacedError, RemoteSpec, Timeouts, check_url
 from tests.fakes.vllm import Fake, Seen
 from tests.waiting import wait_until
 
@@ -15,15 +17,19 @@ REQUEST = EngineRequest("GET", "/version", (), b"")
 
 
 class Server(Fake):
-    """A server that may be unable to list its models."""
+    """A server that may be unable to list its models, or answer with anything."""
 
     lists = True
+    # Bodies in place of its own, by target.
+    bodies: Mapping[str, bytes] = {}
 
     async def _answer(
         self, request: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         if request.target == "/v1/models" and not self.lists:
             return self.plain(writer, b"busy", 503)
+        if request.target in self.bodies:
+            return self.plain(writer, self.bodies[request.target])
         return await super()._answer(request, reader, writer)
 
 
@@ -126,3 +132,82 @@ async def test_another_kind_of_failure_is_logged_too(
     # It is still the server of another model, for all that is known.
     with pytest.raises(EngineNotReady):
         await engine.send(REQUEST)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 500_000,
+        b'{"data":' * 100_000,
+        b"9" * 100_000,
+        b"\xff\xfe",
+        b'{"data":[[],null,{"id":7}]}',
+        b"x" * 2**21,
+    ],
+    ids=["nested list", "nested object", "long number", "no text", "no cards", "too long"],
+)
+async def test_server_that_answers_nonsense_is_checked_again_and_again(
+    server: Server, engine: RemoteEngine, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.bodies = dict.fromkeys(("/v1/models", "/version", "/openapi.json"), body)
+    with pytest.raises(EngineNotReady, match=r"/v1/models|does not serve"):
+        await start(engine)
+    server.bodies = {}
+    await wait_until(lambda: engine.state is EngineState.READY)
+    server.bodies = dict.fromkeys(("/v1/models", "/version", "/openapi.json"), body)
+    await checked(server)
+    server.kill()
+    await wait_until(lambda: engine.state is EngineState.FAILED)
+    assert "unhandled" not in caplog.text
+
+
+async def test_failed_server_that_recovers_while_it_drains_gets_no_requests(
+    server: Server, engine: RemoteEngine
+) -> None:
+    server.model = "other"
+    with pytest.raises(EngineNotReady):
+        await start(engine)
+    await engine.drain()
+    server.model = "demo"
+    seen = len(server.seen)
+    await asyncio.sleep(0.1)  # several checks
+    assert engine.state is EngineState.FAILED
+    assert len(server.seen) <= seen + 1
+
+
+@pytest.mark.parametrize("length", [-5, 0, True, 2.5, "8192", 10**400])
+async def test_implausible_facts_are_not_believed(
+    server: Server, engine: RemoteEngine, length: object
+) -> None:
+    card = {"id": "demo", "max_model_len": length}
+    server.bodies = {
+        "/v1/models": json.dumps({"data": [card]}).encode(),
+        "/version": json.dumps({"version": "0.32\x1b[2J" + "9" * 500_000}).encode(),
+    }
+    await start(engine)
+    assert engine.facts.max_model_len is None
+    assert engine.facts.version is None
+
+
+async def test_check_with_an_unhandled_exception_is_a_failed_check(
+    engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await start(engine)
+
+    async def fail(probe: EngineProbe) -> None:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineProbe, "check_reachable", fail)
+        await wait_until(lambda: engine.state is EngineState.FAILED)
+        assert "unhandled exception while checking engine e" in caplog.text
+    await wait_until(lambda: engine.state is EngineState.READY)
+
+
+async def test_name_that_cannot_be_looked_up_does_not_respond() -> None:
+    for url in ("http://a..b:1", f"http://{'a' * 64}.test:1"):
+        with pytest.raises(PlacedError):
+            check_url(url)
+        client = Http1Client(Address.from_url(url), Timeouts())
+        with pytest.raises(EngineNotReady, match="cannot connect to"):
+            await client.send(REQUEST)

@@ -15,6 +15,7 @@ from engines.process import ProcessEngine
 from tests.app.raw import connected, request
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_for
+from tests.services import RedisServer
 from tests.waiting import wait_until
 
 CANARY = "hf_canary0123456789"
@@ -255,3 +256,34 @@ class TestFollow:
             assert (await gateway.client.get("/health")).status_code == 200
             assert await anext(lines) == "x" * 99
         await wait_until(lambda: follower_count() == 0)
+
+
+@pytest.mark.services
+@pytest.mark.slow
+async def test_load_that_is_shared_is_shown(tmp_path: Path, redis_server: RedisServer) -> None:
+    state = {"redis_url": redis_server.url, "redis_prefix": tmp_path.name}
+    model = {"name": "far", "engines": [remote("http://gpu-box:8000")]}
+    async with AsyncExitStack() as stack:
+        one, other = [
+            await stack.enter_async_context(
+                running(settings_for(model, run_dir=tmp_path / name, state=state))
+            )
+            for name in ("one", "other")
+        ]
+        other.state.catalogue.models[0].replicas[0].in_flight = 3
+
+        async def show() -> dict[str, Any]:
+            answer = await one.client.get("/admin/engines", headers=ROOT)
+            return dict(answer.json())
+
+        while True:
+            shown = await show()
+            if shown["gateways"] == 2 and shown["data"][0]["in_flight_elsewhere"] == 3:
+                break
+        other.state.catalogue.models[0].replicas[0].in_flight = 0
+
+
+async def test_load_that_is_not_shared_is_shown_as_such(gateway: Gateway) -> None:
+    shown = (await gateway.client.get("/admin/engines")).json()
+    assert shown["gateways"] is None
+    assert [row["in_flight_elsewhere"] for row in shown["data"]] == [0, 0]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from app.discovery import ServerDiscovery
 from app.fleet import ModelDeployment, Slot
+from app.fleet.deployment import DeployedEngine
 from app.fleet.fleet import Fleet
 from app.routing import Replica
 from app.settings import ModelSettings
@@ -30,9 +31,11 @@ class Server(FakeEngine):
         super().__init__(slot.name, EngineState.STOPPED)
         self.world = world
         self.slot = slot
+        self.begun = False
 
     async def ensure_ready(self, deadline: float) -> None:
         self.state = EngineState.STARTING
+        self.begun = True
         self.world.check(self)
         raise EngineNotReady("not checked yet")
 
@@ -107,29 +110,26 @@ class World:
                 one.replica.in_flight = int(busy)
                 self.replicas.append(one.replica)
 
+    async def play_and_close(self, steps: Sequence[tuple[str, Any, int]]) -> None:
+        """Take steps, and stop the gateway right after the last."""
+        await self.take(steps)
+        await self.discovery.close()
+        assert self.listing.watches == 0
+        before = {one.engine for one in self.listed}
+        await asyncio.gather(*self.retiring)
+        await self.fleet.close()
+        assert {one.engine for one in self.listed} == before
+        alive = {server for server in self.built if server.state not in OUT and server.begun}
+        assert alive <= before, "an engine that nobody stops"
+        assert len(asyncio.all_tasks()) == 1
+
+    @property
+    def listed(self) -> list[DeployedEngine]:
+        return [one for deployment in self.deployments.values() for one in deployment.members]
+
     async def play(self, steps: Sequence[tuple[str, Any, int]]) -> None:
-        """Take steps, each followed by so many turns of the event loop."""
-        self.retiring: list[asyncio.Future[None]] = []
-        self.replicas: list[Replica] = []
-        listed: frozenset[int] = frozenset()
-        stall_s: float | None = 1.0
-        self.discovery.start()
-        self.reload(stall_s)
-        for step, value, turns in steps:
-            if step == "list":
-                listed = value
-                self.listing.set(*(SERVERS[n] for n in value))
-            elif step == "up":
-                self.up = {SERVERS[n] for n in value}
-                for server in self.built:
-                    self.check(server)
-            elif step == "reload":
-                stall_s = value
-                self.reload(value)
-            else:
-                self.occupy(value)
-            await run_pending_tasks(turns)
-        # All is well in the end.
+        """Take steps; all is well in the end."""
+        listed, stall_s = await self.take(steps)
         for replica in self.replicas:
             replica.in_flight = 0
         self.up = set(SERVERS)
@@ -156,6 +156,35 @@ class World:
         await asyncio.gather(*self.retiring)
         await self.discovery.close()
         assert self.listing.watches == 0
+
+    async def take(
+        self, steps: Sequence[tuple[str, Any, int]]
+    ) -> tuple[frozenset[int], float | None]:
+        """Take steps, each followed by so many turns of the event loop.
+
+        Return what is listed, and the settings of the model.
+        """
+        self.retiring: list[asyncio.Future[None]] = []
+        self.replicas: list[Replica] = []
+        listed: frozenset[int] = frozenset()
+        stall_s: float | None = 1.0
+        self.discovery.start()
+        self.reload(stall_s)
+        for step, value, turns in steps:
+            if step == "list":
+                listed = value
+                self.listing.set(*(SERVERS[n] for n in value))
+            elif step == "up":
+                self.up = {SERVERS[n] for n in value}
+                for server in self.built:
+                    self.check(server)
+            elif step == "reload":
+                stall_s = value
+                self.reload(value)
+            else:
+                self.occupy(value)
+            await run_pending_tasks(turns)
+        return listed, stall_s
 
 
 servers = st.frozensets(st.integers(0, len(SERVERS) - 1))
@@ -184,6 +213,17 @@ def test_fleet_ends_with_the_servers_of_the_latest_list(taken: list[tuple[str, A
     finally:
         logging.getLogger("app").removeHandler(faults)
     assert faults.lines == []
+
+
+@settings(max_examples=200)
+@given(st.lists(steps, max_size=12))
+def test_gateway_that_stops_at_any_moment_leaves_no_engine_and_no_task(
+    taken: list[tuple[str, Any, int]],
+) -> None:
+    async def play() -> None:
+        await World().play_and_close(taken)
+
+    asyncio.run(play())
 
 
 class Faults(logging.Handler):

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import dns.asyncresolver
 import pytest
@@ -244,6 +245,16 @@ class TestRealServer:
         found = await SystemResolver("vllm.test", dns_server.resolver())("A")
         assert found.found == {"10.0.0.1"}
 
+    async def test_addresses_of_this_machine_and_link_are_left_out(
+        self, dns_server: DnsServer
+    ) -> None:
+        """Clouds have their credentials at 169.254.169.254; ::ffff:0.0.0.0 is this machine."""
+        hostile = ("::ffff:0.0.0.0", "::ffff:169.254.169.254", "fe80::1", "169.254.169.254")
+        dns_server.put("vllm.test", "10.0.0.1", "2001:db8::1", *hostile)
+        resolve = SystemResolver("vllm.test", dns_server.resolver())
+        assert (await resolve("A")).found == {"10.0.0.1"}
+        assert (await resolve("AAAA")).found == {"2001:db8::1"}
+
     async def test_faults_of_a_server_are_told_apart(
         self, dns_server: DnsServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -270,6 +281,22 @@ async def test_machine_without_nameservers(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("dns.asyncresolver.Resolver", Unconfigured)
     with pytest.raises(LookupFailed, match="names no nameserver"):
+        await SystemResolver("vllm.test")("A")
+
+
+@pytest.mark.parametrize("text", [b"nameserver gateway\n", b"# \xff\nnameserver 127.0.0.1\n"])
+async def test_unreadable_resolv_conf_is_a_failure(
+    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "resolv.conf"
+    file.write_bytes(text)
+
+    class Misconfigured(dns.asyncresolver.Resolver):
+        def __init__(self) -> None:
+            super().__init__(filename=str(file))
+
+    monkeypatch.setattr("dns.asyncresolver.Resolver", Misconfigured)
+    with pytest.raises(LookupFailed, match="the lookup failed"):
         await SystemResolver("vllm.test")("A")
 
 

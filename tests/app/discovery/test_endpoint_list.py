@@ -47,6 +47,15 @@ def test_variable_has_to_be_allowed_and_set(monkeypatch: pytest.MonkeyPatch) -> 
     assert parse([server], "GPU_KEY") == {Endpoint("http://a:1", "GPU_KEY")}
 
 
+@pytest.mark.parametrize("key", [f"{SECRET}\n", f"{SECRET}\r\nx: y", "sk-\u20ac", "a b"])
+def test_key_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """A secret that was written to a file often ends in a line feed."""
+    monkeypatch.setenv("GPU_KEY", key)
+    found = fault([{"url": "http://a:1", "api_key_env": "GPU_KEY"}], "GPU_KEY")
+    assert "GPU_KEY holds no key" in found
+    assert key.strip() not in found
+
+
 @pytest.mark.parametrize("variable", ["GATEWAY_ADMIN_KEY", "HOME", "", 7, ["GPU_KEY"]])
 def test_other_variables_are_refused(monkeypatch: pytest.MonkeyPatch, variable: object) -> None:
     monkeypatch.setenv("GATEWAY_ADMIN_KEY", SECRET)

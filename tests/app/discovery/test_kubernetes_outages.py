@@ -1,13 +1,17 @@
 """A source of EndpointSlices while the API server refuses, is away or breaks off."""
 
+import asyncio
+import json
 import logging
+import ssl
 
 import pytest
 
 from app.discovery import kubernetes
 from app.discovery.kubernetes import pause_s
+from app.discovery.kubernetes_api import ServiceAccount
 from tests.app.discovery.cluster import Cluster, logged
-from tests.fakes.kubernetes import TOKEN, Canned, make_slice
+from tests.fakes.kubernetes import TOKEN, Authority, Canned, make_slice
 from tests.waiting import wait_until
 
 
@@ -196,3 +200,59 @@ def test_pause_is_capped_and_jittered() -> None:
     assert pause_s(10_000, None, 1.0) == 30
     assert pause_s(3, 5, 1.0) == 5
     assert pause_s(10_000, 5, 1.0) == 30
+
+
+async def test_errors_after_events_are_not_asked_for_again_and_again(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each attempt brings an event, and an error that asks for a new list."""
+    caplog.set_level(logging.INFO)
+    lines = [
+        {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}},
+        {"type": "ERROR", "object": {"code": 500, "reason": "\n" + "x" * 100_000}},
+    ]
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    cluster.api.canned.extend([Canned(200, body, watches=True)] * 6)
+    async with cluster.watching():
+        await wait_until(lambda: len(cluster.pauses) >= 6)
+    assert cluster.pauses[:6] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    assert all(len(line) < 500 and "\n" not in line for line in logged(caplog))
+
+
+async def test_endless_token_of_the_next_page_is_refused(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = {"metadata": {"resourceVersion": "7", "continue": "x" * 100_000}, "items": []}
+    cluster.api.canned.append(Canned(200, json.dumps(page).encode()))
+    async with cluster.watching():
+        await cluster.until("10.0.0.1")
+    assert "no usable token of the next page" in caplog.text
+    assert "unhandled" not in caplog.text
+
+
+async def test_echo_of_the_request_is_not_logged(
+    cluster: Cluster, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A port that is not the API server's may send back what it gets."""
+    caplog.set_level(logging.INFO)
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        [line] = [one for one in head.split(b"\r\n") if one.lower().startswith(b"authorization")]
+        writer.write(line.split()[-1] + b"\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.server)
+    async with await asyncio.start_server(echo, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        environ = {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(port),
+        }
+        cluster.account = ServiceAccount(cluster.files, environ)
+        async with cluster.watching():
+            await wait_until(lambda: cluster.pauses)
+    assert any("RemoteProtocolError" in line for line in logged(caplog))
+    assert not any(TOKEN[:20] in line for line in logged(caplog))

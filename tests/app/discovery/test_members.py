@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from app.fleet.deployment import DeployedEngine
+from app.fleet.fleet import Fleet
 from app.main import create_app
 from engines.base import EngineState
 from tests.app.discovery.gateways import (
@@ -266,6 +268,32 @@ async def test_source_that_raises_is_read_again(
         async with run(tmp_path, find_source=listing) as gateway:
             await gateway.until(a)
     assert "unhandled exception while discovering servers of vllm.test:8000 by DNS" in caplog.text
+
+
+async def test_server_whose_steps_raise_joins_later(
+    tmp_path: Path,
+    listing: Listing,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("app.discovery.roster.RETRY_S", 0.05)
+    begin, calls = Fleet.begin, 0
+
+    async def failing(fleet: Fleet, server: DeployedEngine) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("a bug")
+        await begin(fleet, server)
+
+    monkeypatch.setattr(Fleet, "begin", failing)
+    async with servers(1) as (a,):
+        listing.set(a.url)
+        async with run(tmp_path, find_source=listing) as gateway:
+            await gateway.until(a)
+            listing.set()
+            await gateway.until()
+    assert f"unhandled exception in the steps of server {name_of(a)}" in caplog.text
 
 
 async def test_gateway_stops_while_servers_join_and_drain(

@@ -47,6 +47,7 @@ def test_engine_row_with_all_fields() -> None:
         "restarts": 2,
         "load_s": 21.5,
         "in_flight": 3,
+        "in_flight_elsewhere": 0,
         "pid": 42,
         "memory_gib": 2.5,
         "runs": "vllm '--hf-token=***' --model=m",

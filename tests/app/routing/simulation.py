@@ -102,7 +102,8 @@ class Sharing:
             self._gateways.receive_own(now)
         else:
             self._gateways.receive(report, now, self._engines.counts())
-        self._engines.apply(self._gateways)
+        self._engines.apply_loads(self._gateways)
+        self._engines.apply_divisions(self._gateways)
 
 
 # A user's next request, the end of a request at a replica, a report that is due, or one on its way.

@@ -1,24 +1,29 @@
 """Scaling a running gateway: engines come for a queue, go when it is over, and survive reloads."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from app.fleet.builder import Builder
+from app.fleet.deployment import DeployedEngine, ModelDeployment
 from app.fleet.slots import Slot
 from app.routing import Replica
 from app.scaling import Autoscaler
 from app.scaling.policy import DOWN_S, UP_S
 from app.settings import Settings
-from engines.base import EngineState
+from engines.base import EngineNotReady, EngineState
+from engines.spec import RemoteSpec, ReplicaRange
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import Gateway, running, settings_for
-from tests.waiting import wait_until
+from tests.waiting import run_pending_tasks, wait_until
 
 
 class ScaledEngine(FakeEngine):
@@ -33,7 +38,9 @@ class ScaledEngine(FakeEngine):
 
     async def ensure_ready(self, deadline: float) -> None:
         self.begun = True
-        await self.changes.wait_for(lambda: self.state is EngineState.READY)
+        await self.changes.wait_for(lambda: self.state is EngineState.READY or self.retired)
+        if self.retired:
+            raise EngineNotReady("it was removed")
 
     async def drain(self) -> None:
         self.state = EngineState.DRAINING
@@ -89,10 +96,14 @@ class Scaled:
 
     async def let_start(self) -> None:
         """Have engines become READY, and return when the step is over."""
-        for engine in self.engines.values():
-            if engine.state is EngineState.STOPPED:
-                engine.state = EngineState.READY
-        await wait_until(lambda: not self.scaler.stepping)
+
+        def is_over() -> bool:
+            for engine in self.engines.values():
+                if engine.state in (EngineState.STOPPED, EngineState.FAILED):
+                    engine.state = EngineState.READY
+            return not self.scaler.stepping
+
+        await wait_until(is_over)
 
 
 def demo(directory: Path, **replicas: Any) -> Settings:
@@ -102,8 +113,10 @@ def demo(directory: Path, **replicas: Any) -> Settings:
     return settings_for(model, run_dir=directory)
 
 
-@pytest.fixture
-async def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
+@asynccontextmanager
+async def scaling(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
+    """Run a gateway with a scaled model, whose first engine is READY."""
+
     def build(_: Builder, model: str, slot: Slot) -> Replica:
         state = EngineState.READY if slot.name == "demo-0" else EngineState.STOPPED
         return Replica(ScaledEngine(slot.name, state), model)
@@ -113,13 +126,19 @@ async def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
     monkeypatch.setattr(Builder, "__call__", build)
     monkeypatch.setattr(Autoscaler, "run", idle)
-    configured = [demo(tmp_path)]
+    configured = [demo(directory)]
     async with running(configured[0], source=lambda: configured[-1]) as gateway:
         state = gateway.state
         scaler = Autoscaler(state.reloader, state.admission, asyncio.Event())
-        one = Scaled(gateway, tmp_path, scaler, configured)
+        one = Scaled(gateway, directory, scaler, configured)
         yield one
         await one.finish()
+
+
+@pytest.fixture
+async def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scaled]:
+    async with scaling(tmp_path, monkeypatch) as one:
+        yield one
 
 
 async def test_an_engine_is_started_for_a_queue_and_stopped_when_it_is_over(
@@ -163,6 +182,84 @@ async def test_an_engine_that_was_given_up_does_not_hold_the_others_back(scaled:
     await scaled.has("demo-0", "demo-1", "demo-2")
 
 
+async def test_no_engine_is_added_beyond_one_that_was_given_up_at_the_maximum(
+    scaled: Scaled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled.configured.append(demo(scaled.directory, max=2))
+    assert (await scaled.gateway.state.reloader.reload(wait=True)).ok
+    await scaled.ask(20)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    broken = scaled.engines["demo-1"]
+    broken.broken, broken.state = True, EngineState.FAILED
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    scaled.pass_time(100)
+    await run_pending_tasks()
+    await scaled.has("demo-0", "demo-1")
+    assert dict(scaled.scaler.wanted()) == {"demo": 2}
+    assert [line for line in caplog.messages if "become" in line] == []
+
+
+async def test_an_engine_that_never_starts_goes_when_its_load_is_over(scaled: Scaled) -> None:
+    """It may wait for room in the cluster for ever."""
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.finish()
+    scaled.pass_time(DOWN_S + 1)
+    await scaled.has("demo-0")
+
+
+async def test_an_engine_that_is_not_ready_goes_first(scaled: Scaled) -> None:
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    await scaled.finish()
+    scaled.engines["demo-0"].state = EngineState.FAILED  # it will be restarted
+    scaled.pass_time(DOWN_S + 1)
+    await scaled.has("demo-1")
+
+
+async def test_discovered_servers_that_come_and_go_do_not_hold_scaling_up(scaled: Scaled) -> None:
+    deployment = scaled.gateway.state.reloader.deployments["demo"]
+    spec = RemoteSpec(kind="remote", url="http://10.0.0.7:8000")
+    slot = Slot("demo-10.0.0.7-8000", spec, discovered=True)
+    server = DeployedEngine(slot, Replica(FakeEngine(slot.name), "demo"))
+    await scaled.ask(20)
+    for second in range(30):
+        deployment.members[:] = [server] if second % 2 else []
+        scaled.pass_time(1)
+    assert scaled.scaler.stepping
+    deployment.members.clear()
+    await scaled.has("demo-0", "demo-1")
+
+
+async def test_nothing_is_started_while_the_gateway_drains(scaled: Scaled) -> None:
+    await scaled.ask(20)
+    scaled.gateway.state.admission.drain(refuse=False)
+    scaled.pass_time(3 * UP_S)
+    assert not scaled.scaler.stepping
+    await scaled.has("demo-0")
+
+
+async def test_a_fault_of_one_model_does_not_hold_the_others_up(
+    scaled: Scaled, caplog: pytest.LogCaptureFixture
+) -> None:
+    deployments = scaled.gateway.state.reloader.deployments
+    assert isinstance(deployments, dict)
+    settings = deployments["demo"].settings.model_copy(update={"name": "broken"})
+    demo = deployments.pop("demo")
+    deployments |= {"broken": ModelDeployment(settings, []), "demo": demo}  # it has no queue
+    await scaled.ask(20)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    del deployments["broken"]
+    assert "model broken could not be scaled" in caplog.text
+
+
 async def test_a_reload_keeps_the_engines_that_were_added(scaled: Scaled) -> None:
     await scaled.ask(6)
     scaled.pass_time(UP_S + 1)
@@ -173,6 +270,17 @@ async def test_a_reload_keeps_the_engines_that_were_added(scaled: Scaled) -> Non
     assert report.ok, report
     await scaled.has("demo-0", "demo-1")
     assert all(engine.state is EngineState.READY for engine in scaled.engines.values())
+
+
+async def test_a_reload_of_the_bounds_alone_applies_them(scaled: Scaled) -> None:
+    scaled.configured.append(demo(scaled.directory, max=2, target_wait_s=1))
+    report = await scaled.gateway.state.reloader.reload(wait=True)
+    assert report.difference == (
+        "~ model demo: replicas.max 3 → 2",
+        "~ model demo: replicas.target_wait_s 5.0 → 1.0",
+    )
+    bounds = scaled.gateway.state.reloader.deployments["demo"].settings.scaling
+    assert bounds == ReplicaRange(min=1, max=2, target_wait_s=1)
 
 
 async def test_a_reload_to_fewer_engines_takes_those_that_are_too_many(scaled: Scaled) -> None:
@@ -189,3 +297,72 @@ async def test_wanted_engines_are_exported(scaled: Scaled) -> None:
     state = scaled.gateway.state
     state.autoscaler.decide(0.0)
     assert await scaled.gateway.metric("gateway_engines_wanted", model="demo") == 1
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 8)),
+        st.tuples(st.just("finish"), st.just(0)),
+        st.tuples(st.just("pass"), st.sampled_from([1, 12, 60, 320])),
+        st.tuples(st.just("start"), st.integers(0, 3)),
+        st.tuples(st.just("fail"), st.integers(0, 3)),
+        st.tuples(st.just("give up"), st.integers(0, 3)),
+        st.tuples(st.just("bounds"), st.integers(1, 4)),
+        st.tuples(st.just("turns"), st.sampled_from([0, 1, 3, 50])),
+    ),
+    max_size=20,
+)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(taken=steps)
+def test_any_order_ends_with_as_many_engines_as_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[tuple[str, int]]
+) -> None:
+    async def play() -> None:
+        with monkeypatch.context() as patch:
+            async with scaling(tmp_path, patch) as scaled:
+                most = await take_steps(scaled, taken)
+                # Every engine is well, and there is nothing to do any more.
+                for engine in scaled.engines.values():
+                    engine.broken = False
+                await scaled.finish()
+                for _ in range(6):
+                    await scaled.let_start()
+                    scaled.pass_time(DOWN_S + 10)
+                    await run_pending_tasks()
+                assert len(scaled.engines) == 1 <= most
+                assert all(one.state is EngineState.READY for one in scaled.engines.values())
+                await wait_until(lambda: not scaled.scaler.stepping)
+
+    asyncio.run(play())
+
+
+async def take_steps(scaled: Scaled, taken: list[tuple[str, int]]) -> int:
+    """Take steps; return the maximum of engines in the end."""
+    most = 3
+    for step, number in taken:
+        engines = list(scaled.engines.values())
+        engine = engines[min(number, len(engines) - 1)]
+        if step == "ask":
+            await scaled.ask(number)
+        elif step == "finish":
+            await scaled.finish()
+        elif step == "pass":
+            scaled.pass_time(number)
+        elif step == "turns":
+            await run_pending_tasks(number)
+        elif step == "bounds":
+            most = number
+            scaled.configured.append(demo(scaled.directory, max=most))
+            assert (await scaled.gateway.state.reloader.reload(wait=True)).ok
+        elif engine.state is not EngineState.DRAINING:
+            engine.broken = step == "give up"
+            engine.state = EngineState.READY if step == "start" else EngineState.FAILED
+        assert 1 <= len(scaled.engines) <= 4
+    return most

@@ -54,6 +54,19 @@ def test_engines_at_most_double_at_once() -> None:
     assert wanted == 4
 
 
+def test_engines_stop_while_another_starts_for_ever() -> None:
+    waiting = Load(in_flight=0, waiting=0, ended=0, engines=3, ready=2)
+    assert decisions(ScalingPolicy(TERMS), waiting, DOWN_S + 1) == [*[3] * int(DOWN_S), 2]
+
+
+def test_new_terms_forget_nothing() -> None:
+    policy = ScalingPolicy(TERMS)
+    for second in range(int(UP_S)):
+        assert policy.decide(second, BUSY) == 1
+    policy.terms = ScalingTerms(least=1, most=9, slots=8, target_wait_s=5.0)
+    assert policy.decide(UP_S, BUSY) == 2
+
+
 def test_idle_engines_stop_one_after_the_other() -> None:
     policy = ScalingPolicy(TERMS)
     assert decisions(policy, IDLE, DOWN_S + 1) == [*[3] * int(DOWN_S), 2]

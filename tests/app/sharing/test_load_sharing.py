@@ -21,7 +21,7 @@ from app.sharing.report import Report, State, decode, encode, engine_key
 from app.telemetry.metrics import Metrics
 from tests.app.routing.fakes import FakeEngine
 from tests.services import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import run_pending_tasks, wait_until
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -182,6 +182,26 @@ async def test_draining_gateway_gives_its_slots_up_and_still_counts(
         await wait_until(lambda: one.replica.division == (1, 0) and one.replica.elsewhere == 5)
 
 
+async def test_gateway_that_is_stopped_at_any_moment_leaves_no_connection(
+    own_redis: RedisServer,
+) -> None:
+    for turns in (*range(30), *range(30, 200, 10)):
+        one = Gateway(own_redis.url, "prefix")
+        one.start()
+        await run_pending_tasks(turns)
+        await one.kill()
+        await one.sharing.close()
+        assert len(asyncio.all_tasks()) == 1
+    async with redis.asyncio.Redis(port=own_redis.port) as client:
+        await wait_until_closed(client)
+
+
+async def wait_until_closed(client: redis.asyncio.Redis) -> None:
+    """Return when no other connection to Redis is open."""
+    while len(await client.client_list()) > 1:
+        await asyncio.sleep(0.01)
+
+
 async def test_models_of_a_reload_are_shared(redis_server: RedisServer) -> None:
     async with running(redis_server, 2) as (one, two):
         added = [
@@ -191,7 +211,7 @@ async def test_models_of_a_reload_are_shared(redis_server: RedisServer) -> None:
         for gateway, replica in zip((one, two), added, strict=True):
             gateway.catalogue.replace([Model("demo", (), (gateway.replica, replica))])
         await wait_until(lambda: [replica.elsewhere for replica in added] == [2, 1])
-        assert {replica.division[0] for replica in added} == {2}
+        await wait_until(lambda: {replica.division[0] for replica in added} == {2})
 
 
 @pytest.mark.parametrize("fault", ["stop", "pause"])
@@ -258,7 +278,7 @@ async def test_forged_gateways_are_bounded_and_forgotten(redis_server: RedisServ
         ]
         await publish(redis_server, one, *forged)
         await wait_until(lambda: one.reports("invalid") == 36)
-        assert one.replica.division[0] == 65
+        await wait_until(lambda: one.replica.division[0] == 65)
         assert one.catalogue.count_slots("demo", 4) == 1, "at least one, whatever others say"
         await wait_until(lambda: one.replica.division == (1, 0) and one.replica.elsewhere == 0)
 
@@ -282,6 +302,115 @@ async def test_flood_of_messages_leaves_the_event_loop_free(redis_server: RedisS
             await pipeline.execute()
         await wait_until(lambda: one.reports("invalid") >= 1000)
         assert one.reports("invalid") < 20_000
+
+
+async def test_event_loop_turns_between_two_reports(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report of a thousand engines takes milliseconds, and whoever may publish can send many."""
+    async with running(redis_server, 1) as (one,):
+        turn, turns = 0, []
+        receive = one.sharing.receive
+
+        def note(message: bytes, now: float) -> None:
+            turns.append(turn)
+            receive(message, now)
+
+        async def count() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(one.sharing, "receive", note)
+        counting = asyncio.create_task(count())
+        async with (
+            redis.asyncio.Redis(port=redis_server.port) as client,
+            client.pipeline(transaction=False) as pipeline,
+        ):
+            for _ in range(500):
+                pipeline.publish(channel(one), b"flood")
+            await pipeline.execute()
+        await wait_until(lambda: len(turns) >= 500)
+        counting.cancel()
+        assert len(set(turns)) == len(turns)
+
+
+async def test_costly_reports_are_bounded_in_time(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.sharing.load_sharing.MAX_BUSY_S_PER_S", 1e-9)
+    pauses = []
+    async with running(redis_server, 1) as (one,):
+        sleep = asyncio.sleep
+
+        async def note(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        monkeypatch.setattr("app.sharing.load_sharing.asyncio.sleep", note)
+        await publish(redis_server, one, *[b"flood"] * 20)
+        await wait_until(lambda: one.reports("invalid") >= 20)
+        monkeypatch.undo()
+    assert pauses.count(1) >= 20
+
+
+async def test_flood_of_joins_and_goodbyes_wakes_waiting_requests_seldom(
+    redis_server: RedisServer,
+) -> None:
+    async with running(redis_server, 1) as (one,):
+        wakes = 0
+
+        def count(_: object) -> None:
+            nonlocal wakes
+            wakes += 1
+            one.catalogue.changes.next().add_done_callback(count)
+
+        one.catalogue.changes.next().add_done_callback(count)
+        looked, received = one.looks, one.reports("received")
+        states = (State.SERVING, State.LEFT)
+        forged = [encode(Report(1, "0" * 16, states[n % 2], n, {KEY: 0})) for n in range(900)]
+        await publish(redis_server, one, *forged)
+        await wait_until(lambda: one.reports("received") >= received + 900)
+        assert wakes <= one.looks - looked + 1
+
+
+async def test_replayed_reports_change_the_id_once(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads the channel can send a report again, or make one with any ID."""
+    async with running(redis_server, 2) as (one, two):
+        await wait_until(lambda: one.sharing.id and two.replica.division[0] == 2)
+        first, seen = one.sharing.id, one.reports("invalid")
+        for sequence in range(20):
+            forged = encode(Report(1, one.sharing.id, State.SERVING, sequence, {KEY: 50_000}))
+            await publish(redis_server, one, forged)
+        await wait_until(lambda: one.reports("invalid") >= seen + 19)
+        assert one.sharing.id != first
+        warnings = [m for m in caplog.messages if "has the ID of this one" in m]
+        assert len(warnings) == 1
+        assert one.replica.elsewhere == 0
+
+
+@pytest.mark.parametrize("part", ["read", "publish"])
+async def test_unhandled_exception_ends_nothing(
+    redis_server: RedisServer,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("app.sharing.load_sharing.RETRY_S", 0.05)
+    async with running(redis_server, 2) as (one, two):
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        connection = one.sharing._subscription if part == "read" else one.sharing._connection
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, part, fail)
+            await wait_until(lambda: "unhandled exception while load is shared" in caplog.text)
+        two.replica.in_flight, one.replica.in_flight = 5, 3
+        await wait_until(lambda: one.replica.elsewhere == 5 and two.replica.elsewhere == 3)
 
 
 async def test_gateway_takes_another_id_when_its_own_is_used(

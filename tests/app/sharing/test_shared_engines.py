@@ -71,7 +71,7 @@ async def test_waiting_request_has_its_slot_when_a_gateway_leaves() -> None:
 
     def receive(state: State) -> None:
         gateways.receive(Report(1, OTHER, state, 1, {key: 0}), 0, engines.counts())
-        engines.apply(gateways)
+        engines.apply_divisions(gateways)
 
     receive(State.SERVING)
     assert all(admission.try_acquire("demo") for _ in range(2))
@@ -101,3 +101,40 @@ async def test_suspended_stream_has_room_when_a_gateway_leaves() -> None:
     only.division = (1, 0)
     catalogue.changes.notify()
     await asyncio.wait_for(resumed, 5)
+
+
+def test_engine_beyond_the_bound_is_routed_by_its_own_requests_again() -> None:
+    """Nothing updates what others reported of it last."""
+    ones = [replica(str(n), f"http://{n}") for n in range(MAX_ENGINES)]
+    catalogue = Catalogue([model("demo", *ones)])
+    engines, gateways = SharedEngines(catalogue), Gateways(OWN)
+    engines.refresh()
+    gateways.set_own_engines(engines.keys())
+    counts = dict.fromkeys(engines.keys(), 100_000)
+    gateways.receive(Report(1, OTHER, State.SERVING, 1, counts), 0, engines.counts())
+    engines.apply_loads(gateways)
+    engines.apply_divisions(gateways)
+    last = ones[-1]
+    assert (last.weight, last.elsewhere, last.division) == (2, 100_000, (2, 0))
+    catalogue.replace([model("demo", replica("new", "http://new"), *ones)])
+    assert engines.refresh()
+    assert (last.weight, last.offset, last.elsewhere) == (1, 0, 0)
+    assert last.division == (1, 0)
+    assert ones[0].division == (2, 0)
+
+
+async def test_division_that_is_as_it_was_wakes_no_request() -> None:
+    only = replica("a", "http://a")
+    catalogue = Catalogue([model("demo", only)])
+    engines, gateways = SharedEngines(catalogue), Gateways(OWN)
+    engines.refresh()
+    gateways.set_own_engines(engines.keys())
+    engines.apply_divisions(gateways)
+    (key,) = engines.keys()
+    change = catalogue.changes.next()
+    for sequence, state in enumerate([State.SERVING, State.DRAINING, State.SERVING, State.LEFT]):
+        gateways.receive(Report(1, OTHER, state, sequence, {key: 0}), 0, {})
+    engines.apply_divisions(gateways)
+    await run_pending_tasks()
+    assert not change.done()
+    change.cancel()

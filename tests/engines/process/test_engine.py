@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from app.fleet.fleet import Fleet
+from app.routing import Replica
 from engines.base import EngineNotReady, EngineState
 from engines.process.engine import ProcessEngine
 from engines.spec import ProcessSpec
@@ -266,6 +268,23 @@ async def test_stop_while_starting_ends_everything(make: Make) -> None:
     assert gone(processes)
     with pytest.raises(EngineNotReady):
         await starting
+
+
+async def test_engine_that_is_retired_is_not_started_again(make: Make) -> None:
+    """An operator loads or restarts an engine that scaling or a reload removes just now."""
+    engine = make()
+    await ready(engine)
+    processes = family(engine)
+    fleet = Fleet(lambda model, slot: Replica(engine, model), lambda: None)
+    retiring = asyncio.create_task(fleet.retire(engine, 5.0))
+    await wait_until(lambda: engine.state is EngineState.STOPPING)
+    with pytest.raises(EngineNotReady, match="engine demo-0 was removed"):
+        await ready(engine)
+    await retiring
+    with pytest.raises(EngineNotReady, match="engine demo-0 was removed"):
+        await ready(engine)
+    assert engine.state is EngineState.STOPPED
+    assert gone(processes)
 
 
 async def test_killed_server_leaves_no_orphan_even_in_another_session(make: Make) -> None:

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from engines import vllm_key
 from engines.base import EngineCapabilities
 from engines.http import Address, Http1Client
 from engines.output import redact_command
@@ -51,6 +52,7 @@ class RayEngine(SupervisedEngine):
                 f"--model={spec.model}",
                 f"--served-model-name={served_name}",
                 QUIET_FLAG,
+                vllm_key.FLAG,
                 *spec.added_flags(media_domains),
                 *spec.argv(),
             ),

@@ -182,6 +182,9 @@ class EngineActor:
             await leftover.wait()
         if not _exists(plan["model_path"]):
             raise LaunchError(f"model directory {plan['model_path']} does not exist")
+        for file in plan["files"]:
+            if not os.access(file, os.R_OK):
+                raise LaunchError(f"file {file} of ray.tls does not exist or cannot be read")
         launcher = tuple(plan["launcher"] or vllm_launcher())
         address, key = plan["node"], secrets.token_urlsafe(32)
         port = free_port(address)

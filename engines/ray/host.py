@@ -16,7 +16,7 @@ from engines.http import Address, Http1Client
 from engines.process import EngineProcesses, HostUnavailable, Launch
 from engines.ray.cluster import ActorDead, Cluster, ClusterError, EngineRefused
 from engines.ray.placement import needed_resources, occupied, placement_fault
-from engines.spec import RaySpec
+from engines.spec import RaySpec, RayTls
 
 log = logging.getLogger(__name__)
 
@@ -257,6 +257,7 @@ class RayHost:
         clients: Sequence[Http1Client],
         *,
         launcher: Sequence[str] | None,
+        tls: RayTls | None = None,
     ) -> None:
         """`clients` are directed to the engine when its address is known.
 
@@ -268,6 +269,8 @@ class RayHost:
         self._cluster = cluster
         self._clients = clients
         self._launcher = launcher
+        self._tls = tls
+        self._context = None if tls is None else tls.context()
         self._processes: RayProcesses | None = None
 
     @property
@@ -380,13 +383,15 @@ class RayHost:
             "withheld": sorted(withheld),
             "gpus": self._spec.gpus is not None,
             "model_path": self._spec.model_path,
+            "files": [self._tls.cert_file, self._tls.key_file] if self._tls else [],
         }
 
     def _connected(self, hello: Mapping[str, Any]) -> RayProcesses:
         """Direct requests to the engine; return its processes."""
-        address = Address(str(hello["host"]), int(hello["port"]))
+        address = Address(str(hello["host"]), int(hello["port"]), tls=self._tls is not None)
         for client in self._clients:
-            client.direct_to(address, (("authorization", f"Bearer {hello['key']}"),))
+            key = ("authorization", f"Bearer {hello['key']}")
+            client.direct_to(address, (key,), self._context)
         self._processes = processes = RayProcesses(self._launch, self._cluster, hello)
         log.info(
             "engine %s runs on %s, pid %d there",

@@ -76,7 +76,7 @@ def test_server_without_a_key_does_not_start(
 ) -> None:
     monkeypatch.delenv(KEY) if value is None else monkeypatch.setenv(KEY, value)
     with pytest.raises(KeyError):
-        RequireKey(lambda *_: None)  # type: ignore[arg-type,return-value]
+        RequireKey(lambda *_: None)  # type: ignore[arg-type]
 
 
 def test_flag_names_the_class() -> None:

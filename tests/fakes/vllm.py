@@ -16,6 +16,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -132,14 +133,19 @@ class Fake:
     is_process: bool = False
 
     async def start(
-        self, *, host: str = "127.0.0.1", port: int = 0, uds: str | None = None
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        uds: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> Self:
         self.tasks: set[asyncio.Task[None]] = set()
         self._uds = uds
         if uds is not None:
             self._server = await asyncio.start_unix_server(self._serve, uds)
         else:
-            self._server = await asyncio.start_server(self._serve, host, port)
+            self._server = await asyncio.start_server(self._serve, host, port, ssl=tls)
             self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -596,7 +602,11 @@ async def _main(options: argparse.Namespace) -> None:
         fake.load_weights()
     fake.api_key = os.environ.get("VLLM_API_KEY")
     fake.guarded = options.middleware == RequireKey.__module__ + ".RequireKey"
-    await fake.start(host=options.host, uds=options.uds, port=options.port)
+    tls = None
+    if options.ssl_certfile is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    await fake.start(host=options.host, uds=options.uds, port=options.port, tls=tls)
     print(json.dumps(dict(os.environ)), flush=True)
     if options.fake_die_when is not None:
         await _there(options.fake_die_when)
@@ -620,6 +630,8 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--middleware")
+    parser.add_argument("--ssl-certfile")
+    parser.add_argument("--ssl-keyfile")
     parser.add_argument("--fake-start", default="ok")
     parser.add_argument("--fake-tasks", nargs="+")
     # When there is a file: a test decides it.

@@ -35,7 +35,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise Ended
 
     monkeypatch.setattr(module, "_give_back", given.append)
-    monkeypatch.setattr(module.os, "_exit", leave)
+    monkeypatch.setattr(os, "_exit", leave)
     return given
 
 
@@ -74,6 +74,7 @@ def plan(**fields: Any) -> dict[str, Any]:
         "withheld": [],
         "gpus": False,
         "model_path": None,
+        "files": [],
         **fields,
     }
 

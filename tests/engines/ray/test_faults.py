@@ -85,6 +85,6 @@ async def test_engine_can_be_watched_and_stopped_while_the_head_is_away(
     assert engine.state is EngineState.READY
     async with asyncio.timeout(40):  # of which the head is given eight to take the place back
         await engine.stop(0.0)
-    assert engine.state is EngineState.STOPPED
+    assert str(engine.state) == "stopped"
     await wait_until(lambda: gone(processes))
     await cluster.close()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from tests.e2e.deployment import (
 )
 from tests.engines.processes import gone
 from tests.engines.ray.clusters import SLOT, Nodes, family, ray_nodes
+from tests.fakes.kubernetes import make_authority
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
@@ -155,18 +157,28 @@ def test_check_refuses_what_no_node_can_hold(nodes: Nodes, tmp_path: Path) -> No
 
 
 @pytest.mark.vllm
-def test_engine_asks_for_its_key_on_every_path(nodes: Nodes, tmp_path: Path) -> None:
+def test_engine_asks_for_its_key_on_every_path_over_tls(nodes: Nodes, tmp_path: Path) -> None:
     engine = {**ENGINE, "model": str(demo_model().absolute())}
     config = configure(tmp_path, nodes, engine)
+    made = make_authority(tmp_path / "tls", ("127.0.0.1", nodes.address.partition(":")[0]))
+    server_file = str(made.server)
+    settings = yaml.safe_load(config.read_text())
+    settings["ray"]["tls"] = {
+        "cert_file": server_file,
+        "key_file": server_file,
+        "ca_file": str(made.ca),
+    }
+    config.write_text(yaml.safe_dump(settings))
+    verified = ssl.create_default_context(cafile=made.ca)
     paths = ("/health", "/metrics", "/version", "/load", "/ping", "/docs", "/v1/models")
     posted = ("/tokenize", "/score", "/pooling", "/v1/completions", "/no/such/path")
     with gateway(config) as running:
         [pid] = pids(running).values()
         server = psutil.Process(pid)
         flags = dict(word.split("=", 1) for word in server.cmdline() if "=" in word)
-        url = f"http://{flags['--host']}:{flags['--port']}"
+        url = f"https://{flags['--host']}:{flags['--port']}"
         key = {"authorization": f"Bearer {server.environ()['VLLM_API_KEY']}"}
-        with httpx.Client(base_url=url, timeout=30) as anyone:
+        with httpx.Client(base_url=url, timeout=30, verify=verified) as anyone:
             refused = {path: anyone.get(path).status_code for path in paths}
             refused |= {path: anyone.post(path, json={}).status_code for path in posted}
             assert refused == dict.fromkeys((*paths, *posted), 401)
@@ -179,7 +191,7 @@ def test_engine_asks_for_its_key_on_every_path(nodes: Nodes, tmp_path: Path) -> 
         with running.client() as client:
             body = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}
             assert client.post("/v1/chat/completions", json=body).status_code == 200
-            assert "vllm:generation_tokens_total" in client.get("/metrics").text
+            assert "vllm:generation_tokens_total" in client.get("/metrics/engines").text
 
 
 @pytest.mark.vllm

@@ -59,6 +59,11 @@ class DnsSource:
         self._sleep = sleep
         self._outage = Outage(f"DNS of {host}")
 
+    @property
+    def is_failing(self) -> bool:
+        """True while the servers cannot be read."""
+        return self._outage.under_way
+
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         """Yield the servers once the name is resolved, and after each change."""
         known: dict[str, frozenset[str]] = {}

@@ -16,6 +16,11 @@ class Endpoint:
 class Source(Protocol):
     """A place that lists the servers of a model."""
 
+    @property
+    def is_failing(self) -> bool:
+        """True while it cannot be read."""
+        ...
+
     def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         """Yield the complete list as soon as it is known, and after each change.
 

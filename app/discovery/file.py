@@ -43,6 +43,11 @@ class FileSource:
         self._outage = Outage(f"file {path}")
         self._version: _Version | None = None
 
+    @property
+    def is_failing(self) -> bool:
+        """True while the servers cannot be read."""
+        return self._outage.under_way
+
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         """Yield the servers once the file can be read, and after each change."""
         listed: frozenset[Endpoint] | None = None

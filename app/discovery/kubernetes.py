@@ -87,6 +87,11 @@ class KubernetesSource:
         """Return what is watched."""
         return f"<KubernetesSource {_describe(self._spec)}>"
 
+    @property
+    def is_failing(self) -> bool:
+        """True while the servers cannot be read."""
+        return self._outage.under_way
+
     async def watch(self) -> AsyncGenerator[frozenset[Endpoint], None]:
         """Yield the complete list as soon as it is known, and after each change."""
         follower = _Follower(self._spec, self._account, self._pause, self._chance, self._stall_s)

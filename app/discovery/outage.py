@@ -1,4 +1,4 @@
-"""The log lines of a source that cannot be read: one when that begins, one when it is over."""
+"""The log lines of a source that cannot be read: one per reason, and one when it is over."""
 
 import logging
 
@@ -10,18 +10,23 @@ class Outage:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._under_way = False
+        self._reason: str | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """True while the source cannot be read."""
+        return self._reason is not None
 
     def begin(self, reason: str, known: int) -> None:
-        """Log an outage unless one is under way; `known` servers are kept meanwhile."""
-        if not self._under_way:
-            self._under_way = True
+        """Log an outage unless one for this reason is under way; `known` servers are kept."""
+        if reason != self._reason:
+            self._reason = reason
             log.error("discovery by %s failed: %s; %s", self._source, reason, _kept(known))
 
     def end(self, found: int) -> None:
         """Log the end of the outage, if one is under way; `found` servers are listed."""
-        if self._under_way:
-            self._under_way = False
+        if self._reason is not None:
+            self._reason = None
             log.info("discovery by %s works again; servers: %d", self._source, found)
 
 

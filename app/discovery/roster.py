@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.discovery.endpoints import Endpoint
+from app.discovery.endpoints import Endpoint, Source
 from app.discovery.member import Member, MemberTerms
 from app.discovery.names import engine_name
 from app.discovery.sources import FindSource
@@ -26,6 +26,7 @@ class _Watch:
     """A source and what it lists; None: it has listed nothing so far."""
 
     task: asyncio.Task[None] | None = None
+    source: Source | None = None
     listed: frozenset[Endpoint] | None = None
     left_out: int = 0
 
@@ -70,6 +71,12 @@ class Roster:
         return sum(member.serves for member in self._members.values())
 
     @property
+    def failing(self) -> int:
+        """Number of its sources that cannot be read."""
+        sources = (watch.source for watch in self._watches.values())
+        return sum(source.is_failing for source in sources if source is not None)
+
+    @property
     def needs_unlisted(self) -> bool:
         """True while no engine that stays is READY, and one that is being checked may be soon."""
         members = self._members.values()
@@ -105,7 +112,8 @@ class Roster:
         """Apply each list of a source, until canceled."""
         while True:
             try:
-                async for listed in self._find_source(source).watch():
+                watch.source = self._find_source(source)
+                async for listed in watch.source.watch():
                     watch.listed = listed
                     self._apply()
             except Exception:

@@ -67,11 +67,11 @@ class ServerDiscovery:
             if not self._is_current(deployment):
                 del self._rosters[deployment]
 
-    def counts(self) -> Iterator[tuple[str, int, int]]:
-        """Yield each model with the number of its servers that are listed, and that serve."""
+    def counts(self) -> Iterator[tuple[str, int, int, int]]:
+        """Yield each model with its servers listed and serving, and its sources that fail."""
         for deployment, roster in self._rosters.items():
             if deployment.discovering:
-                yield deployment.name, roster.listed, roster.serving
+                yield deployment.name, roster.listed, roster.serving, roster.failing
 
     async def wait_until_settled(self, among: Collection[ModelDeployment] | None = None) -> None:
         """Return when all servers were checked once, or SETTLE_S later.

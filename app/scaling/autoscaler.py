@@ -88,7 +88,7 @@ class Autoscaler:
         more = min(wanted - load.engines, _room(scaled.deployment))
         if more:
             log.info(
-                "model %s: %d engines become %d; in flight: %d, waiting: %d",
+                "model %s: engines: %d, wanted: %d; in flight: %d, waiting: %d",
                 *(name, load.engines, load.engines + more, load.in_flight, load.waiting),
                 extra={"model": name},
             )

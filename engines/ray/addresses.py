@@ -2,10 +2,14 @@
 
 import contextlib
 import fcntl
+import os
 import socket
 import struct
+from pathlib import Path
 
 SIOCGIFADDR = 0x8915  # netdevice(7)
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # proc(5)
+_LISTEN = "0A"
 
 
 def free_port(address: str) -> int:
@@ -14,6 +18,18 @@ def free_port(address: str) -> int:
     with socket.socket(family) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
+
+
+def has_listener(port: int) -> bool:
+    """Return whether a process of this user listens on a TCP port."""
+    shown, user = f":{port:04X}", str(os.geteuid())
+    for table in _TABLES:
+        with contextlib.suppress(OSError):  # without IPv6
+            for line in table.read_text().splitlines()[1:]:
+                _, local, _, state, _, _, _, owner, *_ = line.split()
+                if local.endswith(shown) and state == _LISTEN and owner == user:
+                    return True
+    return False
 
 
 def interface_of(address: str) -> str | None:

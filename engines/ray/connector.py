@@ -5,10 +5,11 @@
 Standard input is a socket to the gateway. Both sides write one JSON object per line: the gateway
 {"id": n, "call": name, "with": {...}}, this process {"id": n, "result": value} or {"id": n,
 "error": text, "kind": kind}, in any order. Kinds of errors: "actor" (the actor is dead), "refused"
-(the engine cannot be started so) and "cluster" (everything else). It ends when the gateway closes
-the socket; a cluster with the address `local` ends with it.
+(the engine cannot be started so) and "cluster" (everything else). When the gateway closes the
+socket, it gives back places in which no engine was started, and ends, END_S later at the latest; a
+cluster with the address `local` ends with it.
 
-Standard output and error are a file: Ray writes to both.
+Standard output and error are a file, opened for appending: Ray writes to both.
 """
 
 import asyncio
@@ -17,12 +18,19 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorAlreadyExistsError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.util import (
     get_placement_group,
     list_named_actors,
@@ -32,12 +40,20 @@ from ray.util import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from engines.ray.actor import EngineActor
+from engines.ray.actor import PROTOCOL, EngineActor
 
 # A line may hold a chunk of an engine's log.
 MAX_LINE = 8 * 1024 * 1024
 REACH_S = 5.0  # to reach the port of a cluster's head
 ACTOR_S = 20.0  # for an actor to respond
+DESCRIBE_S = 5.0  # for an actor to say whose it is
+KILL_S = 30.0  # for an actor to kill its engine
+REMOVE_S = 5.0  # for the head to take back a place; without a head it does not respond
+NAME_S = 10.0  # for the name of an actor whose place was removed to be free
+END_S = 8.0  # for everything after the end of the gateway
+MAX_LOG_BYTES = 4 * 1024 * 1024
+LOG_CHECK_S = 60.0
+POLL_S = 0.05
 START_S = 180.0  # for an actor to start: Python with vLLM's package, from a cold disk
 # Calls of one gateway that an actor handles at once.
 CONCURRENCY = 16
@@ -60,6 +76,8 @@ class Connector:
     def __init__(self) -> None:
         # Handles reach an actor directly, even while the head of the cluster is down.
         self._actors: dict[str, Any] = {}
+        # Places without a started engine.
+        self._unused: set[str] = set()
 
     async def connect(self, address: str, namespace: str) -> dict[str, Any]:
         """Connect to the cluster; return its version."""
@@ -71,14 +89,21 @@ class Connector:
         return await asyncio.to_thread(_nodes)
 
     async def engines(self, owner: str) -> list[str]:
-        """Return the names of the engines that a gateway owns."""
+        """Return the names of the engines that a gateway owns, and of places that it has left."""
         names = await asyncio.to_thread(list_named_actors)
-        found = []
-        for name in names:
-            with contextlib.suppress(NoActor, RayActorError, TimeoutError):
-                if (await self._ask(name, "describe"))["owner"] == owner:
-                    found.append(name)
-        return found
+        owners = await asyncio.gather(*(self._owner_of(name) for name in names))
+        found = {name for name, one in zip(names, owners, strict=True) if one == owner}
+        places = [place.rsplit(".", 2) for place in await asyncio.to_thread(_places)]
+        return sorted(found | {name for name, *rest in places if rest[:1] == [owner[:16]]})
+
+    async def _owner_of(self, name: str) -> str | None:
+        """Return the owner of an engine; None for a strange actor, or one that hangs."""
+        try:
+            owner: str = (await self._ask(name, "describe", within=DESCRIBE_S))["owner"]
+        except Exception as error:  # noqa: BLE001 - another program's actor may raise anything
+            print(f"actor {name} does not say whose it is: {_one_line(error)}")
+            return None
+        return owner
 
     async def claim(self, name: str, owner: str, owner_name: str) -> dict[str, Any]:
         """Claim an engine that runs; {} if none does: then nothing is left of an earlier one."""
@@ -87,13 +112,17 @@ class Connector:
         except NoActor:
             await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
             return {}
-        if "pid" in found or "owned_by" in found:
+        if "owned_by" in found or found.get("protocol") == PROTOCOL:
             return found
+        if "pid" in found:  # started by another version of the gateway
+            await self._ask(name, "kill", owner, within=KILL_S)
         await self.remove(found["place"])
         return {}
 
     async def reserve(self, place: str, needed: dict[str, float]) -> None:
         """Ask for a place for an engine."""
+
+        self._unused.add(place)
 
         def ask() -> None:
             placement_group([needed], strategy="STRICT_PACK", name=place, lifetime="detached")
@@ -108,13 +137,14 @@ class Connector:
         self, name: str, place: str, needed: dict[str, float], plan: dict[str, Any]
     ) -> object:
         """Start an engine in its place; return how to reach it."""
-        arguments = (plan["owner"], plan["owner_name"], place)
+        arguments = (plan["owner"], plan["owner_name"], place, plan["lease_s"])
         actor = await asyncio.to_thread(_create_actor, name, place, needed, arguments)
         async with asyncio.timeout(START_S):
             node = await actor.node_address.remote()
             hello: dict[str, Any] = await actor.start.remote({**plan, "node": node})
         if "error" in hello:
             raise Refused(hello["error"])
+        self._unused.discard(place)
         self._actors[name] = actor
         return hello
 
@@ -127,13 +157,16 @@ class Connector:
         await self._ask(name, "stop", owner, grace)
 
     async def kill(self, name: str, owner: str) -> None:
-        """Kill an engine of this gateway; give its place back."""
+        """Kill an engine of this gateway; give its place back, and others of that name."""
         with contextlib.suppress(NoActor):
-            found = await self._ask(name, "describe")
-            if found["owner"] == owner:
-                with contextlib.suppress(RayActorError, TimeoutError):
-                    await self._ask(name, "kill", owner, within=2 * ACTOR_S)
-                await self.remove(found["place"])
+            found = await self._ask(name, "describe", within=DESCRIBE_S)
+            if found["owner"] != owner:
+                return
+            with contextlib.suppress(RayActorError, TimeoutError):
+                await self._ask(name, "kill", owner, within=KILL_S)
+            await self.remove(found["place"])  # of an earlier owner, if it was taken over
+        async with asyncio.timeout(REMOVE_S):
+            await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
 
     async def used_gib(self, name: str) -> object:
         """Return the memory that an engine uses."""
@@ -142,7 +175,15 @@ class Connector:
     async def remove(self, place: str) -> None:
         """Give a place back; Ray ends the actor that is there."""
         self._actors.pop(place.rsplit(".", 2)[0], None)
-        await asyncio.to_thread(_remove, place)
+        async with asyncio.timeout(REMOVE_S):
+            await asyncio.to_thread(_remove, place)
+        self._unused.discard(place)
+
+    async def close(self) -> None:
+        """Give back the places in which no engine was started."""
+        for place in tuple(self._unused):
+            with contextlib.suppress(Exception):
+                await self.remove(place)
 
     async def _ask(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of an actor. Raises NoActor and TimeoutError."""
@@ -217,13 +258,18 @@ def _nodes() -> list[dict[str, Any]]:
 class _Actor(EngineActor):
     """The actor as Ray runs it."""
 
+    def __init__(self, owner: str, owner_name: str, place: str, lease_s: float) -> None:
+        super().__init__(owner, owner_name, place, lease_s)
+        # Ray runs this before it has an event loop.
+        threading.Thread(target=self.end_if_unused, daemon=True).start()
+
     async def node_address(self) -> str:
         """Return the address of this node."""
         return str(ray.util.get_node_ip_address())
 
 
 def _create_actor(
-    name: str, place: str, needed: dict[str, float], arguments: tuple[str, str, str]
+    name: str, place: str, needed: dict[str, float], arguments: tuple[str, str, str, float]
 ) -> Any:
     own = {k: v for k, v in needed.items() if k not in ("CPU", "GPU", "memory")}
     options = {
@@ -238,14 +284,25 @@ def _create_actor(
         "scheduling_strategy": PlacementGroupSchedulingStrategy(get_placement_group(place), 0),
         "runtime_env": {"env_vars": KEEP_CHILDREN},
     }
-    return ray.remote(_Actor).options(**options).remote(*arguments)
+    actor = ray.remote(_Actor).options(**options)
+    for _ in range(int(NAME_S / POLL_S)):
+        with contextlib.suppress(ActorAlreadyExistsError):
+            return actor.remote(*arguments)
+        time.sleep(POLL_S)
+    return actor.remote(*arguments)
+
+
+def _places() -> list[str]:
+    """Return the names of all placement groups that are not removed."""
+    groups = placement_group_table().values()
+    return [str(group["name"]) for group in groups if group["state"] != "REMOVED"]
 
 
 def _remove_all(prefix: str) -> None:
     """Give back the places that an earlier gateway has left without an actor."""
-    for group in placement_group_table().values():
-        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
-            _remove(group["name"])
+    for place in _places():
+        if place.startswith(prefix):
+            _remove(place)
 
 
 def _remove(place: str) -> None:
@@ -254,10 +311,10 @@ def _remove(place: str) -> None:
     except ValueError:  # there is none
         return
     remove_placement_group(group)
-    for _ in range(100):
+    for _ in range(int(REMOVE_S / POLL_S)):
         if placement_group_table(group).get("state") == "REMOVED":
             return
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 async def _handle(connector: Connector, request: dict[str, Any]) -> dict[str, Any]:
@@ -293,10 +350,25 @@ async def _serve(sock: socket.socket) -> None:
         reply = await _handle(connector, request)
         writer.write(json.dumps(reply).encode() + b"\n")
 
+    bounding = asyncio.create_task(_bound_log())
     while line := await reader.readline():
         task = asyncio.create_task(answer(json.loads(line)))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+    bounding.cancel()
+    # Threads that wait for a lost head do not end.
+    end = threading.Timer(END_S, os._exit, (1,))
+    end.daemon = True
+    end.start()
+    await connector.close()
+
+
+async def _bound_log() -> None:
+    """Empty the file of standard output when it is too large."""
+    while True:
+        if os.fstat(1).st_size > MAX_LOG_BYTES:
+            os.ftruncate(1, 0)
+        await asyncio.sleep(LOG_CHECK_S)
 
 
 def main() -> None:

@@ -46,6 +46,8 @@ class Subject:
 
     engine: Engine
     server: Address | None
+    # Headers with the key that the server asks for.
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def state(self) -> EngineState:
@@ -71,7 +73,7 @@ class Subject:
         if self.server is None:
             text = (await read(await self.engine.send(request))).decode()
         else:
-            client = Http1Client(self.server, Timeouts(connect_s=PATIENCE_S))
+            client = Http1Client(self.server, Timeouts(connect_s=PATIENCE_S), self.headers)
             text = (await read(await client.send(request))).decode()
             client.close()
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -260,15 +262,16 @@ def ray_nodes() -> Iterator[clusters.Nodes]:
         yield nodes
 
 
-def ray_server(engine: RayEngine) -> Address:
-    """Return the address of an engine's server, which asks for no key on /metrics."""
+def ray_subject(engine: RayEngine) -> Subject:
+    """Return an engine with the address and the key of its server."""
     assert engine.pid is not None
-    words = psutil.Process(engine.pid).cmdline()
+    server = psutil.Process(engine.pid)
     host, port = (
-        next(word.partition("=")[2] for word in words if word.startswith(flag))
+        next(word.partition("=")[2] for word in server.cmdline() if word.startswith(flag))
         for flag in ("--host=", "--port=")
     )
-    return Address(host, int(port))
+    key = ("authorization", f"Bearer {server.environ()['VLLM_API_KEY']}")
+    return Subject(engine, Address(host, int(port)), (key,))
 
 
 @pytest.mark.slow
@@ -278,7 +281,7 @@ class TestRayOnAFake(EndingContract):
         cluster = Cluster(ray_nodes.address, "contract", tmp_path)
         engine = clusters.build(cluster, tmp_path, name="e")
         await ready(engine)
-        yield Subject(engine, ray_server(engine))
+        yield ray_subject(engine)
         await engine.stop(0.0)
 
 
@@ -332,7 +335,7 @@ async def vllm_on_ray(
     fields = {**ENGINE, "kind": "ray", "model": str(demo_model().absolute())}
     engine = clusters.build(cluster, run_dir, name="e", launcher=None, **fields)
     await ready(engine)
-    yield Subject(engine, ray_server(engine))
+    yield ray_subject(engine)
     await engine.stop(5.0)
     assert engine.state is EngineState.STOPPED
 

@@ -295,6 +295,12 @@ class Metrics:
             "Discovered servers of a model: listed by a source, and serving.",
             ("model", "state"),
         )
+        self.discovery_sources_failing = Gauge(
+            r,
+            "gateway_discovery_sources_failing",
+            "Sources of a model's discovered servers that cannot be read.",
+            _MODEL,
+        )
         self.model_on_demand = Gauge(
             r,
             "gateway_model_on_demand",
@@ -420,15 +426,21 @@ class Metrics:
         """Export which models are on demand; `read` returns (model, on demand) pairs."""
         self._watch_models(self.model_on_demand, read)
 
-    def watch_discovery(self, read: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
-        """Export the discovered servers; `read` returns model, listed, serving for each model."""
-        gauge = self.discovered_servers
+    def watch_discovery(self, read: Callable[[], Iterable[tuple[str, int, int, int]]]) -> None:
+        """Export what is discovered.
+
+        `read` returns for each model its name, servers listed and serving, and failing sources.
+        """
 
         def set_values() -> None:
-            gauge.values = {
+            counts = list(read())
+            self.discovered_servers.values = {
                 (model, state): number
-                for model, listed, serving in read()
+                for model, listed, serving, _ in counts
                 for state, number in (("listed", listed), ("serving", serving))
+            }
+            self.discovery_sources_failing.values = {
+                (model,): failing for model, _, _, failing in counts
             }
 
         self.registry.before_scrape(set_values)

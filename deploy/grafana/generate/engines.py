@@ -156,6 +156,10 @@ def _state() -> Panels:
             ask(
                 series("gateway_discovered_servers", OF_MODEL), "{{model}}: {{state}}, {{instance}}"
             ),
+            ask(
+                series("gateway_discovery_sources_failing", OF_MODEL),
+                "{{model}}: sources that cannot be read, {{instance}}",
+            ),
             width=HALF,
         ),
         table(

@@ -133,6 +133,23 @@ class TestOutages:
             assert watched.last == ["http://10.0.0.2:8000"]
             assert caplog.messages[1:] == ["discovery by DNS of vllm.test works again; servers: 1"]
 
+    async def test_each_reason_is_logged_once(
+        self, source: DnsSource, names: Names, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        names.set("10.0.0.1")
+        async with watching(source) as watched:
+            await clock.asleep()
+            assert not source.is_failing
+            names.fail()
+            await clock.advance(20)
+            names.set()
+            await clock.advance(60)
+            assert source.is_failing
+            assert len(watched.lists) == 1
+            assert len(caplog.messages) == 2
+            assert "no nameserver answered" in caplog.messages[0]
+            assert "the name has no address" in caplog.messages[1]
+
     async def test_name_without_address_keeps_what_was_known(
         self, source: DnsSource, names: Names, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:

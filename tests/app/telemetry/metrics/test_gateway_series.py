@@ -154,10 +154,12 @@ def test_models_on_demand_are_1_and_others_0() -> None:
 
 def test_discovered_servers_are_counted_by_state() -> None:
     metrics = Metrics()
-    counts = [("demo", 3, 2), ("gone", 1, 1)]
+    counts = [("demo", 3, 2, 1), ("gone", 1, 1, 0)]
     metrics.watch_discovery(lambda: counts)
     value = metrics.registry.get_sample_value
     assert value("gateway_discovered_servers", {"model": "demo", "state": "listed"}) == 3
     assert value("gateway_discovered_servers", {"model": "demo", "state": "serving"}) == 2
+    assert value("gateway_discovery_sources_failing", {"model": "demo"}) == 1
+    assert value("gateway_discovery_sources_failing", {"model": "gone"}) == 0
     del counts[1]
     assert value("gateway_discovered_servers", {"model": "gone", "state": "listed"}) is None

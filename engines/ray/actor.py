@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
@@ -28,7 +29,8 @@ from engines.guard.guardian_client import (
     start_guardian,
 )
 from engines.process import LauncherMissing, vllm_launcher
-from engines.ray.addresses import free_port, interface_of
+from engines.ray.addresses import free_port, interface_of, meeting_port
+from engines.ray.ranks import Rank
 
 # Interval at which the lease is looked at.
 LEASE_POLL_S = 1.0
@@ -41,6 +43,7 @@ GUARDIAN_SLACK_S = 15.0
 GIVE_BACK_S = 10.0
 # Bytes of the engine's log that one call returns, and that a new gateway gets of what was before.
 LOG_BYTES = 256 * 1024
+HEADLESS = Path(__file__).with_name("headless.py")
 # Variables in which Ray tells an actor its GPUs.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -59,7 +62,11 @@ def node_environment(
 
 
 class EngineActor:
-    """One engine on this node. Every method returns JSON values."""
+    """One engine on this node, or one rank of it. Every method returns JSON values.
+
+    A plan is that of `RayHost`, to which the connector adds "node", the address of this node, and
+    "rank".
+    """
 
     def __init__(self, owner: str, owner_name: str, place: str) -> None:
         """`place` is the name of its placement group."""
@@ -79,6 +86,10 @@ class EngineActor:
         self._scanned = 0.0
 
     # Called by the gateway, through its connector
+
+    async def meeting_port(self, address: str) -> int:
+        """Return a port of this node where the ranks of an engine can meet."""
+        return meeting_port(address)
 
     async def start(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Start the engine of a plan; return how to reach it, or {"error": why not}."""
@@ -167,9 +178,11 @@ class EngineActor:
             await leftover.wait()
         if not _exists(plan["model_path"]):
             raise LaunchError(f"model directory {plan['model_path']} does not exist")
-        launcher = tuple(plan["launcher"] or vllm_launcher())
+        rank: Rank = plan["rank"]
+        launcher = tuple(plan["launcher"] or _launcher(rank))
         address, key = plan["node"], secrets.token_urlsafe(32)
-        port = free_port(address)
+        port = free_port(address) if rank.serves else None
+        listens_on = [f"--host={address}", f"--port={port}"] if rank.serves else []
         own_env: dict[str, str] = plan["env"]
         variables = {
             **environment.inherited(
@@ -180,13 +193,13 @@ class EngineActor:
             **_temporary(directory, own_env),
             **_network(address),
             **own_env,
-            environment.API_KEY: key,
+            **({environment.API_KEY: key} if rank.serves else {}),
         }
         with contextlib.suppress(FileNotFoundError):
             (directory / "engine.log").replace(directory / "engine.log.previous")
         self._memory = EngineMemory(plan["name"], find_accelerator, None)
         await self._memory.record_baseline()
-        command = [*launcher, *plan["arguments"], f"--host={address}", f"--port={port}"]
+        command = [*launcher, *plan["arguments"], *rank.flags(), *listens_on]
         self._processes = await start_guardian(
             directory, command, variables, fingerprint=plan["fingerprint"], keep=False
         )
@@ -197,6 +210,8 @@ class EngineActor:
             "port": port,
             "key": key,
             "place": self._place,
+            "rank": rank.number,
+            "nodes": rank.nodes,
         }
         self._log = directory / "engine.log"
         self._ending = asyncio.create_task(self._await_end(self._processes, self._memory))
@@ -217,8 +232,11 @@ class EngineActor:
         return {str(pid): stat.state for pid, stat in live.items()}
 
     async def _listens(self) -> bool:
-        """Return whether the server has accepted a connection since its start."""
-        if not self._listened:
+        """Return whether the server has accepted a connection since its start.
+
+        A rank without a server never has.
+        """
+        if not self._listened and self._hello["port"] is not None:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection(self._hello["host"], self._hello["port"])
                 writer.close()
@@ -279,6 +297,12 @@ def _directory(namespace: str, name: str) -> Path:
     base = Path(tempfile.gettempdir(), f"vllm-gateway-ray-{os.getuid()}")
     directories.make_private(base)
     return base / f"{namespace}.{name}"
+
+
+def _launcher(rank: Rank) -> tuple[str, ...]:
+    """Return the command that runs vLLM for a rank. Raises LauncherMissing."""
+    server = vllm_launcher()
+    return server if rank.serves else (sys.executable, "-P", str(HEADLESS))
 
 
 def _exists(model: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import signal
@@ -15,7 +16,10 @@ from engines.guard.process_tree import ProcessStat
 from engines.http import Address, Http1Client
 from engines.process import EngineProcesses, HostUnavailable, Launch
 from engines.ray.cluster import ActorDead, Cluster, ClusterError, EngineRefused
+from engines.ray.joined import JoinedProcesses
+from engines.ray.merged_log import MergedLog
 from engines.ray.placement import needed_resources, occupied, placement_fault
+from engines.ray.ranks import actor_name
 from engines.spec import RaySpec
 
 log = logging.getLogger(__name__)
@@ -40,18 +44,36 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class RayProcesses:
-    """The processes of an engine on a node, as its actor reports them. See `EngineProcesses`."""
+    """The processes of an engine on a node, as its actor reports them. See `EngineProcesses`.
 
-    def __init__(self, launch: Launch, cluster: Cluster, hello: Mapping[str, Any]) -> None:
+    They are those of one rank, where the engine runs on several nodes.
+    """
+
+    # Of one rank, the node is known.
+    ended_on: str | None = None
+
+    def __init__(
+        self,
+        launch: Launch,
+        cluster: Cluster,
+        hello: Mapping[str, Any],
+        write: Callable[[str], None],
+    ) -> None:
+        """`write` takes what the engine writes to its log."""
         self._launch = launch
         self._cluster = cluster
-        self._server = str(hello["host"]), int(hello["port"])
+        self._write = write
+        self._actor = actor_name(launch.name, hello["rank"])
+        # The place of a rank is that of all, which `JoinedProcesses` gives back.
+        self._alone = hello["nodes"] == 1
+        self._server = str(hello["host"]), int(hello["port"] or 0)
         self.address = f"{hello['host']}:{hello['port']}"
         self.engine_pid = int(hello["pid"])
         self.fingerprint = str(hello["fingerprint"])
         self.frozen = False
         self.lost: str | None = None
-        self._node = str(hello["host"])
+        self.taken_over = False
+        self.node = str(hello["host"])
         self._place = str(hello["place"])
         self._keep = launch.keep
         self._processes: dict[int, ProcessStat] = {}
@@ -61,7 +83,7 @@ class RayProcesses:
         self._log_at: list[int] | None = None
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._commands: set[asyncio.Task[None]] = set()
-        self._watching = asyncio.create_task(self._watch(), name=f"actor of {launch.name}")
+        self._watching = asyncio.create_task(self._watch(), name=f"actor {self._actor}")
 
     def live_processes(self) -> Mapping[int, ProcessStat]:
         """Return the processes of the latest report; none if that is too old."""
@@ -83,7 +105,7 @@ class RayProcesses:
             while not self._exit.done():
                 try:
                     await self._cluster.call(
-                        "stop", name=self._launch.name, owner=self._cluster.owner, grace=grace
+                        "stop", name=self._actor, owner=self._cluster.owner, grace=grace
                     )
                 except ActorDead:
                     return
@@ -123,7 +145,7 @@ class RayProcesses:
 
     async def _watch(self) -> None:
         """Read reports until the engine has ended or its actor is lost."""
-        loop, name = asyncio.get_running_loop(), self._launch.name
+        loop, name = asyncio.get_running_loop(), self._actor
         unreachable, refusals = False, 0
         while not self._exit.done():
             try:
@@ -138,14 +160,14 @@ class RayProcesses:
                     wait_s=WATCH_S,
                 )
             except ActorDead as error:
-                await self._lose(f"the node {self._node} or its actor there is lost: {error}")
+                await self._lose(f"the node {self.node} or its actor there is lost: {error}")
                 return
             except ClusterError as error:
                 if not unreachable:
                     log.warning(
                         "engine %s serves on, but its actor cannot be reached: %s",
                         *(name, error),
-                        extra={"engine": name},
+                        extra={"engine": self._launch.name},
                     )
                 unreachable = True
                 refusals = refusals + 1 if self.listens and await self._refuses() else 0
@@ -158,6 +180,7 @@ class RayProcesses:
             unreachable, refusals = False, 0
             if "owned_by" in report:
                 self.lost = f"it was taken over by the gateway {report['owned_by']}"
+                self.taken_over = True
                 self._end(0)
                 return
             self._reported_at = loop.time()
@@ -166,7 +189,7 @@ class RayProcesses:
             }
             self.frozen, listens = report["frozen"], report["listens"]
             self._log_at = report["log_at"]
-            _append(self._launch.log, report["log"])
+            self._write(report["log"])
             self.listens = listens  # with all in its log that came before
             if report["exit"] is not None:
                 await self._give_back_place()
@@ -190,6 +213,8 @@ class RayProcesses:
         self._end(-signal.SIGKILL)
 
     async def _give_back_place(self) -> None:
+        if not self._alone:
+            return
         # What is left is removed before the next start.
         with contextlib.suppress(ClusterError):
             await self._cluster.call("remove", place=self._place)
@@ -220,14 +245,16 @@ class RayHost:
         self._cluster = cluster
         self._clients = clients
         self._launcher = launcher
-        self._processes: RayProcesses | None = None
+        self._processes: RayProcesses | JoinedProcesses | None = None
+        # The names of its actors.
+        self._actors: list[str] = []
 
     @property
     def listening(self) -> bool:
         """True when the actor has connected to the engine's server."""
         return self._processes is not None and self._processes.listens
 
-    async def find(self) -> RayProcesses | None:
+    async def find(self) -> EngineProcesses | None:
         """Return the engine of this name in the cluster, of this gateway or of a silent one."""
         self._processes = None
         cluster, name = self._cluster, self._launch.name
@@ -251,7 +278,7 @@ class RayHost:
             raise HostUnavailable(str(error)) from None
         return self._connected(found)
 
-    async def start(self, stopping: Callable[[], bool]) -> RayProcesses:
+    async def start(self, stopping: Callable[[], bool]) -> EngineProcesses:
         """Start the engine where the cluster has room. Raises as `EngineHost.start`."""
         launch, cluster = self._launch, self._cluster
         self._begin_log()
@@ -270,10 +297,13 @@ class RayHost:
         return self._connected(hello)
 
     async def used_gib(self, processes: EngineProcesses) -> float | None:
-        """Return the GiB that the engine uses on its node; None: not known."""
+        """Return the GiB that the engine uses on its nodes; None: not known."""
         with contextlib.suppress(ClusterError):
-            gib: float | None = await self._cluster.call("used_gib", name=self._launch.name)
-            return gib
+            found: list[float | None] = await asyncio.gather(
+                *(self._cluster.call("used_gib", name=actor) for actor in self._actors)
+            )
+            known = [gib for gib in found if gib is not None]
+            return sum(known) if len(known) == len(found) else None
         return None
 
     async def wait_until_released(self, processes: EngineProcesses) -> None:
@@ -292,16 +322,19 @@ class RayHost:
     ) -> None:
         """Return when the cluster has a place. Raises ClusterError, also on a stop."""
         loop, cluster = asyncio.get_running_loop(), self._cluster
-        if fault := placement_fault(needed, await cluster.nodes()):
+        count = self._spec.nodes
+        if fault := placement_fault(needed, await cluster.nodes(), count):
             raise ClusterError(fault)
-        await cluster.call("reserve", place=place, needed=needed)
+        await cluster.call("reserve", place=place, needed=needed, nodes=count)
         deadline = loop.time() + PLACE_S
         while not await cluster.call("is_reserved", place=place, wait_s=PLACE_POLL_S):
             if stopping():
                 raise ClusterError("stopped while it waited for a place in the Ray cluster")
             if loop.time() >= deadline:
                 nodes = await cluster.nodes()
-                raise ClusterError(placement_fault(needed, nodes) or occupied(needed, nodes))
+                raise ClusterError(
+                    placement_fault(needed, nodes, count) or occupied(needed, nodes, count)
+                )
 
     async def _remove(self, place: str) -> None:
         with contextlib.suppress(ClusterError):
@@ -315,7 +348,7 @@ class RayHost:
             "owner": cluster.owner,
             "owner_name": cluster.owner_name,
             "namespace": cluster.namespace,
-            "name": launch.name,
+            "nodes": self._spec.nodes,
             "fingerprint": launch.fingerprint,
             "keep": launch.keep,
             "lease_s": LEASE_S,
@@ -328,18 +361,37 @@ class RayHost:
             "model_path": self._spec.model_path,
         }
 
-    def _connected(self, hello: Mapping[str, Any]) -> RayProcesses:
+    def _connected(self, hello: Mapping[str, Any]) -> EngineProcesses:
         """Direct requests to the engine; return its processes."""
         address = Address(str(hello["host"]), int(hello["port"]))
         for client in self._clients:
             client.direct_to(address, (("authorization", f"Bearer {hello['key']}"),))
-        self._processes = processes = RayProcesses(self._launch, self._cluster, hello)
+        self._processes = processes = self._processes_of([hello, *hello["ranks"]])
         log.info(
             "engine %s runs on %s, pid %d there",
             *(self._launch.name, processes.address, processes.engine_pid),
             extra={"engine": self._launch.name},
         )
         return processes
+
+    def _processes_of(self, hellos: Sequence[Mapping[str, Any]]) -> RayProcesses | JoinedProcesses:
+        """Return the processes of an engine, from what the actor of each rank says."""
+        launch, cluster = self._launch, self._cluster
+        self._actors = [actor_name(launch.name, rank) for rank in range(len(hellos))]
+        write = functools.partial(_append, launch.log)
+        if len(hellos) == 1:
+            return RayProcesses(launch, cluster, hellos[0], write)
+        merged = MergedLog(write, [(int(one["pid"]), str(one["host"])) for one in hellos])
+
+        async def give_back() -> None:
+            merged.flush()
+            await self._remove(hellos[0]["place"])
+
+        ranks = [
+            RayProcesses(launch, cluster, one, functools.partial(merged.add, rank))
+            for rank, one in enumerate(hellos)
+        ]
+        return JoinedProcesses(ranks, give_back)
 
 
 def _append(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from engines.spec.remote import (
     check_url,
     find_variable_fault,
 )
+from engines.spec.several_nodes import EXECUTOR_FLAG, WORLD_FLAGS, parallel_size
 
 EngineSpec = Annotated[
     ProcessSpec | InProcessSpec | RaySpec | RemoteSpec, Field(discriminator="kind")
@@ -30,8 +31,10 @@ EngineSpec = Annotated[
 
 __all__ = [
     "CACHED_TOKENS_FLAG",
+    "EXECUTOR_FLAG",
     "REPLICA_FORMS",
     "RESERVED_FLAGS",
+    "WORLD_FLAGS",
     "Discovery",
     "EndpointSlices",
     "EngineSpec",
@@ -50,4 +53,5 @@ __all__ = [
     "check_url",
     "find_variable_fault",
     "flag_name",
+    "parallel_size",
 ]

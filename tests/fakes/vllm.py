@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tests.fakes import ranks
 from tests.fakes.block_events import message_events, response_events
 from tests.fakes.completion_events import (
     CREATED,
@@ -571,6 +572,11 @@ async def _main(options: argparse.Namespace) -> None:
             "(EngineCore pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache"
         )
         sys.exit(1)
+    if options.fake_crash_of_rank == options.node_rank:
+        print("(Worker pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache")
+        sys.exit(1)
+    if options.headless:
+        await ranks.follow(options)
     if options.fake_start == "hang":
         await asyncio.sleep(3600)
     if options.fake_stubborn:
@@ -592,6 +598,8 @@ async def _main(options: argparse.Namespace) -> None:
         fake.sleep_mode = options.fake_sleep
         fake.load_weights()
     fake.api_key = os.environ.get("VLLM_API_KEY")
+    if options.nnodes > 1:
+        await ranks.lead(options, lambda: setattr(fake, "fault", "hang"))
     await fake.start(host=options.host, uds=options.uds, port=options.port)
     print(json.dumps(dict(os.environ)), flush=True)
     if options.fake_die_when is not None:
@@ -615,6 +623,7 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int)
+    ranks.add_flags(parser)
     parser.add_argument("--fake-start", default="ok")
     parser.add_argument("--fake-tasks", nargs="+")
     # When there is a file: a test decides it.

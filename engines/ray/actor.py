@@ -31,6 +31,7 @@ from engines.guard.guardian_client import (
 from engines.process import LauncherMissing, vllm_launcher
 from engines.ray.addresses import free_port, interface_of, meeting_port
 from engines.ray.ranks import Rank
+from engines.spec import HOST_IP
 
 # Interval at which the lease is looked at.
 LEASE_POLL_S = 1.0
@@ -320,7 +321,7 @@ def _temporary(directory: Path, own_env: Collection[str]) -> dict[str, str]:
 
 def _network(address: str) -> dict[str, str]:
     """Return the variables that make vLLM's own processes use the address of this node."""
-    found = {"VLLM_HOST_IP": address}
+    found = {HOST_IP: address}
     if (interface := interface_of(address)) is not None:
         found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return found

@@ -49,8 +49,9 @@ class RayProcesses:
     They are those of one rank, where the engine runs on several nodes.
     """
 
-    # Of one rank, the node is known.
+    # See `JoinedProcesses`.
     ended_on: str | None = None
+    elsewhere = ""
 
     def __init__(
         self,
@@ -299,11 +300,9 @@ class RayHost:
     async def used_gib(self, processes: EngineProcesses) -> float | None:
         """Return the GiB that the engine uses on its nodes; None: not known."""
         with contextlib.suppress(ClusterError):
-            found: list[float | None] = await asyncio.gather(
-                *(self._cluster.call("used_gib", name=actor) for actor in self._actors)
-            )
-            known = [gib for gib in found if gib is not None]
-            return sum(known) if len(known) == len(found) else None
+            calls = (self._cluster.call("used_gib", name=actor) for actor in self._actors)
+            found: list[float | None] = await asyncio.gather(*calls)
+            return None if None in found else sum(filter(None, found))
         return None
 
     async def wait_until_released(self, processes: EngineProcesses) -> None:
@@ -332,9 +331,8 @@ class RayHost:
                 raise ClusterError("stopped while it waited for a place in the Ray cluster")
             if loop.time() >= deadline:
                 nodes = await cluster.nodes()
-                raise ClusterError(
-                    placement_fault(needed, nodes, count) or occupied(needed, nodes, count)
-                )
+                asked = needed, nodes, count
+                raise ClusterError(placement_fault(*asked) or occupied(*asked))
 
     async def _remove(self, place: str) -> None:
         with contextlib.suppress(ClusterError):
@@ -368,8 +366,8 @@ class RayHost:
             client.direct_to(address, (("authorization", f"Bearer {hello['key']}"),))
         self._processes = processes = self._processes_of([hello, *hello["ranks"]])
         log.info(
-            "engine %s runs on %s, pid %d there",
-            *(self._launch.name, processes.address, processes.engine_pid),
+            "engine %s runs on %s, pid %d there%s",
+            *(self._launch.name, processes.address, processes.engine_pid, processes.elsewhere),
             extra={"engine": self._launch.name},
         )
         return processes

@@ -2,7 +2,7 @@
 
 vLLM's ranks do not survive each other, and do not notice it either: a rank that waits for another
 in a collective operation may wait for ever, and one that is headless waits for work from a rank 0
-that is gone. So the end of any rank is the end of the engine: the others are stopped, and what is
+that is gone. So the end of any rank is the end of the engine: the others are killed, and what is
 left is given back, before that end is reported.
 """
 
@@ -13,9 +13,7 @@ from typing import Protocol
 from engines.guard.process_tree import ProcessStat
 from engines.process import EngineProcesses
 
-# For ranks that do not serve to end after rank 0 has ended gracefully.
-FOLLOWER_GRACE_S = 5.0
-# For a rank to report its end after its grace; one whose actor cannot be reached is given up.
+# For a killed rank to report its end; one whose actor cannot be reached is given up.
 STOP_S = 20.0
 
 
@@ -52,7 +50,6 @@ class JoinedProcesses:
         """`give_back` is called when no rank is left: it gives back their place."""
         self._ranks = tuple(ranks)
         self._give_back = give_back
-        self._grace = 0.0
         self.lost: str | None = None
         self.ended_on: str | None = None
         self._ending = asyncio.create_task(self._await_end(), name="ranks of an engine")
@@ -69,9 +66,14 @@ class JoinedProcesses:
 
     @property
     def address(self) -> str:
-        """The address of the server, and the nodes of the other ranks."""
-        others = ",".join(rank.node for rank in self._ranks[1:])
-        return f"{self._ranks[0].address}+{others}"
+        """The address of the server."""
+        return self._ranks[0].address
+
+    @property
+    def elsewhere(self) -> str:
+        """The nodes of the ranks that do not serve, in words for the end of a sentence."""
+        nodes = dict.fromkeys(rank.node for rank in self._ranks[1:])
+        return f"; its other ranks on {', '.join(nodes)}"
 
     @property
     def listens(self) -> bool:
@@ -97,8 +99,7 @@ class JoinedProcesses:
             rank.keep(keep)
 
     def stop(self, grace: float) -> None:
-        """Stop rank 0 gracefully, which needs the others for its last requests; then those."""
-        self._grace = min(grace, FOLLOWER_GRACE_S)
+        """Stop rank 0 gracefully; its last requests need the others, which end after it."""
         self._ranks[0].stop(grace)
 
     def kill(self) -> None:
@@ -130,8 +131,8 @@ class JoinedProcesses:
                 return first.result()
             for rank in self._ranks:
                 if rank is not ended:
-                    rank.stop(self._grace)
-            _, left = await asyncio.wait(waits, timeout=self._grace + STOP_S)
+                    rank.stop(0.0)
+            _, left = await asyncio.wait(waits, timeout=STOP_S)
             if left:
                 for wait in left:
                     waits[wait].kill()

@@ -15,7 +15,7 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.ray import REPLICA_FORMS, RaySpec, ReplicaRange
+from engines.spec.ray import HOST_IP, REPLICA_FORMS, RaySpec, ReplicaRange
 from engines.spec.remote import (
     Discovery,
     EndpointSlices,
@@ -32,6 +32,7 @@ EngineSpec = Annotated[
 __all__ = [
     "CACHED_TOKENS_FLAG",
     "EXECUTOR_FLAG",
+    "HOST_IP",
     "REPLICA_FORMS",
     "RESERVED_FLAGS",
     "WORLD_FLAGS",

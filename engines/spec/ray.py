@@ -18,6 +18,9 @@ from engines.spec.base import PlacedError, SpecModel
 from engines.spec.local import ManagedSpec
 from engines.spec.several_nodes import flag_fault, nodes_fault
 
+# The address of a node for vLLM's own processes.
+HOST_IP = "VLLM_HOST_IP"
+
 
 def _gpus(value: object) -> object:
     """Report in one line what a union of types reports in one line per type."""
@@ -130,6 +133,8 @@ class RaySpec(ManagedSpec):
         for name, value in self.args.items():
             if (fault := flag_fault(name, value, self.nodes)) is not None:
                 raise PlacedError(fault, "args", name)
+        if self.nodes > 1 and HOST_IP in self.env:
+            raise PlacedError("is set by the gateway, on each node", "env", HOST_IP)
         try:
             fault = nodes_fault(self.nodes, self.args, self.gpus)
         except ValueError as error:

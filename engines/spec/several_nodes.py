@@ -67,5 +67,5 @@ def nodes_fault(nodes: int, args: Mapping[str, object], gpus: object) -> str | N
         have = f"{said} make {world} ranks" if said else "without a parallel size, it has 1 rank"
         return f"vLLM's ranks must divide evenly among {nodes} nodes: {have}"
     if isinstance(gpus, int) and gpus < (local := world // nodes):
-        return f"{said} on {nodes} nodes need {local} GPUs of each, not {gpus} (gpus)"
+        return f"{said} on {nodes} nodes needs {local} GPUs of each, not {gpus} (gpus)"
     return None

@@ -43,6 +43,11 @@ def answers(deployment: Deployment) -> list[dict[str, Any]]:
     return found
 
 
+def is_ready(deployment: Deployment) -> bool:
+    with deployment.client() as client:
+        return client.get("/ready").status_code == 200
+
+
 def ranks(deployment: Deployment) -> list[list[psutil.Process]]:
     """Return the processes of each rank of the newest start, by the log."""
     log = (deployment.run_dir / "demo-0" / "engine.log").read_text()
@@ -73,7 +78,8 @@ def test_engine_over_two_nodes_answers_as_on_one_and_outlives_its_ranks(
         worker = before[1][-1]
         assert "Worker" in " ".join(worker.cmdline())
         worker.kill()
-        poll_until(lambda: running.said().count(" is ready") >= 2, START_S)
+        poll_until(lambda: running.said().count("engine demo-0 runs on ") == 2, START_S)
+        poll_until(lambda: is_ready(running), START_S)
         assert "engine demo-0 failed: it died while serving on node " in running.said()
         assert gone([process for processes in before for process in processes])
         assert answers(running) == expected

@@ -222,6 +222,18 @@ async def test_half_an_engine_is_not_adopted(make: Make, connect: Connect, lost:
     assert await ask(adopting) == 200
 
 
+async def test_kept_engine_that_lost_a_rank_ends_without_a_gateway(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "LEASE_S", 3.0)
+    left = make(keep=True)
+    await ready(left)
+    before = [*rank(0), *rank(1)]
+    await left.release()
+    rank(1)[1].kill()
+    await wait_until(lambda: gone(before), timeout_s=30)
+
+
 async def test_engine_that_is_no_longer_configured_is_stopped_on_every_node(
     make: Make, connect: Connect
 ) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable
 
 
@@ -23,8 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--pipeline-parallel-size", type=int, default=1)
     parser.add_argument("--distributed-executor-backend")
-    # A rank that fails in its start.
-    parser.add_argument("--fake-crash-of-rank", type=int)
+    parser.add_argument("--fake-headless-crash", action="store_true")
 
 
 async def follow(options: argparse.Namespace) -> None:
@@ -32,6 +32,9 @@ async def follow(options: argparse.Namespace) -> None:
     rank = options.node_rank
     print(f"(Worker_TP{rank} pid=1) INFO 11-21 05:30:00 [m.py:1] rank={rank}", flush=True)
     print(json.dumps(dict(os.environ)), flush=True)
+    if options.fake_headless_crash:
+        print("(Worker pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache")
+        sys.exit(1)
     while True:
         with contextlib.suppress(OSError):
             await asyncio.open_connection(options.master_addr, options.master_port)

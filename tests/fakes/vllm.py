@@ -556,6 +556,8 @@ class Fake:
 
 
 async def _main(options: argparse.Namespace) -> None:
+    if options.headless:
+        await ranks.follow(options)
     print(
         "(APIServer pid=1) INFO 11-21 05:30:00 [api_server.py:1] vLLM API server version fake",
         flush=True,
@@ -572,11 +574,6 @@ async def _main(options: argparse.Namespace) -> None:
             "(EngineCore pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache"
         )
         sys.exit(1)
-    if options.fake_crash_of_rank == options.node_rank:
-        print("(Worker pid=2) ERROR 11-21 05:30:01 [core.py:9] ValueError: no room for KV cache")
-        sys.exit(1)
-    if options.headless:
-        await ranks.follow(options)
     if options.fake_start == "hang":
         await asyncio.sleep(3600)
     if options.fake_stubborn:

@@ -104,7 +104,7 @@ async def restarted(engine: RayEngine, count: int = 1) -> None:
 
 
 async def test_ranks_start_on_different_nodes_and_stop_together(make: Make, tmp_path: Path) -> None:
-    engine = make(args={"fake-children": True})
+    engine = make()
     await ready(engine)
     assert await ask(engine) == 200
     first, second = rank(0), rank(1)
@@ -157,7 +157,7 @@ async def test_end_of_an_actor_ends_and_restarts_the_engine(make: Make) -> None:
 
 
 async def test_rank_that_fails_in_its_start_is_named_by_its_node(make: Make) -> None:
-    engine = make(args={"fake-crash-of-rank": 1}, restart={"budget": 0})
+    engine = make(args={"fake-headless-crash": True}, restart={"budget": 0})
     fault = await fault_of(engine)
     assert "no room for KV cache (node " in fault
 
@@ -165,7 +165,7 @@ async def test_rank_that_fails_in_its_start_is_named_by_its_node(make: Make) -> 
 async def test_node_is_lost_under_load_and_the_engine_starts_when_one_is_back(
     nodes: Nodes, make: Make
 ) -> None:
-    engine = make(args={"fake-children": True})
+    engine = make()
     await ready(engine)
     before = [*rank(0), *rank(1)]
 

@@ -48,6 +48,7 @@ class Builder:
         self._accelerator: Accelerator | None = None
         # Not connected before an engine needs it.
         self._cluster = Cluster(settings.ray.address, settings.ray.namespace, self._run_dir)
+        self._tls = settings.ray.tls
         # Latest last; placements of replaced engines stay for a rollback.
         self._placed: list[tuple[Slot, Placement]] = []
 
@@ -167,6 +168,7 @@ class Builder:
                 keep=self._keep,
                 media_domains=slot.media_domains,
                 withheld=self._withheld,
+                tls=self._tls,
             )
             return Replica(placed, model, by_priority=spec.by_priority)
         served_name = spec.served_model_name or model

@@ -4,7 +4,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from engines.spec import SpecModel
+from engines.spec import RayTls, SpecModel
 
 _HOST_PORT = r"(?:[A-Za-z0-9_.-]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})"
 
@@ -23,6 +23,11 @@ class RaySettings(SpecModel):
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
         description="Namespace of the engines' actors. Gateways that share a cluster and have "
         "engines of the same name need different namespaces.",
+    )
+
+    tls: RayTls | None = Field(
+        None,
+        description="TLS between the gateway and these engines. Default: plain HTTP.",
     )
 
     @field_validator("address")

@@ -36,14 +36,22 @@ class Http1Client:
         self._became_idle: asyncio.Event | None = None  # set up by `wait_idle`
         self.direct_to(address, headers)
 
-    def direct_to(self, address: Address, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        """Send requests to this address, with these headers; idle connections are closed."""
+    def direct_to(
+        self,
+        address: Address,
+        headers: tuple[tuple[str, str], ...] = (),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Send requests to this address, with these headers; idle connections are closed.
+
+        `tls` verifies an address with TLS; default: by the authorities of this machine.
+        """
         self.address = address
         while self._idle:
             self._idle.popleft().abort()
         fixed = "".join(f"{name}: {value}\r\n" for name, value in headers)
         self._fixed_head = f"host: {address.host_header}\r\n{fixed}".encode("latin-1")
-        self._tls = ssl.create_default_context() if address.tls else None
+        self._tls = (tls or ssl.create_default_context()) if address.tls else None
 
     async def send(self, request: EngineRequest) -> ResponseBody:
         """Send a request; return the response when its headers are here.

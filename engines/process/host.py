@@ -76,10 +76,11 @@ class EngineHost(Protocol):
         """True when the engine's server may accept connections."""
         ...
 
-    async def find(self) -> EngineProcesses | None:
+    async def find(self, stopping: Callable[[], bool]) -> EngineProcesses | None:
         """Return the processes of an earlier run that are left. Raises HostUnavailable.
 
-        Before None is returned, nothing is left of an earlier run.
+        Before None is returned, nothing is left of an earlier run. It may be given up when
+        `stopping` returns True.
         """
         ...
 

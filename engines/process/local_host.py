@@ -20,7 +20,7 @@ class LocalHost:
         """See `EngineHost`, here and below."""
         return self._launch.socket.exists()
 
-    async def find(self) -> GuardianClient | None:
+    async def find(self, stopping: Callable[[], bool]) -> GuardianClient | None:
         return await find_guardian(self._launch.directory)
 
     async def start(self, stopping: Callable[[], bool]) -> GuardianClient:

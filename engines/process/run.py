@@ -112,7 +112,7 @@ class Run:
             # Before the first wait: engines load in the order in which they are started.
             acquiring = self._queue_for_turn(turn)
             try:
-                guardian = await self._host.find()
+                guardian = await self._host.find(lambda: self._shared.stopping)
             except HostUnavailable as error:
                 return self._not_started(error)
             if guardian is not None and guardian.fingerprint != self._launch.fingerprint:

@@ -6,10 +6,13 @@ their node is removed.
 
 One gateway owns an actor, by a lease that each of its calls of `watch` renews. When the lease is
 over, the actor ends its engine, unless that is to be kept, and another gateway may take it over.
+The lease begins with the actor: one that is never asked to start an engine ends as well.
 """
 
 import asyncio
+import codecs
 import contextlib
+import hashlib
 import os
 import secrets
 import sys
@@ -29,10 +32,12 @@ from engines.guard.guardian_client import (
     start_guardian,
 )
 from engines.process import LauncherMissing, vllm_launcher
-from engines.ray.addresses import free_port, interface_of, meeting_port
+from engines.ray.addresses import free_port, has_listener, interface_of, meeting_port
 from engines.ray.ranks import Rank
 from engines.spec import HOST_IP
 
+# Of the calls and replies below. An actor of another one is not adopted: its engine starts anew.
+PROTOCOL = 3
 # Interval at which the lease is looked at.
 LEASE_POLL_S = 1.0
 # Interval at which a waiting call looks for something new.
@@ -45,6 +50,8 @@ GIVE_BACK_S = 10.0
 # Bytes of the engine's log that one call returns, and that a new gateway gets of what was before.
 LOG_BYTES = 256 * 1024
 HEADLESS = Path(__file__).with_name("headless.py")
+# A gateway that is further behind misses what is between: an engine may write faster than it reads.
+MAX_BEHIND = 4 * LOG_BYTES
 # Variables in which Ray tells an actor its GPUs.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -69,7 +76,7 @@ class EngineActor:
     "rank".
     """
 
-    def __init__(self, owner: str, owner_name: str, place: str) -> None:
+    def __init__(self, owner: str, owner_name: str, place: str, lease_s: float) -> None:
         """`place` is the name of its placement group."""
         self._owner, self._owner_name = owner, owner_name
         self._place = place
@@ -80,9 +87,14 @@ class EngineActor:
         self._hello: dict[str, Any] = {}
         self._exit: int | None = None
         self._ending: asyncio.Task[None] | None = None
+        # Set by the first call of `start`.
         self._leasing: asyncio.Task[None] | None = None
+        self._starting = False
+        # The lease is over, and the engine is being ended.
+        self._over = False
+        # A gateway that is lost before it has called `watch` does not know of the engine.
         self._keep = False
-        self._lease_s = 0.0
+        self._lease_s = lease_s
         self._heard = time.monotonic()
         self._scanned = 0.0
 
@@ -94,13 +106,14 @@ class EngineActor:
 
     async def start(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Start the engine of a plan; return how to reach it, or {"error": why not}."""
-        self._keep, self._heard = plan["keep"], time.monotonic()
-        self._lease_s = float(plan["lease_s"])
+        self._starting = True
+        self._leasing = asyncio.create_task(self._watch_lease())
         try:
             await self._start(plan)
         except (OSError, LaunchError, LauncherMissing, directories.ForeignDirectory) as error:
             return {"error": f"{error} (node {plan['node']})"}
-        self._leasing = asyncio.create_task(self._watch_lease())
+        finally:
+            self._heard, self._starting = time.monotonic(), False
         return self._hello
 
     async def claim(self, owner: str, owner_name: str) -> dict[str, Any]:
@@ -108,9 +121,11 @@ class EngineActor:
 
         Returns {"owned_by": name} while another gateway owns it.
         """
-        silent_s = time.monotonic() - self._heard
-        if owner != self._owner and silent_s < self._lease_s:
+        leased = self._starting or time.monotonic() - self._heard < self._lease_s
+        if owner != self._owner and leased:
             return {"owned_by": self._owner_name}
+        if self._over and self._leasing is not None:
+            await asyncio.shield(self._leasing)  # with which this process ends
         if self._processes is None or self._exit is not None:
             return {"place": self._place}
         self._owner, self._owner_name = owner, owner_name
@@ -137,7 +152,7 @@ class EngineActor:
         until = time.monotonic() + wait_s
         log = _LogReader(self._log, log_at)
         while True:
-            ready = await self._listens()  # before the log is read: what led there is in it
+            ready = self._listens()  # before the log is read: what led there is in it
             text = log.read()
             over = self._exit is not None or time.monotonic() >= until
             if text or over or ready != listens:
@@ -172,13 +187,16 @@ class EngineActor:
     # The engine
 
     async def _start(self, plan: Mapping[str, Any]) -> None:
-        directory = _directory(plan["namespace"], plan["name"])
+        directory = _directory(self._owner, plan["namespace"], plan["name"])
         directories.make_private(directory)
         if (leftover := await find_guardian(directory)) is not None:
             leftover.stop(0.0)
             await leftover.wait()
         if not _exists(plan["model_path"]):
             raise LaunchError(f"model directory {plan['model_path']} does not exist")
+        for file in plan["files"]:
+            if not os.access(file, os.R_OK):
+                raise LaunchError(f"file {file} of ray.tls does not exist or cannot be read")
         rank: Rank = plan["rank"]
         launcher = tuple(plan["launcher"] or _launcher(rank))
         address, key = plan["node"], secrets.token_urlsafe(32)
@@ -205,6 +223,7 @@ class EngineActor:
             directory, command, variables, fingerprint=plan["fingerprint"], keep=False
         )
         self._hello = {
+            "protocol": PROTOCOL,
             "pid": self._processes.engine_pid,
             "fingerprint": plan["fingerprint"],
             "host": address,
@@ -219,8 +238,10 @@ class EngineActor:
 
     async def _await_end(self, processes: GuardianClient, memory: EngineMemory) -> None:
         code = await processes.wait()
-        await memory.wait_until_released(processes.pids)
-        self._exit = code
+        try:
+            await memory.wait_until_released(processes.pids)
+        finally:
+            self._exit = code
 
     async def _live_processes(self) -> dict[str, str]:
         if self._processes is None:
@@ -232,16 +253,14 @@ class EngineActor:
             live = self._processes.live_processes()
         return {str(pid): stat.state for pid, stat in live.items()}
 
-    async def _listens(self) -> bool:
-        """Return whether the server has accepted a connection since its start.
+    def _listens(self) -> bool:
+        """Return whether the server has accepted connections since its start.
 
+        The port is in its command line, so that another user of this node could listen there first.
         A rank without a server never has.
         """
-        if not self._listened and self._hello["port"] is not None:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(self._hello["host"], self._hello["port"])
-                writer.close()
-                self._listened = True
+        port = self._hello["port"]
+        self._listened = self._listened or (port is not None and has_listener(port))
         return self._listened
 
     async def _kill(self) -> None:
@@ -255,16 +274,30 @@ class EngineActor:
 
     # The lease
 
+    def end_if_unused(self) -> None:
+        """Give back the place and end, unless `start` is called in time. Blocks for that time."""
+        time.sleep(self._lease_s)
+        if self._leasing is None:
+            self._end()
+
     async def _watch_lease(self) -> None:
         """End the engine and give back its place when it has no gateway and is not to be kept."""
         while True:  # of what is watched, the clock raises no event
             left_s = self._heard + self._lease_s - time.monotonic()
-            if left_s <= 0.0 and (not self._keep or self._exit is not None):
+            wanted = self._keep and self._processes is not None and self._exit is None
+            if left_s <= 0.0 and not self._starting and not wanted:
                 break
             await asyncio.sleep(max(left_s, LEASE_POLL_S))
+        self._over = True
         await self._kill()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.to_thread(_give_back_place), GIVE_BACK_S)
+            await asyncio.wait_for(asyncio.to_thread(self._end), GIVE_BACK_S)
+        os._exit(0)
+
+    def _end(self) -> None:
+        """Give back the place and end this process. Blocks."""
+        with contextlib.suppress(Exception):  # Ray has several types, and the end is what counts
+            _give_back(self._place)
         os._exit(0)
 
 
@@ -286,18 +319,28 @@ class _LogReader:
                 inode, position = self.place
                 if inode != status.st_ino or position > status.st_size:
                     position = 0
+                if status.st_size - position > MAX_BEHIND:
+                    position = status.st_size - LOG_BYTES
                 file.seek(position)
                 data = file.read(LOG_BYTES)
         except OSError:
             return ""
-        self.place = [status.st_ino, position + len(data)]
-        return data.decode("utf-8", "replace")
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(data)
+        unfinished, _ = decoder.getstate()  # bytes of a character whose end is not written yet
+        self.place = [status.st_ino, position + len(data) - len(unfinished)]
+        return text
 
 
-def _directory(namespace: str, name: str) -> Path:
+def _directory(owner: str, namespace: str, name: str) -> Path:
+    """Return the directory of an engine; the path has a bounded length, for sockets.
+
+    Nodes of different clusters may share a machine, and their gateways the names of engines.
+    """
     base = Path(tempfile.gettempdir(), f"vllm-gateway-ray-{os.getuid()}")
     directories.make_private(base)
-    return base / f"{namespace}.{name}"
+    digest = hashlib.sha256(f"{owner}.{namespace}.{name}".encode()).hexdigest()
+    return base / f"{name[:24]}-{digest[:12]}"
 
 
 def _launcher(rank: Rank) -> tuple[str, ...]:
@@ -337,9 +380,8 @@ def _raylet_environment() -> dict[str, str]:
     return {name: value for name, _, value in members}
 
 
-def _give_back_place() -> None:
-    """Remove this actor's placement group, with which Ray ends the actor. Blocks."""
-    from ray.util import get_current_placement_group, remove_placement_group
+def _give_back(place: str) -> None:
+    """Remove a placement group, with which Ray ends the actor in it. Blocks."""
+    from ray.util import get_placement_group, remove_placement_group
 
-    if (group := get_current_placement_group()) is not None:
-        remove_placement_group(group)
+    remove_placement_group(get_placement_group(place))

@@ -2,14 +2,18 @@
 
 import contextlib
 import fcntl
+import os
 import random
 import socket
 import struct
+from pathlib import Path
 
 SIOCGIFADDR = 0x8915  # netdevice(7)
 # Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range).
 MEETING_PORTS = range(20000, 32768)
 MEETING_ATTEMPTS = 20
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # proc(5)
+_LISTEN = "0A"
 
 
 def free_port(address: str) -> int:
@@ -31,6 +35,18 @@ def meeting_port(address: str) -> int:
             probe.bind((address, port))
             return port
     return free_port(address)
+
+
+def has_listener(port: int) -> bool:
+    """Return whether a process of this user listens on a TCP port."""
+    shown, user = f":{port:04X}", str(os.geteuid())
+    for table in _TABLES:
+        with contextlib.suppress(OSError):  # without IPv6
+            for line in table.read_text().splitlines()[1:]:
+                _, local, _, state, _, _, _, owner, *_ = line.split()
+                if local.endswith(shown) and state == _LISTEN and owner == user:
+                    return True
+    return False
 
 
 def interface_of(address: str) -> str | None:

@@ -11,10 +11,12 @@ import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from engines import environment
 from engines.guard import directories
 from engines.output import redact_line
 from engines.ray.placement import Node
+from engines.timing import LOOP_GRACE_S
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,11 @@ CALL_S = 30.0
 PAUSE_S = 2.0
 MAX_LINE = 8 * 1024 * 1024
 CLOSE_S = 10.0
+# Late calls of a connector that answers others: threads that may be stuck in Ray's library.
+MAX_LATE = 4
+# To stop engines that are not configured; other engines wait meanwhile.
+TIDY_S = 20.0
+_OWNER = re.compile(r"[0-9a-f]{32}")
 # The addresses and secrets of Ray, which the connector needs and engines do not get.
 _VARIABLES = ("RAY_*",)
 _QUIET = {
@@ -80,6 +88,9 @@ class Cluster:
         # Every engine of the configuration; others of this gateway are stopped once.
         self._configured: set[str] = set()
         self._swept = False
+        # Engines that may have left something in the cluster, which did not respond.
+        self._abandoned: set[str] = set()
+        self._tidying: asyncio.Task[None] | None = None
 
     @property
     def owner(self) -> str:
@@ -122,6 +133,14 @@ class Cluster:
         if not self._users:
             await self.close()
 
+    def abandon(self, engine: str) -> None:
+        """Record that an engine may have left something in the cluster; it is removed later."""
+        self._abandoned.add(engine)
+
+    def clear(self, engine: str) -> None:
+        """Record that nothing unknown is left of an engine."""
+        self._abandoned.discard(engine)
+
     async def close(self) -> None:
         """End the connector, and a cluster with the address `local`."""
         connection, self._connection = self._connection, None
@@ -142,6 +161,7 @@ class Cluster:
                     place = {"address": self.address, "namespace": self.namespace}
                     await connection.call("connect", CONNECT_S, place)
                     await self._stop_unconfigured(connection)
+                    self._remove_abandoned(connection)
                 except BaseException:
                     await connection.close()
                     raise
@@ -152,16 +172,47 @@ class Cluster:
             return connection
 
     async def _stop_unconfigured(self, connection: "_Connection") -> None:
-        """Stop the engines that an earlier gateway left and that are no longer configured."""
+        """Stop the engines that an earlier gateway left and that are no longer configured.
+
+        What does not respond is tried again with the next connection: engines do not wait for it.
+        """
         if self._swept or not self._configured:
             return
-        for name in await connection.call("engines", CALL_S, {"owner": self.owner}):
-            if name not in self._configured:
-                log.info(
-                    "stopping engine %s: it is no longer configured", name, extra={"engine": name}
-                )
-                await connection.call("kill", CONNECT_S, {"name": name, "owner": self.owner})
-        self._swept = True
+        try:
+            async with asyncio.timeout(TIDY_S):
+                left = await connection.call("engines", CALL_S, {"owner": self.owner})
+                names = [name for name in left if name not in self._configured]
+                for name in names:
+                    log.info(
+                        "stopping engine %s: it is no longer configured",
+                        name,
+                        extra={"engine": name},
+                    )
+                await self._kill(connection, names)
+        except (ClusterError, TimeoutError) as error:
+            reason = str(error) or f"no answer in {TIDY_S:g} s"
+            log.warning("engines that are no longer configured may still run: %s", reason)
+        else:
+            self._swept = True
+
+    def _remove_abandoned(self, connection: "_Connection") -> None:
+        """Remove what is left of engines that are not in use, in the background."""
+
+        async def remove() -> None:
+            with contextlib.suppress(ClusterError):
+                await self._kill(connection, names)
+                self._abandoned.difference_update(names)
+
+        if names := sorted(self._abandoned - self._users):
+            self._tidying = asyncio.create_task(remove(), name="abandoned engines")
+
+    async def _kill(self, connection: "_Connection", names: Sequence[str]) -> None:
+        """Kill engines. Raises the first ClusterError when all were tried."""
+        calls = ({"name": name, "owner": self.owner} for name in names)
+        tried = (connection.call("kill", CONNECT_S, arguments) for arguments in calls)
+        for outcome in await asyncio.gather(*tried, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     def _variables(self) -> dict[str, str]:
         """Return the variables of the connector."""
@@ -175,7 +226,8 @@ def _read_owner(directory: Path) -> str:
     """Return the name in a directory; the first call makes both."""
     directories.make_private(directory)
     file = directory / "ray-owner"
-    if not file.exists():
+    # It may be empty after a loss of power.
+    if not (file.exists() and _OWNER.fullmatch(file.read_text())):
         new = file.with_name(f"{file.name}.new")
         new.write_text(secrets.token_hex(16))
         new.replace(file)
@@ -197,6 +249,9 @@ class _Connection:
         self._log = log
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        # Replies so far, and the calls whose timeout has passed without one.
+        self._replies = 0
+        self._late: set[int] = set()
         self._reading = asyncio.create_task(self._read(reader), name="Ray connector")
 
     @classmethod
@@ -206,7 +261,7 @@ class _Connection:
         log = directory / "ray-connector.log"
         try:
             directories.make_private(directory)
-            with theirs, log.open("wb") as output:
+            with theirs, log.open("ab") as output:  # errors refer to what the previous one wrote
                 log.chmod(0o600)
                 process = subprocess.Popen(  # noqa: ASYNC220 - forks at once; our own file
                     [sys.executable, "-P", "-m", "engines.ray.connector"],
@@ -234,16 +289,23 @@ class _Connection:
         if self.broken:
             raise ClusterError(self._end())
         self._waiting[number] = future
+        replies = self._replies
         try:
             request = {"id": number, "call": operation, "with": arguments}
             self._writer.write(json.dumps(request).encode() + b"\n")
-            async with asyncio.timeout(timeout_s):
-                reply = await future
-        except TimeoutError:
-            self._writer.close()  # Ray's library may be stuck for good
-            raise ClusterError(f"Ray gave no answer in {timeout_s:g} s") from None
+            for timeout in (timeout_s, LOOP_GRACE_S):
+                if not future.done():
+                    await asyncio.wait({future}, timeout=timeout)
         finally:
             del self._waiting[number]
+        if not future.done():
+            self._late.add(number)
+            # Ray's library may be stuck for good. But it also waits for a head that is away, and
+            # reaches actors meanwhile.
+            if replies == self._replies or len(self._late) >= MAX_LATE:
+                self._writer.close()
+            raise ClusterError(f"Ray gave no answer in {timeout_s:g} s")
+        reply = future.result()
         if "error" in reply:
             raise _ERRORS[reply["kind"]](redact_line(reply["error"]))
         return reply["result"]
@@ -258,16 +320,19 @@ class _Connection:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
         self._reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError, OSError):
-            await self._reading
+        await asyncio.wait({self._reading})
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
                 reply = json.loads(line)
+                self._replies += 1
+                self._late.discard(reply["id"])
                 future = self._waiting.get(reply["id"])
                 if future is not None and not future.done():
                     future.set_result(reply)
+        except (OSError, ValueError) as error:
+            log.warning("the reply of the Ray connector cannot be read: %s", error)
         finally:
             lost = {"error": self._end(), "kind": "cluster"}
             for future in self._waiting.values():

@@ -5,10 +5,11 @@
 Standard input is a socket to the gateway. Both sides write one JSON object per line: the gateway
 {"id": n, "call": name, "with": {...}}, this process {"id": n, "result": value} or {"id": n,
 "error": text, "kind": kind}, in any order. Kinds of errors: "actor" (the actor is dead), "refused"
-(the engine cannot be started so) and "cluster" (everything else). It ends when the gateway closes
-the socket; a cluster with the address `local` ends with it.
+(the engine cannot be started so) and "cluster" (everything else). When the gateway closes the
+socket, it gives back places in which no engine was started, and ends, END_S later at the latest; a
+cluster with the address `local` ends with it.
 
-Standard output and error are a file: Ray writes to both.
+Standard output and error are a file, opened for appending: Ray writes to both.
 """
 
 import asyncio
@@ -17,12 +18,19 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorAlreadyExistsError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.util import (
     get_placement_group,
     list_named_actors,
@@ -32,13 +40,21 @@ from ray.util import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from engines.ray.actor import EngineActor
+from engines.ray.actor import PROTOCOL, EngineActor
 from engines.ray.ranks import Rank, actor_name, engine_of, is_whole, members
 
 # A line may hold a chunk of an engine's log.
 MAX_LINE = 8 * 1024 * 1024
 REACH_S = 5.0  # to reach the port of a cluster's head
 ACTOR_S = 20.0  # for an actor to respond
+DESCRIBE_S = 5.0  # for an actor to say whose it is
+KILL_S = 30.0  # for an actor to kill its engine
+REMOVE_S = 5.0  # for the head to take back a place; without a head it does not respond
+NAME_S = 10.0  # for the name of an actor whose place was removed to be free
+END_S = 8.0  # for everything after the end of the gateway
+MAX_LOG_BYTES = 4 * 1024 * 1024
+LOG_CHECK_S = 60.0
+POLL_S = 0.05
 START_S = 180.0  # for an actor to start: Python with vLLM's package, from a cold disk
 # Calls of one gateway that an actor handles at once.
 CONCURRENCY = 16
@@ -61,6 +77,8 @@ class Connector:
     def __init__(self) -> None:
         # Handles reach an actor directly, even while the head of the cluster is down.
         self._actors: dict[str, Any] = {}
+        # Places without a started engine.
+        self._unused: set[str] = set()
 
     async def connect(self, address: str, namespace: str) -> dict[str, Any]:
         """Connect to the cluster; return its version."""
@@ -72,14 +90,21 @@ class Connector:
         return await asyncio.to_thread(_nodes)
 
     async def engines(self, owner: str) -> list[str]:
-        """Return the names of the engines that a gateway owns."""
+        """Return the names of the engines that a gateway owns, and of places that it has left."""
         names = await asyncio.to_thread(list_named_actors)
-        found = []
-        for name in names:
-            with contextlib.suppress(NoActor, RayActorError, TimeoutError):
-                if (await self._ask(name, "describe"))["owner"] == owner:
-                    found.append(engine_of(name))
-        return list(dict.fromkeys(found))
+        owners = await asyncio.gather(*(self._owner_of(name) for name in names))
+        found = {engine_of(name) for name, one in zip(names, owners, strict=True) if one == owner}
+        places = [place.rsplit(".", 2) for place in await asyncio.to_thread(_places)]
+        return sorted(found | {name for name, *rest in places if rest[:1] == [owner[:16]]})
+
+    async def _owner_of(self, name: str) -> str | None:
+        """Return the owner of an engine; None for a strange actor, or one that hangs."""
+        try:
+            owner: str = (await self._ask(name, "describe", within=DESCRIBE_S))["owner"]
+        except Exception as error:  # noqa: BLE001 - another program's actor may raise anything
+            print(f"actor {name} does not say whose it is: {_one_line(error)}")
+            return None
+        return owner
 
     async def claim(self, name: str, owner: str, owner_name: str) -> dict[str, Any]:
         """Claim an engine that runs; {} if none does: then nothing is left of an earlier one.
@@ -94,15 +119,17 @@ class Connector:
                 if "owned_by" in one:
                     return one
                 found.append(one)
-        if is_whole(found):
+        if all(one.get("protocol") == PROTOCOL for one in found) and is_whole(found):
             return {**found[0], "ranks": found[1:]}
-        if found:
+        if found:  # a part, or what another version of the gateway has started
             await self.kill(name, owner)
         await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
         return {}
 
     async def reserve(self, place: str, needed: dict[str, float], nodes: int) -> None:
         """Ask for a place for an engine: on one node, or on as many different ones."""
+
+        self._unused.add(place)
 
         def ask() -> None:
             strategy = "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD"
@@ -119,7 +146,7 @@ class Connector:
     ) -> object:
         """Start every rank of an engine in its place; return how to reach it, as `claim`."""
         names = [actor_name(name, rank) for rank in range(plan["nodes"])]
-        arguments = (plan["owner"], plan["owner_name"], place)
+        arguments = (plan["owner"], plan["owner_name"], place, plan["lease_s"])
         actors = await asyncio.to_thread(_create_actors, names, place, needed, arguments)
         async with asyncio.timeout(START_S):
             nodes = await asyncio.gather(*(actor.node_address.remote() for actor in actors))
@@ -134,6 +161,7 @@ class Connector:
         for hello in hellos:
             if "error" in hello:
                 raise Refused(hello["error"])
+        self._unused.discard(place)
         self._actors |= dict(zip(names, actors, strict=True))
         return {**hellos[0], "ranks": hellos[1:]}
 
@@ -146,14 +174,23 @@ class Connector:
         await self._ask(name, "stop", owner, grace)
 
     async def kill(self, name: str, owner: str) -> None:
-        """Kill every rank of an engine of this gateway; give its place back."""
+        """Kill every rank of an engine of this gateway; give its places back.
+
+        Raises TimeoutError if an actor does not respond: then it may run on.
+        """
         actors = members(name, list(self._actors))
         with contextlib.suppress(TimeoutError):  # the head may be down
-            async with asyncio.timeout(ACTOR_S):
+            async with asyncio.timeout(REMOVE_S):
                 actors = await self._members(name)
-        places = await asyncio.gather(*(self._kill(actor, owner) for actor in actors))
-        for place in {place for place in places if place is not None}:
-            await self.remove(place)
+        killing = (self._kill(actor, owner) for actor in actors)
+        killed = await asyncio.gather(*killing, return_exceptions=True)
+        for place in {one for one in killed if isinstance(one, str)}:
+            await self.remove(place)  # of an earlier owner, if it was taken over
+        for one in killed:
+            if isinstance(one, BaseException):
+                raise one
+        async with asyncio.timeout(REMOVE_S):
+            await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
 
     async def used_gib(self, name: str) -> object:
         """Return the memory that an engine uses."""
@@ -163,7 +200,15 @@ class Connector:
         """Give a place back; Ray ends the actor that is there."""
         for actor in members(place.rsplit(".", 2)[0], list(self._actors)):
             self._actors.pop(actor, None)
-        await asyncio.to_thread(_remove, place)
+        async with asyncio.timeout(REMOVE_S):
+            await asyncio.to_thread(_remove, place)
+        self._unused.discard(place)
+
+    async def close(self) -> None:
+        """Give back the places in which no engine was started."""
+        for place in tuple(self._unused):
+            with contextlib.suppress(Exception):
+                await self.remove(place)
 
     async def _members(self, name: str) -> list[str]:
         """Return the names of an engine's actors, in the order of their ranks."""
@@ -172,13 +217,13 @@ class Connector:
     async def _kill(self, name: str, owner: str) -> str | None:
         """Kill what an actor of this gateway runs; return its place, None if there is none."""
         try:
-            found = await self._ask(name, "describe")
+            found = await self._ask(name, "describe", within=DESCRIBE_S)
         except NoActor:
             return None
         if found["owner"] != owner:
             return None
         with contextlib.suppress(NoActor, RayActorError, TimeoutError):
-            await self._ask(name, "kill", owner, within=2 * ACTOR_S)
+            await self._ask(name, "kill", owner, within=KILL_S)
         return str(found["place"])
 
     async def _ask(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
@@ -254,13 +299,21 @@ def _nodes() -> list[dict[str, Any]]:
 class _Actor(EngineActor):
     """The actor as Ray runs it."""
 
+    def __init__(self, owner: str, owner_name: str, place: str, lease_s: float) -> None:
+        super().__init__(owner, owner_name, place, lease_s)
+        # Ray runs this before it has an event loop.
+        threading.Thread(target=self.end_if_unused, daemon=True).start()
+
     async def node_address(self) -> str:
         """Return the address of this node."""
         return str(ray.util.get_node_ip_address())
 
 
 def _create_actors(
-    names: list[str], place: str, needed: dict[str, float], arguments: tuple[str, str, str]
+    names: list[str],
+    place: str,
+    needed: dict[str, float],
+    arguments: tuple[str, str, str, float],
 ) -> list[Any]:
     """Create an actor in each bundle of a place. Blocks."""
     group = get_placement_group(place)
@@ -275,22 +328,40 @@ def _create_actors(
         "max_concurrency": CONCURRENCY,
         "runtime_env": {"env_vars": KEEP_CHILDREN},
     }
-    kind = ray.remote(_Actor)
     return [
-        kind.options(
-            **options,
-            name=name,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
-        ).remote(*arguments)
+        _create_actor(
+            {
+                **options,
+                "name": name,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle),
+            },
+            arguments,
+        )
         for bundle, name in enumerate(names)
     ]
 
 
+def _create_actor(options: dict[str, Any], arguments: tuple[str, str, str, float]) -> Any:
+    """Create an actor, when its name is free. Blocks."""
+    actor = ray.remote(_Actor).options(**options)
+    for _ in range(int(NAME_S / POLL_S)):
+        with contextlib.suppress(ActorAlreadyExistsError):
+            return actor.remote(*arguments)
+        time.sleep(POLL_S)
+    return actor.remote(*arguments)
+
+
+def _places() -> list[str]:
+    """Return the names of all placement groups that are not removed."""
+    groups = placement_group_table().values()
+    return [str(group["name"]) for group in groups if group["state"] != "REMOVED"]
+
+
 def _remove_all(prefix: str) -> None:
     """Give back the places that an earlier gateway has left without an actor."""
-    for group in placement_group_table().values():
-        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
-            _remove(group["name"])
+    for place in _places():
+        if place.startswith(prefix):
+            _remove(place)
 
 
 def _remove(place: str) -> None:
@@ -299,10 +370,10 @@ def _remove(place: str) -> None:
     except ValueError:  # there is none
         return
     remove_placement_group(group)
-    for _ in range(100):
+    for _ in range(int(REMOVE_S / POLL_S)):
         if placement_group_table(group).get("state") == "REMOVED":
             return
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 async def _handle(connector: Connector, request: dict[str, Any]) -> dict[str, Any]:
@@ -338,10 +409,25 @@ async def _serve(sock: socket.socket) -> None:
         reply = await _handle(connector, request)
         writer.write(json.dumps(reply).encode() + b"\n")
 
+    bounding = asyncio.create_task(_bound_log())
     while line := await reader.readline():
         task = asyncio.create_task(answer(json.loads(line)))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+    bounding.cancel()
+    # Threads that wait for a lost head do not end.
+    end = threading.Timer(END_S, os._exit, (1,))
+    end.daemon = True
+    end.start()
+    await connector.close()
+
+
+async def _bound_log() -> None:
+    """Empty the file of standard output when it is too large."""
+    while True:
+        if os.fstat(1).st_size > MAX_LOG_BYTES:
+            os.ftruncate(1, 0)
+        await asyncio.sleep(LOG_CHECK_S)
 
 
 def main() -> None:

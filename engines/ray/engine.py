@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from engines import vllm_key
 from engines.base import EngineCapabilities
 from engines.http import Address, Http1Client
 from engines.output import redact_command
@@ -11,7 +12,7 @@ from engines.process import QUIET_FLAG, Launch, SupervisedEngine
 from engines.ray.cluster import Cluster
 from engines.ray.host import RayHost
 from engines.ray.placement import needed_resources, place_words
-from engines.spec import RaySpec
+from engines.spec import RaySpec, RayTls
 
 # Nothing listens there: the address of an engine is known when it has a place.
 NOWHERE = Address("127.0.0.1", 9)
@@ -35,11 +36,12 @@ class RayEngine(SupervisedEngine):
         keep: bool = False,
         media_domains: Sequence[str] = (),
         withheld: Collection[str] = (),
+        tls: RayTls | None = None,
     ) -> None:
         """`launcher` runs vLLM's server on the node; default: the vLLM that is installed there.
 
         With `keep` the engine outlives the gateway. Media are fetched from `media_domains` only.
-        `withheld` names variables of the node that are not inherited.
+        `withheld` names variables of the node that are not inherited. Default of `tls`: plain HTTP.
         """
         self._needs = place_words(needed_resources(spec), spec.nodes)
         launch = Launch(
@@ -51,6 +53,8 @@ class RayEngine(SupervisedEngine):
                 f"--model={spec.model}",
                 f"--served-model-name={served_name}",
                 QUIET_FLAG,
+                vllm_key.FLAG,
+                *(tls.flags if tls else ()),
                 *spec.added_flags(media_domains),
                 *spec.argv(),
             ),
@@ -61,7 +65,7 @@ class RayEngine(SupervisedEngine):
         )
         client = Http1Client(NOWHERE, spec.timeouts)
         control = Http1Client(NOWHERE, spec.timeouts)
-        host = RayHost(launch, cluster, (client, control), launcher=launcher)
+        host = RayHost(launch, cluster, (client, control), launcher=launcher, tls=tls)
         # Engines on other nodes load at the same time.
         super().__init__(launch, host, client=client, control=control, turn=None)
         self._cluster = cluster

@@ -20,16 +20,20 @@ from engines.ray.joined import JoinedProcesses
 from engines.ray.merged_log import MergedLog
 from engines.ray.placement import needed_resources, occupied, placement_fault
 from engines.ray.ranks import actor_name
-from engines.spec import RaySpec
+from engines.spec import RaySpec, RayTls
 
 log = logging.getLogger(__name__)
 
+# For an engine that is to be stopped to be found.
+FIND_S = 10.0
 # For the cluster to give an engine a place that a node has.
 PLACE_S = 30.0
 PLACE_POLL_S = 1.0
 # For an actor and the processes of the engine to start; see `engines.ray.connector`.
 START_S = 200.0
-KILL_S = 60.0
+KILL_S = 50.0
+# For the head to take back a place; nothing waits for it.
+GIVE_BACK_S = 8.0
 # An actor that no gateway has called for so long has none; every call of `watch` counts.
 LEASE_S = 30.0
 WATCH_S = 4.0
@@ -37,6 +41,8 @@ WATCH_TIMEOUT_S = 40.0
 # What an actor reported longer ago says nothing about the processes of its engine.
 STALE_S = 15.0
 PAUSE_S = 1.0
+# Between two parts of a log: an engine may write faster than its copy should grow.
+LOG_PAUSE_S = 0.25
 # While the cluster cannot be reached, an engine is dead after so many refused connections.
 REFUSALS = 3
 # The log of an engine here is a copy, with the guardian's bound.
@@ -121,9 +127,15 @@ class RayProcesses:
         """Kill the engine and end its actor."""
 
         async def kill() -> None:
-            with contextlib.suppress(ClusterError):
-                await self._cluster.call(
-                    "kill", KILL_S, name=self._launch.name, owner=self._cluster.owner
+            name, cluster = self._launch.name, self._cluster
+            try:
+                await cluster.call("kill", KILL_S, name=name, owner=cluster.owner)
+            except ClusterError as error:
+                cluster.abandon(name)
+                log.warning(
+                    "engine %s may still run on %s: %s",
+                    *(name, self._node, error),
+                    extra={"engine": name},
                 )
             self._end(-signal.SIGKILL)
 
@@ -146,6 +158,17 @@ class RayProcesses:
 
     async def _watch(self) -> None:
         """Read reports until the engine has ended or its actor is lost."""
+        try:
+            await self._read_reports()
+        except Exception:
+            log.exception(
+                "engine %s: unhandled exception while reading reports of its actor",
+                self._launch.name,
+                extra={"engine": self._launch.name},
+            )
+            await self._lose("the reports of its actor could not be read; the log has the reason")
+
+    async def _read_reports(self) -> None:
         loop, name = asyncio.get_running_loop(), self._actor
         unreachable, refusals = False, 0
         while not self._exit.done():
@@ -195,6 +218,8 @@ class RayProcesses:
             if report["exit"] is not None:
                 await self._give_back_place()
                 self._end(int(report["exit"]))
+            elif report["log"]:
+                await asyncio.sleep(LOG_PAUSE_S)
 
     async def _refuses(self) -> bool:
         """Return whether the engine's machine refuses a connection to its server."""
@@ -216,13 +241,36 @@ class RayProcesses:
     async def _give_back_place(self) -> None:
         if not self._alone:
             return
-        # What is left is removed before the next start.
-        with contextlib.suppress(ClusterError):
-            await self._cluster.call("remove", place=self._place)
+        # What is left is removed before the next start; the actor gives it back itself.
+        await remove_place(self._cluster, self._launch.name, self._place)
 
     def _end(self, code: int) -> None:
         if not self._exit.done():
             self._exit.set_result(code)
+
+
+async def _unless_stopped(
+    call: Coroutine[Any, Any, Any], stopping: Callable[[], bool], grace_s: float
+) -> Any:
+    """Return what a call returns; give it up `grace_s` after a stop. Raises ClusterError."""
+    calling = asyncio.ensure_future(call)
+    try:
+        while not calling.done() and not stopping():
+            await asyncio.wait({calling}, timeout=PLACE_POLL_S)
+        await asyncio.wait({calling}, timeout=grace_s)
+        if not calling.done():
+            raise ClusterError("stopped while it waited for the Ray cluster")
+        return calling.result()
+    finally:
+        calling.cancel()
+
+
+async def remove_place(cluster: Cluster, engine: str, place: str) -> None:
+    """Give a place back, or later if the cluster does not respond."""
+    try:
+        await cluster.call("remove", GIVE_BACK_S, place=place)
+    except ClusterError:
+        cluster.abandon(engine)
 
 
 class RayHost:
@@ -235,6 +283,7 @@ class RayHost:
         clients: Sequence[Http1Client],
         *,
         launcher: Sequence[str] | None,
+        tls: RayTls | None = None,
     ) -> None:
         """`clients` are directed to the engine when its address is known.
 
@@ -246,6 +295,8 @@ class RayHost:
         self._cluster = cluster
         self._clients = clients
         self._launcher = launcher
+        self._tls = tls
+        self._context = None if tls is None else tls.context()
         self._processes: RayProcesses | JoinedProcesses | None = None
         # The names of its actors.
         self._actors: list[str] = []
@@ -255,22 +306,25 @@ class RayHost:
         """True when the actor has connected to the engine's server."""
         return self._processes is not None and self._processes.listens
 
-    async def find(self) -> EngineProcesses | None:
+    async def find(self, stopping: Callable[[], bool]) -> EngineProcesses | None:
         """Return the engine of this name in the cluster, of this gateway or of a silent one."""
         self._processes = None
         cluster, name = self._cluster, self._launch.name
         cluster.join(name)
         try:
-            found = await cluster.call(
+            claiming = cluster.call(
                 "claim", name=name, owner=cluster.owner, owner_name=cluster.owner_name
             )
+            found = await _unless_stopped(claiming, stopping, FIND_S)
         except ClusterError as error:
+            cluster.abandon(name)
             raise HostUnavailable(str(error)) from None
         if "owned_by" in found:
             raise HostUnavailable(
                 f"an engine of this name in the namespace {cluster.namespace} of the Ray cluster "
                 f"belongs to the gateway {found['owned_by']}: set another ray.namespace"
             )
+        cluster.clear(name)
         if not found:
             return None
         try:
@@ -287,11 +341,9 @@ class RayHost:
         place = f"{launch.name}.{cluster.owner[:16]}.{secrets.token_hex(8)}"
         try:
             await self._find_place(place, needed, stopping)
-            hello = await cluster.call(
-                "start", START_S, name=launch.name, place=place, needed=needed, plan=self._plan()
-            )
+            hello = await self._start(place, needed, stopping)
         except ClusterError as error:
-            await self._remove(place)
+            await remove_place(cluster, launch.name, place)
             if isinstance(error, EngineRefused):
                 raise LaunchError(str(error)) from None
             raise HostUnavailable(str(error)) from None
@@ -334,9 +386,15 @@ class RayHost:
                 asked = needed, nodes, count
                 raise ClusterError(placement_fault(*asked) or occupied(*asked))
 
-    async def _remove(self, place: str) -> None:
-        with contextlib.suppress(ClusterError):
-            await self._cluster.call("remove", place=place)
+    async def _start(
+        self, place: str, needed: Mapping[str, float], stopping: Callable[[], bool]
+    ) -> Mapping[str, Any]:
+        """Start an actor with the engine; return how to reach it. Raises ClusterError."""
+        arguments = {"name": self._launch.name, "place": place, "needed": needed}
+        call = self._cluster.call("start", START_S, **arguments, plan=self._plan())
+        # The actor ends with its place.
+        hello: Mapping[str, Any] = await _unless_stopped(call, stopping, 0.0)
+        return hello
 
     def _plan(self) -> dict[str, object]:
         """Return what the actor starts; see `EngineActor.start`."""
@@ -348,7 +406,6 @@ class RayHost:
             "namespace": cluster.namespace,
             "nodes": self._spec.nodes,
             "fingerprint": launch.fingerprint,
-            "keep": launch.keep,
             "lease_s": LEASE_S,
             "launcher": self._launcher,
             "arguments": launch.command,
@@ -357,13 +414,15 @@ class RayHost:
             "withheld": sorted(withheld),
             "gpus": self._spec.gpus is not None,
             "model_path": self._spec.model_path,
+            "files": [self._tls.cert_file, self._tls.key_file] if self._tls else [],
         }
 
     def _connected(self, hello: Mapping[str, Any]) -> EngineProcesses:
         """Direct requests to the engine; return its processes."""
-        address = Address(str(hello["host"]), int(hello["port"]))
+        address = Address(str(hello["host"]), int(hello["port"]), tls=self._tls is not None)
         for client in self._clients:
-            client.direct_to(address, (("authorization", f"Bearer {hello['key']}"),))
+            key = ("authorization", f"Bearer {hello['key']}")
+            client.direct_to(address, (key,), self._context)
         self._processes = processes = self._processes_of([hello, *hello["ranks"]])
         log.info(
             "engine %s runs on %s, pid %d there%s",
@@ -383,7 +442,7 @@ class RayHost:
 
         async def give_back() -> None:
             merged.flush()
-            await self._remove(hellos[0]["place"])
+            await remove_place(cluster, launch.name, hellos[0]["place"])
 
         ranks = [
             RayProcesses(launch, cluster, one, functools.partial(merged.add, rank))

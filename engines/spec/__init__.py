@@ -15,7 +15,7 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.ray import HOST_IP, REPLICA_FORMS, RaySpec, ReplicaRange
+from engines.spec.ray import HOST_IP, REPLICA_FORMS, RaySpec, RayTls, ReplicaRange
 from engines.spec.remote import (
     Discovery,
     EndpointSlices,
@@ -46,6 +46,7 @@ __all__ = [
     "PlacedError",
     "ProcessSpec",
     "RaySpec",
+    "RayTls",
     "RemoteSpec",
     "ReplicaRange",
     "Restart",

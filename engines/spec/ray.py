@@ -1,6 +1,7 @@
 """The specification of engines that run on the nodes of a Ray cluster."""
 
 import re
+import ssl
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -54,6 +55,45 @@ REPLICA_FORMS = (("number",), ("range",))
 
 def _form(value: object) -> str:
     return "range" if isinstance(value, dict | ReplicaRange) else "number"
+
+
+class RayTls(SpecModel):
+    """TLS between the gateway and engines of kind: ray."""
+
+    cert_file: str = Field(
+        pattern=r"^/",
+        description="PEM file with the certificate of a node, on every node at this absolute path. "
+        "It names the node's address by Ray as an IP address.",
+    )
+    key_file: str = Field(
+        pattern=r"^/",
+        description="PEM file with the private key of cert_file, on every node at this absolute "
+        "path.",
+    )
+    ca_file: Path = Field(
+        description="PEM file on the gateway's machine with the authorities that may have signed "
+        "cert_file. No others are accepted."
+    )
+
+    @field_validator("ca_file")
+    @classmethod
+    def _authorities(cls, file: Path) -> Path:
+        try:
+            ssl.create_default_context(cafile=file)
+        except ssl.SSLError:
+            raise ValueError(f"has no certificate: {file}") from None
+        except OSError as error:
+            raise ValueError(f"cannot be read: {file}: {error.strerror}") from None
+        return file
+
+    def context(self) -> ssl.SSLContext:
+        """Return what verifies the certificates of engines. Raises OSError."""
+        return ssl.create_default_context(cafile=self.ca_file)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The flags of vLLM that name the files of a node."""
+        return f"--ssl-certfile={self.cert_file}", f"--ssl-keyfile={self.key_file}"
 
 
 class RaySpec(ManagedSpec):

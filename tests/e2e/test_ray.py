@@ -2,6 +2,7 @@
 
 import json
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import yaml
 
@@ -28,6 +30,7 @@ from tests.e2e.deployment import (
 )
 from tests.engines.processes import gone
 from tests.engines.ray.clusters import SLOT, Nodes, family, ray_nodes
+from tests.fakes.kubernetes import make_authority
 from tests.waiting import poll_until
 
 pytestmark = pytest.mark.slow
@@ -151,6 +154,44 @@ def test_check_refuses_what_no_node_can_hold(nodes: Nodes, tmp_path: Path) -> No
     accepted = run("check", "--config", str(config))
     assert accepted.returncode == 0, accepted.stderr
     assert "note: engines of kind: ray were not placed: no Ray at 127.0.0.1:9" in accepted.stdout
+
+
+@pytest.mark.vllm
+def test_engine_asks_for_its_key_on_every_path_over_tls(nodes: Nodes, tmp_path: Path) -> None:
+    engine = {**ENGINE, "model": str(demo_model().absolute())}
+    config = configure(tmp_path, nodes, engine)
+    made = make_authority(tmp_path / "tls", ("127.0.0.1", nodes.address.partition(":")[0]))
+    server_file = str(made.server)
+    settings = yaml.safe_load(config.read_text())
+    settings["ray"]["tls"] = {
+        "cert_file": server_file,
+        "key_file": server_file,
+        "ca_file": str(made.ca),
+    }
+    config.write_text(yaml.safe_dump(settings))
+    verified = ssl.create_default_context(cafile=made.ca)
+    paths = ("/health", "/metrics", "/version", "/load", "/ping", "/docs", "/v1/models")
+    posted = ("/tokenize", "/score", "/pooling", "/v1/completions", "/no/such/path")
+    with gateway(config) as running:
+        [pid] = pids(running).values()
+        server = psutil.Process(pid)
+        flags = dict(word.split("=", 1) for word in server.cmdline() if "=" in word)
+        url = f"https://{flags['--host']}:{flags['--port']}"
+        key = {"authorization": f"Bearer {server.environ()['VLLM_API_KEY']}"}
+        with httpx.Client(base_url=url, timeout=30, verify=verified) as anyone:
+            refused = {path: anyone.get(path).status_code for path in paths}
+            refused |= {path: anyone.post(path, json={}).status_code for path in posted}
+            assert refused == dict.fromkeys((*paths, *posted), 401)
+            assert anyone.options("/metrics").status_code == 401
+            allowed = {path: anyone.get(path, headers=key).status_code for path in paths}
+            assert allowed == dict.fromkeys(paths, 200)
+            found = {path: anyone.post(path, json={}, headers=key).status_code for path in posted}
+            assert 401 not in found.values()
+            assert found["/no/such/path"] == 404
+        with running.client() as client:
+            body = {"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+            assert "vllm:generation_tokens_total" in client.get("/metrics/engines").text
 
 
 @pytest.mark.vllm

@@ -16,6 +16,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from engines.vllm_key import RequireKey
 from tests.fakes import ranks
 from tests.fakes.block_events import message_events, response_events
 from tests.fakes.completion_events import (
@@ -125,20 +127,26 @@ class Fake:
     stalled: int = 0
     dead: bool = False
     killed: bool = False
-    # The key that /v1 asks for (VLLM_API_KEY).
+    # The key that /v1 asks for (VLLM_API_KEY), with the gateway's middleware every path.
     api_key: str | None = None
+    guarded: bool = False
     # A process ends for real when it is killed.
     is_process: bool = False
 
     async def start(
-        self, *, host: str = "127.0.0.1", port: int = 0, uds: str | None = None
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        uds: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> Self:
         self.tasks: set[asyncio.Task[None]] = set()
         self._uds = uds
         if uds is not None:
             self._server = await asyncio.start_unix_server(self._serve, uds)
         else:
-            self._server = await asyncio.start_server(self._serve, host, port)
+            self._server = await asyncio.start_server(self._serve, host, port, ssl=tls)
             self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -223,15 +231,16 @@ class Fake:
     ) -> bool:
         """Answer; return whether the connection can carry another request."""
         path = request.target.partition("?")[0]
+        authorized = request.header("authorization") == f"Bearer {self.api_key}"
+        asks = self.api_key is not None and (self.guarded or path.startswith("/v1/"))
+        if asks and not authorized:
+            return self.plain(writer, b'{"error":"Unauthorized"}', 401)
         if path == "/health":
             return self.plain(writer, b"")
         if path == "/metrics":
             return await self._metrics(writer)
         if path in ("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"):
             return self._sleep_mode(request, writer)
-        authorized = request.header("authorization") == f"Bearer {self.api_key}"
-        if self.api_key is not None and path.startswith("/v1/") and not authorized:
-            return self.plain(writer, b'{"error":"Unauthorized"}', 401)
         if path == "/version":
             return self.plain(writer, json.dumps({"version": self.version}).encode())
         if path == "/v1/models":
@@ -597,7 +606,12 @@ async def _main(options: argparse.Namespace) -> None:
     fake.api_key = os.environ.get("VLLM_API_KEY")
     if options.nnodes > 1:
         await ranks.lead(options, lambda: setattr(fake, "fault", "hang"))
-    await fake.start(host=options.host, uds=options.uds, port=options.port)
+    fake.guarded = options.middleware == RequireKey.__module__ + ".RequireKey"
+    tls = None
+    if options.ssl_certfile is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    await fake.start(host=options.host, uds=options.uds, port=options.port, tls=tls)
     print(json.dumps(dict(os.environ)), flush=True)
     if options.fake_die_when is not None:
         await _there(options.fake_die_when)
@@ -621,6 +635,9 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int)
     ranks.add_flags(parser)
+    parser.add_argument("--middleware")
+    parser.add_argument("--ssl-certfile")
+    parser.add_argument("--ssl-keyfile")
     parser.add_argument("--fake-start", default="ok")
     parser.add_argument("--fake-tasks", nargs="+")
     # When there is a file: a test decides it.

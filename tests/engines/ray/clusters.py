@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from engines.ray import Cluster, RayEngine
-from engines.spec import RaySpec
+from engines.spec import RaySpec, RayTls
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.vllm")
 STORE_BYTES = 80 * 1024 * 1024
@@ -91,6 +91,7 @@ def build(
     name: str = "demo-0",
     keep: bool = False,
     launcher: tuple[str, ...] | None = LAUNCHER,
+    tls: RayTls | None = None,
     **fields: Any,
 ) -> RayEngine:
     """Return an engine that is not started. The caller stops it."""
@@ -99,7 +100,14 @@ def build(
         {"kind": "ray", "model": "m", "restart": restart, "resources": {SLOT: 1}} | fields
     )
     return RayEngine(
-        name, spec, cluster, served_name="demo", run_dir=run_dir, launcher=launcher, keep=keep
+        name,
+        spec,
+        cluster,
+        served_name="demo",
+        run_dir=run_dir,
+        launcher=launcher,
+        keep=keep,
+        tls=tls,
     )
 
 

@@ -1,12 +1,13 @@
 """The environment of engines on a node, and the addresses that they use."""
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from engines.ray.actor import _LogReader, node_environment
-from engines.ray.addresses import free_port, interface_of
+from engines.ray.addresses import free_port, has_listener, interface_of
 
 
 def test_engine_inherits_from_its_raylet_and_nothing_of_rays() -> None:
@@ -28,6 +29,17 @@ def test_free_port_can_be_listened_on() -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", free_port("127.0.0.1")))
         one.listen()
+
+
+def test_only_a_listener_of_this_user_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+        assert not has_listener(port)
+        one.listen()
+        assert has_listener(port)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        assert not has_listener(port)
 
 
 class TestLogReader:
@@ -57,3 +69,23 @@ class TestLogReader:
         file.write_text("abcdefghij")
         reader = _LogReader(file, None)
         assert [reader.read(), reader.read()] == ["ghij", ""]
+
+    def test_character_is_not_cut_between_two_calls(self, tmp_path: Path) -> None:
+        file = tmp_path / "engine.log"
+        file.write_bytes("aé".encode()[:-1])
+        reader = _LogReader(file, None)
+        first = reader.read()
+        file.write_bytes("aéb".encode())
+        assert first + reader.read() == "aéb"
+
+    def test_gateway_far_behind_goes_on_at_the_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("engines.ray.actor.LOG_BYTES", 4)
+        monkeypatch.setattr("engines.ray.actor.MAX_BEHIND", 8)
+        file = tmp_path / "engine.log"
+        file.touch()
+        reader = _LogReader(file, None)
+        reader.read()
+        file.write_text("0123456789abcdef")
+        assert reader.read() == "cdef"

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -88,6 +89,11 @@ async def test_engine_serves_with_a_key_of_its_own_and_stops(make: Make, tmp_pat
     assert variables["VLLM_HOST_IP"] in arguments
     assert not [name for name in variables if name.startswith("RAY_")]
     assert "OMP_NUM_THREADS" not in variables
+    server = dict(word.split("=", 1) for word in processes[1].cmdline() if "=" in word)
+    async with httpx.AsyncClient() as anyone:
+        for path in ("health", "metrics", "version", "v1/models"):
+            url = f"http://{server['--host']}:{server['--port']}/{path}"
+            assert (await anyone.get(url)).status_code == 401
     assert any("API server" in line for line in engine.recent_log())
     assert (tmp_path / "demo-0" / "engine.log").stat().st_mode & 0o077 == 0
     await engine.stop(5.0)

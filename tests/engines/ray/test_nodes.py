@@ -1,6 +1,7 @@
 """Engines over several nodes of a real Ray cluster, with fake vLLM servers as their ranks."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,13 @@ async def fault_of(engine: RayEngine) -> str:
 
 def rank(number: int, engine: str = "demo-0") -> list[psutil.Process]:
     """Return the processes of a rank: its guardian, its vLLM and what that has started."""
-    directory = f"{NAMESPACE}.{actor_name(engine, number)}"
+    directory = re.compile(f"{re.escape(actor_name(engine, number))}-[0-9a-f]{{12}}")
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
         except psutil.Error:
             continue
-        if any(Path(word).name == directory for word in words[2:6]):
+        if any(directory.fullmatch(Path(word).name) for word in words[2:6]):
             return [process, *process.children(recursive=True)]
     raise AssertionError(f"rank {number} does not run")
 

@@ -117,7 +117,7 @@ async def _unplaceable(settings: Settings, specs: Sequence[RaySpec]) -> list[str
     return [
         settings.engine_fault(spec, fault)
         for spec in specs
-        if (fault := placement_fault(needed_resources(spec), nodes)) is not None
+        if (fault := placement_fault(needed_resources(spec), nodes, spec.nodes)) is not None
     ]
 
 

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Self
 
 from engines.gpu.accelerator import Device
-from engines.spec import FlagValue, LocalSpec
+from engines.spec import WORLD_FLAGS, FlagValue, LocalSpec, parallel_size
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # Without it CUDA numbers the fastest GPU first; NVML and nvidia-smi number by bus order.
@@ -25,8 +25,6 @@ DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 # Of vLLM 0.32; before, it was 0.9, which needs less than is reserved here.
 DEFAULT_SHARE = Fraction("0.92")
 SHARE_FLAGS = ("gpu-memory-utilization", "device-memory-utilization")
-# Ranks of one replica: ParallelConfig.world_size of vLLM 0.32.
-WORLD_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size")
 
 
 class PlacementError(Exception):
@@ -216,13 +214,15 @@ def count_gpus(args: Mapping[str, FlagValue]) -> tuple[int, str]:
 
     Raises ValueError for a size that is no whole number above 0.
     """
-    sizes = {name: _whole(args, name) for name in (*WORLD_FLAGS, "data-parallel-size", "nnodes")}
+    sizes = {
+        name: parallel_size(args, name) for name in (*WORLD_FLAGS, "data-parallel-size", "nnodes")
+    }
     world = 1
     for name in WORLD_FLAGS:
         world *= sizes[name]
     local = -(-world // sizes["nnodes"])
     if args.get("data-parallel-size-local") is not None:
-        sizes["data-parallel-size-local"] = _whole(args, "data-parallel-size-local")
+        sizes["data-parallel-size-local"] = parallel_size(args, "data-parallel-size-local")
         ranks = sizes["data-parallel-size-local"]
     elif args.get("data-parallel-rank") is not None or args.get("data-parallel-external-lb"):
         ranks = 1
@@ -246,16 +246,6 @@ def memory_share(args: Mapping[str, FlagValue]) -> Fraction:
             raise ValueError(f"{name} must be above 0 and at most 1, not {value}")
         return share
     return DEFAULT_SHARE
-
-
-def _whole(args: Mapping[str, FlagValue], name: str) -> int:
-    value = args.get(name)
-    if value is None:
-        return 1
-    text = "" if isinstance(value, bool) else str(value)
-    if not (text.isascii() and text.isdigit() and len(text) < 7 and int(text)):
-        raise ValueError(f"{name} must be a whole number above 0, not {value}")
-    return int(text)
 
 
 def _need(request: PlacementRequest) -> _Need:

@@ -78,6 +78,10 @@ class GuardianClient:
     def lost(self) -> None:
         """Always None: it is on this machine, which is not lost before the gateway is."""
 
+    @property
+    def ended_on(self) -> None:
+        """Always None: it is an engine of one node."""
+
     def live_processes(self) -> dict[int, process_tree.ProcessStat]:
         """Return the processes found so far that still run, and the guardian.
 

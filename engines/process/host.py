@@ -34,6 +34,11 @@ class EngineProcesses(Protocol):
         """Why the place where it ran is gone, once `wait` has returned; None: it is not."""
         ...
 
+    @property
+    def ended_on(self) -> str | None:
+        """The node of the rank that ended first, of an engine over several nodes."""
+        ...
+
     def live_processes(self) -> Mapping[int, ProcessStat]:
         """Return the processes found so far that still run."""
         ...

@@ -352,7 +352,7 @@ class Run:
         if exited.done() and failure is None:
             if guardian.lost is not None:
                 return Failure(guardian.lost)
-            return self._explain_exit(exited.result())
+            return self._explain_exit(exited.result(), guardian.ended_on)
         if failure is None:
             self._shared.fire(Event.STOP)
             await self._end(guardian, exited, self._shared.grace)
@@ -388,11 +388,13 @@ class Run:
             guardian.kill()
             await asyncio.wait({exited})
 
-    def _explain_exit(self, code: int) -> Failure:
+    def _explain_exit(self, code: int, node: str | None) -> Failure:
         end = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        at = "" if node is None else f" on node {node}"
         if self._status.state is not State.STARTING:
-            return Failure(f"it died while serving ({end})")
+            return Failure(f"it died while serving{at} ({end})")
         self.read_log()
         if (found := self._startup.failure) is None:
-            return Failure(f"it ended while starting ({end})")
-        return Failure(str(found), found.permanent, found.cause)
+            return Failure(f"it ended while starting{at} ({end})")
+        where = "" if node is None else f" (node {node})"
+        return Failure(f"{found}{where}", found.permanent, found.cause)

@@ -5,6 +5,10 @@
     cluster     the gateway's connection to the cluster: a child process, `connector`
     connector   a script: the only process of the gateway that runs Ray
     actor       runs on the node: starts our guardian with vLLM, and reports
+    ranks       the vLLMs of an engine over several nodes: names, flags, what is whole. Pure
+    joined      the processes of an engine over several nodes as those of one
+    merged_log  the log of such an engine
+    headless    a script: runs a rank that does not serve
     placement   what an engine needs and what nodes have. Pure
 
 The gateway never imports Ray. Ray's library ends its process when it loses the cluster, handles

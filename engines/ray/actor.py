@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
@@ -31,10 +32,12 @@ from engines.guard.guardian_client import (
     start_guardian,
 )
 from engines.process import LauncherMissing, vllm_launcher
-from engines.ray.addresses import free_port, has_listener, interface_of
+from engines.ray.addresses import free_port, has_listener, interface_of, meeting_port
+from engines.ray.ranks import Rank
+from engines.spec import HOST_IP
 
 # Of the calls and replies below. An actor of another one is not adopted: its engine starts anew.
-PROTOCOL = 2
+PROTOCOL = 3
 # Interval at which the lease is looked at.
 LEASE_POLL_S = 1.0
 # Interval at which a waiting call looks for something new.
@@ -46,6 +49,7 @@ GUARDIAN_SLACK_S = 15.0
 GIVE_BACK_S = 10.0
 # Bytes of the engine's log that one call returns, and that a new gateway gets of what was before.
 LOG_BYTES = 256 * 1024
+HEADLESS = Path(__file__).with_name("headless.py")
 # A gateway that is further behind misses what is between: an engine may write faster than it reads.
 MAX_BEHIND = 4 * LOG_BYTES
 # Variables in which Ray tells an actor its GPUs.
@@ -66,7 +70,11 @@ def node_environment(
 
 
 class EngineActor:
-    """One engine on this node. Every method returns JSON values."""
+    """One engine on this node, or one rank of it. Every method returns JSON values.
+
+    A plan is that of `RayHost`, to which the connector adds "node", the address of this node, and
+    "rank".
+    """
 
     def __init__(self, owner: str, owner_name: str, place: str, lease_s: float) -> None:
         """`place` is the name of its placement group."""
@@ -91,6 +99,10 @@ class EngineActor:
         self._scanned = 0.0
 
     # Called by the gateway, through its connector
+
+    async def meeting_port(self, address: str) -> int:
+        """Return a port of this node where the ranks of an engine can meet."""
+        return meeting_port(address)
 
     async def start(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Start the engine of a plan; return how to reach it, or {"error": why not}."""
@@ -185,9 +197,11 @@ class EngineActor:
         for file in plan["files"]:
             if not os.access(file, os.R_OK):
                 raise LaunchError(f"file {file} of ray.tls does not exist or cannot be read")
-        launcher = tuple(plan["launcher"] or vllm_launcher())
+        rank: Rank = plan["rank"]
+        launcher = tuple(plan["launcher"] or _launcher(rank))
         address, key = plan["node"], secrets.token_urlsafe(32)
-        port = free_port(address)
+        port = free_port(address) if rank.serves else None
+        listens_on = [f"--host={address}", f"--port={port}"] if rank.serves else []
         own_env: dict[str, str] = plan["env"]
         variables = {
             **environment.inherited(
@@ -198,13 +212,13 @@ class EngineActor:
             **_temporary(directory, own_env),
             **_network(address),
             **own_env,
-            environment.API_KEY: key,
+            **({environment.API_KEY: key} if rank.serves else {}),
         }
         with contextlib.suppress(FileNotFoundError):
             (directory / "engine.log").replace(directory / "engine.log.previous")
         self._memory = EngineMemory(plan["name"], find_accelerator, None)
         await self._memory.record_baseline()
-        command = [*launcher, *plan["arguments"], f"--host={address}", f"--port={port}"]
+        command = [*launcher, *plan["arguments"], *rank.flags(), *listens_on]
         self._processes = await start_guardian(
             directory, command, variables, fingerprint=plan["fingerprint"], keep=False
         )
@@ -216,6 +230,8 @@ class EngineActor:
             "port": port,
             "key": key,
             "place": self._place,
+            "rank": rank.number,
+            "nodes": rank.nodes,
         }
         self._log = directory / "engine.log"
         self._ending = asyncio.create_task(self._await_end(self._processes, self._memory))
@@ -241,8 +257,10 @@ class EngineActor:
         """Return whether the server has accepted connections since its start.
 
         The port is in its command line, so that another user of this node could listen there first.
+        A rank without a server never has.
         """
-        self._listened = self._listened or has_listener(self._hello["port"])
+        port = self._hello["port"]
+        self._listened = self._listened or (port is not None and has_listener(port))
         return self._listened
 
     async def _kill(self) -> None:
@@ -325,6 +343,12 @@ def _directory(owner: str, namespace: str, name: str) -> Path:
     return base / f"{name[:24]}-{digest[:12]}"
 
 
+def _launcher(rank: Rank) -> tuple[str, ...]:
+    """Return the command that runs vLLM for a rank. Raises LauncherMissing."""
+    server = vllm_launcher()
+    return server if rank.serves else (sys.executable, "-P", str(HEADLESS))
+
+
 def _exists(model: str | None) -> bool:
     return model is None or Path(model).expanduser().exists()
 
@@ -340,7 +364,7 @@ def _temporary(directory: Path, own_env: Collection[str]) -> dict[str, str]:
 
 def _network(address: str) -> dict[str, str]:
     """Return the variables that make vLLM's own processes use the address of this node."""
-    found = {"VLLM_HOST_IP": address}
+    found = {HOST_IP: address}
     if (interface := interface_of(address)) is not None:
         found |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return found

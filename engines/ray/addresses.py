@@ -3,11 +3,15 @@
 import contextlib
 import fcntl
 import os
+import random
 import socket
 import struct
 from pathlib import Path
 
 SIOCGIFADDR = 0x8915  # netdevice(7)
+# Below the ports that Linux gives to outgoing connections (net.ipv4.ip_local_port_range).
+MEETING_PORTS = range(20000, 32768)
+MEETING_ATTEMPTS = 20
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # proc(5)
 _LISTEN = "0A"
 
@@ -18,6 +22,19 @@ def free_port(address: str) -> int:
     with socket.socket(family) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
+
+
+def meeting_port(address: str) -> int:
+    """Return a free TCP port of this address that is likely to stay free for a minute.
+
+    vLLM listens on it only after its imports. Raises OSError.
+    """
+    for port in random.sample(MEETING_PORTS, MEETING_ATTEMPTS):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as probe, contextlib.suppress(OSError):
+            probe.bind((address, port))
+            return port
+    return free_port(address)
 
 
 def has_listener(port: int) -> bool:

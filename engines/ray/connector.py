@@ -41,6 +41,7 @@ from ray.util import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from engines.ray.actor import PROTOCOL, EngineActor
+from engines.ray.ranks import Rank, actor_name, engine_of, is_whole, members
 
 # A line may hold a chunk of an engine's log.
 MAX_LINE = 8 * 1024 * 1024
@@ -92,7 +93,7 @@ class Connector:
         """Return the names of the engines that a gateway owns, and of places that it has left."""
         names = await asyncio.to_thread(list_named_actors)
         owners = await asyncio.gather(*(self._owner_of(name) for name in names))
-        found = {name for name, one in zip(names, owners, strict=True) if one == owner}
+        found = {engine_of(name) for name, one in zip(names, owners, strict=True) if one == owner}
         places = [place.rsplit(".", 2) for place in await asyncio.to_thread(_places)]
         return sorted(found | {name for name, *rest in places if rest[:1] == [owner[:16]]})
 
@@ -106,26 +107,33 @@ class Connector:
         return owner
 
     async def claim(self, name: str, owner: str, owner_name: str) -> dict[str, Any]:
-        """Claim an engine that runs; {} if none does: then nothing is left of an earlier one."""
-        try:
-            found: dict[str, Any] = await self._ask(name, "claim", owner, owner_name)
-        except NoActor:
-            await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
-            return {}
-        if "owned_by" in found or found.get("protocol") == PROTOCOL:
-            return found
-        if "pid" in found:  # started by another version of the gateway
-            await self._ask(name, "kill", owner, within=KILL_S)
-        await self.remove(found["place"])
+        """Claim an engine that runs; {} if none does: then nothing is left of an earlier one.
+
+        Of an engine over several nodes, this returns what rank 0 says, with "ranks", the others.
+        It runs only if all of its ranks do.
+        """
+        found: list[dict[str, Any]] = []
+        for actor in await self._members(name):  # in order: the first one decides between gateways
+            with contextlib.suppress(NoActor):
+                one: dict[str, Any] = await self._ask(actor, "claim", owner, owner_name)
+                if "owned_by" in one:
+                    return one
+                found.append(one)
+        if all(one.get("protocol") == PROTOCOL for one in found) and is_whole(found):
+            return {**found[0], "ranks": found[1:]}
+        if found:  # a part, or what another version of the gateway has started
+            await self.kill(name, owner)
+        await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
         return {}
 
-    async def reserve(self, place: str, needed: dict[str, float]) -> None:
-        """Ask for a place for an engine."""
+    async def reserve(self, place: str, needed: dict[str, float], nodes: int) -> None:
+        """Ask for a place for an engine: on one node, or on as many different ones."""
 
         self._unused.add(place)
 
         def ask() -> None:
-            placement_group([needed], strategy="STRICT_PACK", name=place, lifetime="detached")
+            strategy = "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD"
+            placement_group([needed] * nodes, strategy=strategy, name=place, lifetime="detached")
 
         await asyncio.to_thread(ask)
 
@@ -136,17 +144,26 @@ class Connector:
     async def start(
         self, name: str, place: str, needed: dict[str, float], plan: dict[str, Any]
     ) -> object:
-        """Start an engine in its place; return how to reach it."""
+        """Start every rank of an engine in its place; return how to reach it, as `claim`."""
+        names = [actor_name(name, rank) for rank in range(plan["nodes"])]
         arguments = (plan["owner"], plan["owner_name"], place, plan["lease_s"])
-        actor = await asyncio.to_thread(_create_actor, name, place, needed, arguments)
+        actors = await asyncio.to_thread(_create_actors, names, place, needed, arguments)
         async with asyncio.timeout(START_S):
-            node = await actor.node_address.remote()
-            hello: dict[str, Any] = await actor.start.remote({**plan, "node": node})
-        if "error" in hello:
-            raise Refused(hello["error"])
+            nodes = await asyncio.gather(*(actor.node_address.remote() for actor in actors))
+            port = await actors[0].meeting_port.remote(nodes[0])
+            plans = [
+                {**plan, "name": actor, "node": node, "rank": Rank(n, len(nodes), nodes[0], port)}
+                for n, (actor, node) in enumerate(zip(names, nodes, strict=True))
+            ]
+            hellos: list[dict[str, Any]] = await asyncio.gather(
+                *(actor.start.remote(one) for actor, one in zip(actors, plans, strict=True))
+            )
+        for hello in hellos:
+            if "error" in hello:
+                raise Refused(hello["error"])
         self._unused.discard(place)
-        self._actors[name] = actor
-        return hello
+        self._actors |= dict(zip(names, actors, strict=True))
+        return {**hellos[0], "ranks": hellos[1:]}
 
     async def watch(self, name: str, wait_s: float, **arguments: Any) -> object:
         """Return the state of an engine when it changes, after `wait_s` seconds at most."""
@@ -157,14 +174,21 @@ class Connector:
         await self._ask(name, "stop", owner, grace)
 
     async def kill(self, name: str, owner: str) -> None:
-        """Kill an engine of this gateway; give its place back, and others of that name."""
-        with contextlib.suppress(NoActor):
-            found = await self._ask(name, "describe", within=DESCRIBE_S)
-            if found["owner"] != owner:
-                return
-            with contextlib.suppress(RayActorError, TimeoutError):
-                await self._ask(name, "kill", owner, within=KILL_S)
-            await self.remove(found["place"])  # of an earlier owner, if it was taken over
+        """Kill every rank of an engine of this gateway; give its places back.
+
+        Raises TimeoutError if an actor does not respond: then it may run on.
+        """
+        actors = members(name, list(self._actors))
+        with contextlib.suppress(TimeoutError):  # the head may be down
+            async with asyncio.timeout(REMOVE_S):
+                actors = await self._members(name)
+        killing = (self._kill(actor, owner) for actor in actors)
+        killed = await asyncio.gather(*killing, return_exceptions=True)
+        for place in {one for one in killed if isinstance(one, str)}:
+            await self.remove(place)  # of an earlier owner, if it was taken over
+        for one in killed:
+            if isinstance(one, BaseException):
+                raise one
         async with asyncio.timeout(REMOVE_S):
             await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
 
@@ -174,7 +198,8 @@ class Connector:
 
     async def remove(self, place: str) -> None:
         """Give a place back; Ray ends the actor that is there."""
-        self._actors.pop(place.rsplit(".", 2)[0], None)
+        for actor in members(place.rsplit(".", 2)[0], list(self._actors)):
+            self._actors.pop(actor, None)
         async with asyncio.timeout(REMOVE_S):
             await asyncio.to_thread(_remove, place)
         self._unused.discard(place)
@@ -184,6 +209,22 @@ class Connector:
         for place in tuple(self._unused):
             with contextlib.suppress(Exception):
                 await self.remove(place)
+
+    async def _members(self, name: str) -> list[str]:
+        """Return the names of an engine's actors, in the order of their ranks."""
+        return members(name, await asyncio.to_thread(list_named_actors))
+
+    async def _kill(self, name: str, owner: str) -> str | None:
+        """Kill what an actor of this gateway runs; return its place, None if there is none."""
+        try:
+            found = await self._ask(name, "describe", within=DESCRIBE_S)
+        except NoActor:
+            return None
+        if found["owner"] != owner:
+            return None
+        with contextlib.suppress(NoActor, RayActorError, TimeoutError):
+            await self._ask(name, "kill", owner, within=KILL_S)
+        return str(found["place"])
 
     async def _ask(self, name: str, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method of an actor. Raises NoActor and TimeoutError."""
@@ -268,12 +309,16 @@ class _Actor(EngineActor):
         return str(ray.util.get_node_ip_address())
 
 
-def _create_actor(
-    name: str, place: str, needed: dict[str, float], arguments: tuple[str, str, str, float]
-) -> Any:
+def _create_actors(
+    names: list[str],
+    place: str,
+    needed: dict[str, float],
+    arguments: tuple[str, str, str, float],
+) -> list[Any]:
+    """Create an actor in each bundle of a place. Blocks."""
+    group = get_placement_group(place)
     own = {k: v for k, v in needed.items() if k not in ("CPU", "GPU", "memory")}
     options = {
-        "name": name,
         "lifetime": "detached",
         "num_cpus": needed["CPU"],
         "num_gpus": needed.get("GPU", 0),
@@ -281,9 +326,23 @@ def _create_actor(
         "resources": own,
         "max_restarts": 0,
         "max_concurrency": CONCURRENCY,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(get_placement_group(place), 0),
         "runtime_env": {"env_vars": KEEP_CHILDREN},
     }
+    return [
+        _create_actor(
+            {
+                **options,
+                "name": name,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle),
+            },
+            arguments,
+        )
+        for bundle, name in enumerate(names)
+    ]
+
+
+def _create_actor(options: dict[str, Any], arguments: tuple[str, str, str, float]) -> Any:
+    """Create an actor, when its name is free. Blocks."""
     actor = ray.remote(_Actor).options(**options)
     for _ in range(int(NAME_S / POLL_S)):
         with contextlib.suppress(ActorAlreadyExistsError):

@@ -11,7 +11,7 @@ from engines.output import redact_command
 from engines.process import QUIET_FLAG, Launch, SupervisedEngine
 from engines.ray.cluster import Cluster
 from engines.ray.host import RayHost
-from engines.ray.placement import needed_resources, resource_words
+from engines.ray.placement import needed_resources, place_words
 from engines.spec import RaySpec, RayTls
 
 # Nothing listens there: the address of an engine is known when it has a place.
@@ -43,7 +43,7 @@ class RayEngine(SupervisedEngine):
         With `keep` the engine outlives the gateway. Media are fetched from `media_domains` only.
         `withheld` names variables of the node that are not inherited. Default of `tls`: plain HTTP.
         """
-        self._needs = resource_words(needed_resources(spec))
+        self._needs = place_words(needed_resources(spec), spec.nodes)
         launch = Launch(
             name=name,
             spec=spec,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import signal
@@ -15,7 +16,10 @@ from engines.guard.process_tree import ProcessStat
 from engines.http import Address, Http1Client
 from engines.process import EngineProcesses, HostUnavailable, Launch
 from engines.ray.cluster import ActorDead, Cluster, ClusterError, EngineRefused
+from engines.ray.joined import JoinedProcesses
+from engines.ray.merged_log import MergedLog
 from engines.ray.placement import needed_resources, occupied, placement_fault
+from engines.ray.ranks import actor_name
 from engines.spec import RaySpec, RayTls
 
 log = logging.getLogger(__name__)
@@ -46,18 +50,37 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class RayProcesses:
-    """The processes of an engine on a node, as its actor reports them. See `EngineProcesses`."""
+    """The processes of an engine on a node, as its actor reports them. See `EngineProcesses`.
 
-    def __init__(self, launch: Launch, cluster: Cluster, hello: Mapping[str, Any]) -> None:
+    They are those of one rank, where the engine runs on several nodes.
+    """
+
+    # See `JoinedProcesses`.
+    ended_on: str | None = None
+    elsewhere = ""
+
+    def __init__(
+        self,
+        launch: Launch,
+        cluster: Cluster,
+        hello: Mapping[str, Any],
+        write: Callable[[str], None],
+    ) -> None:
+        """`write` takes what the engine writes to its log."""
         self._launch = launch
         self._cluster = cluster
-        self._server = str(hello["host"]), int(hello["port"])
+        self._write = write
+        self._actor = actor_name(launch.name, hello["rank"])
+        # The place of a rank is that of all, which `JoinedProcesses` gives back.
+        self._alone = hello["nodes"] == 1
+        self._server = str(hello["host"]), int(hello["port"] or 0)
         self.address = f"{hello['host']}:{hello['port']}"
         self.engine_pid = int(hello["pid"])
         self.fingerprint = str(hello["fingerprint"])
         self.frozen = False
         self.lost: str | None = None
-        self._node = str(hello["host"])
+        self.taken_over = False
+        self.node = str(hello["host"])
         self._place = str(hello["place"])
         self._keep = launch.keep
         self._processes: dict[int, ProcessStat] = {}
@@ -67,7 +90,7 @@ class RayProcesses:
         self._log_at: list[int] | None = None
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._commands: set[asyncio.Task[None]] = set()
-        self._watching = asyncio.create_task(self._watch(), name=f"actor of {launch.name}")
+        self._watching = asyncio.create_task(self._watch(), name=f"actor {self._actor}")
 
     def live_processes(self) -> Mapping[int, ProcessStat]:
         """Return the processes of the latest report; none if that is too old."""
@@ -89,7 +112,7 @@ class RayProcesses:
             while not self._exit.done():
                 try:
                     await self._cluster.call(
-                        "stop", name=self._launch.name, owner=self._cluster.owner, grace=grace
+                        "stop", name=self._actor, owner=self._cluster.owner, grace=grace
                     )
                 except ActorDead:
                     return
@@ -146,7 +169,7 @@ class RayProcesses:
             await self._lose("the reports of its actor could not be read; the log has the reason")
 
     async def _read_reports(self) -> None:
-        loop, name = asyncio.get_running_loop(), self._launch.name
+        loop, name = asyncio.get_running_loop(), self._actor
         unreachable, refusals = False, 0
         while not self._exit.done():
             try:
@@ -161,14 +184,14 @@ class RayProcesses:
                     wait_s=WATCH_S,
                 )
             except ActorDead as error:
-                await self._lose(f"the node {self._node} or its actor there is lost: {error}")
+                await self._lose(f"the node {self.node} or its actor there is lost: {error}")
                 return
             except ClusterError as error:
                 if not unreachable:
                     log.warning(
                         "engine %s serves on, but its actor cannot be reached: %s",
                         *(name, error),
-                        extra={"engine": name},
+                        extra={"engine": self._launch.name},
                     )
                 unreachable = True
                 refusals = refusals + 1 if self.listens and await self._refuses() else 0
@@ -181,6 +204,7 @@ class RayProcesses:
             unreachable, refusals = False, 0
             if "owned_by" in report:
                 self.lost = f"it was taken over by the gateway {report['owned_by']}"
+                self.taken_over = True
                 self._end(0)
                 return
             self._reported_at = loop.time()
@@ -189,7 +213,7 @@ class RayProcesses:
             }
             self.frozen, listens = report["frozen"], report["listens"]
             self._log_at = report["log_at"]
-            _append(self._launch.log, report["log"])
+            self._write(report["log"])
             self.listens = listens  # with all in its log that came before
             if report["exit"] is not None:
                 await self._give_back_place()
@@ -215,6 +239,8 @@ class RayProcesses:
         self._end(-signal.SIGKILL)
 
     async def _give_back_place(self) -> None:
+        if not self._alone:
+            return
         # What is left is removed before the next start; the actor gives it back itself.
         await remove_place(self._cluster, self._launch.name, self._place)
 
@@ -271,14 +297,16 @@ class RayHost:
         self._launcher = launcher
         self._tls = tls
         self._context = None if tls is None else tls.context()
-        self._processes: RayProcesses | None = None
+        self._processes: RayProcesses | JoinedProcesses | None = None
+        # The names of its actors.
+        self._actors: list[str] = []
 
     @property
     def listening(self) -> bool:
         """True when the actor has connected to the engine's server."""
         return self._processes is not None and self._processes.listens
 
-    async def find(self, stopping: Callable[[], bool]) -> RayProcesses | None:
+    async def find(self, stopping: Callable[[], bool]) -> EngineProcesses | None:
         """Return the engine of this name in the cluster, of this gateway or of a silent one."""
         self._processes = None
         cluster, name = self._cluster, self._launch.name
@@ -305,7 +333,7 @@ class RayHost:
             raise HostUnavailable(str(error)) from None
         return self._connected(found)
 
-    async def start(self, stopping: Callable[[], bool]) -> RayProcesses:
+    async def start(self, stopping: Callable[[], bool]) -> EngineProcesses:
         """Start the engine where the cluster has room. Raises as `EngineHost.start`."""
         launch, cluster = self._launch, self._cluster
         self._begin_log()
@@ -322,10 +350,11 @@ class RayHost:
         return self._connected(hello)
 
     async def used_gib(self, processes: EngineProcesses) -> float | None:
-        """Return the GiB that the engine uses on its node; None: not known."""
+        """Return the GiB that the engine uses on its nodes; None: not known."""
         with contextlib.suppress(ClusterError):
-            gib: float | None = await self._cluster.call("used_gib", name=self._launch.name)
-            return gib
+            calls = (self._cluster.call("used_gib", name=actor) for actor in self._actors)
+            found: list[float | None] = await asyncio.gather(*calls)
+            return None if None in found else sum(filter(None, found))
         return None
 
     async def wait_until_released(self, processes: EngineProcesses) -> None:
@@ -344,16 +373,18 @@ class RayHost:
     ) -> None:
         """Return when the cluster has a place. Raises ClusterError, also on a stop."""
         loop, cluster = asyncio.get_running_loop(), self._cluster
-        if fault := placement_fault(needed, await cluster.nodes()):
+        count = self._spec.nodes
+        if fault := placement_fault(needed, await cluster.nodes(), count):
             raise ClusterError(fault)
-        await cluster.call("reserve", place=place, needed=needed)
+        await cluster.call("reserve", place=place, needed=needed, nodes=count)
         deadline = loop.time() + PLACE_S
         while not await cluster.call("is_reserved", place=place, wait_s=PLACE_POLL_S):
             if stopping():
                 raise ClusterError("stopped while it waited for a place in the Ray cluster")
             if loop.time() >= deadline:
                 nodes = await cluster.nodes()
-                raise ClusterError(placement_fault(needed, nodes) or occupied(needed, nodes))
+                asked = needed, nodes, count
+                raise ClusterError(placement_fault(*asked) or occupied(*asked))
 
     async def _start(
         self, place: str, needed: Mapping[str, float], stopping: Callable[[], bool]
@@ -373,7 +404,7 @@ class RayHost:
             "owner": cluster.owner,
             "owner_name": cluster.owner_name,
             "namespace": cluster.namespace,
-            "name": launch.name,
+            "nodes": self._spec.nodes,
             "fingerprint": launch.fingerprint,
             "lease_s": LEASE_S,
             "launcher": self._launcher,
@@ -386,19 +417,38 @@ class RayHost:
             "files": [self._tls.cert_file, self._tls.key_file] if self._tls else [],
         }
 
-    def _connected(self, hello: Mapping[str, Any]) -> RayProcesses:
+    def _connected(self, hello: Mapping[str, Any]) -> EngineProcesses:
         """Direct requests to the engine; return its processes."""
         address = Address(str(hello["host"]), int(hello["port"]), tls=self._tls is not None)
         for client in self._clients:
             key = ("authorization", f"Bearer {hello['key']}")
             client.direct_to(address, (key,), self._context)
-        self._processes = processes = RayProcesses(self._launch, self._cluster, hello)
+        self._processes = processes = self._processes_of([hello, *hello["ranks"]])
         log.info(
-            "engine %s runs on %s, pid %d there",
-            *(self._launch.name, processes.address, processes.engine_pid),
+            "engine %s runs on %s, pid %d there%s",
+            *(self._launch.name, processes.address, processes.engine_pid, processes.elsewhere),
             extra={"engine": self._launch.name},
         )
         return processes
+
+    def _processes_of(self, hellos: Sequence[Mapping[str, Any]]) -> RayProcesses | JoinedProcesses:
+        """Return the processes of an engine, from what the actor of each rank says."""
+        launch, cluster = self._launch, self._cluster
+        self._actors = [actor_name(launch.name, rank) for rank in range(len(hellos))]
+        write = functools.partial(_append, launch.log)
+        if len(hellos) == 1:
+            return RayProcesses(launch, cluster, hellos[0], write)
+        merged = MergedLog(write, [(int(one["pid"]), str(one["host"])) for one in hellos])
+
+        async def give_back() -> None:
+            merged.flush()
+            await remove_place(cluster, launch.name, hellos[0]["place"])
+
+        ranks = [
+            RayProcesses(launch, cluster, one, functools.partial(merged.add, rank))
+            for rank, one in enumerate(hellos)
+        ]
+        return JoinedProcesses(ranks, give_back)
 
 
 def _append(path: Path, text: str) -> None:

@@ -25,29 +25,46 @@ class Node:
 
 
 def needed_resources(spec: RaySpec) -> dict[str, float]:
-    """Return what one engine takes of a node. Raises ValueError for a wrong parallel size."""
+    """Return what one engine takes of each node. Raises ValueError for a wrong parallel size."""
     needed = {"CPU": 1.0, **spec.resources}
     if spec.gpus is not None:
-        needed["GPU"] = float(count_gpus(spec.args)[0] if spec.gpus == "auto" else spec.gpus)
+        args = {**spec.args, "nnodes": spec.nodes}
+        needed["GPU"] = float(count_gpus(args)[0] if spec.gpus == "auto" else spec.gpus)
     if spec.accelerator_type is not None:
         needed[f"{TYPE_PREFIX}{spec.accelerator_type}"] = TYPE_SHARE
     return needed
 
 
-def placement_fault(needed: Mapping[str, float], nodes: Sequence[Node]) -> str | None:
-    """Return why no node can ever hold an engine, with what there is; None: one can."""
-    if any(_holds(node.total, needed) for node in nodes):
+def placement_fault(
+    needed: Mapping[str, float], nodes: Sequence[Node], count: int = 1
+) -> str | None:
+    """Return why an engine over `count` nodes can never have a place, with what there is.
+
+    None: there are as many nodes that can hold it.
+    """
+    able = sum(_holds(node.total, needed) for node in nodes)
+    if able >= count:
         return None
-    need = resource_words(needed)
-    return f"no node of the Ray cluster can hold it: it needs {need}; {_shown(nodes)}"
+    need = place_words(needed, count)
+    if count == 1 or not able:
+        return f"no node of the Ray cluster can hold it: it needs {need}; {_shown(nodes)}"
+    return f"{_partly(able)} can hold a part of it: it needs {need}; {_shown(nodes)}"
 
 
-def occupied(needed: Mapping[str, float], nodes: Sequence[Node]) -> str:
-    """Return the message for an engine that fits a node, but none that has it free."""
-    return (
-        f"no node of the Ray cluster has room for it now: it needs {resource_words(needed)}; free: "
-        f"{_listed([(node.address, node.free) for node in nodes])}"
-    )
+def occupied(needed: Mapping[str, float], nodes: Sequence[Node], count: int = 1) -> str:
+    """Return the message for an engine that fits the cluster, but not what is free of it now."""
+    able = sum(_holds(node.free, needed) for node in nodes)
+    have = "no node of the Ray cluster has room for it"
+    if count > 1 and able:
+        have = f"{_partly(able)} {'has' if able == 1 else 'have'} room for a part of it"
+    free = _listed([(node.address, node.free) for node in nodes])
+    return f"{have} now: it needs {place_words(needed, count)}; free: {free}"
+
+
+def place_words(needed: Mapping[str, float], count: int) -> str:
+    """Return what an engine over `count` nodes needs, in words."""
+    words = resource_words(needed)
+    return words if count == 1 else f"{count} nodes with {words} each"
 
 
 def resource_words(resources: Mapping[str, float]) -> str:
@@ -63,6 +80,10 @@ def resource_words(resources: Mapping[str, float]) -> str:
         else:
             words.append(f"{name} {amount:g}")
     return ", ".join(words) or "nothing"
+
+
+def _partly(able: int) -> str:
+    return f"only {able} node{'' if able == 1 else 's'} of the Ray cluster"
 
 
 def _holds(there: Mapping[str, float], needed: Mapping[str, float]) -> bool:

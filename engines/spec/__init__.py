@@ -15,7 +15,7 @@ from engines.spec.local import (
     ProcessSpec,
     flag_name,
 )
-from engines.spec.ray import REPLICA_FORMS, RaySpec, RayTls, ReplicaRange
+from engines.spec.ray import HOST_IP, REPLICA_FORMS, RaySpec, RayTls, ReplicaRange
 from engines.spec.remote import (
     Discovery,
     EndpointSlices,
@@ -23,6 +23,7 @@ from engines.spec.remote import (
     check_url,
     find_variable_fault,
 )
+from engines.spec.several_nodes import EXECUTOR_FLAG, WORLD_FLAGS, parallel_size
 
 EngineSpec = Annotated[
     ProcessSpec | InProcessSpec | RaySpec | RemoteSpec, Field(discriminator="kind")
@@ -30,8 +31,11 @@ EngineSpec = Annotated[
 
 __all__ = [
     "CACHED_TOKENS_FLAG",
+    "EXECUTOR_FLAG",
+    "HOST_IP",
     "REPLICA_FORMS",
     "RESERVED_FLAGS",
+    "WORLD_FLAGS",
     "Discovery",
     "EndpointSlices",
     "EngineSpec",
@@ -51,4 +55,5 @@ __all__ = [
     "check_url",
     "find_variable_fault",
     "flag_name",
+    "parallel_size",
 ]

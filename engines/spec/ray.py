@@ -16,15 +16,11 @@ from pydantic import (
 )
 
 from engines.spec.base import PlacedError, SpecModel
-from engines.spec.local import FlagValue, ManagedSpec
+from engines.spec.local import ManagedSpec
+from engines.spec.several_nodes import flag_fault, nodes_fault
 
-# Flags of engines over several nodes, and of executors that place processes themselves.
-_SEVERAL_NODES = frozenset(
-    {
-        "nnodes", "node-rank", "master-addr", "master-port", "data-parallel-address",
-        "data-parallel-backend", "distributed-executor-backend",
-    }
-)  # fmt: skip
+# The address of a node for vLLM's own processes.
+HOST_IP = "VLLM_HOST_IP"
 
 
 def _gpus(value: object) -> object:
@@ -121,6 +117,13 @@ class RaySpec(ManagedSpec):
         "or prefixes such as AWS_*. Default: only those that vLLM and its libraries read, and no "
         "secret except tokens for model downloads (HF_TOKEN).",
     )
+    nodes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Nodes of one engine, each with its own gpus, resources and accelerator_type. "
+        "vLLM's ranks, by its parallel sizes, divide evenly among them.",
+    )
     memory_gib: float | None = Field(
         None,
         gt=0,
@@ -131,18 +134,18 @@ class RaySpec(ManagedSpec):
         Literal["auto"] | Annotated[int, Field(ge=1)] | None, BeforeValidator(_gpus)
     ] = Field(
         None,
-        description="GPUs of one engine, all on one node: auto (as many as its parallel sizes "
+        description="GPUs of one engine on each of its nodes: auto (as many as its parallel sizes "
         "need) or a number. Default: none.",
     )
     resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
-        description="Resources of one engine by Ray's names: CPU, GPU, memory (bytes), your own. "
-        "Default: CPU: 1.",
+        description="Resources of one engine on each of its nodes by Ray's names: CPU, GPU, memory "
+        "(bytes), your own. Default: CPU: 1.",
     )
     accelerator_type: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="Type of the GPUs of the node by Ray's name, such as A100. Default: any.",
+        description="Type of the GPUs of its nodes by Ray's name, such as A100. Default: any.",
     )
 
     @field_validator("model")
@@ -165,15 +168,20 @@ class RaySpec(ManagedSpec):
                 raise PlacedError("cannot be the name of a resource", name)
         return resources
 
-    @field_validator("args")
-    @classmethod
-    def _one_node(cls, args: dict[str, FlagValue]) -> dict[str, FlagValue]:
-        for name, value in args.items():
-            if name.partition(".")[0] in _SEVERAL_NODES and value not in ("mp", "uni", 1):
-                raise PlacedError(
-                    "cannot be set for kind: ray, whose engines run on one node each", name
-                )
-        return args
+    @model_validator(mode="after")
+    def _nodes(self) -> Self:
+        for name, value in self.args.items():
+            if (fault := flag_fault(name, value, self.nodes)) is not None:
+                raise PlacedError(fault, "args", name)
+        if self.nodes > 1 and HOST_IP in self.env:
+            raise PlacedError("is set by the gateway, on each node", "env", HOST_IP)
+        try:
+            fault = nodes_fault(self.nodes, self.args, self.gpus)
+        except ValueError as error:
+            fault = str(error)
+        if fault is not None:
+            raise PlacedError(fault, "nodes")
+        return self
 
     @property
     def model_path(self) -> str | None:

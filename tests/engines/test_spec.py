@@ -296,6 +296,9 @@ class TestDiscovery:
         assert load(text).key_variables == {"BOX_KEY", "OTHER_KEY"}
 
 
+TP2 = {"tensor-parallel-size": 2}
+
+
 class TestRay:
     @pytest.mark.parametrize(
         ("fields", "fault"),
@@ -305,20 +308,54 @@ class TestRay:
             ({"gpus": 1, "resources": {"GPU": 1}}, "resources.GPU: is set by gpus"),
             ({"resources": {"a b": 1}}, "resources.a b: cannot be the name of a resource"),
             ({"model": "./here"}, "model: must be an absolute path on the nodes, or a repository"),
-            (
-                {"args": {"nnodes": 2}},
-                "args.nnodes: cannot be set for kind: ray, whose engines run on one node each",
-            ),
+            ({"args": {"nnodes": 2}}, "args.nnodes: is set by nodes of the engine"),
+            ({"args": {"node-rank": 1}}, "args.node-rank: is set by the gateway"),
+            ({"args": {"master-a": "10.0.0.1"}}, "args.master-a: is set by the gateway"),
             (
                 {"args": {"distributed-executor-backend": "ray"}},
-                "args.distributed-executor-backend: cannot be set for kind: ray, whose engines "
-                "run on one node each",
+                "args.distributed-executor-backend: must be mp or uni for kind: ray",
+            ),
+            (
+                {"nodes": 2, "args": {**TP2, "distributed-executor-backend": "uni"}},
+                "args.distributed-executor-backend: must be mp for kind: ray",
+            ),
+            (
+                {"nodes": 2, "args": {**TP2, "data-parallel-external-lb": True}},
+                "args.data-parallel-external-lb: cannot be set for an engine over several nodes; "
+                "use replicas",
+            ),
+            (
+                {"nodes": 2},
+                "nodes: vLLM's ranks must divide evenly among 2 nodes: without a parallel size, it "
+                "has 1 rank",
+            ),
+            (
+                {"nodes": 3, "args": {**TP2, "pipeline-parallel-size": 2}},
+                "nodes: vLLM's ranks must divide evenly among 3 nodes: tensor-parallel-size 2 and "
+                "pipeline-parallel-size 2 make 4 ranks",
+            ),
+            (
+                {"nodes": 2, "gpus": 1, "args": {"tensor-parallel-size": 4}},
+                "nodes: tensor-parallel-size 4 on 2 nodes needs 2 GPUs of each, not 1 (gpus)",
+            ),
+            (
+                {"nodes": 2, "args": TP2, "env": {"VLLM_HOST_IP": "10.0.0.1"}},
+                "env.VLLM_HOST_IP: is set by the gateway, on each node",
+            ),
+            (
+                {"nodes": 2, "args": {"tensor-parallel-size": "two"}},
+                "nodes: tensor-parallel-size must be a whole number above 0, not two",
             ),
         ],
     )
     def test_what_a_cluster_cannot_do_is_refused(self, fields: dict[str, Any], fault: str) -> None:
         [line] = faults(dump([{"kind": "ray", "model": "org/m", **fields}]))
         assert line.startswith(f"model demo: engines[0].{fault}")
+
+    def test_engine_over_several_nodes_is_one_whose_ranks_divide_evenly(self) -> None:
+        args = {"tensor-parallel-size": 4, "data-parallel-size": 1, "pipeline-parallel-size": 3}
+        spec = {"kind": "ray", "model": "org/m", "nodes": 3, "gpus": 4, "args": args}
+        load(dump([spec]))
 
     def test_directory_here_is_an_absolute_path_on_the_nodes(self) -> None:
         Path("var/demo-model").mkdir(parents=True)

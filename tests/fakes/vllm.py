@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from engines.vllm_key import RequireKey
+from tests.fakes import ranks
 from tests.fakes.block_events import message_events, response_events
 from tests.fakes.completion_events import (
     CREATED,
@@ -564,6 +565,8 @@ class Fake:
 
 
 async def _main(options: argparse.Namespace) -> None:
+    if options.headless:
+        await ranks.follow(options)
     print(
         "(APIServer pid=1) INFO 11-21 05:30:00 [api_server.py:1] vLLM API server version fake",
         flush=True,
@@ -601,6 +604,8 @@ async def _main(options: argparse.Namespace) -> None:
         fake.sleep_mode = options.fake_sleep
         fake.load_weights()
     fake.api_key = os.environ.get("VLLM_API_KEY")
+    if options.nnodes > 1:
+        await ranks.lead(options, lambda: setattr(fake, "fault", "hang"))
     fake.guarded = options.middleware == RequireKey.__module__ + ".RequireKey"
     tls = None
     if options.ssl_certfile is not None:
@@ -629,6 +634,7 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int)
+    ranks.add_flags(parser)
     parser.add_argument("--middleware")
     parser.add_argument("--ssl-certfile")
     parser.add_argument("--ssl-keyfile")

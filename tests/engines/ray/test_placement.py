@@ -35,6 +35,10 @@ def node(address: str = "10.0.0.1", **total: float) -> Node:
         ({"gpus": 2}, {"CPU": 1, "GPU": 2}),
         ({"gpus": "auto", "args": {"tensor-parallel-size": 4}}, {"CPU": 1, "GPU": 4}),
         (
+            {"nodes": 2, "gpus": "auto", "args": {"tensor-parallel-size": 16}},
+            {"CPU": 1, "GPU": 8},
+        ),
+        (
             {"gpus": 1, "accelerator_type": "A100"},
             {"CPU": 1, "GPU": 1, "accelerator_type:A100": 0.001},
         ),
@@ -64,6 +68,23 @@ def test_full_cluster_shows_what_is_free() -> None:
     )
 
 
+def test_engine_over_several_nodes_needs_as_many_that_can_hold_a_part() -> None:
+    need = {"CPU": 1.0, "GPU": 8.0}
+    nodes = [node("10.0.0.1", CPU=4.0), node("10.0.0.2", CPU=64.0, GPU=8.0)]
+    there = "10.0.0.2 (CPU 64, GPU 8), 10.0.0.1 (CPU 4)"
+    assert placement_fault(need, nodes, 1) is None
+    assert placement_fault(need, nodes, 2) == (
+        "only 1 node of the Ray cluster can hold a part of it: it needs 2 nodes with CPU 1, GPU 8 "
+        f"each; there is {there}"
+    )
+    assert occupied(need, nodes, 2) == (
+        "only 1 node of the Ray cluster has room for a part of it now: it needs 2 nodes with "
+        f"CPU 1, GPU 8 each; free: {there}"
+    )
+    assert (placement_fault(need, nodes[:1], 2) or "").startswith("no node of the Ray cluster can")
+    assert occupied(need, nodes[:1], 2).startswith("no node of the Ray cluster has room")
+
+
 def test_message_about_a_large_cluster_is_short() -> None:
     nodes = [node(f"10.0.0.{n}", CPU=4.0) for n in range(100)]
     fault = placement_fault({"GPU": 1.0}, nodes)
@@ -72,10 +93,10 @@ def test_message_about_a_large_cluster_is_short() -> None:
     assert fault.endswith("96 more")
 
 
-@given(AMOUNTS, st.lists(AMOUNTS, max_size=4))
-def test_engine_fits_exactly_if_one_node_has_all_that_it_needs(
-    needed: dict[str, float], totals: list[dict[str, float]]
+@given(AMOUNTS, st.lists(AMOUNTS, max_size=4), st.integers(1, 4))
+def test_engine_fits_exactly_if_enough_nodes_have_all_that_it_needs(
+    needed: dict[str, float], totals: list[dict[str, float]], count: int
 ) -> None:
     nodes = [Node(f"n{n}", total, {}) for n, total in enumerate(totals)]
-    fits = any(all(t.get(k, 0) >= v for k, v in needed.items()) for t in totals)
-    assert (placement_fault(needed, nodes) is None) == fits
+    fits = [all(t.get(k, 0) >= v for k, v in needed.items()) for t in totals]
+    assert (placement_fault(needed, nodes, count) is None) == (sum(fits) >= count)

@@ -82,6 +82,7 @@ class KubernetesSource:
         self._settle = settle
         self._chance = chance
         self._stall_s = stall_s
+        self._outage = Outage(_describe(spec))
 
     def __repr__(self) -> str:
         """Return what is watched."""
@@ -94,7 +95,9 @@ class KubernetesSource:
 
     async def watch(self) -> AsyncGenerator[frozenset[Endpoint], None]:
         """Yield the complete list as soon as it is known, and after each change."""
-        follower = _Follower(self._spec, self._account, self._pause, self._chance, self._stall_s)
+        follower = _Follower(
+            self._spec, self._account, self._pause, self._chance, self._stall_s, self._outage
+        )
         task = asyncio.create_task(follower.run(), name="follow EndpointSlices")
         known: frozenset[Endpoint] | None = None
         try:
@@ -121,12 +124,14 @@ class _Follower:
         pause: Sleep,
         chance: Callable[[], float],
         stall_s: float,
+        outage: Outage,
     ) -> None:
         self._spec = spec
         self._account = account
         self._pause = pause
         self._chance = chance
         self._stall_s = stall_s
+        self._outage = outage
         self.cache = SliceCache(spec.port)
         self.changed = asyncio.Event()
         self._version: str | None = None  # None: a list is needed
@@ -135,7 +140,6 @@ class _Follower:
         # not, where each is followed by an error.
         self._faults = 0
         self._accepted = False  # the API server accepted the watch of this attempt
-        self._outage = Outage(_describe(spec))
 
     async def run(self) -> None:
         """List and watch until it is canceled."""

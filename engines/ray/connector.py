@@ -19,48 +19,27 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    ActorAlreadyExistsError,
-    ActorUnavailableError,
-    GetTimeoutError,
-    RayActorError,
-    RayTaskError,
-)
-from ray.util import (
-    get_placement_group,
-    list_named_actors,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.util import list_named_actors
 
-from engines.ray.actor import PROTOCOL, EngineActor
+from engines.ray import blocking_calls
+from engines.ray.actor import PROTOCOL
+from engines.ray.blocking_calls import REMOVE_S
 from engines.ray.ranks import Rank, actor_name, engine_of, is_whole, members
 
 # A line may hold a chunk of an engine's log.
 MAX_LINE = 8 * 1024 * 1024
-REACH_S = 5.0  # to reach the port of a cluster's head
 ACTOR_S = 20.0  # for an actor to respond
 DESCRIBE_S = 5.0  # for an actor to say whose it is
 KILL_S = 30.0  # for an actor to kill its engine
-REMOVE_S = 5.0  # for the head to take back a place; without a head it does not respond
-NAME_S = 10.0  # for the name of an actor whose place was removed to be free
 END_S = 8.0  # for everything after the end of the gateway
 MAX_LOG_BYTES = 4 * 1024 * 1024
 LOG_CHECK_S = 60.0
-POLL_S = 0.05
 START_S = 180.0  # for an actor to start: Python with vLLM's package, from a cold disk
-# Calls of one gateway that an actor handles at once.
-CONCURRENCY = 16
-LOCAL_STORE_BYTES = 80 * 1024 * 1024  # nothing is stored in it; the least that Ray accepts
-# A worker process that ends would kill the guardian, which has to end the engine's processes.
-KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
 
 
 class Refused(Exception):
@@ -82,19 +61,21 @@ class Connector:
 
     async def connect(self, address: str, namespace: str) -> dict[str, Any]:
         """Connect to the cluster; return its version."""
-        await asyncio.to_thread(_connect, address, namespace)
+        await asyncio.to_thread(blocking_calls.connect, address, namespace)
         return {"version": ray.__version__}
 
     async def nodes(self) -> list[dict[str, Any]]:
         """Return the living nodes with their resources."""
-        return await asyncio.to_thread(_nodes)
+        return await asyncio.to_thread(blocking_calls.living_nodes)
 
     async def engines(self, owner: str) -> list[str]:
         """Return the names of the engines that a gateway owns, and of places that it has left."""
         names = await asyncio.to_thread(list_named_actors)
         owners = await asyncio.gather(*(self._owner_of(name) for name in names))
         found = {engine_of(name) for name, one in zip(names, owners, strict=True) if one == owner}
-        places = [place.rsplit(".", 2) for place in await asyncio.to_thread(_places)]
+        places = [
+            place.rsplit(".", 2) for place in await asyncio.to_thread(blocking_calls.all_places)
+        ]
         return sorted(found | {name for name, *rest in places if rest[:1] == [owner[:16]]})
 
     async def _owner_of(self, name: str) -> str | None:
@@ -123,23 +104,18 @@ class Connector:
             return {**found[0], "ranks": found[1:]}
         if found:  # a part, or what another version of the gateway has started
             await self.kill(name, owner)
-        await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
+        await asyncio.to_thread(blocking_calls.remove_all, f"{name}.{owner[:16]}.")
         return {}
 
     async def reserve(self, place: str, needed: dict[str, float], nodes: int) -> None:
         """Ask for a place for an engine: on one node, or on as many different ones."""
 
         self._unused.add(place)
-
-        def ask() -> None:
-            strategy = "STRICT_PACK" if nodes == 1 else "STRICT_SPREAD"
-            placement_group([needed] * nodes, strategy=strategy, name=place, lifetime="detached")
-
-        await asyncio.to_thread(ask)
+        await asyncio.to_thread(blocking_calls.reserve_place, place, needed, nodes)
 
     async def is_reserved(self, place: str, wait_s: float) -> bool:
         """Return whether there is a place, after `wait_s` seconds at most."""
-        return await asyncio.to_thread(lambda: get_placement_group(place).wait(wait_s))
+        return await asyncio.to_thread(blocking_calls.wait_for_place, place, wait_s)
 
     async def start(
         self, name: str, place: str, needed: dict[str, float], plan: dict[str, Any]
@@ -147,7 +123,9 @@ class Connector:
         """Start every rank of an engine in its place; return how to reach it, as `claim`."""
         names = [actor_name(name, rank) for rank in range(plan["nodes"])]
         arguments = (plan["owner"], plan["owner_name"], place, plan["lease_s"])
-        actors = await asyncio.to_thread(_create_actors, names, place, needed, arguments)
+        actors = await asyncio.to_thread(
+            blocking_calls.create_actors, names, place, needed, arguments
+        )
         async with asyncio.timeout(START_S):
             nodes = await asyncio.gather(*(actor.node_address.remote() for actor in actors))
             port = await actors[0].meeting_port.remote(nodes[0])
@@ -190,7 +168,7 @@ class Connector:
             if isinstance(one, BaseException):
                 raise one
         async with asyncio.timeout(REMOVE_S):
-            await asyncio.to_thread(_remove_all, f"{name}.{owner[:16]}.")
+            await asyncio.to_thread(blocking_calls.remove_all, f"{name}.{owner[:16]}.")
 
     async def used_gib(self, name: str) -> object:
         """Return the memory that an engine uses."""
@@ -201,7 +179,7 @@ class Connector:
         for actor in members(place.rsplit(".", 2)[0], list(self._actors)):
             self._actors.pop(actor, None)
         async with asyncio.timeout(REMOVE_S):
-            await asyncio.to_thread(_remove, place)
+            await asyncio.to_thread(blocking_calls.remove_place, place)
         self._unused.discard(place)
 
     async def close(self) -> None:
@@ -246,136 +224,6 @@ class Connector:
             raise NoActor(_one_line(error)) from None
 
 
-def _connect(address: str, namespace: str) -> None:
-    if ":" in address:
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-        except OSError as error:
-            reason = error.strerror or str(error) or "timed out"
-            raise ConnectionError(f"no Ray at {address}: {reason}") from None
-    own: dict[str, Any] = {}
-    if address == "local":
-        own = {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
-    try:
-        ray.init(
-            address=address,
-            namespace=namespace,
-            log_to_driver=False,
-            configure_logging=False,
-            **own,
-        )
-    except Exception as error:
-        # Ray has several types for these, and the same text for a port of another program.
-        text = str(error)
-        if text.startswith("Failed to connect to Ray cluster"):
-            raise ConnectionError(
-                f"Ray at {address} did not accept the connection: give the gateway the token of "
-                "the cluster (RAY_AUTH_MODE=token)"
-            ) from None
-        if text.startswith("Could not find any running Ray"):
-            raise ConnectionError(
-                "no Ray runs on this machine: start it (`ray start`) or set ray.address"
-            ) from None
-        raise
-
-
-def _nodes() -> list[dict[str, Any]]:
-    # Ray has no public call for what is free per node without its dashboard.
-    from ray._private.state import available_resources_per_node
-
-    free = available_resources_per_node()
-    return [
-        {
-            "address": node["NodeManagerAddress"],
-            "total": node["Resources"],
-            "free": free.get(node["NodeID"], {}),
-        }
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-
-
-class _Actor(EngineActor):
-    """The actor as Ray runs it."""
-
-    def __init__(self, owner: str, owner_name: str, place: str, lease_s: float) -> None:
-        super().__init__(owner, owner_name, place, lease_s)
-        # Ray runs this before it has an event loop.
-        threading.Thread(target=self.end_if_unused, daemon=True).start()
-
-    async def node_address(self) -> str:
-        """Return the address of this node."""
-        return str(ray.util.get_node_ip_address())
-
-
-def _create_actors(
-    names: list[str],
-    place: str,
-    needed: dict[str, float],
-    arguments: tuple[str, str, str, float],
-) -> list[Any]:
-    """Create an actor in each bundle of a place. Blocks."""
-    group = get_placement_group(place)
-    own = {k: v for k, v in needed.items() if k not in ("CPU", "GPU", "memory")}
-    options = {
-        "lifetime": "detached",
-        "num_cpus": needed["CPU"],
-        "num_gpus": needed.get("GPU", 0),
-        "memory": needed.get("memory"),
-        "resources": own,
-        "max_restarts": 0,
-        "max_concurrency": CONCURRENCY,
-        "runtime_env": {"env_vars": KEEP_CHILDREN},
-    }
-    return [
-        _create_actor(
-            {
-                **options,
-                "name": name,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle),
-            },
-            arguments,
-        )
-        for bundle, name in enumerate(names)
-    ]
-
-
-def _create_actor(options: dict[str, Any], arguments: tuple[str, str, str, float]) -> Any:
-    """Create an actor, when its name is free. Blocks."""
-    actor = ray.remote(_Actor).options(**options)
-    for _ in range(int(NAME_S / POLL_S)):
-        with contextlib.suppress(ActorAlreadyExistsError):
-            return actor.remote(*arguments)
-        time.sleep(POLL_S)
-    return actor.remote(*arguments)
-
-
-def _places() -> list[str]:
-    """Return the names of all placement groups that are not removed."""
-    groups = placement_group_table().values()
-    return [str(group["name"]) for group in groups if group["state"] != "REMOVED"]
-
-
-def _remove_all(prefix: str) -> None:
-    """Give back the places that an earlier gateway has left without an actor."""
-    for place in _places():
-        if place.startswith(prefix):
-            _remove(place)
-
-
-def _remove(place: str) -> None:
-    try:
-        group = get_placement_group(place)
-    except ValueError:  # there is none
-        return
-    remove_placement_group(group)
-    for _ in range(int(REMOVE_S / POLL_S)):
-        if placement_group_table(group).get("state") == "REMOVED":
-            return
-        time.sleep(POLL_S)
-
-
 async def _handle(connector: Connector, request: dict[str, Any]) -> dict[str, Any]:
     """Carry out a request; return the reply."""
     reply: dict[str, Any] = {"id": request["id"]}
@@ -396,8 +244,9 @@ async def _handle(connector: Connector, request: dict[str, Any]) -> dict[str, An
 
 
 def _one_line(error: BaseException) -> str:
-    """Return an error of Ray's as one line: the first lines that are not empty."""
-    return " ".join(str(error).split())[:400]
+    """Return an error of Ray's as one line, without the indented fields of its text."""
+    text = " ".join(line for line in str(error).splitlines() if not line[:1].isspace())
+    return " ".join(text.split())[:400]
 
 
 async def _serve(sock: socket.socket) -> None:

@@ -24,6 +24,7 @@ class Listing:
         self._lists: dict[str, frozenset[Endpoint]] = {}
         self._changes = ChangeNotifier()
         self.watches = 0
+        self.failing: set[str] = set()
 
     def set(self, *urls: str, name: str = "vllm.test") -> None:
         """List servers."""
@@ -52,6 +53,10 @@ class Listing:
 class _Listed:
     listing: Listing
     name: str
+
+    @property
+    def is_failing(self) -> bool:
+        return self.name in self.listing.failing
 
     def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         return self.listing.watch(self.name)

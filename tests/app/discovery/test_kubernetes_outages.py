@@ -25,6 +25,7 @@ async def test_outage_keeps_what_there_was_and_is_logged_once(
         await cluster.api.stop()
         await wait_until(lambda: len(cluster.pauses) > 8)
         assert cluster.lists == [{"http://10.0.0.1:8000"}]
+        assert cluster.source.is_failing
         cluster.api.put(make_slice("second", "10.0.0.2"))
         await cluster.api.start()
         await cluster.until("10.0.0.1", "10.0.0.2")

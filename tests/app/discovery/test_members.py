@@ -246,6 +246,16 @@ async def test_server_of_two_sources_counts_once(tmp_path: Path, listing: Listin
             assert gateway.find(name_of(a)) is engine
 
 
+async def test_sources_that_cannot_be_read_are_counted(tmp_path: Path, listing: Listing) -> None:
+    async with servers(1) as (a,):
+        listing.set(a.url, name="one.test")
+        listing.failing.add("two.test")
+        demo = model("demo", discovered("one.test"), discovered("two.test"))
+        async with run(tmp_path, demo, find_source=listing) as gateway:
+            await gateway.until(a)
+            assert list(gateway.discovery.counts()) == [("demo", 1, 1, 1)]
+
+
 async def test_source_that_raises_is_read_again(
     tmp_path: Path,
     listing: Listing,

@@ -19,22 +19,24 @@ async def test_outage_keeps_what_there_was_and_is_logged_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with cluster.watching():
+    source = cluster.source()
+    async with cluster.watching(source):
         await cluster.until("10.0.0.1")
         await cluster.until_watched()
         await cluster.api.stop()
         await wait_until(lambda: len(cluster.pauses) > 8)
         assert cluster.lists == [{"http://10.0.0.1:8000"}]
-        assert cluster.source.is_failing
+        assert source.is_failing
         cluster.api.put(make_slice("second", "10.0.0.2"))
         await cluster.api.start()
         await cluster.until("10.0.0.1", "10.0.0.2")
+    assert not source.is_failing
     assert cluster.asked.count("list") == 1
     failed, again = logged(caplog)
-    source = "discovery by EndpointSlices kubernetes.io/service-name=vllm"
-    assert failed.startswith(f"{source} failed: the API server: ConnectError")
+    by = "discovery by EndpointSlices kubernetes.io/service-name=vllm"
+    assert failed.startswith(f"{by} failed: the API server: ConnectError")
     assert failed.endswith("; servers that are kept: 1")
-    assert again.startswith(f"{source} works again; servers: ")
+    assert again.startswith(f"{by} works again; servers: ")
 
 
 async def test_pauses_grow_and_end_with_the_next_event(cluster: Cluster) -> None:

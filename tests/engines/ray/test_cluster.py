@@ -196,7 +196,8 @@ async def test_stop_does_not_wait_for_a_cluster(
 
 async def test_report_that_cannot_be_read_ends_the_engine(stub: Stub, tmp_path: Path) -> None:
     hello = {"pid": 1, "host": "127.0.0.1", "port": 9, "key": "k", "place": "p"}
-    stub.results["claim"] = {**hello, "fingerprint": "other"}
+    alone = {"rank": 0, "nodes": 1, "ranks": []}
+    stub.results["claim"] = {**hello, **alone, "fingerprint": "other"}
     stub.results["watch"] = {"unknown": 1}
     cluster = cluster_in(tmp_path)
     host = build(cluster, tmp_path)._supervisor._host

@@ -116,7 +116,11 @@ class RemoteEngine(Engine):
             try:
                 fault, event = await self._check(probe)
             except Exception:
-                log.exception("unhandled exception while checking engine %s", self._name)
+                log.exception(
+                    "unhandled exception while checking engine %s",
+                    self._name,
+                    extra={"engine": self._name},
+                )
                 fault, event = "its check failed", "is not used"
             self._update_state(fault, event)
             self._checked.set()

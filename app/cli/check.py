@@ -1,8 +1,6 @@
 """`vllm-gateway check`: validate the configuration and print what would run."""
 
-import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -118,28 +116,14 @@ def _sources(model: ModelSettings) -> list[str]:
 
 def _unread_files(model: ModelSettings) -> Iterator[str]:
     """Yield a text for each file of discovered servers that cannot be used as it is."""
+    from app.discovery import file_fault
+
     for spec in model.discovering:
         source = spec.discover
         if source is not None and source.file is not None:
-            fault = _list_fault(source.file, source.api_key_envs)
+            fault = file_fault(source.file, source.api_key_envs)
             if fault is not None:
                 yield f"no server is known from {source.describe()}: {fault}"
-
-
-def _list_fault(file: Path, variables: Collection[str]) -> str | None:
-    """Return why a file of servers cannot be used; None if it can."""
-    from app.discovery.endpoint_list import MAX_BYTES, InvalidList, parse_endpoints
-
-    try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            return "it is not a regular file"
-        with file.open("rb") as opened:
-            parse_endpoints(opened.read(MAX_BYTES + 1), variables)
-    except InvalidList as error:
-        return f"it {error}"
-    except OSError as error:
-        return error.strerror or "it cannot be read"
-    return None
 
 
 def without_password(url: str) -> str:

@@ -8,7 +8,8 @@ engines.
 """
 
 from app.discovery.endpoints import Endpoint, Source
+from app.discovery.file import file_fault
 from app.discovery.server_discovery import ServerDiscovery
 from app.discovery.sources import FindSource, find_source
 
-__all__ = ["Endpoint", "FindSource", "ServerDiscovery", "Source", "find_source"]
+__all__ = ["Endpoint", "FindSource", "ServerDiscovery", "Source", "file_fault", "find_source"]

@@ -86,3 +86,17 @@ class FileSource:
         settled = abs(time.time() - status.st_mtime) > SETTLED_S
         self._version = version if settled else None
         return parse_endpoints(data, self._variables)
+
+
+def file_fault(path: Path, variables: Collection[str]) -> str | None:
+    """Return why a file of servers cannot be used as it is; None if it can."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return "it is not a regular file"
+        with path.open("rb") as file:
+            parse_endpoints(file.read(MAX_BYTES + 1), variables)
+    except InvalidList as error:
+        return f"it {error}"
+    except OSError as error:
+        return error.strerror or "it cannot be read"
+    return None

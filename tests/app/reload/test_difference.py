@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,6 +280,7 @@ def leaves(kind: type[BaseModel], within: str = "") -> Iterator[tuple[str, Any]]
 CANDIDATES: tuple[object, ...] = (
     1, 2, "x", "auto", "on_demand", "open", "owner", "session", "json", "debug", False, True,
     ["x"], [0.5], {"x": "y"}, {"relay": "debug"}, {"x": 1},
+    {"cert_file": "/c.pem", "key_file": "/k.pem", "ca_file": certifi.where()},
 )  # fmt: skip
 
 

@@ -225,9 +225,9 @@ def applied(old: Settings, new: Settings) -> Settings:
 
 def _applied(old: Section, new: Section, within: str) -> Section:
     update: dict[str, object] = {}
-    for name in type(old).model_fields:
+    for name, field in type(old).model_fields.items():
         one, other = getattr(old, name), getattr(new, name)
-        if isinstance(one, BaseModel):
+        if isinstance(one, BaseModel) and field.annotation is type(one):
             update[name] = _applied(one, other, f"{within}{name}.")
         elif within + name in APPLIED:
             update[name] = other
@@ -306,12 +306,13 @@ def _section_changes(old: Settings, new: Settings) -> Iterator[SettingChange]:
 
 
 def _settings_of(section: BaseModel, prefix: str) -> dict[str, object]:
-    """Return every setting of a section by path; a mapping is one value."""
+    """Return every setting of a section by path; a mapping or an optional section is one value."""
     found: dict[str, object] = {}
-    for name in type(section).model_fields:
+    for name, field in type(section).model_fields.items():
         member = getattr(section, name)
         path = f"{prefix}.{name}" if prefix else name
-        found |= _settings_of(member, path) if isinstance(member, BaseModel) else {path: member}
+        is_section = isinstance(member, BaseModel) and field.annotation is type(member)
+        found |= _settings_of(member, path) if is_section else {path: member}
     return found
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Set
 from pathlib import Path
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from engines.output import redact_line
 
@@ -42,6 +42,8 @@ def value(path: str, member: object) -> str | None:
             text = str(member) or '""'
         case list() | tuple():
             text = f"[{', '.join(value(path, item) or '' for item in member)}]"
+        case BaseModel():
+            text = member.model_dump_json()
         case _:
             text = json.dumps(member)
     return shown(redact_line(_CREDENTIALS.sub(r"\1…@", text)))

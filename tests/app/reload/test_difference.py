@@ -314,6 +314,9 @@ class TestEverySettingIsAppliedOrNeedsARestart:
         changes = found.applied if path in APPLIED else found.restart
         assert [change.path for change in changes] == [path]
         assert len(list(found.lines())) == 1
+        back = difference(new, old)
+        assert [change.path for change in (*back.applied, *back.restart)] == [path]
+        assert applied(new, old) == (old if path in APPLIED else new)
         # The settings in force then have what was applied; the rest still differs.
         left = difference(applied(old, new), new)
         assert (left.applied, left.restart) == ((), found.restart)

@@ -230,7 +230,9 @@ def test_two_engines_survive_a_lost_node_and_a_killed_gateway(nodes: Nodes, tmp_
         assert [one.tokens for one in streams] == [TOKENS] * STREAMS
         nodes.add()
         poll_until(lambda: pids(first)["demo-1"] != victim, 60)
-        poll_until(lambda: first.said().count(" is ready") >= 3, 120)
+        ready = 'gateway_engine_state{gateway_engine="demo-1",model="demo",state="ready"} 1'
+        with first.client() as client:
+            poll_until(lambda: ready in client.get("/metrics").text, 120)
         engines = pids(first)
         assert engines["demo-0"] == before["demo-0"]
         first.process.kill()

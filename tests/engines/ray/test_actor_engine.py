@@ -11,6 +11,7 @@ import pytest
 
 from engines.ray import actor as module
 from engines.ray.actor import EngineActor
+from engines.ray.ranks import Rank
 from tests.engines.processes import gone
 from tests.engines.ray.clusters import LAUNCHER, family
 from tests.waiting import run_pending_tasks, wait_until
@@ -64,6 +65,7 @@ async def make(monkeypatch: pytest.MonkeyPatch, ends: list[str]) -> AsyncIterato
 def plan(**fields: Any) -> dict[str, Any]:
     return {
         "node": "127.0.0.1",
+        "rank": Rank(),
         "namespace": "test",
         "name": "demo-0",
         "fingerprint": "f",

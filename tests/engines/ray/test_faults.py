@@ -54,13 +54,13 @@ async def test_what_others_leave_in_the_namespace_stops_no_engine(
     first = Cluster(nodes.address, "test", tmp_path / "gateway")
     owner = first.owner
     place = f"old-0.{owner[:16]}.00"
-    await first.call("reserve", place=place, needed={"CPU": 1.0, "slot": 1.0})
+    await first.call("reserve", place=place, needed={"CPU": 1.0, "slot": 1.0}, nodes=1)
     assert await first.call("engines", owner=owner) == ["old-0"]
     # A gateway that ends gives back the place in which it started nothing.
     await first.close()
     assert await first.call("engines", owner=owner) == []
     # A connector that is killed leaves it to the next gateway.
-    await first.call("reserve", place=place, needed={"CPU": 1.0, "slot": 1.0})
+    await first.call("reserve", place=place, needed={"CPU": 1.0, "slot": 1.0}, nodes=1)
     connector().kill()
     await first.close()
     second = Cluster(nodes.address, "test", tmp_path / "gateway")

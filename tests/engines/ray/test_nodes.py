@@ -1,7 +1,6 @@
 """Engines over several nodes of a real Ray cluster, with fake vLLM servers as their ranks."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from engines.base import EngineNotReady, EngineState
 from engines.ray import Cluster, RayEngine, host
+from engines.ray.actor import _directory
 from engines.ray.ranks import actor_name
 from tests.engines.processes import chat, gone, read
 from tests.engines.ray.clusters import SLOT, Nodes, build, ray_nodes
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.slow
 
 S = EngineState
 PATIENCE_S = 90.0
-# The directories of engines are named after it.
 NAMESPACE = "several-nodes"
 Connect = Callable[[], Cluster]
 Make = Callable[..., RayEngine]
+FindRank = Callable[..., list[psutil.Process]]
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +81,23 @@ async def fault_of(engine: RayEngine) -> str:
     return str(raised.value)
 
 
-def rank(number: int, engine: str = "demo-0") -> list[psutil.Process]:
-    """Return the processes of a rank: its guardian, its vLLM and what that has started."""
-    directory = re.compile(f"{re.escape(actor_name(engine, number))}-[0-9a-f]{{12}}")
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-        except psutil.Error:
-            continue
-        if any(directory.fullmatch(Path(word).name) for word in words[2:6]):
-            return [process, *process.children(recursive=True)]
-    raise AssertionError(f"rank {number} does not run")
+@pytest.fixture
+def rank(tmp_path: Path) -> FindRank:
+    """Find a rank of the test's gateway: its guardian, its vLLM and what that has started."""
+
+    def find(number: int, engine: str = "demo-0") -> list[psutil.Process]:
+        owner = (tmp_path / "gateway" / "ray-owner").read_text()
+        directory = _directory(owner, NAMESPACE, actor_name(engine, number)).name
+        for process in psutil.process_iter():
+            try:
+                words = process.cmdline()
+            except psutil.Error:
+                continue
+            if directory in [Path(word).name for word in words[2:6]]:
+                return [process, *process.children(recursive=True)]
+        raise AssertionError(f"rank {number} does not run")
+
+    return find
 
 
 def raylet(processes: list[psutil.Process]) -> int:
@@ -104,7 +110,9 @@ async def restarted(engine: RayEngine, count: int = 1) -> None:
     )
 
 
-async def test_ranks_start_on_different_nodes_and_stop_together(make: Make, tmp_path: Path) -> None:
+async def test_ranks_start_on_different_nodes_and_stop_together(
+    rank: FindRank, make: Make, tmp_path: Path
+) -> None:
     engine = make()
     await ready(engine)
     assert await ask(engine) == 200
@@ -139,7 +147,9 @@ async def test_ranks_start_on_different_nodes_and_stop_together(make: Make, tmp_
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-async def test_end_of_a_rank_ends_and_restarts_the_engine(make: Make, killed: int) -> None:
+async def test_end_of_a_rank_ends_and_restarts_the_engine(
+    rank: FindRank, make: Make, killed: int
+) -> None:
     engine = make(args={"fake-children": True})
     await ready(engine)
     before = [*rank(0), *rank(1)]
@@ -150,7 +160,7 @@ async def test_end_of_a_rank_ends_and_restarts_the_engine(make: Make, killed: in
     assert await ask(engine) == 200
 
 
-async def test_end_of_an_actor_ends_and_restarts_the_engine(make: Make) -> None:
+async def test_end_of_an_actor_ends_and_restarts_the_engine(rank: FindRank, make: Make) -> None:
     engine = make()
     await ready(engine)
     before = [*rank(0), *rank(1)]
@@ -169,7 +179,7 @@ async def test_rank_that_fails_in_its_start_is_named_by_its_node(make: Make) -> 
 
 
 async def test_node_is_lost_under_load_and_the_engine_starts_when_one_is_back(
-    nodes: Nodes, make: Make
+    rank: FindRank, nodes: Nodes, make: Make
 ) -> None:
     engine = make()
     await ready(engine)
@@ -196,7 +206,7 @@ async def test_node_is_lost_under_load_and_the_engine_starts_when_one_is_back(
     assert await ask(engine) == 200
 
 
-async def test_whole_engine_is_adopted(make: Make, connect: Connect) -> None:
+async def test_whole_engine_is_adopted(rank: FindRank, make: Make, connect: Connect) -> None:
     left = make(keep=True)
     await ready(left)
     before = [process.pid for number in (0, 1) for process in rank(number)]
@@ -213,7 +223,9 @@ async def test_whole_engine_is_adopted(make: Make, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-async def test_half_an_engine_is_not_adopted(make: Make, connect: Connect, lost: int) -> None:
+async def test_half_an_engine_is_not_adopted(
+    rank: FindRank, make: Make, connect: Connect, lost: int
+) -> None:
     left = make(keep=True)
     await ready(left)
     before = [*rank(0), *rank(1)]
@@ -229,7 +241,7 @@ async def test_half_an_engine_is_not_adopted(make: Make, connect: Connect, lost:
 
 
 async def test_kept_engine_that_lost_a_rank_ends_without_a_gateway(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    rank: FindRank, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "LEASE_S", 3.0)
     left = make(keep=True)
@@ -241,7 +253,7 @@ async def test_kept_engine_that_lost_a_rank_ends_without_a_gateway(
 
 
 async def test_engine_that_is_no_longer_configured_is_stopped_on_every_node(
-    make: Make, connect: Connect
+    rank: FindRank, make: Make, connect: Connect
 ) -> None:
     left = make(name="old-0", keep=True)
     await ready(left)

@@ -8,10 +8,11 @@ A wanted model is loaded as soon as it fits. If it does not fit, other models ar
 2. models in use, only for a model that has been wanted for `patience_s`, and only those that have
    been loaded for `keep`. They grant no more leases, and are unloaded after their requests.
 
-Models are served in the order in which they became wanted. One that does not fit reserves the free
-memory once it has been wanted for `patience_s`; before that, a later one that fits goes ahead. Both
-rules together bound a wait: with k models, of which the slowest takes L to load, U to unload and D
-for its longest request, a load begins within
+Models are served in the order in which they became wanted; of several at the same time, the one
+that was used longest ago goes first. One that does not fit reserves the free memory once it has
+been wanted for `patience_s`; before that, a later one that fits goes ahead. Both rules together
+bound a wait: with k models, of which the slowest takes L to load, U to unload and D for its longest
+request, a load begins within
 
     patience + k * (L + keep(L) + D + U)
 
@@ -181,7 +182,9 @@ class _DecisionRound:
             for r in self._models
             if r.residency is Residency.UNLOADED and r.wanted_since is not None and not r.held
         ]
-        for snapshot in sorted(wanted, key=lambda r: (r.wanted_since, r.name)):
+        # uvloop's clock has a resolution of one millisecond: a model that gives way may be wanted
+        # again in the one in which the other was, and must not come back before it.
+        for snapshot in sorted(wanted, key=lambda r: (r.wanted_since, r.last_used, r.name)):
             self._place_model(snapshot)
         return LoadDecision(
             tuple(self._load),

@@ -69,6 +69,12 @@ class TestLoading:
         assert decided(loading("a"), wanted("b"), room=9).load == ()
         assert decided(loading("a"), wanted("b"), room=9, slots=2).load == ("b",)
 
+    def test_model_that_gives_way_comes_back_after_the_one_that_it_gave_way_to(self) -> None:
+        """Its streams may want it again within the clock's resolution."""
+        gave_way = wanted("a", 2.0, last_used=NOW)
+        assert decided(gave_way, wanted("b", 2.0, last_used=NOW - 1)).load == ("b",)
+        assert decided(gave_way, wanted("b", 2.0)).load == ("b",)  # never loaded yet
+
     def test_start_time_includes_the_load_before_it(self) -> None:
         ahead = loading("a", load_began=NOW - 3, load_s=10.0)
         assert decided(ahead, wanted("b"), room=9).starts_in_s == {"b": 7.0}

@@ -30,7 +30,7 @@ async def test_the_secret_of_a_new_key_is_shown_once_and_works(site: Site) -> No
         await expect(dialog.get_by_text("Copied.")).to_be_visible()
         assert await page.evaluate("() => navigator.clipboard.readText()") == secret
         await dialog.get_by_role("button", name="I have copied it").click()
-        await expect(page.get_by_role("dialog")).to_be_hidden()
+        await expect(page.get_by_role("heading", name="Made here")).to_be_visible()
         assert secret not in await page.content()
         await page.goto(KEYS)
         await page.get_by_role("link", name="Made here").click()

@@ -32,7 +32,10 @@ def ray_serve(directory: Path) -> Iterator[Target]:
         "args": demo["args"],
         "env": demo["env"],
     }
-    env = environment(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0")
+    # Its engine gets the priority that one of `kind: ray` gets.
+    env = environment(
+        RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0", RAY_worker_niceness="0"
+    )
     url = f"http://127.0.0.1:{port}"
     argv: list[str | Path] = [python, SERVER, json.dumps(settings)]
     with child("ray-serve-llm", argv, env=env, end_s=60) as running:

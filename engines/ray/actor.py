@@ -14,6 +14,7 @@ import codecs
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -37,7 +38,7 @@ from engines.ray.ranks import Rank
 from engines.spec import HOST_IP
 
 # Of the calls and replies below. An actor of another one is not adopted: its engine starts anew.
-PROTOCOL = 3
+PROTOCOL = 4
 # Interval at which the lease is looked at.
 LEASE_POLL_S = 1.0
 # Interval at which a waiting call looks for something new.
@@ -54,6 +55,9 @@ HEADLESS = Path(__file__).with_name("headless.py")
 MAX_BEHIND = 4 * LOG_BYTES
 # Variables in which Ray tells an actor its GPUs.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+PRELOAD = "LD_PRELOAD"
+# Ray loads it into its processes (2.60: `ray._private.services`, JEMALLOC_SO).
+RAYS_LIBRARY = "/ray/core/libjemalloc.so"
 
 
 def node_environment(
@@ -62,11 +66,29 @@ def node_environment(
     """Return the variables of a node for an engine.
 
     They are those of the raylet: to those of an actor, `own`, Ray adds its own and others, such as
-    OMP_NUM_THREADS=1. Only the choice of the GPUs is taken from there. Ray's secrets are left out.
+    OMP_NUM_THREADS=1. Only the choice of the GPUs is taken from there. Ray's secrets are left out,
+    and the memory allocator that it loads into its own processes.
     """
     chosen = {name: own[name] for name in DEVICES if with_gpus and name in own}
     found = {k: v for k, v in raylet.items() if not k.startswith("RAY_")}
+    libraries = re.split("[: ]+", found.pop(PRELOAD, ""))  # ld.so(8) accepts both
+    if kept := ":".join(one for one in libraries if not one.endswith(RAYS_LIBRARY)):
+        found[PRELOAD] = kept
     return {**found, **chosen}
+
+
+def take_priority_of_raylet() -> int:
+    """Give this process, and those that it starts, the nice value of the raylet; return ours.
+
+    Ray starts its workers with nice 15 (2.60: RAY_worker_niceness). Only root may lower it again:
+    without that right it stays. Ray's own threads take part, so that the actor replies in time
+    while its engine uses all cores.
+    """
+    wanted = os.getpriority(os.PRIO_PROCESS, os.getppid())
+    for thread in os.listdir("/proc/self/task"):  # Linux: each has its own
+        with contextlib.suppress(OSError):  # it has ended, or this is not allowed
+            os.setpriority(os.PRIO_PROCESS, int(thread), wanted)
+    return os.getpriority(os.PRIO_PROCESS, 0)
 
 
 class EngineActor:
@@ -218,6 +240,7 @@ class EngineActor:
             (directory / "engine.log").replace(directory / "engine.log.previous")
         self._memory = EngineMemory(plan["name"], find_accelerator, None)
         await self._memory.record_baseline()
+        niceness = take_priority_of_raylet()
         command = [*launcher, *plan["arguments"], *rank.flags(), *listens_on]
         self._processes = await start_guardian(
             directory, command, variables, fingerprint=plan["fingerprint"], keep=False
@@ -232,6 +255,7 @@ class EngineActor:
             "place": self._place,
             "rank": rank.number,
             "nodes": rank.nodes,
+            "nice": niceness,
         }
         self._log = directory / "engine.log"
         self._ending = asyncio.create_task(self._await_end(self._processes, self._memory))

@@ -217,8 +217,10 @@ class Cluster:
     def _variables(self) -> dict[str, str]:
         """Return the variables of the connector."""
         found = {**environment.inherited(os.environ, _VARIABLES), **_QUIET}
-        if self.address == "local" and not any(name.startswith("RAY_AUTH") for name in found):
-            found |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        if self.address == "local":  # the connector starts it
+            found.setdefault("RAY_worker_niceness", "0")
+            if not any(name.startswith("RAY_AUTH") for name in found):
+                found |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         return found
 
 

@@ -208,6 +208,14 @@ class RayHost:
             *(self._launch.name, processes.address, processes.engine_pid, processes.elsewhere),
             extra={"engine": self._launch.name},
         )
+        for one in (hello, *hello["ranks"]):
+            if one["nice"] > 0:
+                log.warning(
+                    "engine %s runs on %s with nice %d, so that other programs there slow it down: "
+                    "start Ray on that node with RAY_worker_niceness=0",
+                    *(self._launch.name, one["host"], one["nice"]),
+                    extra={"engine": self._launch.name},
+                )
         return processes
 
     def _processes_of(self, hellos: Sequence[Mapping[str, Any]]) -> RayProcesses | JoinedProcesses:

@@ -23,7 +23,7 @@ def test_configuration_is_valid_and_has_engines_on_ray(
     assert [type(spec) for model in settings.models for spec in model.engines] == [RaySpec]
 
 
-def test_cluster_follows_the_schema_of_ray_and_authenticates() -> None:
+def test_cluster_follows_the_schema_of_ray_authenticates_and_has_ordinary_priority() -> None:
     found = importlib.util.find_spec("ray")
     assert found is not None
     assert found.origin is not None
@@ -32,4 +32,4 @@ def test_cluster_follows_the_schema_of_ray_and_authenticates() -> None:
     jsonschema.validate(cluster, schema)
     for key in ("head_start_ray_commands", "worker_start_ray_commands"):
         [start] = [command for command in cluster[key] if "ray start" in command]
-        assert start.startswith("RAY_AUTH_MODE=token ")
+        assert start.startswith("RAY_AUTH_MODE=token RAY_worker_niceness=0 ray start ")

@@ -2,11 +2,13 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from engines.ray.actor import _LogReader, node_environment
+from engines.ray.actor import _LogReader, node_environment, take_priority_of_raylet
 from engines.ray.addresses import free_port, has_listener, interface_of
 
 
@@ -18,6 +20,47 @@ def test_engine_inherits_from_its_raylet_and_nothing_of_rays() -> None:
         "CUDA_VISIBLE_DEVICES": "4,5",
     }
     assert node_environment(own, raylet, with_gpus=True)["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("raylet", "engine"),
+    [
+        ("/venv/ray/core/libjemalloc.so", None),
+        ("/venv/ray/core/libjemalloc.so:/opt/tcmalloc.so", "/opt/tcmalloc.so"),
+        ("/opt/one.so  /venv/ray/core/libjemalloc.so /opt/two.so", "/opt/one.so:/opt/two.so"),
+        ("/opt/libjemalloc.so", "/opt/libjemalloc.so"),
+        ("", None),
+    ],
+)
+def test_engine_does_not_get_the_allocator_of_ray(raylet: str, engine: str | None) -> None:
+    found = node_environment({}, {"LD_PRELOAD": raylet}, with_gpus=False)
+    assert found.get("LD_PRELOAD") == engine
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may lower a nice value")
+def test_process_takes_the_priority_of_its_parent() -> None:
+    code = (
+        "import os, subprocess, threading\n"
+        "from engines.ray.actor import take_priority_of_raylet\n"
+        "os.nice(15)\n"
+        "thread = threading.Thread(target=threading.Event().wait, daemon=True)\n"
+        "thread.start()\n"
+        "ours = take_priority_of_raylet()\n"
+        "other = os.getpriority(os.PRIO_PROCESS, thread.native_id)\n"
+        "child = subprocess.run(['nice'], capture_output=True, text=True).stdout\n"
+        "print(ours, other, child)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    nice = str(os.getpriority(os.PRIO_PROCESS, 0))
+    assert run.stdout.split() == [nice] * 3
+
+
+def test_priority_that_cannot_be_changed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    assert take_priority_of_raylet() == os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_interface_has_the_address() -> None:

@@ -194,10 +194,34 @@ async def test_stop_does_not_wait_for_a_cluster(
     await asyncio.gather(starting, return_exceptions=True)
 
 
+HELLO = {
+    "pid": 1,
+    "fingerprint": "other",
+    "host": "127.0.0.1",
+    "port": 9,
+    "key": "k",
+    "place": "p",
+    "rank": 0,
+    "nodes": 1,
+    "nice": 0,
+}
+
+
+@pytest.mark.parametrize("nice", [0, 15])
+async def test_engine_without_ordinary_priority_is_a_warning(
+    nice: int, stub: Stub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub.results["claim"] = {**HELLO, "nice": nice, "ranks": []}
+    stub.results["watch"] = {"unknown": 1}
+    host = build(cluster_in(tmp_path), tmp_path)._supervisor._host
+    processes = await host.find(lambda: False)
+    assert processes is not None
+    await processes.wait()
+    assert ("runs on 127.0.0.1 with nice 15" in caplog.text) == (nice == 15)
+
+
 async def test_report_that_cannot_be_read_ends_the_engine(stub: Stub, tmp_path: Path) -> None:
-    hello = {"pid": 1, "host": "127.0.0.1", "port": 9, "key": "k", "place": "p"}
-    alone = {"rank": 0, "nodes": 1, "ranks": []}
-    stub.results["claim"] = {**hello, **alone, "fingerprint": "other"}
+    stub.results["claim"] = {**HELLO, "ranks": []}
     stub.results["watch"] = {"unknown": 1}
     cluster = cluster_in(tmp_path)
     host = build(cluster, tmp_path)._supervisor._host

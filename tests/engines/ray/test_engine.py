@@ -89,6 +89,8 @@ async def test_engine_serves_with_a_key_of_its_own_and_stops(make: Make, tmp_pat
     assert variables["VLLM_HOST_IP"] in arguments
     assert not [name for name in variables if name.startswith("RAY_")]
     assert "OMP_NUM_THREADS" not in variables
+    assert "ray" not in variables.get("LD_PRELOAD", "")
+    assert {process.nice() for process in processes} == {psutil.Process().nice()}
     server = dict(word.split("=", 1) for word in processes[1].cmdline() if "=" in word)
     async with httpx.AsyncClient() as anyone:
         for path in ("health", "metrics", "version", "v1/models"):

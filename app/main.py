@@ -256,6 +256,10 @@ def create_app(
     client = require_client_key(authenticator, limiter, metrics)
     auditor = RequireRight(authenticator, Right.USAGE_READ)
     metrics_pages = metrics_router(metrics, application.engines_page, settings.metrics_key)
+
+    def gateways() -> int | None:
+        return None if load_sharing is None else load_sharing.gateways
+
     console = None
     if settings.console.enabled:
         console = Console(
@@ -274,6 +278,8 @@ def create_app(
             settings=lambda: reloader.settings,
             devices=builder.devices,
             in_flight=lambda: admission.in_flight,
+            unused=reloader.discovery.unused,
+            gateways=gateways,
         )
     routers = [
         *(console.routers() if console is not None else ()),
@@ -291,7 +297,8 @@ def create_app(
             operations,
             authenticator,
             lambda: admission.draining,
-            None if load_sharing is None else lambda: load_sharing.gateways,
+            gateways,
+            reloader.discovery.unused,
         ),
         schema_router(authenticator),
     ]

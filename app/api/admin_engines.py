@@ -16,7 +16,7 @@ from app.api.log_stream import Followers, FollowLog, readable, text_of
 from app.api.middleware import notes_of
 from app.auth import Authenticator
 from app.errors import Conflict, EngineUnavailable, RouteNotFound
-from app.fleet import EngineRow, ModelOperations, engine_rows
+from app.fleet import EngineRow, ModelOperations, UnusedServer, engine_rows
 from app.routing import Catalogue
 from engines.output import redact_line
 
@@ -33,6 +33,9 @@ class Engines(BaseModel):
         description="Number of gateways that share the load of these engines, this one included; "
         "null: load is not shared."
     )
+    unused: list[UnusedServer] = Field(
+        description="Discovered servers that are listed and get no requests."
+    )
 
 
 def engines_router(
@@ -40,11 +43,13 @@ def engines_router(
     operations: ModelOperations,
     authenticator: Authenticator,
     draining: Callable[[], bool],
-    gateways: Callable[[], int] | None,
+    gateways: Callable[[], int | None],
+    unused: Callable[[], list[UnusedServer]],
 ) -> APIRouter:
     """Return the routes of /admin/engines; responses that follow a log end when `draining`.
 
     `gateways` returns the number of gateways that share engines; None: load is not shared.
+    `unused` returns the discovered servers that get no requests.
     """
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))
     router = APIRouter(prefix="/admin/engines", tags=["engines"], dependencies=[scheme])
@@ -56,7 +61,9 @@ def engines_router(
     async def list_engines() -> Engines:
         """Every engine, in the configuration's order."""
         return Engines(
-            data=engine_rows(catalogue), gateways=None if gateways is None else gateways()
+            data=engine_rows(catalogue),
+            gateways=gateways(),
+            unused=unused(),
         )
 
     @router.get("/{name}", dependencies=[reading], responses=error_responses(*ADMIN, RouteNotFound))

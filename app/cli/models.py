@@ -179,7 +179,7 @@ def _operate(gateway: GatewayClient, name: str, verb: str, **params: int) -> Mod
             # Without a terminal there is nothing to show: only the response ends the wait.
             while (result := _next(results, TICK_S if console.is_terminal else None)) is None:
                 if next(due):
-                    engines = fetch_engines(gateway)
+                    engines = fetch_engines(gateway).data
                 show(engines)
         if isinstance(result, RequestRefused) and result.status in FAILED:
             fail(f"{printable(name)} did not {verb}: {result.message}", code=EXIT_FAILED)

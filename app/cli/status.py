@@ -62,10 +62,21 @@ class Engine(msgspec.Struct):
     runs: str
 
 
+class UnusedServer(msgspec.Struct):
+    """A discovered server that gets no requests."""
+
+    name: str
+    model: str
+    url: str
+    reason: str
+
+
 class Engines(msgspec.Struct):
     """The response of GET /admin/engines."""
 
     data: list[Engine]
+    gateways: int | None = None
+    unused: list[UnusedServer] = []
 
 
 Summary = tuple[str, str, str, str, str, str]
@@ -76,6 +87,12 @@ SUMMARY = (
     Column("since"),
     Column("restarts"),
     Column("last error", long=True),
+)
+UNUSED = (
+    Column("server not used", long=True),
+    Column("model", long=True),
+    Column("url", long=True),
+    Column("reason", long=True),
 )
 
 
@@ -97,16 +114,17 @@ def status(
     console = Console()
     gateway = GatewayClient(url, admin_key, config)
     with refusal_faults():
-        engines = fetch_engines(gateway)
+        found = fetch_engines(gateway)
         if console.is_terminal and not json if watch is None else watch:
             with start_bars(console) as show:
                 for due in poll_due():
-                    if not any(engine.state == "starting" for engine in engines):
+                    if not any(engine.state == "starting" for engine in found.data):
                         break
-                    show(engines)
+                    show(found.data)
                     time.sleep(TICK_S)
                     if due:
-                        engines = fetch_engines(gateway)
+                        found = fetch_engines(gateway)
+    engines = found.data
     if json:
         print_json(engines)
         return
@@ -117,6 +135,11 @@ def status(
     else:
         print()
         print(plain(("", *(printable(engine.name) for engine in engines)), fact_rows(engines)))
+    if found.unused:
+        print()
+        print_table(UNUSED, map(unused_row, found.unused), console)
+    if found.gateways is not None:
+        print(f"\ngateways that share the load of these engines: {found.gateways}")
 
 
 def poll_due(clock: Callable[[], float] = time.monotonic) -> Iterator[bool]:
@@ -135,9 +158,9 @@ def poll_interval(waited_s: float) -> float:
     return min(max(waited_s / PAUSES, MIN_PAUSE_S), MAX_PAUSE_S)
 
 
-def fetch_engines(gateway: GatewayClient) -> list[Engine]:
+def fetch_engines(gateway: GatewayClient) -> Engines:
     """Return the engines of a gateway. Raises RequestRefused."""
-    return gateway.request("/admin/engines", Engines).data
+    return gateway.request("/admin/engines", Engines)
 
 
 @contextmanager
@@ -211,6 +234,14 @@ def summary_row(engine: Engine) -> Summary:
         str(engine.restarts),
         printable(engine.last_error or "-"),
     )
+
+
+def unused_row(server: UnusedServer) -> tuple[str, str, str, str]:
+    """Return a row of the servers that are not used."""
+    name, model, url, reason = map(
+        printable, (server.name, server.model, server.url, server.reason)
+    )
+    return name, model, url, reason
 
 
 def fact_rows(engines: Sequence[Engine]) -> list[list[str]]:

@@ -13,7 +13,7 @@ from app.console.account_page import AccountPages, account_pages
 from app.console.configuration_page import configuration_pages
 from app.console.devices import MemoryReader
 from app.console.engines_page import engines_router, live_engines
-from app.console.fleet_view import FleetViews, ModelRows
+from app.console.fleet_view import FleetViews, ModelRows, UnusedServers
 from app.console.guard import ConsoleGuard
 from app.console.history import History, Load
 from app.console.key_names import KeyNames
@@ -59,6 +59,10 @@ class Console:
     # Blocks.
     devices: Callable[[], Sequence[Device]]
     in_flight: Callable[[], int]
+    # Discovered servers that get no requests.
+    unused: UnusedServers
+    # Number of gateways that share engines; None: load is not shared.
+    gateways: Callable[[], int | None]
     _renderer: Renderer = field(init=False, default_factory=Renderer)
     _markdown: MarkdownProcess = field(init=False, default_factory=MarkdownProcess)
     _sign_in: SignIn = field(init=False)
@@ -70,7 +74,13 @@ class Console:
 
     def __post_init__(self) -> None:
         self._sign_in = SignIn(self.authenticator, self.secret)
-        self._views = FleetViews(self.catalogue, self.model_rows, self.settings)
+        self._views = FleetViews(
+            catalogue=self.catalogue,
+            model_rows=self.model_rows,
+            settings=self.settings,
+            unused=self.unused,
+            gateways=self.gateways,
+        )
         self._history = History(self.metrics, self._load)
         self._memory = MemoryReader(self.devices)
         self._drain = Drain(self.draining, self.catalogue.changes)

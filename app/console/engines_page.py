@@ -28,7 +28,7 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
         compared: Annotated[list[str] | None, Query(alias="engine", max_length=1000)] = None,
         only: Annotated[str, Query(max_length=32)] = "",
     ) -> Response:
-        engines = views.engines()
+        engines, unused = views.engines(), views.unused()
         chosen = choose(engines, compared)
 
         def render() -> Response:
@@ -36,6 +36,7 @@ def engines_router(renderer: Renderer, views: FleetViews) -> APIRouter:
                 visitor_of(request),
                 "engines.html",
                 engines=engines,
+                unused=unused,
                 comparison=compare(chosen),
                 only_differences=only == "differences",
             )
@@ -66,13 +67,14 @@ def live_engines(renderer: Renderer, views: FleetViews) -> LiveByRight:
     """Return the live regions of both pages: the list, and one for each engine."""
     listed = renderer.macro("engines_regions.html", "engines")
     state = renderer.macro("engines_regions.html", "state")
+    not_used = renderer.macro("engines_regions.html", "unused")
 
     def collect(acts: bool) -> Render:
-        engines = views.engines()
+        engines, unused = views.engines(), views.unused()
 
         def render() -> Regions:
             states = {f"engine {one.row.name}": state(one, acts) for one in engines}
-            return {"engines": listed(engines), **states}
+            return {"engines": listed(engines), "unused": not_used(unused), **states}
 
         return render
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from app.console.actions import Action, ModelAbilities, engine_actions, model_actions
 from app.console.command_line import CommandLine, parse
-from app.fleet import EngineRow, ModelRow
+from app.fleet import EngineRow, ModelRow, UnusedServer
 from app.routing import Catalogue, Model, Replica
 from app.settings import ModelSettings, Settings
 from engines.base import EngineState
 from engines.spec import ProcessSpec
 
 ModelRows = Callable[[], Sequence[ModelRow]]
+UnusedServers = Callable[[], Sequence[UnusedServer]]
 
 # What the numbers of a phase count (`engines.output.startup`).
 _COUNTED = {
@@ -65,12 +66,20 @@ class FleetViews:
     """Makes the views of all models and engines."""
 
     def __init__(
-        self, catalogue: Catalogue, model_rows: ModelRows, settings: Callable[[], Settings]
+        self,
+        *,
+        catalogue: Catalogue,
+        model_rows: ModelRows,
+        settings: Callable[[], Settings],
+        unused: UnusedServers,
+        gateways: Callable[[], int | None],
     ) -> None:
-        """`settings` returns those in force."""
+        """`settings` returns those in force; `unused` and `gateways`: see /admin/engines."""
         self._catalogue = catalogue
         self._model_rows = model_rows
         self._settings = settings
+        self.unused = unused
+        self.gateways = gateways
 
     def model_rows(self) -> Sequence[ModelRow]:
         """Return the rows of all models, in the order of the configuration."""

@@ -32,9 +32,9 @@ class Overview:
         models, engines = self._views.model_rows(), self._views.engines()
         machine = self._memory.newest()
         return {
-            "attention": {"engines": engines},
+            "attention": {"engines": engines, "unused": len(self._views.unused())},
             "models": {"models": models},
-            "engines": {"engines": engines},
+            "engines": {"engines": engines, "gateways": self._views.gateways()},
             "memory": {
                 "engines": engine_memory(engines, machine),
                 "devices": device_memory(machine),

@@ -79,6 +79,15 @@ class Member:
             return True
         return self._begun is not None and self._begun.engine.state is EngineState.FAILED
 
+    @property
+    def unused_reason(self) -> str | None:
+        """Why it gets no requests although it is listed; None if it is an engine or not listed."""
+        if self._wanted is None or self._joined is not None:
+            return None
+        if self._begun is None:
+            return "it is checked again when it has drained"
+        return self._begun.engine.last_error or "its first check is under way"
+
     def want(self, slot: Slot | None) -> None:
         """Change what it should be; `run` carries it out."""
         if slot != self._wanted:

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from app.discovery.endpoints import Endpoint, Source
 from app.discovery.member import Member, MemberTerms
 from app.discovery.names import engine_name
 from app.discovery.sources import FindSource
-from app.fleet import Slot
+from app.fleet import Slot, UnusedServer
 from engines.base import EngineState
 from engines.spec import Discovery, RemoteSpec
 
@@ -69,6 +69,13 @@ class Roster:
     def serving(self) -> int:
         """Number of these that are READY."""
         return sum(member.serves for member in self._members.values())
+
+    def unused(self) -> Iterator[UnusedServer]:
+        """Yield the servers that are listed and get no requests, by URL."""
+        model = self._terms.deployment.name
+        for url, member in sorted(self._members.items()):
+            if (reason := member.unused_reason) is not None:
+                yield UnusedServer.of(member.name, model, url, reason)
 
     @property
     def failing(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from app.discovery.member import MemberTerms
 from app.discovery.roster import Roster
 from app.discovery.sources import FindSource
-from app.fleet import ModelDeployment
+from app.fleet import ModelDeployment, UnusedServer
 from app.fleet.fleet import Fleet
 from engines.base import ChangeNotifier
 
@@ -72,6 +72,11 @@ class ServerDiscovery:
         for deployment, roster in self._rosters.items():
             if deployment.discovering:
                 yield deployment.name, roster.listed, roster.serving, roster.failing
+
+    def unused(self) -> list[UnusedServer]:
+        """Return the servers that are listed and get no requests, in the models' order."""
+        current = map(self._rosters.get, self._deployments.values())
+        return [one for roster in current if roster is not None for one in roster.unused()]
 
     async def wait_until_settled(self, among: Collection[ModelDeployment] | None = None) -> None:
         """Return when all servers were checked once, or SETTLE_S later.

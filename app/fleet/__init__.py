@@ -13,7 +13,14 @@ from app.fleet.engines_page import EnginesPage
 from app.fleet.fleet import STOP_GRACE_S
 from app.fleet.operations import ModelOperations
 from app.fleet.preflight import run_preflight
-from app.fleet.report import Activity, EngineRow, ModelRow, engine_figures, engine_rows
+from app.fleet.report import (
+    Activity,
+    EngineRow,
+    ModelRow,
+    UnusedServer,
+    engine_figures,
+    engine_rows,
+)
 from app.fleet.slots import Slot, initial_slots
 from app.fleet.startup import (
     EngineLifecycle,
@@ -35,6 +42,7 @@ __all__ = [
     "ModelOperations",
     "ModelRow",
     "Slot",
+    "UnusedServer",
     "adoptable_engines",
     "build_models",
     "catalogue_of",

@@ -87,6 +87,20 @@ class EngineRow(BaseModel):
         )
 
 
+class UnusedServer(BaseModel):
+    """A discovered server that is listed and gets no requests."""
+
+    name: str = Field(description="The name of the engine that it would be.")
+    model: str
+    url: str
+    reason: str = Field(description="Why it is not used, and what to do about it.")
+
+    @classmethod
+    def of(cls, name: str, model: str, url: str, reason: str) -> Self:
+        """Return the row of a server, without secrets."""
+        return cls(name=name, model=model, url=redact_command(url), reason=_redacted(reason))
+
+
 class Loading(BaseModel):
     """A load that is under way, or that requests wait for."""
 

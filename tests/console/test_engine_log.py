@@ -15,6 +15,24 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LONG = 10 * 2**20
 
 
+async def test_a_discovered_server_without_requests_is_on_the_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with fleet(tmp_path) as gateway:
+        origin = f"http://127.0.0.1:{gateway.port}"
+        async with fresh_context(browser, origin) as context:
+            await log_in(context, ROOT_KEY)
+            async with watched(context, origin) as watched_page:
+                page = watched_page.page
+                await page.goto("/console/overview")
+                await page.get_by_role("link", name="Servers and reasons").click()
+                servers = page.get_by_role("region", name="Discovered servers without requests")
+                await expect(servers).to_contain_text("Connection refused")
+                await assert_accessible(watched_page)
+                (tmp_path / "engines.json").write_text("[]")
+                await expect(servers).to_be_hidden()
+
+
 async def test_a_line_of_ten_megabytes_is_cut(browser: Browser, tmp_path: Path) -> None:
     async with fleet(tmp_path) as gateway:
         log = tmp_path / "ready-0" / "engine.log"

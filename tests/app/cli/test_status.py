@@ -84,6 +84,23 @@ def test_table_on_a_pipe_is_plain_and_not_truncated(gateway: FakeGateway) -> Non
     assert gateway.requests == [("GET", PATH, f"Bearer {KEY}")]
 
 
+def test_what_several_gateways_and_discovery_add_stands_below(gateway: FakeGateway) -> None:
+    unused = {
+        "name": "demo-10.0.0.7-8000",
+        "model": "demo",
+        "url": "http://10.0.0.7:8000",
+        "reason": "it refuses the key at /v1/models (401): check api_key_env",
+    }
+    gateway.respond(PATH, {**answer(engine()), "gateways": 3, "unused": [unused]})
+    assert run("status").stdout.splitlines()[-4:] == [
+        "server not used     model  url                   reason",
+        "demo-10.0.0.7-8000  demo   http://10.0.0.7:8000  "
+        "it refuses the key at /v1/models (401): check api_key_env",
+        "",
+        "gateways that share the load of these engines: 3",
+    ]
+
+
 def test_json_is_the_response_of_the_gateway(gateway: FakeGateway) -> None:
     gateway.respond(PATH, answer(engine(facts=FACTS)))
     assert json.loads(run("status", "--json").stdout) == [engine(facts=FACTS)]

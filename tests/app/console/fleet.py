@@ -1,5 +1,6 @@
 """A gateway with engines in every state, none of which runs anything."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,8 +63,14 @@ def engines() -> dict[str, FakeProcess]:
 
 @asynccontextmanager
 async def fleet(run_dir: Path) -> AsyncIterator[Gateway]:
-    """Run a gateway with these engines, and a remote one that is down, of the model `far`."""
+    """Run a gateway with these engines, and a remote one that is down, of the model `far`.
+
+    The model `listed` has discovered a server that is down.
+    """
     far = remote(f"http://127.0.0.1:{free_port()}")
+    listing = run_dir / "engines.json"
+    listing.write_text(json.dumps([f"http://127.0.0.1:{free_port()}"]))
+    listed = {"kind": "remote", "discover": {"file": str(listing)}}
     fakes = engines()
     models = [
         {"name": name, "aliases": [f"alias of {name}"], "policy": "session", "engines": [far]}
@@ -71,7 +78,12 @@ async def fleet(run_dir: Path) -> AsyncIterator[Gateway]:
     ]
     models[0]["fallbacks"] = ["far"]
     async with running(
-        settings_for(*models, {"name": "far", "engines": [far]}, run_dir=run_dir)
+        settings_for(
+            *models,
+            {"name": "far", "engines": [far]},
+            {"name": "listed", "engines": [listed]},
+            run_dir=run_dir,
+        )
     ) as gateway:
         for model in gateway.state.catalogue.models:
             if (engine := fakes.get(model.name)) is not None:

@@ -76,6 +76,17 @@ async def test_the_overview_shows_how_far_a_start_is(admin: httpx.AsyncClient) -
     assert 'value="0.4"' in page
 
 
+async def test_discovered_servers_without_requests_are_shown_with_the_reason(
+    admin: httpx.AsyncClient,
+) -> None:
+    assert "1 discovered server gets no requests" in await text_of(admin, "/console/overview")
+    page = await text_of(admin, "/console/engines")
+    assert "Discovered servers without requests" in page
+    regions = await first_regions(admin, "engines")
+    assert "listed-127.0.0.1-" in regions["unused"]
+    assert "Connection refused" in regions["unused"]
+
+
 async def test_a_chart_has_a_title_and_a_description(admin: httpx.AsyncClient) -> None:
     page = await text_of(admin, "/console/overview")
     for name in ("tokens", "requests", "ttft", "errors"):

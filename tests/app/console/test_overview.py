@@ -55,7 +55,13 @@ def test_a_gateway_that_stood_still_leaves_a_gap() -> None:
 def test_charts_are_made_once_for_each_reading() -> None:
     now = [1000.0]
     history = History(Metrics(), lambda: Load(0, 0), lambda: now[0])
-    views = FleetViews(Catalogue([]), list, Settings)
+    views = FleetViews(
+        catalogue=Catalogue([]),
+        model_rows=list,
+        settings=Settings,
+        unused=list,
+        gateways=lambda: None,
+    )
     page = Overview(views, history, MemoryReader(list))
     history.read()
     first = page.charts(page.readings())

@@ -13,7 +13,7 @@ from engines.base import ChangeNotifier, Engine
 from engines.spec import Discovery
 from tests.app.reload.gateways import ConfigFile, ReloadableGateway
 from tests.fakes.vllm import Fake
-from tests.gateway import running
+from tests.gateway import ROOT, running
 from tests.waiting import wait_until
 
 
@@ -88,6 +88,11 @@ class DiscoveringGateway(ReloadableGateway):
     def find(self, name: str) -> Engine:
         [found] = [engine for engine in self.state.catalogue.engines if engine.name == name]
         return found
+
+    async def unused(self) -> dict[str, str]:
+        """Return the servers that get no requests, with the reasons."""
+        shown = (await self.client.get("/admin/engines", headers=ROOT)).json()
+        return {one["name"]: one["reason"] for one in shown["unused"]}
 
     async def until(self, *fakes: Fake) -> None:
         """Return when requests see these servers and no others."""

@@ -82,6 +82,9 @@ async def test_server_that_is_listed_again_while_it_drains_joins_afterwards(
                 listing.set(a.url, b.url)
                 await run_pending_tasks()
                 assert gateway.names == [name_of(b)]
+                assert await gateway.unused() == {
+                    name_of(a): "it is checked again when it has drained"
+                }
                 data = await stream.read()
             assert data.endswith(b"data: [DONE]\n\n")
             await gateway.until(a, b)
@@ -128,8 +131,10 @@ async def test_server_of_another_model_stays_outside(
             assert [line for line in caplog.messages if name_of(b) in line] == [
                 f"engine {name_of(b)} is not used: it does not serve the model 'demo'"
             ]
+            assert await gateway.unused() == {name_of(b): "it does not serve the model 'demo'"}
             b.model = "demo"
             await gateway.until(a, b)
+            assert await gateway.unused() == {}
 
 
 async def test_served_model_name_is_the_one_that_counts(tmp_path: Path, listing: Listing) -> None:

@@ -1,17 +1,16 @@
 """Prometheus metrics: the gateway's own series, and the engines' pages merged into one.
 
-`gateway_series` declares the series, `series` implements counters, gauges and histograms,
-`engine_series` describes the engines at a scrape, `merged_page` builds /metrics/engines, and
-`event_loop_lag` measures how late timers fire.
+`gateway_series` declares the series, `buckets` the bounds of histograms, `series` implements
+counters, gauges and histograms, `engine_series` describes the engines at a scrape, `merged_page`
+builds /metrics/engines, and `event_loop_lag` measures how late timers fire.
 """
 
+from app.telemetry.metrics.buckets import DURATION_BUCKETS, TTFT_BUCKETS
 from app.telemetry.metrics.engine_series import EngineFigures
 from app.telemetry.metrics.event_loop_lag import EventLoopLag
 from app.telemetry.metrics.gateway_series import (
     CONTINUATION_OUTCOMES,
-    DURATION_BUCKETS,
     NO_ENDPOINT,
-    TTFT_BUCKETS,
     Metrics,
 )
 from app.telemetry.metrics.merged_page import TEXT_FORMAT, MalformedPage, MergedPage, MergeSteps

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from app.telemetry.metrics.gateway_series import TTFT_BUCKETS, Metrics
+from app.telemetry.metrics.buckets import TTFT_BUCKETS
+from app.telemetry.metrics.gateway_series import Metrics
 
 CLIENT_CLOSED_REQUEST = "499"
 # Outcomes of interrupted streams that left no client with a part of an answer.

@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from app.telemetry.metrics.gateway_series import (
+from app.telemetry.metrics.buckets import (
     DURATION_BUCKETS,
     INTER_TOKEN_BUCKETS,
     OVERHEAD_BUCKETS,

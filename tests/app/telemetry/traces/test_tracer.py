@@ -277,6 +277,7 @@ class TestExport:
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(tracing, "MAX_QUEUED", 1023)
+        monkeypatch.setattr(tracing, "FLUSH_S", 60.0)  # nothing is given up on a slow machine
         gate = Gate()
         one = Tracer(gate, 1.0, "memory")
         one.start()

@@ -44,7 +44,7 @@ def measure(say: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Sample]
     make_model()
     say("starting vLLM")
     with ExitStack() as stack:
-        engine = stack.enter_context(engine_on_tcp())
+        engine = stack.enter_context(_engine())
         ways = {DIRECT: engine}
         for peer in found:
             if peer.name in (GATEWAY, BEFORE, ROUTER):
@@ -80,7 +80,7 @@ def load(url: str, *, streams: int, requests: int, pid: int | None = None) -> Lo
 
 
 @contextmanager
-def engine_on_tcp() -> Iterator[str]:
+def _engine() -> Iterator[str]:
     """Run vLLM as the gateway runs the demo's engine; the value is its URL.
 
     But on TCP, which the router needs; an engine that the gateway runs itself is on a Unix socket.

@@ -61,7 +61,6 @@ def tables(samples: Samples, disturbances: Disturbances | None = None) -> Iterat
         ("real", _real),
         ("kinds", _kinds),
         ("ray", _ray),
-        ("tcp", _tcp),
         ("ray-serve", _ray_serve),
     ):
         if samples.sizes(part):
@@ -194,21 +193,9 @@ def _ray(samples: Samples) -> Table:
         PROCESS,
         "Ray against process",
         "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
-        "socket, one whose engine is in a Ray cluster of this machine, on TCP. One of the two "
-        "idles while the other is loaded. CPU is that of the gateway's process alone.",
-    )
-
-
-def _tcp(samples: Samples) -> Table:
-    return _throughput(
-        samples,
-        "tcp",
-        PROCESS,
-        "TCP against a Unix socket",
-        "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
-        "socket, one whose engine is the same on TCP and not managed: what of the cost of Ray is "
-        "that of TCP. One of the two idles while the other is loaded. CPU is that of the "
-        "gateway's process alone.",
+        "socket, one whose engine is in a Ray cluster of this machine, on TCP. Each round starts "
+        "both anew and loads them in turns; one idles while the other is loaded. CPU is that of "
+        "the gateway's process alone.",
     )
 
 

@@ -126,6 +126,11 @@ class EngineActor:
         """Return a port of this node where the ranks of an engine can meet."""
         return meeting_port(address)
 
+    async def renew(self, owner: str) -> None:
+        """Renew the lease, while other ranks of the engine start."""
+        if owner == self._owner:
+            self._heard = time.monotonic()
+
     async def start(self, plan: dict[str, Any]) -> dict[str, Any]:
         """Start the engine of a plan; return how to reach it, or {"error": why not}."""
         self._starting = True
@@ -299,10 +304,13 @@ class EngineActor:
     # The lease
 
     def end_if_unused(self) -> None:
-        """Give back the place and end, unless `start` is called in time. Blocks for that time."""
-        time.sleep(self._lease_s)
-        if self._leasing is None:
-            self._end()
+        """Give back the place and end if the lease is over before `start` is called. Blocks."""
+        while self._leasing is None:
+            left_s = self._heard + self._lease_s - time.monotonic()
+            if left_s <= 0.0:
+                self._end()
+                return
+            time.sleep(left_s)
 
     async def _watch_lease(self) -> None:
         """End the engine and give back its place when it has no gateway and is not to be kept."""

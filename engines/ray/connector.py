@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -39,6 +39,7 @@ KILL_S = 30.0  # for an actor to kill its engine
 END_S = 8.0  # for everything after the end of the gateway
 MAX_LOG_BYTES = 4 * 1024 * 1024
 LOG_CHECK_S = 60.0
+RENEWALS = 6  # of a lease while an engine starts, so that one may be late
 START_S = 180.0  # for an actor to start: Python with vLLM's package, from a cold disk
 
 
@@ -126,7 +127,7 @@ class Connector:
         actors = await asyncio.to_thread(
             blocking_calls.create_actors, names, place, needed, arguments
         )
-        async with asyncio.timeout(START_S):
+        async with _renewing(actors, plan), asyncio.timeout(START_S):
             nodes = await asyncio.gather(*(actor.node_address.remote() for actor in actors))
             port = await actors[0].meeting_port.remote(nodes[0])
             plans = [
@@ -269,6 +270,25 @@ async def _serve(sock: socket.socket) -> None:
     end.daemon = True
     end.start()
     await connector.close()
+
+
+@contextlib.asynccontextmanager
+async def _renewing(actors: Sequence[Any], plan: Mapping[str, Any]) -> AsyncIterator[None]:
+    """Renew the leases of an engine's actors meanwhile: they start at different speeds."""
+
+    async def renew(actor: Any) -> None:
+        while True:
+            await actor.renew.remote(plan["owner"])
+            await asyncio.sleep(plan["lease_s"] / RENEWALS)
+
+    renewing = [asyncio.create_task(renew(actor)) for actor in actors]
+    try:
+        yield
+    finally:
+        for task in renewing:
+            task.cancel()
+        # What an actor raises here, `start` raises too.
+        await asyncio.gather(*renewing, return_exceptions=True)
 
 
 async def _bound_log() -> None:

@@ -88,7 +88,7 @@ class RayProcesses:
         """Stop the engine gracefully, by force after `grace` seconds."""
 
         async def stop() -> None:
-            while not self._exit.done():
+            while not self._watching.done():
                 try:
                     await self._cluster.call(
                         "stop", name=self._actor, owner=self._cluster.owner, grace=grace

@@ -13,6 +13,7 @@ from engines.spec import EXECUTOR_FLAG
 
 # No name of an engine has it.
 _SEPARATOR = "@"
+_RANK = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
 _PROCESS = re.compile(r"^(\([\w -]{0,60}pid=\d{1,10})\)")
 
 
@@ -55,15 +56,14 @@ def engine_of(actor: str) -> str:
     return actor.partition(_SEPARATOR)[0]
 
 
-def rank_of(actor: str) -> int:
-    """Return the rank of an actor."""
-    return int(actor.partition(_SEPARATOR)[2] or 0)
-
-
 def members(engine: str, actors: Sequence[str]) -> list[str]:
-    """Return the names of an engine's actors in the order of their ranks; the first always."""
-    others = {actor for actor in actors if engine_of(actor) == engine} - {engine}
-    return [engine, *sorted(others, key=rank_of)]
+    """Return the names of an engine's actors in the order of their ranks; the first always.
+
+    Another program's actor may have a name that begins with the engine's.
+    """
+    found = (actor.partition(_SEPARATOR) for actor in set(actors))
+    ranks = (rank for name, _, rank in found if name == engine and _RANK.fullmatch(rank))
+    return [engine, *(actor_name(engine, rank) for rank in sorted(map(int, ranks)))]
 
 
 def is_whole(found: Sequence[Mapping[str, Any]]) -> bool:

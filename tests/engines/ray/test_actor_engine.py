@@ -102,6 +102,26 @@ def test_actor_that_is_never_used_gives_its_place_back(make: Actors, ends: list[
     assert ends == ["place"]
 
 
+async def test_actor_waits_for_its_start_while_its_owner_renews_the_lease(
+    make: Actors, ends: list[str]
+) -> None:
+    actor = make(lease_s=0.5)
+
+    def wait() -> None:
+        with pytest.raises(Ended):
+            actor.end_if_unused()
+
+    waiting = asyncio.create_task(asyncio.to_thread(wait))
+    for _ in range(10):
+        await actor.renew("first")
+        await asyncio.sleep(0.1)
+    assert ends == []
+    while not waiting.done():
+        await actor.renew("second")
+        await asyncio.sleep(0.1)
+    assert ends == ["place"]
+
+
 async def test_actor_has_an_owner_before_it_has_an_engine(make: Actors) -> None:
     actor = make()
     assert await actor.claim("second", "other") == {"owned_by": "gateway first"}

@@ -15,7 +15,7 @@ from engines.ray import Cluster, ClusterError
 from engines.ray import cluster as module
 from engines.ray.cluster import _Connection
 from tests.engines.ray.clusters import build
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S, run_pending_tasks, wait_until
 
 SHORT_S = 0.05
 
@@ -229,3 +229,21 @@ async def test_report_that_cannot_be_read_ends_the_engine(stub: Stub, tmp_path: 
     assert processes is not None
     assert await processes.wait() < 0
     assert "could not be read" in (processes.lost or "")
+
+
+@pytest.mark.parametrize("reports", [None, ClusterError("lost")])
+async def test_nothing_reads_reports_of_an_actor_after_the_release(
+    reports: object, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.ray.processes.PAUSE_S", SHORT_S)
+    stub.results["claim"] = {**HELLO, "ranks": []}  # its fingerprint is another one
+    stub.results["watch"] = reports
+    engine = build(cluster_in(tmp_path), tmp_path, keep=True)
+    starting = asyncio.create_task(engine.ensure_ready(asyncio.get_running_loop().time() + 60))
+    await wait_until(lambda: "stop" in stub.made)
+    await engine.release()
+    await asyncio.gather(starting, return_exceptions=True)
+    await run_pending_tasks()
+    assert [one.get_name() for one in asyncio.all_tasks() if "actor " in one.get_name()] == []
+    # A call would open the connection again.
+    assert stub.broken

@@ -27,8 +27,9 @@ class Stranger:
     def ping(self):
         return 1
 
-one = ray.remote(Stranger).options(name="stranger", lifetime="detached", num_cpus=0).remote()
-ray.get(one.ping.remote())
+for name in ("stranger", "demo-0@blue"):
+    one = ray.remote(Stranger).options(name=name, lifetime="detached", num_cpus=0).remote()
+    ray.get(one.ping.remote())
 """
 
 

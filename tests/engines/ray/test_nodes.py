@@ -1,6 +1,7 @@
 """Engines over several nodes of a real Ray cluster, with fake vLLM servers as their ranks."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -277,3 +278,29 @@ async def test_place_that_the_cluster_does_not_have_is_one_line(
     await ready(other)
     fault = await fault_of(make())
     assert "only 1 node of the Ray cluster has room for a part of it now: it needs 2 no" in fault
+
+
+async def test_rank_waits_for_a_node_that_is_slower_than_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "LEASE_S", 3.0)
+    site = tmp_path / "site"
+    site.mkdir()
+    # Python from a cold disk.
+    (site / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "time.sleep(8 * any('default_worker.py' in word for word in sys.orig_argv))\n"
+    )
+    with ray_nodes() as nodes:
+        nodes.add()
+        with monkeypatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+            nodes.add()
+        cluster = Cluster(nodes.address, NAMESPACE, tmp_path / "gateway")
+        engine = build(cluster, tmp_path, nodes=2, args={"tensor-parallel-size": 2})
+        try:
+            await ready(engine)
+            assert engine.restarts == 0
+        finally:
+            await engine.stop(0.0)
+            await cluster.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.ray.ranks import Rank, actor_name, attributed, engine_of, is_whole, members, rank_of
+from engines.ray.ranks import Rank, actor_name, attributed, engine_of, is_whole, members
 
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,20}-[0-9]{1,2}", fullmatch=True)
 
@@ -34,7 +34,8 @@ def test_rank_0_serves_and_the_others_are_headless() -> None:
 @given(NAMES, st.integers(0, 63))
 def test_name_of_an_actor_has_its_engine_and_rank(engine: str, rank: int) -> None:
     name = actor_name(engine, rank)
-    assert (engine_of(name), rank_of(name)) == (engine, rank)
+    assert engine_of(name) == engine
+    assert members(engine, [name]) == list(dict.fromkeys([engine, name]))
     assert (name == engine) == (rank == 0)
 
 
@@ -42,6 +43,11 @@ def test_members_are_those_of_one_engine_in_order_of_their_ranks() -> None:
     actors = ["a-1", "a-0@10", "a-0@2", "a-0", "a-0-0@1", "b-0@1"]
     assert members("a-0", actors) == ["a-0", "a-0@2", "a-0@10"]
     assert members("c-0", actors) == ["c-0"]
+
+
+@pytest.mark.parametrize("stranger", ["demo-0@blue", "demo-0@", "demo-0@1@2", "demo-0@0"])
+def test_an_actor_that_is_named_like_an_engine_is_no_member(stranger: str) -> None:
+    assert members("demo-0", ["demo-0", "demo-0@1", stranger]) == ["demo-0", "demo-0@1"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from app.settings import ModelSettings, Settings
-from engines.spec import EngineSpec, InProcessSpec, ManagedSpec, RemoteSpec
+from engines.spec import EngineSpec, InProcessSpec, ManagedSpec, RaySpec, RemoteSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,14 @@ def plan(
     """Return how a model's engines get to its new settings.
 
     Engines with equal settings are kept; of the others as many as possible are replaced, in order.
-    `taken` has the names of all other engines. `scaled` is the number of those that are scaled;
-    default: as many as there are, within their bounds.
+    `taken` has the names of all other engines. `scaled` is the number of those that are scaled,
+    before it is bounded; default: all of their kind for which there is no other use.
     """
-    if scaled is None:
-        scaled = scaled_engines(slots, model)
+    if (bounds := model.scaling) is not None:
+        if scaled is None:
+            fixed = sum(isinstance(spec, RaySpec) for spec in _specs(model, 0))
+            scaled = sum(isinstance(slot.spec, RaySpec) for slot in slots) - fixed
+        scaled = min(max(scaled, bounds.min), bounds.max)
     wanted = [_slot("", spec, model) for spec in _specs(model, scaled)]
     left = list(slots)
     kept: list[tuple[Slot, int]] = []
@@ -138,7 +141,7 @@ def rename_successors(plan: Plan, names: Mapping[str, str]) -> Plan:
 
 
 def scaled_engines(slots: Sequence[Slot], model: ModelSettings) -> int:
-    """Return how many of a model's engines are there by scaling, within the bounds."""
+    """Return how many of a model's engines are there by scaling; `model` is in force."""
     if (bounds := model.scaling) is None:
         return 0
     return min(max(len(slots) - len(_specs(model, 0)), bounds.min), bounds.max)

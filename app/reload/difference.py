@@ -18,7 +18,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from app.fleet import Slot, initial_slots
-from app.fleet.slots import Plan, engine_settings, flatten, plan, slots_of
+from app.fleet.slots import Plan, engine_settings, flatten, plan, scaled_engines, slots_of
 from app.reload.shown import shown, value
 from app.settings import SECRETS, ModelSettings, Settings
 from engines.spec import ManagedSpec, RemoteSpec
@@ -239,7 +239,8 @@ def _model_change(
 ) -> ModelChange | None:
     """Return the change of a model; None if it does not change."""
     others = taken - {slot.name for slot in slots}
-    engines = plan(slots, new, others)
+    scaled = None if old.scaling is None else scaled_engines(slots, old)
+    engines = plan(slots, new, others, scaled)
     touched = (*engines.removed, *engines.added, *(s for pair in engines.replaced for s in pair))
     needs_restart = any(_is_fixed(slot) for slot in touched)
     local = any(isinstance(spec, ManagedSpec) for spec in new.engines)

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from app.admission import Admission
 from app.fleet import ModelDeployment
+from app.fleet.deployment import DeployedEngine
 from app.fleet.fleet import ensure_ready
 from app.fleet.slots import scaled_engines
 from app.reload import Reloader
+from app.routing import Replica
+from app.routing.slots import count_slots
 from app.scaling.policy import Load, ScalingPolicy, ScalingTerms
 from engines.base import Engine, EngineNotReady, EngineState
+from engines.spec import RemoteSpec
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +36,23 @@ class Autoscaler:
     """Scales models of the present configuration until it is canceled."""
 
     def __init__(
-        self, reloader: Reloader, admission: Admission, startup_done: asyncio.Event
+        self, reloader: Reloader, admission: Admission, engines_tried: asyncio.Event
     ) -> None:
-        """`startup_done` is set once the engines that start with the gateway have settled."""
+        """`engines_tried` is set once the engines that start with the gateway have settled."""
         self._reloader = reloader
         self._admission = admission
-        self._startup_done = startup_done
+        self._engines_tried = engines_tried
         # By name; models of the configuration that are scaled.
         self._models: dict[str, _Scaled] = {}
         self._steps: set[asyncio.Task[None]] = set()
 
     def wanted(self) -> Iterator[tuple[str, int]]:
-        """Yield each model that is scaled with the number of engines that it should have."""
+        """Yield each model that is scaled with the number of engines that it should have.
+
+        Servers that are READY are among them, as they are among the model's engines.
+        """
         for name, scaled in self._models.items():
-            yield name, scaled.wanted
+            yield name, scaled.wanted + len(_ready_servers(scaled.deployment))
 
     @property
     def stepping(self) -> bool:
@@ -56,7 +63,7 @@ class Autoscaler:
         """Decide again and again. Steps of different models run at the same time."""
         clock = asyncio.get_running_loop().time
         try:
-            await self._startup_done.wait()
+            await self._engines_tried.wait()
             while True:
                 self.decide(clock())
                 await asyncio.sleep(INTERVAL_S)
@@ -118,7 +125,7 @@ class Autoscaler:
                 policy = ScalingPolicy(terms)
                 self._models[name] = _Scaled(deployments[name], policy, terms.least)
             else:
-                # Discovered servers that come and go change the bounds, and not what was measured.
+                # A reload changes the bounds, and not what was measured.
                 known.policy.terms = terms
 
     def _load_of(self, deployment: ModelDeployment) -> Load:
@@ -127,7 +134,7 @@ class Autoscaler:
         One that was given up is none: others may be needed in its place.
         """
         in_flight, waiting = self._admission.counts(deployment.name)
-        engines = [one.engine for one in deployment.all_engines if not one.engine.given_up]
+        engines = [one.engine for one in _managed(deployment) if not one.engine.given_up]
         starts = [engine.load_s for engine in engines if engine.load_s is not None]
         return Load(
             in_flight,
@@ -135,6 +142,7 @@ class Autoscaler:
             self._admission.ended(deployment.name),
             engines=len(engines),
             ready=sum(engine.state is EngineState.READY for engine in engines),
+            servers=_count_servers(deployment),
             start_s=max(starts, default=None),
         )
 
@@ -158,8 +166,28 @@ def terms_of(deployment: ModelDeployment) -> ScalingTerms | None:
     bounds, slots = settings.scaling, settings.queue.max_in_flight
     if bounds is None or slots is None:
         return None
-    fixed = len(deployment.all_engines) - scaled_engines(deployment.slots, settings)
+    fixed = len(_managed(deployment)) - scaled_engines(deployment.slots, settings)
     return ScalingTerms(fixed + bounds.min, fixed + bounds.max, slots, bounds.target_wait_s)
+
+
+def _managed(deployment: ModelDeployment) -> list[DeployedEngine]:
+    """Return the engines that this gateway runs."""
+    return [one for one in deployment.engines if not isinstance(one.slot.spec, RemoteSpec)]
+
+
+def _ready_servers(deployment: ModelDeployment) -> list[Replica]:
+    """Return those that this gateway does not run and that take requests."""
+    return [
+        one.replica
+        for one in deployment.all_engines
+        if isinstance(one.slot.spec, RemoteSpec) and one.engine.state is EngineState.READY
+    ]
+
+
+def _count_servers(deployment: ModelDeployment) -> float:
+    """Return the servers that take requests as a number of engines; see `Load`."""
+    servers, slots = _ready_servers(deployment), deployment.settings.queue.max_in_flight
+    return count_slots(servers, slots) / slots if servers and slots else 0.0
 
 
 def _room(deployment: ModelDeployment) -> int:

@@ -2,9 +2,10 @@
 
 An engine takes `slots` requests at once, and the others wait in the gateway's queue. `demand` is
 the number of engines at which none would wait: requests in flight and waiting, divided by `slots`.
+Capacity is the engines that run or start, and the servers beside them that are READY.
 
     up      The queue would take longer than `target_wait_s`, and demand was above the present
-            number for all of the last UP_S: a burst that the engines work off is none. As many
+            capacity for all of the last UP_S: a burst that the engines work off is none. As many
             as the requests that arrive need and as work off the queue within CLEAR_S, at most
             twice as many as before, and the next time when these are READY: until then the queue
             grows whatever is decided, and would ask for more and more.
@@ -55,12 +56,25 @@ class Load:
     ended: int  # requests that have ended since the gateway began
     engines: int  # engines that run or start
     ready: int  # of these, those that take requests
+    # Servers that the gateway does not run, as a number of engines: this gateway's part of their
+    # slots. One that is down is none, it may stay so.
+    servers: float = 0.0
     start_s: float | None = None  # the time that a start takes; None: unknown
 
     @property
     def arrived(self) -> int:
         """Requests that have arrived since the gateway began."""
         return self.ended + self.in_flight + self.waiting
+
+    @property
+    def capacity(self) -> float:
+        """Engines that work, or will when they have started."""
+        return self.engines + self.servers
+
+    @property
+    def working(self) -> float:
+        """Engines that work now."""
+        return self.ready + self.servers
 
 
 class _Moment(NamedTuple):
@@ -90,16 +104,16 @@ class ScalingPolicy:
         peak = max(self._demands(down_s), default=inf)
         if (
             load.ready == load.engines
-            and sustained > load.engines
+            and sustained > load.capacity
             and self._wait_s(load) > terms.target_wait_s
         ):
             wanted = self._step_up(load, sustained)
-        elif peak <= DOWN_RATIO * (load.engines - 1):
+        elif peak <= DOWN_RATIO * (load.capacity - 1):
             wanted = load.engines - 1
         return min(max(wanted, terms.least), terms.most)
 
     def _step_up(self, load: Load, sustained: float) -> int:
-        most = min(ceil(sustained), 2 * load.engines)
+        most = min(ceil(sustained - load.servers), 2 * load.engines)
         return max(min(self._needed(load), most), load.engines + 1)
 
     def _demands(self, seconds: float) -> list[float]:
@@ -126,7 +140,7 @@ class ScalingPolicy:
         past = [one for one in self._past if one.now > self._past[-1].now - RATE_S]
         seconds = past[-1].now - past[0].now
         engine_s = sum(
-            (after.now - before.now) * before.load.ready for before, after in pairwise(past)
+            (after.now - before.now) * before.load.working for before, after in pairwise(past)
         )
         if not engine_s:
             return 0.0, 0.0
@@ -139,11 +153,11 @@ class ScalingPolicy:
             return 0.0
         ending, _ = self._rates()
         # Nothing has ended: an answer may take longer than RATE_S.
-        return load.waiting / (ending * max(load.ready, 1)) if ending else inf
+        return load.waiting / (ending * max(load.working, 1.0)) if ending else inf
 
     def _needed(self, load: Load) -> int:
         """Return the engines for the requests that arrive, and for the queue within CLEAR_S."""
         ending, arriving = self._rates()
         if not ending:
             return load.engines
-        return ceil((arriving + load.waiting / CLEAR_S) / ending)
+        return ceil((arriving + load.waiting / CLEAR_S) / ending - load.servers)

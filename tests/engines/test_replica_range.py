@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.fleet.slots import initial_slots, plan, scaled_engines
-from app.settings import ModelSettings
+from app.fleet.slots import initial_slots, plan, scaled_engines, slots_of
+from app.settings import ModelSettings, Settings
 from tests.app.configuration import faults, isolate, load
 
 QUEUE = {"max_in_flight": 8}
@@ -96,3 +96,22 @@ def test_a_reload_keeps_what_scaling_has_added_within_the_new_bounds() -> None:
     assert len(plan(slots, model_of({"min": 1, "max": 2})).removed) == 1
     assert len(plan(slots, model_of({"min": 4, "max": 4})).added) == 1
     assert len(plan(slots, model_of(1)).removed) == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (0, 3), (2, 0), (1, 1)])
+def test_a_reload_keeps_scaled_engines_whatever_is_added_or_removed_beside_them(
+    before: int, after: int
+) -> None:
+    def beside(servers: int) -> ModelSettings:
+        others = [{"kind": "remote", "url": f"http://10.0.0.{n}"} for n in range(servers)]
+        ray = {"kind": "ray", "model": "/models/demo", "replicas": {"min": 1, "max": 4}}
+        model = {"name": "demo", "queue": {"max_in_flight": 2}, "engines": [ray, *others]}
+        return Settings.model_validate({"models": [model]}).models[0]
+
+    old, new = beside(before), beside(after)
+    slots = plan(slots_of(old), old, scaled=2).after
+    for scaled in (None, scaled_engines(slots, old)):
+        changes = plan(slots, new, scaled=scaled)
+        assert [slot.spec.kind for slot in changes.after].count("ray") == 2
+        assert [slot.spec.kind for slot in changes.kept].count("ray") == 2
+        assert changes.replaced == ()

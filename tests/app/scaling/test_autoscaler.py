@@ -366,3 +366,73 @@ async def take_steps(scaled: Scaled, taken: list[tuple[str, int]]) -> int:
             engine.state = EngineState.READY if step == "start" else EngineState.FAILED
         assert 1 <= len(scaled.engines) <= 4
     return most
+
+
+def add_server(one: Scaled, number: int, state: EngineState = EngineState.READY) -> Replica:
+    """Have a server discovered that has joined."""
+    spec = RemoteSpec(kind="remote", url=f"http://10.0.0.{number}:8000")
+    slot = Slot(f"demo-10.0.0.{number}-8000", spec, discovered=True)
+    replica = Replica(FakeEngine(slot.name, state), "demo")
+    reloader = one.gateway.state.reloader
+    reloader.deployments["demo"].members.append(DeployedEngine(slot, replica))
+    reloader._applier._publish()
+    return replica
+
+
+async def test_a_server_that_is_down_does_not_hold_scaling_up(scaled: Scaled) -> None:
+    add_server(scaled, 7, EngineState.FAILED)
+    await scaled.ask(20)
+    scaled.pass_time(3 * UP_S)
+    await scaled.has("demo-0", "demo-1")
+
+
+async def test_a_server_that_is_down_carries_no_load(scaled: Scaled) -> None:
+    """Two engines of two requests each have three; without one of them, one waits."""
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    await scaled.finish()
+    await scaled.ask(3)
+    add_server(scaled, 7, EngineState.FAILED)
+    scaled.pass_time(2 * DOWN_S)
+    await run_pending_tasks()
+    assert sorted(scaled.engines) == ["demo-0", "demo-1"]
+    assert not scaled.scaler.stepping
+
+
+async def test_servers_count_by_this_gateways_part_of_their_slots(scaled: Scaled) -> None:
+    """Four gateways share two servers: this one has one of their four slots, and an engine."""
+    for number in (7, 8):
+        add_server(scaled, number).division = 4, 0
+    await scaled.ask(6)
+    assert scaled.gateway.state.admission.counts("demo") == (3, 3)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    assert dict(scaled.scaler.wanted()) == {"demo": 4}  # the servers are engines of the model, too
+
+
+async def test_a_server_that_is_ready_spares_an_engine(scaled: Scaled) -> None:
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    await scaled.finish()
+    await scaled.ask(3)
+    add_server(scaled, 7)
+    scaled.pass_time(DOWN_S + 1)
+    await wait_until(lambda: len(scaled.engines) == 1)
+
+
+async def test_a_reload_that_adds_a_server_replaces_no_engine(scaled: Scaled) -> None:
+    await scaled.ask(6)
+    scaled.pass_time(UP_S + 1)
+    await scaled.has("demo-0", "demo-1")
+    await scaled.let_start()
+    ray = {"kind": "ray", "model": "/models/demo", "replicas": {"min": 1, "max": 3}}
+    engines = [ray, {"kind": "remote", "url": "http://10.0.0.1:8000"}]
+    model = {"name": "demo", "queue": {"max_in_flight": 2}, "engines": engines}
+    scaled.configured.append(settings_for(model, run_dir=scaled.directory))
+    report = await scaled.gateway.state.reloader.reload(dry_run=True, wait=True)
+    assert report.difference == ("~ model demo: more engines (starts demo-2)",)

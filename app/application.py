@@ -104,7 +104,7 @@ class Application:
 
     @property
     def startup_done(self) -> asyncio.Event:
-        """Set when every engine that starts with the gateway is READY or FAILED."""
+        """Set when an engine is READY, or none will be by a restart."""
         return self.engine_lifecycle.startup_done
 
     @asynccontextmanager

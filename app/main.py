@@ -222,7 +222,7 @@ def create_app(
         source=source or (lambda: settings),
         builder=builder,
         find_source=find_source,
-        startup_done=engine_lifecycle.startup_done,
+        engines_tried=engine_lifecycle.engines_tried,
     )
     operations = ModelOperations(catalogue, run_dir)
     session_secret = SharedSecret(database, SESSION_SECRET)
@@ -241,7 +241,7 @@ def create_app(
         access=access,
         tracer=tracer,
         reloader=reloader,
-        autoscaler=Autoscaler(reloader, admission, engine_lifecycle.startup_done),
+        autoscaler=Autoscaler(reloader, admission, engine_lifecycle.engines_tried),
         operations=operations,
         engine_lifecycle=engine_lifecycle,
         engines_page=EnginesPage(catalogue, metrics),

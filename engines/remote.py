@@ -159,11 +159,12 @@ class RemoteEngine(Engine):
                 self._status.fire(Event.LOADED)
                 self._status.last_error = None
                 log.info("engine %s is ready", self._name, extra={"engine": self._name})
-        elif self._status.state is not EngineState.FAILED or event != self._failure:
-            if self._status.state is not EngineState.FAILED:
-                self._status.fire(Event.FAIL)
-            self._status.last_error = fault
-            self._failure = event
+            return
+        is_new = self._status.state is not EngineState.FAILED or event != self._failure
+        if self._status.state is not EngineState.FAILED:
+            self._status.fire(Event.FAIL)
+        self._status.last_error, self._failure = fault, event
+        if is_new:  # its words may change with each check
             log.error("engine %s %s: %s", self._name, event, fault, extra={"engine": self._name})
 
 

@@ -23,6 +23,9 @@ MAX_WAIT_S = 30.0
 LOOKUP_S = 5.0
 MAX_ADDRESSES = 1000
 FAMILIES = ("A", "AAAA")
+# IPv6 addresses that end with an IPv4 address: RFC 6052 and, deprecated, RFC 4291, 2.5.5.1.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_COMPATIBLE = ipaddress.IPv6Network("::/96")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +172,15 @@ def _is_usable(address: str) -> bool:
     """
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
-        found = found.ipv4_mapped or found  # ::ffff:0.0.0.0 connects to 0.0.0.0
+        found = _contained(found) or found
     return not (found.is_unspecified or found.is_multicast or found.is_link_local)
+
+
+def _contained(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address leads to; None: it contains none.
+
+    ::ffff:0.0.0.0 connects to 0.0.0.0 (RFC 4291), translators of a network know the other forms.
+    """
+    if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):  # not :: and ::1
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour

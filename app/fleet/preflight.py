@@ -34,6 +34,8 @@ from engines.ray import (
 )
 from engines.spec import LocalSpec, ManagedSpec, ProcessSpec, RaySpec
 
+# Interval at which a check that waits looks whether it is given up.
+ENDED_POLL_S = 0.2
 # Executors whose ranks may run on other machines.
 REMOTE_EXECUTORS = ("ray", "external_launcher")
 
@@ -73,7 +75,7 @@ def run_preflight(
     on_ray = list({id(s.spec): s.spec for s in slots if isinstance(s.spec, RaySpec)}.values())
     if on_ray:
         try:
-            faults += asyncio.run(_unplaceable(settings, on_ray))
+            faults += asyncio.run(_unplaceable(settings, on_ray, ended))
         except ClusterError as error:
             notes.append(f"engines of kind: ray were not placed: {error}")
     if (specs or on_ray) and builder.runs_vllm:
@@ -98,7 +100,9 @@ def _long_paths(settings: Settings, engines: Sequence[str]) -> Iterator[str]:
         )
 
 
-async def _unplaceable(settings: Settings, specs: Sequence[RaySpec]) -> list[str]:
+async def _unplaceable(
+    settings: Settings, specs: Sequence[RaySpec], ended: threading.Event | None
+) -> list[str]:
     """Return the faults of engines that no node of the Ray cluster can hold.
 
     Raises ClusterError if the cluster is not reached.
@@ -110,9 +114,16 @@ async def _unplaceable(settings: Settings, specs: Sequence[RaySpec]) -> list[str
     cluster = Cluster(
         settings.ray.address, settings.ray.namespace, settings.server.run_dir.absolute()
     )
+    asking = asyncio.create_task(cluster.nodes())
     try:
-        nodes = await cluster.nodes()
+        while not asking.done() and not (ended is not None and ended.is_set()):
+            await asyncio.wait({asking}, timeout=ENDED_POLL_S)
+        if not asking.done():
+            raise ClusterError("the gateway is shutting down")
+        nodes = asking.result()
     finally:
+        asking.cancel()
+        await asyncio.wait({asking})
         await cluster.close()
     return [
         settings.engine_fault(spec, fault)

@@ -111,7 +111,10 @@ class EngineLifecycle:
         self._run_dir = run_dir
         self._keep_engines = keep_engines
         self._task: asyncio.Task[None] | None = None
-        # Set when every engine that starts with the gateway is READY or FAILED.
+        # Set when every engine that starts with the gateway has been READY or FAILED.
+        self.engines_tried = asyncio.Event()
+        # Set when an engine is READY, or none will be by a restart. Never, while engines find no
+        # place in a cluster.
         self.startup_done = asyncio.Event()
 
     @property
@@ -178,15 +181,14 @@ class EngineLifecycle:
             *(self._adopt(name) for name in self._left_loaded()),
             self._discovered(),
         )
-        managed = [e for e in catalogue.engines if e.capabilities.managed]
-        # One of them may come up by a restart, unless an operator has stopped it.
-        await catalogue.changes.wait_for(
-            lambda: (
-                catalogue.ready
-                or all(e.given_up or e.state is EngineState.STOPPED for e in managed)
-            )
-        )
+        self.engines_tried.set()
+        await catalogue.changes.wait_for(lambda: catalogue.ready or not self._may_restart())
         self.startup_done.set()
+
+    def _may_restart(self) -> bool:
+        """Return whether an engine may become READY by a restart; not one that was stopped."""
+        managed = (e for e in self._catalogue.engines if e.capabilities.managed)
+        return any(not e.given_up and e.state is not EngineState.STOPPED for e in managed)
 
     async def _start(self, model: str, engine: Engine) -> None:
         try:

@@ -35,16 +35,17 @@ class Reloader:
         source: Callable[[], Settings],
         builder: Builder,
         find_source: FindSource,
-        startup_done: asyncio.Event,
+        engines_tried: asyncio.Event,
     ) -> None:
         """`source` reads the configuration again; it may block, and raises ConfigError.
 
         `find_source` returns what lists discovered servers.
-        `startup_done` is set once the engines that start with the gateway are READY or FAILED.
+        `engines_tried` is set once every engine that starts with the gateway has been READY or
+        FAILED.
         """
         self._services = adjustable.services
         self._source = source
-        self._startup_done = startup_done
+        self._engines_tried = engines_tried
         self._builder = builder
         self._applier = Applier(settings, deployments, adjustable, builder, find_source)
         self._turn = asyncio.Lock()
@@ -83,7 +84,7 @@ class Reloader:
             raise Conflict("the gateway is shutting down")
         if not wait and self._tasks:
             raise Conflict("a reload is under way; try again when it has ended")
-        if not wait and not self._startup_done.is_set():
+        if not wait and not self._engines_tried.is_set():
             raise Conflict("the gateway is still starting its engines; try again later")
         task = asyncio.create_task(self._reload(dry_run), name="reload")
         self._tasks.add(task)
@@ -125,7 +126,7 @@ class Reloader:
     async def _reload(self, dry_run: bool) -> Report:
         applier = self._applier
         async with self._turn:
-            await self._startup_done.wait()
+            await self._engines_tried.wait()
             try:
                 new = await asyncio.to_thread(self._source)
             except ConfigError as error:

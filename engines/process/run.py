@@ -367,11 +367,16 @@ class Run:
         """End an engine of another configuration once its requests have ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RETIRE_S
-        while not self._shared.stopping and loop.time() < deadline:
-            if not await self._probe.is_busy():
-                break
-            await self._shared.wait_for_first(timeout=PROBE_S)
-        await self._end(guardian, asyncio.create_task(guardian.wait()), self._shared.grace)
+        exited = asyncio.create_task(guardian.wait(), name=f"guardian of {self._launch.name}")
+        try:
+            while not self._shared.stopping and loop.time() < deadline:
+                if not await self._probe.is_busy():
+                    break
+                await self._shared.wait_for_first(timeout=PROBE_S)
+            await self._end(guardian, exited, self._shared.grace)
+        finally:
+            exited.cancel()
+            guardian.close()  # where the gateway ends first, the next one finds it
 
     async def _end(
         self, guardian: EngineProcesses, exited: asyncio.Task[int], grace: float

@@ -17,11 +17,29 @@ from app.discovery.dns import (
     DnsSource,
     LookupFailed,
     SystemResolver,
+    _is_usable,
     merge,
     wait_s,
 )
 from tests.app.discovery.clock import Clock, watching
 from tests.services import DnsServer
+
+
+@pytest.mark.parametrize(
+    ("address", "usable"),
+    [
+        ("::1", True),
+        ("64:ff9b::10.0.0.1", True),
+        ("64:ff9b::169.254.169.254", False),
+        ("2002:a9fe:a9fe::1", False),
+        ("::169.254.169.254", False),
+        ("::", False),
+    ],
+)
+def test_ipv6_address_leads_to_the_ipv4_address_that_it_contains(
+    address: str, usable: bool
+) -> None:
+    assert _is_usable(address) == usable
 
 
 @dataclass

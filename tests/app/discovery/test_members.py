@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,35 @@ async def test_server_that_dies_stays_listed_and_comes_back(
             await a.revive()
             await wait_until(lambda: engine.state is EngineState.READY)
             assert (await gateway.chat()).status_code == 200
+
+
+class TestReasons:
+    async def test_reason_is_that_of_the_latest_check(
+        self, tmp_path: Path, listing: Listing
+    ) -> None:
+        async with servers(1) as (a,):
+            a.api_key = "sk-another"
+            listing.set(a.url)
+            async with run(tmp_path, find_source=listing) as gateway:
+                assert "refuses the key" in (await gateway.unused())[name_of(a)]
+                a.api_key, a.model = None, "other"
+                discovery = gateway.state.reloader.discovery
+                await wait_until(
+                    lambda: discovery.unused()[0].reason == "it does not serve the model 'demo'"
+                )
+
+    async def test_server_that_hangs_does_not_refuse_connections(
+        self, tmp_path: Path, listing: Listing, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("engines.http.probe.TIMEOUT_S", 0.1)
+        port = free_port()
+        listing.set(f"http://127.0.0.1:{port}")
+        async with run(tmp_path, find_source=listing) as gateway:
+            name = f"demo-127.0.0.1-{port}"
+            assert "refused" in (await gateway.unused())[name].lower()
+            discovery = gateway.state.reloader.discovery
+            with socket.create_server(("127.0.0.1", port)):
+                await wait_until(lambda: "refused" not in discovery.unused()[0].reason.lower())
 
 
 class TestNoServer:

@@ -1,6 +1,8 @@
 """Engines that evidently cannot start are found before anything changes."""
 
+import asyncio
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from app.settings import load_settings
 from engines.flags import check as flag_check
 from engines.flags.check import ParserUnavailable
 from engines.gpu import Device
+from engines.ray import cluster
 from tests.app.configuration import isolate
 from tests.fakes import vllm_flags
 
@@ -183,3 +186,37 @@ def test_repository_that_looks_like_a_local_directory_is_noted(tmp_path: Path) -
         "model demo: engines[0].model: there is no directory var/demo-modell here, so this is a "
         "repository of the Hugging Face hub"
     )
+
+
+async def test_check_of_a_silent_cluster_ends_with_the_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, ended = threading.Event(), threading.Event()
+
+    class Silent:
+        """A connector to a cluster that does not respond."""
+
+        @classmethod
+        async def start(cls, *_: object) -> "Silent":
+            return cls()
+
+        async def call(self, *_: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(cluster, "_Connection", Silent)
+    models = [{"name": "demo", "engines": [{"kind": "ray", "model": "/models/demo"}]}]
+    data = {"ray": {"address": "10.0.0.1:6379"}, "models": models}
+    Path("gateway.yaml").write_text(yaml.safe_dump(data))
+    settings = load_settings()
+    slots = initial_slots(settings)["demo"]
+    launched = builder(launcher=("fake",))
+    checking = asyncio.create_task(
+        asyncio.to_thread(run_preflight, settings, slots, launched, ended)
+    )
+    await asyncio.to_thread(asked.wait)
+    ended.set()
+    assert "the gateway is shutting down" in (await checking).notes[0]

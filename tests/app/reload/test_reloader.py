@@ -9,6 +9,7 @@ from app.errors import Conflict
 from app.reload import Report
 from app.settings import digest
 from engines.base import EngineState
+from engines.ray import ClusterError, cluster
 from tests.app.reload.gateways import (
     LONGER,
     ConfigFile,
@@ -20,6 +21,7 @@ from tests.app.reload.gateways import (
     slow_start,
 )
 from tests.fakes import vllm_flags
+from tests.fakes.vllm import Fake
 from tests.gateway import KEY, ROOT, remote
 from tests.waiting import wait_until
 
@@ -266,3 +268,27 @@ async def test_reloads_are_counted_by_outcome_without_dry_runs(tmp_path: Path) -
         )["ok"] is False
         for outcome, count in {"done": 1, "invalid": 1, "partial": 1, "failed": 0}.items():
             assert await one.metric("gateway_reloads_total", outcome=outcome) == count, outcome
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_engines_that_find_no_place_can_be_replaced(
+    wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoRay:
+        @classmethod
+        async def start(cls, *_: object) -> None:
+            raise ClusterError("no Ray at 10.0.0.1:6379: Connection refused")
+
+    monkeypatch.setattr(cluster, "_Connection", NoRay)
+    restart = {"budget": 1, "backoff_s": 0.05, "max_backoff_s": 0.1}
+    engine = {"kind": "ray", "model": "/models/demo", "restart": restart}
+    ray = {"address": "10.0.0.1:6379"}
+    file = ConfigFile(tmp_path, model("demo", engine), ray=ray)
+    async with Fake() as server, run(file, settle=False) as one:
+        [broken] = one.state.catalogue.engines
+        await wait_until(lambda: broken.restarts > 3)  # beyond its budget
+        assert not one.state.startup_done.is_set()
+        file.write(model("demo", remote(server.url)), ray=ray)
+        assert (await one.state.reloader.reload(wait=wait)).ok
+        assert (await one.chat("demo")).status_code == 200
+        await one.state.startup_done.wait()

@@ -85,7 +85,7 @@ class Member:
         if self._wanted is None or self._joined is not None:
             return None
         if self._begun is None:
-            return "it is checked again when it has drained"
+            return "its next check has not begun"
         return self._begun.engine.last_error or "its first check is under way"
 
     def want(self, slot: Slot | None) -> None:

@@ -84,7 +84,7 @@ async def test_server_that_is_listed_again_while_it_drains_joins_afterwards(
                 await run_pending_tasks()
                 assert gateway.names == [name_of(b)]
                 assert await gateway.unused() == {
-                    name_of(a): "it is checked again when it has drained"
+                    name_of(a): "its next check has not begun"
                 }
                 data = await stream.read()
             assert data.endswith(b"data: [DONE]\n\n")

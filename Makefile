@@ -23,6 +23,10 @@ serve: setup ## set everything up, then serve the demo model on port 8000
 setup: ## only create .venv/ with vllm-gateway and vLLM
 	@deploy/setup.sh
 
+.PHONY: setup-ray
+setup-ray: ## create .venv/ with Ray, too, for engines of kind: ray
+	@deploy/setup.sh ray
+
 .PHONY: setup-dev
 setup-dev: ## create .venv/ with the packages of the tests, too
 	@deploy/setup.sh dev

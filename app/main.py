@@ -258,7 +258,9 @@ def create_app(
     metrics_pages = metrics_router(metrics, application.engines_page, settings.metrics_key)
 
     def gateways() -> int | None:
-        return None if load_sharing is None else load_sharing.gateways
+        if load_sharing is None or not load_sharing.available:
+            return None
+        return load_sharing.gateways
 
     console = None
     if settings.console.enabled:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv/ from nothing but Python 3.11+. A run with nothing to do takes no time.
 #   deploy/setup.sh        the gateway and vLLM (CUDA build if nvidia-smi finds a GPU)
+#   deploy/setup.sh ray    the same, and Ray, for engines of kind: ray
 #   deploy/setup.sh dev    the same, and the packages of the tests
 #   deploy/setup.sh uv     only find or install uv, and print its path
 # PYTHON=/path/to/python3.11 selects the interpreter; default: the best one (interpreters.sh).
@@ -71,7 +72,7 @@ if [ "$want" = uv ]; then find_uv; exit; fi
 if nvidia-smi >/dev/null 2>&1; then build=gpu; else build=cpu; fi
 
 files=("requirements/$build.txt")
-[ "$want" != dev ] || files+=("requirements/dev.txt")
+[ "$want" = run ] || files+=("requirements/$want.txt")
 
 stamp_of() { cat pyproject.toml requirements/vllm-name/pyproject.toml "$@" | sha256sum | cut -d' ' -f1; }
 stamp="$build $(stamp_of "${files[@]}")"

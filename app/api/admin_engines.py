@@ -31,7 +31,7 @@ class Engines(BaseModel):
     data: list[EngineRow]
     gateways: int | None = Field(
         description="Number of gateways that share the load of these engines, this one included; "
-        "null: load is not shared."
+        "null: load is not shared, or not now, because Redis is unavailable."
     )
     unused: list[UnusedServer] = Field(
         description="Discovered servers that are listed and get no requests."
@@ -48,7 +48,7 @@ def engines_router(
 ) -> APIRouter:
     """Return the routes of /admin/engines; responses that follow a log end when `draining`.
 
-    `gateways` returns the number of gateways that share engines; None: load is not shared.
+    `gateways` returns the number of gateways that share engines; None: load is not shared now.
     `unused` returns the discovered servers that get no requests.
     """
     scheme = Depends(HTTPBearer(auto_error=False, scheme_name="admin"))

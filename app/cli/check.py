@@ -80,6 +80,8 @@ def _model(settings: ModelSettings, model: "Model", slots: "Sequence[Slot]") -> 
         env = slot.spec.env if isinstance(slot.spec, ManagedSpec) else {}
         words = [*(redact_variable(*one) for one in env.items()), replica.engine.describe()]
         yield f"  {replica.engine.name}: {' '.join(words)}"
+    if (bounds := settings.scaling) is not None:
+        yield f"  scaled with the load: {bounds.min} to {bounds.max} engines of kind: ray"
     for source in _sources(settings):
         yield f"  {source}"
 

@@ -32,7 +32,11 @@ class Overview:
         models, engines = self._views.model_rows(), self._views.engines()
         machine = self._memory.newest()
         return {
-            "attention": {"engines": engines, "unused": len(self._views.unused())},
+            "attention": {
+                "engines": engines,
+                "models": models,
+                "unused": len(self._views.unused()),
+            },
             "models": {"models": models},
             "engines": {"engines": engines, "gateways": self._views.gateways()},
             "memory": {

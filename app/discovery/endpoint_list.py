@@ -23,19 +23,19 @@ def parse_endpoints(data: bytes, variables: Collection[str] = ()) -> frozenset[E
     `variables` are the environment variables that the list may name. Raises InvalidList.
     """
     if len(data) > MAX_BYTES:
-        raise InvalidList(f"is larger than {MAX_BYTES // 1024} KiB")
+        raise InvalidList(f"it is larger than {MAX_BYTES // 1024} KiB")
     try:
         items: Any = json.loads(data)
     except json.JSONDecodeError as error:
         raise InvalidList(
-            f"is not JSON from line {error.lineno}, column {error.colno} on"
+            f"it is not JSON from line {error.lineno}, column {error.colno} on"
         ) from None
     except (ValueError, RecursionError):  # not UTF-8, or nested too deeply
-        raise InvalidList("is not JSON") from None
+        raise InvalidList("it is not JSON") from None
     if not isinstance(items, list):
-        raise InvalidList("must be a list of URLs, or of objects with url and api_key_env")
+        raise InvalidList("it must be a list of URLs, or of objects with url and api_key_env")
     if len(items) > MAX_ENDPOINTS:
-        raise InvalidList(f"has {len(items)} servers, at most {MAX_ENDPOINTS} are allowed")
+        raise InvalidList(f"it has {len(items)} servers, at most {MAX_ENDPOINTS} are allowed")
     found: dict[str, Endpoint] = {}
     for number, item in enumerate(items):
         endpoint = _parse(item, number, variables)

@@ -55,7 +55,7 @@ class FileSource:
             try:
                 found = await asyncio.to_thread(self._read_changed)
             except InvalidList as error:
-                self._outage.begin(f"it {error}", len(listed or ()))
+                self._outage.begin(str(error), len(listed or ()))
             except OSError as error:
                 self._outage.begin(error.strerror or "it cannot be read", len(listed or ()))
             else:
@@ -78,7 +78,7 @@ class FileSource:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 self._version = None
-                raise InvalidList("is not a regular file")
+                raise InvalidList("it is not a regular file")
             version = _Version(status.st_mtime_ns, status.st_size, status.st_ino)
             if version == self._version:
                 return None
@@ -96,7 +96,7 @@ def file_fault(path: Path, variables: Collection[str]) -> str | None:
         with path.open("rb") as file:
             parse_endpoints(file.read(MAX_BYTES + 1), variables)
     except InvalidList as error:
-        return f"it {error}"
+        return str(error)
     except OSError as error:
         return error.strerror or "it cannot be read"
     return None

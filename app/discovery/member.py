@@ -127,7 +127,7 @@ class Member:
             engine.changes.stop_forwarding(self._changes)
             self._begun = None
         if self._wanted != slot or not terms.is_current():
-            await terms.fleet.retire(engine, 0.0)
+            await terms.fleet.retire(engine, terms.drain_s())  # it has no requests
             if not terms.is_current():
                 # Without its model it is not wanted, which its owner is about to say.
                 await self._changes.wait_for(lambda: self._wanted is None)

@@ -155,8 +155,8 @@ class Builder:
         if isinstance(spec, RaySpec):
             if not ray_is_installed():
                 raise LauncherMissing(
-                    "Ray is not installed here, which kind: ray needs: "
-                    "pip install 'vllm-gateway[ray]'"
+                    "Ray is not installed here, which kind: ray needs: run `make setup-ray` in a "
+                    "clone, or `pip install '.[ray]'` there"
                 )
             placed = RayEngine(
                 slot.name,

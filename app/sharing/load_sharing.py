@@ -80,7 +80,7 @@ class LoadSharing:
         self._available: bool | None = None  # None: not known yet
         self._renamed_at = -inf
         metrics.watch_load_sharing(
-            lambda: len(self._gateways), self._engines.elsewhere, lambda: self._available is True
+            lambda: len(self._gateways), self._engines.elsewhere, lambda: self.available
         )
 
     @property
@@ -92,6 +92,11 @@ class LoadSharing:
     def gateways(self) -> int:
         """Number of gateways that serve an engine of this one, itself included."""
         return len(self._gateways)
+
+    @property
+    def available(self) -> bool:
+        """True while reports arrive."""
+        return self._available is True
 
     async def run(self) -> None:
         """Send and receive reports until canceled."""

@@ -65,16 +65,18 @@ class RayEngine(SupervisedEngine):
         )
         client = Http1Client(NOWHERE, spec.timeouts)
         control = Http1Client(NOWHERE, spec.timeouts)
-        host = RayHost(launch, cluster, (client, control), launcher=launcher, tls=tls)
+        self._host = RayHost(launch, cluster, (client, control), launcher=launcher, tls=tls)
         # Engines on other nodes load at the same time.
-        super().__init__(launch, host, client=client, control=control, turn=None)
+        super().__init__(launch, self._host, client=client, control=control, turn=None)
         self._cluster = cluster
         cluster.expect(name)
 
     def describe(self) -> str:
         variables = [f"{name}={value}" for name, value in self._launch.env.items()]
         command = shlex.join([*variables, "vllm", "serve", *self._launch.command])
-        return f"{redact_command(command)} (Ray at {self._cluster.address}: {self._needs})"
+        # In front: what follows the last flag would be read as its value.
+        on = f" on {self._host.where}" if self._host.where and self.pid is not None else ""
+        return f"Ray at {self._cluster.address} ({self._needs}){on}: {redact_command(command)}"
 
     async def stop(self, grace: float) -> None:
         await super().stop(grace)

@@ -79,11 +79,17 @@ class RayHost:
         self._processes: RayProcesses | JoinedProcesses | None = None
         # The names of its actors.
         self._actors: list[str] = []
+        self._nodes: list[str] = []
 
     @property
     def listening(self) -> bool:
         """True when the actor has connected to the engine's server."""
         return self._processes is not None and self._processes.listens
+
+    @property
+    def where(self) -> str:
+        """The addresses of the engine's nodes, as far as they are known."""
+        return ", ".join(self._nodes)
 
     async def find(self, stopping: Callable[[], bool]) -> EngineProcesses | None:
         """Return the engine of this name in the cluster, of this gateway or of a silent one."""
@@ -222,6 +228,7 @@ class RayHost:
         """Return the processes of an engine, from what the actor of each rank says."""
         launch, cluster = self._launch, self._cluster
         self._actors = [actor_name(launch.name, rank) for rank in range(len(hellos))]
+        self._nodes = [str(one["host"]) for one in hellos]
         write = functools.partial(_append, launch.log)
         if len(hellos) == 1:
             return RayProcesses(launch, cluster, hellos[0], write)

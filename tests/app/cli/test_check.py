@@ -187,6 +187,11 @@ class TestDiscovery:
     }
     FILE: ClassVar[dict[str, Any]] = {"kind": "remote", "discover": {"file": "engines.json"}}
 
+    def test_bounds_of_scaled_engines_are_listed(self) -> None:
+        ray = {"kind": "ray", "model": "/models/m", "replicas": {"min": 1, "max": 4}}
+        lines = check(ray, queue={"max_in_flight": 8})
+        assert "  scaled with the load: 1 to 4 engines of kind: ray" in lines
+
     def test_sources_are_listed_after_the_engines(self) -> None:
         lines = check(self.DNS, REMOTE, self.FILE)
         place = lines.index("  demo-0: http://gpu-box:8000")

@@ -87,6 +87,11 @@ async def test_discovered_servers_without_requests_are_shown_with_the_reason(
     assert "Connection refused" in regions["unused"]
 
 
+async def test_the_overview_says_which_model_has_no_server(admin: httpx.AsyncClient) -> None:
+    page = await text_of(admin, "/console/overview")
+    assert "Model listed has no server" in page
+
+
 async def test_a_chart_has_a_title_and_a_description(admin: httpx.AsyncClient) -> None:
     page = await text_of(admin, "/console/overview")
     for name in ("tokens", "requests", "ttft", "errors"):

@@ -92,17 +92,17 @@ def test_fault_of_a_url_quotes_nothing_of_it(url: str) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is not JSON from line 1, column 1 on"),
-        (b'["http://a:1",\n "http', "is not JSON from line 2, column 2 on"),
-        (b"\xff\xfe", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b" " * (MAX_BYTES + 1), "is larger than 1024 KiB"),
-        ({"url": "http://a:1"}, "must be a list"),
-        ("http://a:1", "must be a list"),
+        (b"", "it is not JSON from line 1, column 1 on"),
+        (b'["http://a:1",\n "http', "it is not JSON from line 2, column 2 on"),
+        (b"\xff\xfe", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b" " * (MAX_BYTES + 1), "it is larger than 1024 KiB"),
+        ({"url": "http://a:1"}, "it must be a list"),
+        ("http://a:1", "it must be a list"),
         ([7], "[0] must be a URL"),
         ([{"api_key_env": "A"}], "[0] must be a URL"),
         ([{"url": "http://a:1", "weight": 2}], "[0] has other members"),
-        ([f"http://a:{n}" for n in range(1, MAX_ENDPOINTS + 2)], "has 1001 servers"),
+        ([f"http://a:{n}" for n in range(1, MAX_ENDPOINTS + 2)], "it has 1001 servers"),
     ],
 )
 def test_other_contents_are_refused(data: object, message: str) -> None:

@@ -92,7 +92,7 @@ async def test_faulty_file_keeps_what_was_known_and_logs_once(
         await file.write(content)
     assert file.watched.lists == [[A]]
     [line] = caplog.messages
-    assert line.startswith(f"discovery by file {file.path} failed: it ")
+    assert line.startswith(f"discovery by file {file.path} failed: ")
     assert line.endswith("; servers that are kept: 1")
     await file.write([A])
     await file.write([A, B])

@@ -83,9 +83,7 @@ async def test_server_that_is_listed_again_while_it_drains_joins_afterwards(
                 listing.set(a.url, b.url)
                 await run_pending_tasks()
                 assert gateway.names == [name_of(b)]
-                assert await gateway.unused() == {
-                    name_of(a): "its next check has not begun"
-                }
+                assert await gateway.unused() == {name_of(a): "its next check has not begun"}
                 data = await stream.read()
             assert data.endswith(b"data: [DONE]\n\n")
             await gateway.until(a, b)
@@ -209,6 +207,19 @@ class TestReasons:
             discovery = gateway.state.reloader.discovery
             with socket.create_server(("127.0.0.1", port)):
                 await wait_until(lambda: "refused" not in discovery.unused()[0].reason.lower())
+
+    async def test_server_that_was_never_used_leaves_without_a_warning(
+        self, tmp_path: Path, listing: Listing, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        listing.set(f"http://127.0.0.1:{free_port()}")
+        async with run(tmp_path, find_source=listing) as gateway:
+            discovery = gateway.state.reloader.discovery
+            await wait_until(lambda: len(discovery.unused()) == 1)
+            caplog.set_level(logging.WARNING)
+            caplog.clear()
+            listing.set()
+            await wait_until(lambda: discovery.unused() == [])
+        assert caplog.messages == []
 
 
 class TestNoServer:

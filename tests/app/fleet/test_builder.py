@@ -54,7 +54,7 @@ def test_replica_knows_whether_its_engine_schedules_by_priority(
 
 def test_engine_on_ray_needs_ray_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "ray_is_installed", lambda: False)
-    with pytest.raises(LauncherMissing, match=r"pip install 'vllm-gateway\[ray\]'"):
+    with pytest.raises(LauncherMissing, match="run `make setup-ray`"):
         build(tmp_path, RAY)
 
 

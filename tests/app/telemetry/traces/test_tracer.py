@@ -176,7 +176,7 @@ class TestImport:
         assert (result.exit_code, result.stdout) == (2, "")
         [line] = result.stderr.splitlines()
         assert line.startswith("vllm-gateway: traces.endpoint needs OpenTelemetry (opentelemetry.")
-        assert line.endswith("install it with pip install 'vllm-gateway[traces]'")
+        assert line.endswith("install it with `pip install '.[traces]'` in a clone")
 
 
 class Gate(InMemorySpanExporter):

@@ -8,6 +8,7 @@ replica is chosen (a new one goes into the table there), `endpoints` what a mode
 from app.routing.catalogue import Bounds, Catalogue, ContinuationTerms, Model
 from app.routing.policies import POLICIES, RoutingHints, SelectionPolicy
 from app.routing.replica import UNDIVIDED, Movable, Replica
+from app.routing.slots import count_slots
 
 __all__ = [
     "POLICIES",
@@ -20,4 +21,5 @@ __all__ = [
     "Replica",
     "RoutingHints",
     "SelectionPolicy",
+    "count_slots",
 ]

@@ -11,8 +11,7 @@ from app.fleet.deployment import DeployedEngine
 from app.fleet.fleet import ensure_ready
 from app.fleet.slots import scaled_engines
 from app.reload import Reloader
-from app.routing import Replica
-from app.routing.slots import count_slots
+from app.routing import Replica, count_slots
 from app.scaling.policy import Load, ScalingPolicy, ScalingTerms
 from engines.base import Engine, EngineNotReady, EngineState
 from engines.spec import RemoteSpec

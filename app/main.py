@@ -241,7 +241,7 @@ def create_app(
         access=access,
         tracer=tracer,
         reloader=reloader,
-        autoscaler=Autoscaler(reloader, admission, engine_lifecycle.engines_tried),
+        autoscaler=Autoscaler(reloader, admission, engine_lifecycle.startup_done),
         operations=operations,
         engine_lifecycle=engine_lifecycle,
         engines_page=EnginesPage(catalogue, metrics),

@@ -21,11 +21,6 @@ CLOSENESS = (
 )  # fmt: skip
 
 
-NO_SERVER = (
-    "no discovered server is in use: those that are listed say why, or the log of its sources"
-)
-
-
 @lru_cache(maxsize=1024)  # open pages read the errors of all engines every second
 def _redacted(error: str) -> str:
     return redact_line(error)
@@ -148,11 +143,8 @@ class ModelRow(BaseModel):
     def of(cls, model: Model, activity: Activity) -> Self:
         """Return the row of a model."""
         engines = [replica.engine for replica in model.replicas]
-        # Without any engine: its servers are discovered.
-        state = min((e.state for e in engines), key=CLOSENESS.index, default=EngineState.FAILED)
-        errors = [_redacted(e.last_error) for e in engines if e.last_error is not None]
-        if not engines:
-            errors = [NO_SERVER]
+        state = min((e.state for e in engines), key=CLOSENESS.index, default=EngineState.STOPPED)
+        errors = (_redacted(e.last_error) for e in engines if e.last_error is not None)
         elapsed_s = activity.loading_s
         loading = elapsed_s is not None and Loading(
             since=_rfc3339(time.time() - elapsed_s),
@@ -170,7 +162,7 @@ class ModelRow(BaseModel):
             waiting=activity.waiting,
             under_way=activity.under_way,
             loading=loading or None,
-            last_error=next(iter(errors), None) if state is EngineState.FAILED else None,
+            last_error=next(errors, None) if state is EngineState.FAILED else None,
         )
 
 

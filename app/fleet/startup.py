@@ -116,17 +116,8 @@ class EngineLifecycle:
         # Set when an engine is READY, or none will be by a restart. Never, while engines find no
         # place in a cluster.
         self.startup_done = asyncio.Event()
-
-    @property
-    def hopeless(self) -> bool:
-        """True if no model can ever be served: all engines have used up their restarts.
-
-        A model loaded on demand is tried again at its next request, and a server of a discovered
-        one may come.
-        """
-        if any(model.on_demand or model.discovered for model in self._catalogue.models):
-            return False
-        return all(engine.given_up for engine in self._catalogue.engines)
+        # Whether no model could ever be served when `startup_done` was set.
+        self.hopeless = False
 
     def start(self) -> None:
         """Start the engines in the background, so that /health answers meanwhile."""
@@ -181,14 +172,25 @@ class EngineLifecycle:
             *(self._adopt(name) for name in self._left_loaded()),
             self._discovered(),
         )
+        # From here on a reload may replace engines.
+        started = tuple(catalogue.engines)
         self.engines_tried.set()
-        await catalogue.changes.wait_for(lambda: catalogue.ready or not self._may_restart())
+        await catalogue.changes.wait_for(
+            lambda: catalogue.ready or not any(map(_may_restart, started))
+        )
+        self.hopeless = self._is_hopeless(started)
         self.startup_done.set()
 
-    def _may_restart(self) -> bool:
-        """Return whether an engine may become READY by a restart; not one that was stopped."""
-        managed = (e for e in self._catalogue.engines if e.capabilities.managed)
-        return any(not e.given_up and e.state is not EngineState.STOPPED for e in managed)
+    def _is_hopeless(self, started: Sequence[Engine]) -> bool:
+        """Return whether all engines have used up their restarts, and no reload brings others.
+
+        A model loaded on demand is tried again at its next request, and a server of a discovered
+        one may come.
+        """
+        catalogue = self._catalogue
+        if any(model.on_demand or model.discovered for model in catalogue.models):
+            return False
+        return set(catalogue.engines) == set(started) and all(e.given_up for e in started)
 
     async def _start(self, model: str, engine: Engine) -> None:
         try:
@@ -220,6 +222,16 @@ class EngineLifecycle:
         except GatewayError as error:
             event = "could not adopt model %s from the previous gateway: %s"
             log.warning(event, model, error, extra={"model": model})
+
+
+def _may_restart(engine: Engine) -> bool:
+    """Return whether an engine may become READY by a restart, or is about to be replaced.
+
+    Not one that an operator has stopped.
+    """
+    if not engine.capabilities.managed or engine.given_up:
+        return False
+    return engine.retired or engine.state is not EngineState.STOPPED
 
 
 async def _none_discovered() -> None:

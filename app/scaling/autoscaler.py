@@ -35,12 +35,12 @@ class Autoscaler:
     """Scales models of the present configuration until it is canceled."""
 
     def __init__(
-        self, reloader: Reloader, admission: Admission, engines_tried: asyncio.Event
+        self, reloader: Reloader, admission: Admission, startup_done: asyncio.Event
     ) -> None:
-        """`engines_tried` is set once the engines that start with the gateway have settled."""
+        """`startup_done` is set once the engines that start with the gateway have settled."""
         self._reloader = reloader
         self._admission = admission
-        self._engines_tried = engines_tried
+        self._startup_done = startup_done
         # By name; models of the configuration that are scaled.
         self._models: dict[str, _Scaled] = {}
         self._steps: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ class Autoscaler:
         """Decide again and again. Steps of different models run at the same time."""
         clock = asyncio.get_running_loop().time
         try:
-            await self._engines_tried.wait()
+            await self._startup_done.wait()
             while True:
                 self.decide(clock())
                 await asyncio.sleep(INTERVAL_S)

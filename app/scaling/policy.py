@@ -2,10 +2,10 @@
 
 An engine takes `slots` requests at once, and the others wait in the gateway's queue. `demand` is
 the number of engines at which none would wait: requests in flight and waiting, divided by `slots`.
-Capacity is the engines that run or start, and the servers beside them that are READY.
+Servers beside the engines take their part of it, those that were READY at each moment.
 
     up      The queue would take longer than `target_wait_s`, and demand was above the present
-            capacity for all of the last UP_S: a burst that the engines work off is none. As many
+            number for all of the last UP_S: a burst that the engines work off is none. As many
             as the requests that arrive need and as work off the queue within CLEAR_S, at most
             twice as many as before, and the next time when these are READY: until then the queue
             grows whatever is decided, and would ask for more and more.
@@ -67,11 +67,6 @@ class Load:
         return self.ended + self.in_flight + self.waiting
 
     @property
-    def capacity(self) -> float:
-        """Engines that work, or will when they have started."""
-        return self.engines + self.servers
-
-    @property
     def working(self) -> float:
         """Engines that work now."""
         return self.ready + self.servers
@@ -100,29 +95,32 @@ class ScalingPolicy:
         while len(self._past) > 1 and self._past[1].now <= now - down_s:
             self._past.popleft()
         wanted = load.engines
-        sustained = min(self._demands(UP_S), default=0.0)
-        peak = max(self._demands(down_s), default=inf)
+        sustained = min(self._demands(UP_S, 1.0), default=0.0)
+        peak = max(self._demands(down_s, DOWN_RATIO), default=inf)
         if (
             load.ready == load.engines
-            and sustained > load.capacity
+            and sustained > load.engines
             and self._wait_s(load) > terms.target_wait_s
         ):
             wanted = self._step_up(load, sustained)
-        elif peak <= DOWN_RATIO * (load.capacity - 1):
+        elif peak <= DOWN_RATIO * (load.engines - 1):
             wanted = load.engines - 1
         return min(max(wanted, terms.least), terms.most)
 
     def _step_up(self, load: Load, sustained: float) -> int:
-        most = min(ceil(sustained - load.servers), 2 * load.engines)
+        most = min(ceil(sustained), 2 * load.engines)
         return max(min(self._needed(load), most), load.engines + 1)
 
-    def _demands(self, seconds: float) -> list[float]:
-        """Return each demand of the last seconds; none if not so much is known."""
+    def _demands(self, seconds: float, share: float) -> list[float]:
+        """Return each demand of the last seconds; none if not so much is known.
+
+        Without what the servers took that were READY then, up to a share of their slots.
+        """
         newest = self._past[-1].now
         if self._past[0].now > newest - seconds:
             return []
         return [
-            (load.in_flight + load.waiting) / self.terms.slots
+            (load.in_flight + load.waiting) / self.terms.slots - share * load.servers
             for load in self._since(newest - seconds)
         ]
 
@@ -153,7 +151,7 @@ class ScalingPolicy:
             return 0.0
         ending, _ = self._rates()
         # Nothing has ended: an answer may take longer than RATE_S.
-        return load.waiting / (ending * max(load.working, 1.0)) if ending else inf
+        return load.waiting / (ending * (load.working or 1.0)) if ending else inf
 
     def _needed(self, load: Load) -> int:
         """Return the engines for the requests that arrive, and for the queue within CLEAR_S."""

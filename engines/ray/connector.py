@@ -278,7 +278,8 @@ async def _renewing(actors: Sequence[Any], plan: Mapping[str, Any]) -> AsyncIter
 
     async def renew(actor: Any) -> None:
         while True:
-            await actor.renew.remote(plan["owner"])
+            with contextlib.suppress(ActorUnavailableError):  # for a moment
+                await actor.renew.remote(plan["owner"])
             await asyncio.sleep(plan["lease_s"] / RENEWALS)
 
     renewing = [asyncio.create_task(renew(actor)) for actor in actors]

@@ -130,12 +130,6 @@ def test_model_state_is_that_of_its_best_engine_and_only_a_failure_has_an_error(
     assert (row.state, row.last_error) == (shown_state, reason)
 
 
-def test_model_without_a_discovered_server_has_failed() -> None:
-    row = ModelRow.of(Model("demo", (), ()), Activity())
-    assert (row.state, row.engines) == (EngineState.FAILED, 0)
-    assert (row.last_error or "").startswith("no discovered server is in use")
-
-
 def test_engines_are_in_the_order_of_the_configuration() -> None:
     names = ("b-0", "b-1", "a-0")
     catalogue = Catalogue(

@@ -59,6 +59,22 @@ def test_engines_stop_while_another_starts_for_ever() -> None:
     assert decisions(ScalingPolicy(TERMS), waiting, DOWN_S + 1) == [*[3] * int(DOWN_S), 2]
 
 
+def test_a_server_that_comes_back_stops_no_engine_before_its_time() -> None:
+    policy = ScalingPolicy(TERMS)
+    alone = Load(in_flight=36, waiting=0, ended=0, engines=4, ready=4)
+    helped = Load(in_flight=36, waiting=0, ended=0, engines=4, ready=4, servers=4.0)
+    assert set(decisions(policy, alone, DOWN_S + 1)) == {4}
+    assert decisions(policy, helped, DOWN_S + 1, DOWN_S + 1)[:: int(DOWN_S)] == [4, 3]
+
+
+def test_a_server_that_misses_a_check_starts_no_engine() -> None:
+    policy = ScalingPolicy(TERMS)
+    for second in range(100):
+        missing = second % int(UP_S) == 0
+        load = Load(39, 8 * missing, 0, 1, 1, servers=0.0 if missing else 4.0)
+        assert policy.decide(second, load) == 1
+
+
 def test_new_terms_forget_nothing() -> None:
     policy = ScalingPolicy(TERMS)
     for second in range(int(UP_S)):

@@ -91,6 +91,13 @@ class Scaled:
             self.held.clear()
             await asyncio.sleep(0)
 
+    async def grow(self) -> None:
+        """Have a second engine started, for the six requests that two engines cannot take."""
+        await self.ask(6)
+        self.pass_time(UP_S + 1)
+        await self.has("demo-0", "demo-1")
+        await self.let_start()
+
     async def has(self, *names: str) -> None:
         await wait_until(lambda: sorted(self.engines) == sorted(names))
 
@@ -213,10 +220,7 @@ async def test_an_engine_that_never_starts_goes_when_its_load_is_over(scaled: Sc
 
 
 async def test_an_engine_that_is_not_ready_goes_first(scaled: Scaled) -> None:
-    await scaled.ask(6)
-    scaled.pass_time(UP_S + 1)
-    await scaled.has("demo-0", "demo-1")
-    await scaled.let_start()
+    await scaled.grow()
     await scaled.finish()
     scaled.engines["demo-0"].state = EngineState.FAILED  # it will be restarted
     scaled.pass_time(DOWN_S + 1)
@@ -261,10 +265,7 @@ async def test_a_fault_of_one_model_does_not_hold_the_others_up(
 
 
 async def test_a_reload_keeps_the_engines_that_were_added(scaled: Scaled) -> None:
-    await scaled.ask(6)
-    scaled.pass_time(UP_S + 1)
-    await scaled.has("demo-0", "demo-1")
-    await scaled.let_start()
+    await scaled.grow()
     scaled.configured.append(demo(scaled.directory, max=4, target_wait_s=1))
     report = await scaled.gateway.state.reloader.reload(wait=True)
     assert report.ok, report
@@ -284,10 +285,7 @@ async def test_a_reload_of_the_bounds_alone_applies_them(scaled: Scaled) -> None
 
 
 async def test_a_reload_to_fewer_engines_takes_those_that_are_too_many(scaled: Scaled) -> None:
-    await scaled.ask(6)
-    scaled.pass_time(UP_S + 1)
-    await scaled.has("demo-0", "demo-1")
-    await scaled.let_start()
+    await scaled.grow()
     scaled.configured.append(demo(scaled.directory, max=1))
     assert (await scaled.gateway.state.reloader.reload(wait=True)).ok
     await scaled.has("demo-0")
@@ -388,10 +386,7 @@ async def test_a_server_that_is_down_does_not_hold_scaling_up(scaled: Scaled) ->
 
 async def test_a_server_that_is_down_carries_no_load(scaled: Scaled) -> None:
     """Two engines of two requests each have three; without one of them, one waits."""
-    await scaled.ask(6)
-    scaled.pass_time(UP_S + 1)
-    await scaled.has("demo-0", "demo-1")
-    await scaled.let_start()
+    await scaled.grow()
     await scaled.finish()
     await scaled.ask(3)
     add_server(scaled, 7, EngineState.FAILED)
@@ -414,10 +409,7 @@ async def test_servers_count_by_this_gateways_part_of_their_slots(scaled: Scaled
 
 
 async def test_a_server_that_is_ready_spares_an_engine(scaled: Scaled) -> None:
-    await scaled.ask(6)
-    scaled.pass_time(UP_S + 1)
-    await scaled.has("demo-0", "demo-1")
-    await scaled.let_start()
+    await scaled.grow()
     await scaled.finish()
     await scaled.ask(3)
     add_server(scaled, 7)
@@ -426,10 +418,7 @@ async def test_a_server_that_is_ready_spares_an_engine(scaled: Scaled) -> None:
 
 
 async def test_a_reload_that_adds_a_server_replaces_no_engine(scaled: Scaled) -> None:
-    await scaled.ask(6)
-    scaled.pass_time(UP_S + 1)
-    await scaled.has("demo-0", "demo-1")
-    await scaled.let_start()
+    await scaled.grow()
     ray = {"kind": "ray", "model": "/models/demo", "replicas": {"min": 1, "max": 3}}
     engines = [ray, {"kind": "remote", "url": "http://10.0.0.1:8000"}]
     model = {"name": "demo", "queue": {"max_in_flight": 2}, "engines": engines}

@@ -113,8 +113,8 @@ class EngineLifecycle:
         self._task: asyncio.Task[None] | None = None
         # Set when every engine that starts with the gateway has been READY or FAILED.
         self.engines_tried = asyncio.Event()
-        # Set when an engine is READY, or none will be by a restart. Never, while engines find no
-        # place in a cluster.
+        # Set when an engine is READY, or none of the first will be by a restart. While these find
+        # no place in a cluster, or a reload has replaced one, only a READY engine sets it.
         self.startup_done = asyncio.Event()
         # Whether no model could ever be served when `startup_done` was set.
         self.hopeless = False

@@ -76,7 +76,7 @@ class Applier:
             self._reorder(found.new)
 
     async def resize(self, model: str, scaled: int) -> tuple[Engine, ...]:
-        """Have so many engines of a model where it is scaled; return those that are to start.
+        """Have so many scaled engines of a model, within its bounds; return those to start.
 
         Those that are not READY go first. Engines that go have drained when this returns.
         """

@@ -92,17 +92,16 @@ class Reloader:
         return await asyncio.shield(task)
 
     async def resize(self, model: str, scaled: int) -> tuple[Engine, ...]:
-        """Have so many engines of a model where it is scaled; return those that are to start.
+        """Have so many scaled engines of a model, within its bounds; return those to start.
 
         It waits for a reload that is under way; a model that is gone by then has none to start.
         Engines that go have drained when this returns.
         """
         async with self._turn:
             deployment = self._applier.deployments.get(model)
-            if deployment is None or (bounds := deployment.settings.scaling) is None:
+            if deployment is None or deployment.settings.scaling is None:
                 return ()
-            within = min(max(scaled, bounds.min), bounds.max)
-            return await self._applier.resize(model, within)
+            return await self._applier.resize(model, scaled)
 
     async def stop(self) -> None:
         """Cancel what is under way; detached engines finish their requests."""

@@ -2,7 +2,7 @@
 
 An engine takes `slots` requests at once, and the others wait in the gateway's queue. `demand` is
 the number of engines at which none would wait: requests in flight and waiting, divided by `slots`.
-Servers beside the engines take their part of it, those that were READY at each moment.
+Servers that the gateway does not run take their part of it, where they were READY then.
 
     up      The queue would take longer than `target_wait_s`, and demand was above the present
             number for all of the last UP_S: a burst that the engines work off is none. As many

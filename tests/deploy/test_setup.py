@@ -230,7 +230,7 @@ def test_ray_and_what_it_needs_are_pinned_as_for_the_tests() -> None:
 
 @pytest.mark.slow
 class TestSetup:
-    def test_ray_is_installed_beside_the_rest(self, clone: Clone) -> None:
+    def test_ray_is_installed_with_the_pins_of_its_own_file(self, clone: Clone) -> None:
         interpreter(clone.bin / "python3.11", PGO)
         assert clone.setup("ray").returncode == 0
         calls = (clone.directory / "uv-calls").read_text()

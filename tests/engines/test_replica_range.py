@@ -99,16 +99,16 @@ def test_a_reload_keeps_what_scaling_has_added_within_the_new_bounds() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 1), (0, 3), (2, 0), (1, 1)])
-def test_a_reload_keeps_scaled_engines_whatever_is_added_or_removed_beside_them(
+def test_a_reload_that_adds_or_removes_servers_keeps_scaled_engines(
     before: int, after: int
 ) -> None:
-    def beside(servers: int) -> ModelSettings:
+    def with_servers(servers: int) -> ModelSettings:
         others = [{"kind": "remote", "url": f"http://10.0.0.{n}"} for n in range(servers)]
         ray = {"kind": "ray", "model": "/models/demo", "replicas": {"min": 1, "max": 4}}
         model = {"name": "demo", "queue": {"max_in_flight": 2}, "engines": [ray, *others]}
         return Settings.model_validate({"models": [model]}).models[0]
 
-    old, new = beside(before), beside(after)
+    old, new = with_servers(before), with_servers(after)
     slots = plan(slots_of(old), old, scaled=2).after
     for scaled in (None, scaled_engines(slots, old)):
         changes = plan(slots, new, scaled=scaled)

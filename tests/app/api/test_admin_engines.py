@@ -16,7 +16,7 @@ from tests.app.raw import connected, request
 from tests.app.routing.fakes import FakeEngine
 from tests.gateway import ROOT, Gateway, free_port, remote, running, settings_for
 from tests.services import RedisServer
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 CANARY = "hf_canary0123456789"
 
@@ -283,8 +283,9 @@ async def test_load_is_shown_as_shared_while_it_is(tmp_path: Path) -> None:
                 break
         other.state.catalogue.models[0].replicas[0].in_flight = 0
         redis.stop()
-        while (await show())["gateways"] is not None:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE_S):
+            while (await show())["gateways"] is not None:
+                await asyncio.sleep(0.05)
 
 
 async def test_load_that_is_not_shared_is_shown_as_such(gateway: Gateway) -> None:

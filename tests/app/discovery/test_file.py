@@ -92,7 +92,8 @@ async def test_faulty_file_keeps_what_was_known_and_logs_once(
         await file.write(content)
     assert file.watched.lists == [[A]]
     [line] = caplog.messages
-    assert line.startswith(f"discovery by file {file.path} failed: ")
+    faults = ("it is not JSON", "it must be a list", "[0].url must look like")
+    assert line.startswith(tuple(f"discovery by file {file.path} failed: {x}" for x in faults))
     assert line.endswith("; servers that are kept: 1")
     await file.write([A])
     await file.write([A, B])

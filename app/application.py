@@ -38,8 +38,9 @@ from app.auth import Authenticator, KeyStore
 from app.database import Database, DatabaseUnavailable, SharedSecret
 from app.fleet import EngineLifecycle, EnginesPage, ModelOperations
 from app.limits import Limiter
-from app.relay import BodyMemory, RequestDirectory, RequestsInFlight
+from app.relay import RequestDirectory, RequestsInFlight
 from app.reload import Reloader
+from app.request_body import BodyMemory
 from app.residency import OnDemandLoader
 from app.routing import Catalogue
 from app.scaling import Autoscaler

@@ -81,8 +81,6 @@ from app.fleet import (
 )
 from app.limits import Limiter
 from app.relay import (
-    BodyMemory,
-    CacheSalts,
     Relay,
     RelayBounds,
     RelayServices,
@@ -91,6 +89,7 @@ from app.relay import (
     memory_bounds,
 )
 from app.reload import Adjustable, Reloader
+from app.request_body import BodyMemory, CacheSalts
 from app.residency import OnDemandLoader
 from app.routing import Catalogue, Model
 from app.scaling import Autoscaler

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from app.auth import Principal, Role
-from app.relay.body import parse
-from app.relay.cache_salts import CacheSalts
 from app.relay.engine_request import EngineIds
-from app.relay.field_rules import FieldRules
+from app.request_body.body import parse
+from app.request_body.cache_salts import CacheSalts
+from app.request_body.field_rules import FieldRules
 from app.settings import NO_LIMITS, FieldSettings
 from bench.costs import ROUNDS, Cost, cost_table, cpu_us
 from bench.report import Table

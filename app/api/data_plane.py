@@ -11,7 +11,8 @@ from functools import partial
 from app.api.cors import CorsHeaders
 from app.api.middleware import is_preflight
 from app.asgi import ExchangeHandler, Headers
-from app.relay import Endpoint, Relay
+from app.relay import Relay
+from app.request_body import Endpoint
 
 # These count tokens or turn them into text and back; the model computes nothing.
 UNMETERED = frozenset({"/v1/messages/count_tokens", "/tokenize", "/detokenize"})

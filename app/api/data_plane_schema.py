@@ -32,7 +32,7 @@ from app.errors import (
     RouteNotFound,
     dialect_of,
 )
-from app.relay import Endpoint
+from app.request_body import Endpoint
 
 JSON, EVENTS, FORM = "application/json", "text/event-stream", "multipart/form-data"
 BYTES, TEXT = "application/octet-stream", "text/plain"

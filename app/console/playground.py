@@ -6,7 +6,8 @@ from typing import Any
 from app.api import endpoint_of
 from app.asgi import ClientExchange, ExchangeHandler
 from app.console.guard import API
-from app.relay import Endpoint, Relay
+from app.relay import Relay
+from app.request_body import Endpoint
 
 
 class PlaygroundHandlers:

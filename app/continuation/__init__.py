@@ -1,21 +1,18 @@
-"""Continues a stream at another engine, without a lost or repeated token. Pure: no I/O.
+"""Continues a stream at another engine, without a lost or repeated token.
 
-`eligibility` decides whether and how a request can go on, `recording` what is kept of its stream.
-The token IDs of an answer are in `answer`, its replay in `replay`; the text of an answer is in
-`sent_text`, its comparison with a repeated answer in `verification`.
+Pure, except that `answer_text` asks an engine to decode token IDs. `target` chooses the engine at
+which a stream goes on. `eligibility` decides whether and how a request can go on, `recording` what
+is kept of its stream. The token IDs of an answer are in `answer`, its replay in `replay`; the text
+of an answer is in `sent_text`, its comparison with a repeated answer in `verification`.
 """
 
-from app.continuation.answer import Answer, Tail
+from app.continuation.answer import Answer
+from app.continuation.answer_text import IdDecoder, count_thought, cut_at_text
 from app.continuation.compatibility import compatible
 from app.continuation.eligibility import ENDPOINTS, REASONS, Ways, choose_ways
 from app.continuation.recording import Recording, Way
-from app.continuation.replay import (
-    WITH_IDS,
-    NotReplayed,
-    end_candidates,
-    is_end,
-    replay_members,
-)
+from app.continuation.replay import WITH_IDS, NotReplayed, replay_members
+from app.continuation.target import Origin, choose_target, may_come
 from app.continuation.verification import Diverged
 
 __all__ = [
@@ -24,14 +21,17 @@ __all__ = [
     "WITH_IDS",
     "Answer",
     "Diverged",
+    "IdDecoder",
     "NotReplayed",
+    "Origin",
     "Recording",
-    "Tail",
     "Way",
     "Ways",
+    "choose_target",
     "choose_ways",
     "compatible",
-    "end_candidates",
-    "is_end",
+    "count_thought",
+    "cut_at_text",
+    "may_come",
     "replay_members",
 ]

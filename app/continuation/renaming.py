@@ -7,7 +7,7 @@ import msgspec
 
 from app.continuation.dialects import Dialect
 from app.continuation.parts import UNREADABLE
-from app.continuation.sse import read_data, with_data
+from app.sse import read_data, with_data
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ID = re.compile(rb'"(?:id|item_id|call_id)":\s*("[^"\\]+")')

@@ -11,8 +11,8 @@ import msgspec
 from app.continuation.dialects import DIALECTS
 from app.continuation.parts import UNREADABLE, Channel, Part
 from app.continuation.renaming import Run, read_number
-from app.continuation.sse import read_data, split_events
 from app.continuation.text_template import TextTemplate, decode_body, make_template
+from app.sse import read_data, split_events
 
 # Calls of `add` between two batches.
 _BATCH = 32

@@ -10,7 +10,7 @@ from app.continuation.cut import cut_event
 from app.continuation.parts import STREAM, UNREADABLE, Channel, Part
 from app.continuation.renaming import Renaming
 from app.continuation.sent_text import Segment, SentText
-from app.continuation.sse import read_data, split_events, with_data
+from app.sse import read_data, split_events, with_data
 
 
 class Diverged(Exception):

@@ -7,10 +7,9 @@ once.
 
 1. **Authenticate** (`relay.py`). The key becomes a `Principal`. An error becomes a response in the
    caller's dialect, or an event in a stream that has begun.
-2. **Read and plan** (`request_handler.py`). The body is parsed or scanned (`body_reader.py`,
-   `body.py`, `json_scan.py`, `form_scan.py`); for the requested model a `RequestPlan` says what
-   changes in it (`rewrite.py`, `field_rules.py`, `media_rules.py`) and what it may cost
-   (`token_cost.py`).
+2. **Read and plan** (`request_handler.py`). The body is parsed, or scanned while it arrives
+   (`body_reader.py`); for the requested model a `BodyPlan` of `app.request_body` says what changes
+   in it and what it may cost.
 3. **Reserve** (`request_handler.py`). The limiter decides, then the budgets; the `Reservation`
    holds both until they are settled.
 4. **Serve** (`model_request.py`). A model that is loaded on demand is leased; the fair queue gives
@@ -27,9 +26,6 @@ cancel the request's task at whatever it awaits, so no step polls for them. `Req
 and cancels requests.
 """
 
-from app.relay.body_memory import BodyMemory
-from app.relay.cache_salts import CacheSalts
-from app.relay.endpoint import Endpoint
 from app.relay.forecasts import Forecasts
 from app.relay.in_flight import RequestsInFlight
 from app.relay.relay import CLIENT_CLOSED_REQUEST, Relay
@@ -46,9 +42,6 @@ __all__ = [
     "CLIENT_CLOSED_REQUEST",
     "IN_FLIGHT",
     "OUTCOMES",
-    "BodyMemory",
-    "CacheSalts",
-    "Endpoint",
     "Forecasts",
     "Relay",
     "RelayBounds",

@@ -11,12 +11,11 @@
 """
 
 from app.relay.engine_call import CallResult
-from app.relay.request_plan import RequestPlan
-from app.relay.rewrite import as_bool
+from app.request_body import BodyPlan
 from app.usage import Usage
 
 
-def billed_usage(plan: RequestPlan, result: CallResult, *, canceled: bool) -> Usage | None:
+def billed_usage(plan: BodyPlan, result: CallResult, *, canceled: bool) -> Usage | None:
     """Return the tokens that a request is billed; None: the engine did nothing for it.
 
     `canceled`: it was canceled before its response was complete.
@@ -24,7 +23,7 @@ def billed_usage(plan: RequestPlan, result: CallResult, *, canceled: bool) -> Us
     cost, reported = plan.cost, result.usage
     refused = result.status is not None and result.status >= 300
     begun = result.started and result.status is not None and not refused
-    if begun and (reported is None or canceled) and _is_true(plan, "background"):
+    if begun and (reported is None or canceled) and plan.is_true("background"):
         return Usage(cost.prompt, cost.output, estimated=True)
     if result.events:
         if reported is None or canceled or not result.complete:
@@ -39,8 +38,4 @@ def billed_usage(plan: RequestPlan, result: CallResult, *, canceled: bool) -> Us
         return Usage(cost.prompt, min(most, result.bytes_out), estimated=True)
     if not canceled or refused:
         return None
-    return Usage(cost.prompt, 0 if _is_true(plan, "stream") else cost.output, estimated=True)
-
-
-def _is_true(plan: RequestPlan, name: str) -> bool:
-    return as_bool(plan.rewrite.value(plan.body, name)) is True
+    return Usage(cost.prompt, 0 if plan.is_true("stream") else cost.output, estimated=True)

@@ -9,9 +9,8 @@ from io import BytesIO
 
 from app.asgi import BUFFERED_BYTES, ClientExchange
 from app.errors import RequestTooLarge
-from app.relay.body import SLICE_BYTES, BodyScan, ParsedBody
-from app.relay.body_memory import HeldBody
 from app.relay.request_context import RequestContext
+from app.request_body import SLICE_BYTES, BodyScan, HeldBody, ParsedBody
 
 
 class ScanTurns:

@@ -7,16 +7,12 @@ from typing import Self
 
 import msgspec
 
-from app.continuation import ENDPOINTS, WITH_IDS, Recording, Ways, choose_ways
-from app.relay.continuation_target import Origin
-from app.relay.endpoint import COMPLETIONS, RESPONSES
+from app.continuation import ENDPOINTS, WITH_IDS, Origin, Recording, Ways, choose_ways
 from app.relay.engine_call import EngineCall
 from app.relay.engine_request import build_engine_request
 from app.relay.request_context import RequestContext
-from app.relay.request_plan import RequestPlan
-from app.relay.response_storage import new_response_id, with_response_id
-from app.relay.rewrite import as_bool
 from app.relay.services import RelayServices
+from app.request_body import COMPLETIONS, RESPONSES, BodyPlan, new_response_id, with_response_id
 from app.routing import ContinuationTerms, Model, Replica
 
 log = logging.getLogger(__name__)
@@ -27,7 +23,7 @@ _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 class CallBuilder(msgspec.Struct, frozen=True):
     """One request on its way to the engines of a model."""
 
-    plan: RequestPlan
+    plan: BodyPlan
     request: RequestContext
     model: Model
     engine_id: str
@@ -39,7 +35,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
     def of(
         cls,
         services: RelayServices,
-        plan: RequestPlan,
+        plan: BodyPlan,
         request: RequestContext,
         model: Model,
         priority: int,
@@ -82,7 +78,7 @@ class CallBuilder(msgspec.Struct, frozen=True):
             prompt=plan.cost.prompt,
             withhold_usage=rewrite.withhold_usage,
             one_choice=rewrite.one_choice,
-            wide=bool(rewrite.value(body, "logprobs")),
+            wide=bool(plan.value("logprobs")),
             opened=self.request.endpoint.label != COMPLETIONS,
             fingerprint=replica.fingerprint,
             withhold_metadata=rewrite.withhold_metadata,
@@ -94,17 +90,17 @@ class CallBuilder(msgspec.Struct, frozen=True):
     def _recording(self, replica: Replica, terms: ContinuationTerms) -> Recording | None:
         """Return the record of a stream; None where the request asks for none."""
         endpoint = self.request.endpoint.label
-        rewrite, body = self.plan.rewrite, self.plan.body
-        if endpoint not in ENDPOINTS or not as_bool(rewrite.value(body, "stream")):
+        plan = self.plan
+        if endpoint not in ENDPOINTS or not plan.is_true("stream"):
             return None
-        if self.plan.cost.prompt > terms.max_tokens:
+        if plan.cost.prompt > terms.max_tokens:
             ways = Ways(reason="too_long")
             self._log_long_prompt(terms.max_tokens)
         else:
             ways = choose_ways(
                 endpoint,
-                body.members.keys() | rewrite.changes.keys(),
-                self.value,
+                plan.body.members.keys() | plan.rewrite.changes.keys(),
+                plan.value,
                 replica.engine.facts,
                 stored=self.response_id is not None,
             )
@@ -112,9 +108,9 @@ class CallBuilder(msgspec.Struct, frozen=True):
             endpoint,
             ways,
             terms.max_tokens,
-            with_ids=as_bool(self.value("return_token_ids")) is True,
-            shows_tokens=as_bool(self.value("logprobs")) is True,
-            calls_tools=bool(self.value("tools")),
+            with_ids=plan.is_true("return_token_ids"),
+            shows_tokens=plan.is_true("logprobs"),
+            calls_tools=bool(plan.value("tools")),
         )
 
     def _log_long_prompt(self, max_tokens: int) -> None:
@@ -128,7 +124,3 @@ class CallBuilder(msgspec.Struct, frozen=True):
                 *(model, self.plan.cost.prompt, max_tokens),
                 extra=self.request.log_fields,
             )
-
-    def value(self, name: str) -> bytes:
-        """Return a member of the request as the engine gets it, encoded; b"" if there is none."""
-        return self.plan.rewrite.value(self.plan.body, name)

@@ -14,19 +14,30 @@ from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 
 from app.admission import Permit
-from app.continuation import WITH_IDS, Diverged, NotReplayed, Recording, Way, replay_members
+from app.continuation import (
+    WITH_IDS,
+    Diverged,
+    IdDecoder,
+    NotReplayed,
+    Origin,
+    Recording,
+    Way,
+    choose_target,
+    count_thought,
+    cut_at_text,
+    may_come,
+    replay_members,
+)
 from app.errors import GatewayError
-from app.relay.answer_text import IdDecoder, count_thought, cut_at_text
 from app.relay.call_builder import CallBuilder
-from app.relay.continuation_target import Origin, choose_target, may_come
 from app.relay.engine_call import CallResult
 from app.relay.forward import Interrupted, end_stream, forward
 from app.relay.request_context import RequestContext
 from app.relay.response import Truncated, as_gateway_error, send_error
 from app.relay.services import RelayServices
-from app.relay.sse import DONE
 from app.relay.stream import KeepAlive
 from app.routing import Replica
+from app.sse import DONE
 from app.telemetry.metrics import Buckets
 from app.usage import Usage
 from engines.base import EngineDrained, EngineError, EngineNotReady
@@ -241,7 +252,7 @@ class StreamContinuation:
                 defaults = target.engine.facts.sampling_defaults or {}
                 limit = defaults.get("max_tokens")
                 members = replay_members(
-                    self._request.endpoint.label, answer, self._calls.value,
+                    self._request.endpoint.label, answer, self._calls.plan.value,
                     limit if isinstance(limit, int) else None,
                 )  # fmt: skip
                 if members is None:

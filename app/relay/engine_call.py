@@ -5,8 +5,7 @@ Forwarding is independent of limits, queues and budgets; choosing never reads th
 
 import msgspec
 
-from app.continuation import Recording
-from app.relay.continuation_target import Origin
+from app.continuation import Origin, Recording
 from app.usage import StreamMeter, Usage
 from engines.base import EngineRequest
 

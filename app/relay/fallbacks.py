@@ -3,13 +3,12 @@
 from app.auth import Principal
 from app.errors import EngineFailed, EngineTooSlow, EngineUnavailable, GatewayError
 from app.limits import LimitRequest
-from app.relay.body import ParsedBody
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.model_request import ModelRequest
 from app.relay.request_context import RequestContext
-from app.relay.request_plan import RequestPlan, plan_request
+from app.relay.request_plan import plan_request
 from app.relay.services import RelayServices
-from app.relay.token_cost import reserved_tokens
+from app.request_body import BodyPlan, ParsedBody, reserved_tokens
 from app.residency import Step
 from app.routing import Model
 from app.settings import NO_LIMITS
@@ -42,7 +41,7 @@ class Fallback:
         self._yielded = False  # it has left its model for a fallback that is up sooner
         self._returns_left = MAX_RETURNS
 
-    async def serve(self, plan: RequestPlan, limits: LimitRequest, fault: GatewayError) -> None:
+    async def serve(self, plan: BodyPlan, limits: LimitRequest, fault: GatewayError) -> None:
         """Serve the request, which failed with `fault` at its own model. Raises GatewayError."""
         request, requested, chain = self._request, plan.model, self._chain
         request.timeline.failed(requested.name, fault.code)
@@ -77,7 +76,7 @@ class Fallback:
         await self._wait_without_fallbacks(plan, limits, fault)
 
     async def _wait_without_fallbacks(
-        self, plan: RequestPlan, limits: LimitRequest, fault: GatewayError
+        self, plan: BodyPlan, limits: LimitRequest, fault: GatewayError
     ) -> None:
         """Serve by the requested model after all, if the request left it for fallbacks that failed.
 

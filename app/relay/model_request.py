@@ -23,12 +23,12 @@ from app.relay.engine_call import CallResult
 from app.relay.fallback_chain import FallbackChain
 from app.relay.forward import Interrupted, forward
 from app.relay.request_context import RequestContext
-from app.relay.request_plan import RequestPlan
 from app.relay.reservation import Reservation
 from app.relay.response import NotRouted
 from app.relay.routing_hints import RequestHints
 from app.relay.services import RelayServices
 from app.relay.stored_responses import claim
+from app.request_body import BodyPlan
 from app.residency import ModelLease, StartWait
 from app.routing import Model, Replica
 from app.telemetry import LOAD_WAIT, QUEUE
@@ -59,7 +59,7 @@ class ModelRequest:
 
     async def serve(
         self,
-        plan: RequestPlan,
+        plan: BodyPlan,
         limits: LimitRequest,
         planned_at: float | None = None,
         chain: FallbackChain | None = None,
@@ -128,7 +128,7 @@ class ModelRequest:
 
     async def _send(
         self,
-        plan: RequestPlan,
+        plan: BodyPlan,
         model: Model,
         permit: Permit,
         lease: ModelLease | None,
@@ -196,7 +196,7 @@ class ModelRequest:
             # Before the first byte of the response is sent, hence before the client knows the ID.
             await claim(self._services.stored, response_id, self._principal, model, replica)
 
-    def _settle(self, plan: RequestPlan, result: CallResult, *, canceled: bool) -> None:
+    def _settle(self, plan: BodyPlan, result: CallResult, *, canceled: bool) -> None:
         """Settle what a request took that reached an engine, however it ended."""
         request = self._request
         if not request.endpoint.metered:

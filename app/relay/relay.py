@@ -22,11 +22,11 @@ from app.errors import (
     RateLimited,
     RequestCanceled,
 )
-from app.relay.endpoint import Endpoint
 from app.relay.request_context import RequestContext
 from app.relay.request_handler import handle_request
 from app.relay.response import Truncated, send_error
 from app.relay.services import RelayServices
+from app.request_body import Endpoint
 from app.telemetry import NO_RECORDER, RequestRecord, RequestRecorder
 from app.telemetry.logs import AccessLog
 from app.usage import Ledger, UsageRecord

@@ -4,7 +4,7 @@ import msgspec
 
 from app.asgi import ClientExchange
 from app.auth import Principal
-from app.relay.endpoint import Endpoint
+from app.request_body import Endpoint
 from app.telemetry import UNKNOWN_MODEL, RequestRecord, RequestTimeline
 from app.usage import StreamMeter, Usage
 

@@ -11,8 +11,6 @@ from time import perf_counter
 from app.auth import Principal
 from app.errors import GatewayError
 from app.limits import LimitDecision, LimitRequest
-from app.relay.body import ParsedBody, is_quick, parse
-from app.relay.body_memory import SMALL_BYTES
 from app.relay.body_reader import (
     check_announced_size,
     check_size,
@@ -20,18 +18,24 @@ from app.relay.body_reader import (
     read_if_small,
     scan_body,
 )
-from app.relay.endpoint import RESPONSES
 from app.relay.fallback_chain import CANNOT_SERVE, FallbackChain
 from app.relay.fallbacks import Fallback
 from app.relay.model_request import ModelRequest
 from app.relay.request_context import RequestContext
-from app.relay.request_plan import RequestPlan, elastic_tokens, plan_request
+from app.relay.request_plan import plan_request
 from app.relay.reservation import Reservation
-from app.relay.rewrite import as_bool
 from app.relay.services import RelayServices
 from app.relay.stored_responses import find_previous_engine, relay_stored_response
 from app.relay.stream import KeepAlive
-from app.relay.token_cost import reserved_tokens
+from app.request_body import (
+    RESPONSES,
+    SMALL_BYTES,
+    BodyPlan,
+    ParsedBody,
+    is_quick,
+    parse,
+    reserved_tokens,
+)
 from app.routing import Model
 from app.settings import NO_LIMITS
 from app.telemetry import UNKNOWN_MODEL
@@ -74,7 +78,7 @@ async def _serve(
     services: RelayServices,
     principal: Principal,
     request: RequestContext,
-    plan: RequestPlan,
+    plan: BodyPlan,
     *,
     precharged: bool,
 ) -> None:
@@ -110,7 +114,7 @@ async def _serve(
             model_request = ModelRequest(services, principal, request, reservation)
             chain: FallbackChain | None = None
             keep_alive: KeepAlive | None = None
-            if bounds.keepalive_s and as_bool(plan.rewrite.value(plan.body, "stream")):
+            if bounds.keepalive_s and plan.is_true("stream"):
                 # Before lease and permit: a stream that waits for them is silent as well.
                 keep_alive = KeepAlive(request.exchange, bounds.keepalive_s)
             try:
@@ -156,7 +160,7 @@ async def _count_request(
 
 
 async def _reserve_budget(
-    services: RelayServices, principal: Principal, request: RequestContext, plan: RequestPlan
+    services: RelayServices, principal: Principal, request: RequestContext, plan: BodyPlan
 ) -> BudgetReservation:
     """Reserve tokens of the key's and its owner's budgets.
 
@@ -164,7 +168,7 @@ async def _reserve_budget(
     ServiceUnavailable.
     """
     cost = plan.cost
-    elastic = elastic_tokens(request.endpoint.label, plan)
+    elastic = plan.elastic_tokens(request.endpoint.label)
     budget = await services.budgets.reserve(
         principal.id, principal.daily_tokens, principal.monthly_tokens, cost.tokens, elastic,
         principal.owner,
@@ -176,7 +180,7 @@ async def _reserve_budget(
 
 async def _plan_quick(
     services: RelayServices, principal: Principal, request: RequestContext, raw: bytes
-) -> RequestPlan:
+) -> BodyPlan:
     """Parse a body that is quick to parse, and plan the request. Raises GatewayError."""
     request.bytes_in = len(raw)
     try:
@@ -194,7 +198,7 @@ async def _plan_large(
     request: RequestContext,
     raw: bytes | None,
     held: ExitStack,
-) -> tuple[RequestPlan, bool]:
+) -> tuple[BodyPlan, bool]:
     """Read the body and plan the request; return whether request and slot are charged.
 
     `raw` is the body, if it has arrived. What is taken on the way is pushed on `held`. Raises
@@ -223,7 +227,7 @@ async def _plan_large(
 
 def _plan_for_model(
     services: RelayServices, principal: Principal, request: RequestContext, body: ParsedBody
-) -> RequestPlan:
+) -> BodyPlan:
     """Return the plan for the model that a body names. Raises GatewayError."""
     model = services.catalogue.find(body.model, principal.allows)
     request.model, request.requested_model = model.name, body.model

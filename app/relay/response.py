@@ -9,7 +9,7 @@ from app.errors import EngineFailed, EngineTooSlow, GatewayError
 from app.relay.engine_call import CallResult
 from app.relay.error_dialects import translate_error
 from app.relay.request_context import RequestContext
-from app.relay.sse import as_event, error_event
+from app.sse import as_event, error_event
 from app.usage import WHOLE_BYTES, WINDOW_BYTES, Usage, read_usage, read_usage_in
 from engines.base import EngineError, EngineResponse, EngineTimeout
 

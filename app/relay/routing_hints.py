@@ -6,7 +6,7 @@ conversation the same way each time, and nothing it writes can do more than choo
 
 from app.asgi import ClientExchange
 from app.errors import Dialect
-from app.relay.body import ParsedBody
+from app.request_body import ParsedBody
 
 SESSION_HEADER = b"x-session-id"
 # OpenAI's, the newer one first. Of Anthropic's `metadata` nothing is defined but `user_id`.

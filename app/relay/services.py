@@ -5,13 +5,11 @@ from typing import Self
 
 from app.admission import Admission
 from app.limits import Limiter
-from app.relay.body_memory import BodyMemory, BodyMemoryBounds
 from app.relay.body_reader import ScanTurns
-from app.relay.cache_salts import CacheSalts
 from app.relay.engine_request import EngineIds
-from app.relay.field_rules import FieldRuleCache
 from app.relay.forecasts import Forecasts
 from app.relay.in_flight import RequestsInFlight
+from app.request_body import BodyMemory, BodyMemoryBounds, CacheSalts, FieldRuleCache
 from app.residency import OnDemandLoader, StartWaits
 from app.routing import Catalogue
 from app.settings import Settings

@@ -18,10 +18,9 @@ from app.relay.engine_call import CallResult, EngineCall
 from app.relay.engine_request import build_engine_request
 from app.relay.forward import forward
 from app.relay.request_context import RequestContext
-from app.relay.request_plan import RequestPlan
 from app.relay.response import NotRouted
-from app.relay.rewrite import ABSENT
 from app.relay.services import RelayServices
+from app.request_body import ABSENT, BodyPlan
 from app.routing import Model, Replica
 from app.stored import StoredResponse, StoredResponses
 from engines.base import EngineError, EngineNotReady, EngineTimeout
@@ -33,14 +32,14 @@ _text = msgspec.json.Decoder(str)
 
 
 async def find_previous_engine(
-    services: RelayServices, principal: Principal, plan: RequestPlan
+    services: RelayServices, principal: Principal, plan: BodyPlan
 ) -> str | None:
     """Return the name of the engine that stores the response which a request continues; None: none.
 
     Raises RouteNotFound where the caller has no such response of this model, or its engine has been
     removed, and the response with it.
     """
-    previous = plan.rewrite.value(plan.body, "previous_response_id")
+    previous = plan.value("previous_response_id")
     if previous in ABSENT:
         return None
     model = services.catalogue.current(plan.model)

@@ -11,7 +11,7 @@ from time import perf_counter
 from app.asgi import ClientExchange, ClientStalled, Headers
 from app.continuation import Recording
 from app.relay.request_context import RequestContext
-from app.relay.sse import COMMENT, whole_events
+from app.sse import COMMENT, whole_events
 from app.telemetry.metrics import Buckets
 from app.usage import StreamMeter
 from engines.base import EngineDied, EngineResponse

@@ -7,13 +7,11 @@ usage chunk, it is moved back. So the client receives the bytes of a direct call
 chunk passes with one or two substring searches.
 """
 
-import re
-
 import msgspec
 
+from app.sse import read_data, split_events
 from app.usage.token_usage import HOLDS_USAGE, UNREADABLE, Usage, read_usage
 
-_EVENT_END = re.compile(rb"\r?\n\r?\n")
 _USAGE = b'"usage"'
 # Names with their colons, which distinguishes them from texts: vLLM writes no blank between. A
 # string value means that the choice is finished; before it is null.
@@ -78,7 +76,7 @@ class StreamMeter:
         ):
             return events
         out: list[bytes] = []
-        for event in _split(events):
+        for event in split_events(events):
             self._pass_event(event, out)
         return b"".join(out)
 
@@ -109,7 +107,7 @@ class StreamMeter:
 
     def _pass_event(self, event: bytes, out: list[bytes]) -> None:
         if _USAGE in event and HOLDS_USAGE.search(event) is not None:
-            data = _data_of(event)
+            data = read_data(event)
             if (usage := read_usage(data)) is not None:
                 self.usage = usage if self.usage is None else self.usage.merged(usage)
             if self._withhold and (chunk := _as_usage_chunk(data)) is not None:
@@ -127,23 +125,6 @@ class StreamMeter:
         self._held_bytes += len(event)
         if self._held_bytes > MAX_HELD:
             out.append(self.flush())
-
-
-def _split(events: bytes) -> list[bytes]:
-    """Split bytes of a stream into its events, their ends included."""
-    found, start = [], 0
-    for end in _EVENT_END.finditer(events):
-        found.append(events[start : end.end()])
-        start = end.end()
-    if start < len(events):
-        found.append(events[start:])
-    return found
-
-
-def _data_of(event: bytes) -> bytes:
-    """Return the data of an event (WHATWG HTML, 9.2.6); vLLM writes one line of it."""
-    lines = [line[5:].lstrip(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(lines)
 
 
 def _as_usage_chunk(data: bytes) -> _UsageChunk | None:

@@ -3,9 +3,9 @@ from itertools import count
 
 import pytest
 
-from app.relay.body import parse
-from app.relay.field_rules import FieldRules
-from app.relay.rewrite import rewrite_body
+from app.request_body.body import parse
+from app.request_body.field_rules import FieldRules
+from app.request_body.rewrite import rewrite_body
 from app.routing import Bounds
 from app.settings import FieldSettings
 from bench import isolation

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from app.auth import Principal, Role
-from app.relay.cache_salts import CacheSalts, Isolation
+from app.request_body.cache_salts import CacheSalts, Isolation
 from app.settings import NO_LIMITS
 from tests.e2e.deployment import ADMIN_KEY, ENGINE, Deployment, demo_model, deployed, until_ready
 from tests.e2e.test_cancellation import busy, gauge, generated

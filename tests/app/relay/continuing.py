@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.relay.sse import COMMENT
+from app.sse import COMMENT
 from app.usage import UsageRecord
 from tests.app.continuation.streams import assemble, split
 from tests.app.raw import Answer, Client, connected, request

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from app.relay.field_rules import DROPPED
+from app.request_body.field_rules import DROPPED
 from tests.app.tenants import tokens
 from tests.fakes.vllm import Fake, Seen
 from tests.fakes.writing import Writing, writes

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.errors import RateLimited, ServiceUnavailable
-from app.relay.body_memory import BodyMemory, BodyMemoryBounds
+from app.request_body.body_memory import BodyMemory, BodyMemoryBounds
 from tests.app.raw import KEY_LINE, Client, connected, request
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake

@@ -8,7 +8,7 @@ import pytest
 
 from app.relay import continuation
 from app.relay.in_flight import KEY_DISABLED
-from app.relay.sse import COMMENT
+from app.sse import COMMENT
 from engines import remote as remote_engine
 from engines.base import EngineState
 from tests.app.relay.continuing import CHAT, Stream, Streams, streaming

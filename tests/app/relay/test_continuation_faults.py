@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app.relay import answer_text, continuation, model_request
+from app.continuation import answer_text
+from app.relay import continuation, model_request
 from app.relay.billing import billed_usage
 from app.relay.request_context import RequestContext
-from app.relay.sse import COMMENT
+from app.sse import COMMENT
 from app.usage import Usage
 from tests.app.raw import connected, request
 from tests.fakes.stream_faults import BEHIND_END, StreamFault

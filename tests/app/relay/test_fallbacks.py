@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from app.auth import Allowed, Authenticator, Principal
-from app.relay.sse import COMMENT
 from app.settings import LimitSettings
+from app.sse import COMMENT
 from engines.base import EngineState
 from tests.app.raw import answers, asking, connected, request
 from tests.fakes.vllm import Fake

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from app.errors import OPERATOR_S
-from app.relay.sse import COMMENT
 from app.residency import Residency
 from app.server.banner import banner
+from app.sse import COMMENT
 from engines.base import EngineState
 from tests.app.raw import answers, asking, connected, request
 from tests.gateway import ROOT, Gateway, running, settings_for

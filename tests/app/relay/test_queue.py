@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.relay.sse import COMMENT
 from app.settings import LimitSettings, digest
+from app.sse import COMMENT
 from tests.app.raw import answers, asking, connected, request
 from tests.app.tenants import tokens
 from tests.fakes.vllm import Fake

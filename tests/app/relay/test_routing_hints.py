@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.asgi import ClientExchange
-from app.relay.body import parse
 from app.relay.routing_hints import MAX_SESSION_BYTES, RequestHints
+from app.request_body.body import parse
 from app.server.connection import HttpExchange
 
 MOST = 65536

@@ -12,9 +12,9 @@ import pytest
 from app.asgi import ClientExchange
 from app.errors import EngineFailed
 from app.relay.response import send_error
-from app.relay.sse import COMMENT
 from app.relay.stream import SSE_HEADERS, KeepAlive
 from app.settings import ServerSettings
+from app.sse import COMMENT
 from tests.app.raw import Client, answers, asking, connected, request
 from tests.app.server.connection.exchanges import exchanging
 from tests.fakes.chat_stream import chunk

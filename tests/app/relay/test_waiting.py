@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.relay.sse import COMMENT
+from app.sse import COMMENT
 from engines.base import EngineFacts, EngineState
 from engines.process.launch import FACTS
 from tests.app.raw import answers, asking, connected, request

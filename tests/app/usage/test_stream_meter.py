@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.relay.sse import whole_events
+from app.sse import whole_events
 from app.usage.stream_meter import MAX_HELD, StreamMeter
 from app.usage.token_usage import Usage
 from tests.fakes.chat_stream import FINGERPRINT, chat_stream, chunk

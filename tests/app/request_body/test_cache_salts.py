@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app.auth import Principal, Role
-from app.relay.cache_salts import CacheSalts
-from app.relay.rewrite import SALTED
+from app.request_body.cache_salts import CacheSalts
+from app.request_body.rewrite import SALTED
 from app.settings import NO_LIMITS
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake

@@ -7,9 +7,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from app import sse
 from app.errors import Dialect, EngineFailed
-from app.relay import sse
-from app.relay.sse import COMMENT, EVENT_BYTES, as_event, error_event, whole_events
+from app.sse import (
+    COMMENT,
+    EVENT_BYTES,
+    as_event,
+    error_event,
+    read_data,
+    split_events,
+    whole_events,
+    with_data,
+)
 
 EVENT = b'data: {"x": "\xc3\xa9"}\n\n'
 
@@ -101,6 +110,22 @@ class TestWholeEvents:
         assert b"".join(sent) + held == stream
         assert all(p.endswith(b"\n\n") or len(p) > 16 for p in sent if p)
         assert len(held) <= 16
+
+
+class TestSplitEvents:
+    @given(st.lists(st.sampled_from([b"data: x", b"\n", b"\r\n", b"\n\n", b": c"]), max_size=12))
+    @settings(max_examples=200, deadline=None)
+    def test_no_byte_is_lost(self, pieces: list[bytes]) -> None:
+        events = b"".join(pieces)
+        found = split_events(events)
+        assert b"".join(found) == events
+        assert all(event.endswith((b"\n\n", b"\n\r\n")) for event in found[:-1])
+
+    @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+    def test_data_is_read_and_replaced(self, end: bytes) -> None:
+        event = end.join([b"event: x", b"data: {", b"data:}", b"", b""])
+        assert read_data(event) == b"{\n}"
+        assert with_data(event, b"[]") == end.join([b"event: x", b"data: []", b"", b""])
 
 
 class TestErrorEvent:

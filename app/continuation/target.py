@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.continuation import compatible
+from app.continuation.compatibility import compatible
 from app.routing import Replica
 from engines.base import EngineFacts, EngineState
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.relay.json_faults import (
+from app.request_body.json_faults import (
     JsonFault,
     NestedTooDeep,
     NotAnObject,
@@ -20,7 +20,7 @@ from app.relay.json_faults import (
     TooManyMembers,
     TooManyValues,
 )
-from app.relay.json_scan import (
+from app.request_body.json_scan import (
     MAX_NAME,
     MAX_NUMBER,
     WINDOW,

@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from app.relay.body import Members, ParsedBody
-from app.relay.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from app.relay.field_rules import FieldRules, is_over, number_of
+from app.request_body.body import Members, ParsedBody
+from app.request_body.endpoint import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from app.request_body.field_rules import FieldRules, is_over, number_of
 from app.routing import Bounds
 
 # The fields that limit the output of each endpoint; the first is set where none is given.

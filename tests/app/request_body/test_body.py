@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.errors import BadRequest, Dialect, InvalidJson, MissingModel
-from app.relay.body import (
+from app.request_body.body import (
     MAX_MODEL_FIELD,
     MAX_SHORT,
     READ_NAMES,

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from app.errors import BadRequest
-from app.relay.body import ParsedBody
-from app.relay.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
-from app.relay.rewrite import (
+from app.request_body.body import ParsedBody
+from app.request_body.endpoint import CHAT, COMPLETIONS, RESPONSES, Endpoint
+from app.request_body.rewrite import (
     ABSENT,
     CHOICES,
     COMPLETIONS_OUTPUT,

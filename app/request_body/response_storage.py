@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from app.errors import FieldNotAllowed
-from app.relay.body import ParsedBody
-from app.relay.rewrite import ABSENT, Rewrite, as_bool
+from app.request_body.body import ParsedBody
+from app.request_body.rewrite import ABSENT, Rewrite, as_bool
 
 _FALSE = b"false"
 

@@ -10,7 +10,7 @@ from python_multipart.exceptions import FormParserError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from app.relay.form_scan import (
+from app.request_body.form_scan import (
     MAX_EPILOGUE,
     MAX_HEADER_LINE,
     WINDOW,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from app.continuation import Answer
-from app.relay.answer_text import IdDecoder, cut_at_text
+from app.continuation.answer_text import IdDecoder, cut_at_text
 
 TOKENS = {1: "a", 2: "<", 3: " "}
 

@@ -9,10 +9,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from app.relay.body import READ_NAMES, ParsedBody, parse
-from app.relay.endpoint import CHAT, COMPLETIONS
-from app.relay.field_rules import FieldRules
-from app.relay.rewrite import Rewrite, as_bool, rewrite_body
+from app.request_body.body import READ_NAMES, ParsedBody, parse
+from app.request_body.endpoint import CHAT, COMPLETIONS
+from app.request_body.field_rules import FieldRules
+from app.request_body.rewrite import Rewrite, as_bool, rewrite_body
 from app.routing import Bounds
 
 RESPONSES = "/v1/responses"

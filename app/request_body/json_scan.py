@@ -52,7 +52,7 @@ from itertools import accumulate
 
 import msgspec
 
-from app.relay.json_faults import (
+from app.request_body.json_faults import (
     NestedTooDeep,
     NotAnObject,
     NotJson,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import FieldNotAllowed
-from app.relay.body import parse
-from app.relay.field_rules import DROPPED, MAX_RULED, FieldRules
+from app.request_body.body import parse
+from app.request_body.field_rules import DROPPED, MAX_RULED, FieldRules
 from app.settings import FieldSettings
 from tests.app.tenants import make_key
 from tests.fakes.vllm import Fake

@@ -18,10 +18,10 @@ from types import MappingProxyType
 import msgspec
 
 from app.errors import BadRequest, InvalidJson, MediaNotAllowed, MissingModel
-from app.relay.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
-from app.relay.json_faults import JsonFault
-from app.relay.json_scan import JsonBounds, JsonScanner, Kind, Member
-from app.relay.media_rules import (
+from app.request_body.form_scan import FormBounds, FormFault, FormScanner, Part, boundary_of
+from app.request_body.json_faults import JsonFault
+from app.request_body.json_scan import JsonBounds, JsonScanner, Kind, Member
+from app.request_body.media_rules import (
     NameEnds,
     Spans,
     check_addresses,

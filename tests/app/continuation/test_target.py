@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.relay.continuation_target import Origin, choose_target, may_come
+from app.continuation.target import Origin, choose_target, may_come
 from app.routing import Replica
 from engines.base import EngineFacts, EngineState
 from tests.app.routing.fakes import FakeEngine

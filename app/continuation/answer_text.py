@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from app.continuation import Answer, Tail, end_candidates, is_end
+from app.continuation.answer import Answer, Tail
+from app.continuation.replay import end_candidates, is_end
 from engines.base import Engine, EngineError, EngineNotReady, EngineRequest
 
 _HEADERS = ((b"content-type", b"application/json"),)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import MediaNotAllowed
-from app.relay import media_rules
-from app.relay.body import BodyScan, ParsedBody, check_media, parse
-from app.relay.media_rules import MAX_GAP_BYTES, MAX_NAMES
+from app.request_body import media_rules
+from app.request_body.body import BodyScan, ParsedBody, check_media, parse
+from app.request_body.media_rules import MAX_GAP_BYTES, MAX_NAMES
 
 JSON = b"application/json"
 ESCAPES = {

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.relay.body import parse
-from app.relay.endpoint import CHAT, COMPLETIONS
-from app.relay.field_rules import FieldRules
-from app.relay.rewrite import COMPLETIONS_OUTPUT, Rewrite, rewrite_body
-from app.relay.token_cost import MAX_COUNT, estimate_cost
+from app.request_body.body import parse
+from app.request_body.endpoint import CHAT, COMPLETIONS
+from app.request_body.field_rules import FieldRules
+from app.request_body.rewrite import COMPLETIONS_OUTPUT, Rewrite, rewrite_body
+from app.request_body.token_cost import MAX_COUNT, estimate_cost
 from app.routing import Bounds
 from app.usage import Usage
 

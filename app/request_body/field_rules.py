@@ -16,7 +16,7 @@ import msgspec
 
 from app.auth import Principal
 from app.errors import FieldNotAllowed
-from app.relay.body import Members, ParsedBody
+from app.request_body.body import Members, ParsedBody
 from app.routing import Model
 from app.settings import FieldSettings
 

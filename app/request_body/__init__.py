@@ -1,0 +1,41 @@
+"""The bodies of requests: parsed, checked, and planned for a model and its engine.
+
+`parse` reads a body that is quick to read; `BodyScan` reads any other in slices. `plan_body` says
+for one model what changes in the body (`rewrite`, `field_rules`, `cache_salts`,
+`response_storage`), which media it may name (`media_rules`), and what it may cost (`token_cost`).
+`BodyMemory` bounds the bytes of all bodies in memory. Nothing here knows a service or a socket.
+"""
+
+from app.request_body.body import SLICE_BYTES, BodyScan, ParsedBody, is_quick, parse
+from app.request_body.body_memory import SMALL_BYTES, BodyMemory, BodyMemoryBounds, HeldBody
+from app.request_body.cache_salts import CacheSalts
+from app.request_body.endpoint import COMPLETIONS, RESPONSES, Endpoint
+from app.request_body.field_rules import FieldRuleCache
+from app.request_body.plan import BodyPlan, BodyRules, plan_body
+from app.request_body.response_storage import new_response_id, with_response_id
+from app.request_body.rewrite import ABSENT
+from app.request_body.token_cost import reserved_tokens
+
+__all__ = [
+    "ABSENT",
+    "COMPLETIONS",
+    "RESPONSES",
+    "SLICE_BYTES",
+    "SMALL_BYTES",
+    "BodyMemory",
+    "BodyMemoryBounds",
+    "BodyPlan",
+    "BodyRules",
+    "BodyScan",
+    "CacheSalts",
+    "Endpoint",
+    "FieldRuleCache",
+    "HeldBody",
+    "ParsedBody",
+    "is_quick",
+    "new_response_id",
+    "parse",
+    "plan_body",
+    "reserved_tokens",
+    "with_response_id",
+]

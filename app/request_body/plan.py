@@ -1,0 +1,80 @@
+"""Plans a request's body for one model: what changes in it, and what it may cost. Pure."""
+
+import msgspec
+
+from app.request_body.body import ParsedBody, check_media
+from app.request_body.endpoint import MESSAGES, RESPONSES
+from app.request_body.field_rules import FieldRules
+from app.request_body.response_storage import restrict_storage
+from app.request_body.rewrite import (
+    OUTPUT_FIELDS,
+    Rewrite,
+    as_bool,
+    bounded_output,
+    has_output_limit,
+    rewrite_body,
+)
+from app.request_body.token_cost import Cost, check_inputs, check_sequences, estimate_cost
+from app.routing import Model
+
+
+class BodyRules(msgspec.Struct, frozen=True):
+    """What the tenant, the gateway and a budget demand of a body, besides the model's bounds."""
+
+    fields: FieldRules
+    # The tenant's cache salt, encoded; None: the client's own stays.
+    salt: bytes | None
+    # Tokens of output reserved for a request without an output limit.
+    default_output: int
+    # Tokens that a budget leaves for each answer of such a request.
+    output_bound: int | None = None
+
+
+class BodyPlan(msgspec.Struct, frozen=True):
+    """A body, the model that it goes to, what changes in it there, and what it may cost."""
+
+    body: ParsedBody
+    model: Model
+    rewrite: Rewrite
+    cost: Cost
+
+    def value(self, name: str) -> bytes:
+        """Return a member as the engine gets it, encoded; b"" if there is none."""
+        return self.rewrite.value(self.body, name)
+
+    def is_true(self, name: str) -> bool:
+        """Return whether the engine reads a member as true."""
+        return as_bool(self.rewrite.value(self.body, name)) is True
+
+    def elastic_tokens(self, label: str) -> tuple[int, int] | None:
+        """Return the least and the most that the request takes; None: its output is limited."""
+        if label not in OUTPUT_FIELDS:
+            return None
+        if has_output_limit(label, self.body.members, self.rewrite.changes):
+            return None
+        cost = self.cost
+        return cost.prompt + cost.answers, cost.prompt + cost.plausible_output
+
+
+def plan_body(label: str, body: ParsedBody, model: Model, rules: BodyRules) -> BodyPlan:
+    """Return the plan of a body for a model, by the endpoint's label.
+
+    Raises BadRequest for what this model or key does not accept.
+    """
+    rewrite = rewrite_body(label, body, model.bounds, rules.fields, rules.salt)
+    if label == RESPONSES:
+        rewrite = restrict_storage(rewrite, body, stores=model.stores_responses)
+    check_media(
+        body,
+        model.media_domains,
+        uuids=model.isolation == "none",
+        anthropic=label.startswith(MESSAGES),
+    )
+    cost = estimate_cost(label, body, rewrite, model.max_model_len, rules.default_output)
+    check_sequences(cost.answers, model.bounds.sequences)
+    if label not in OUTPUT_FIELDS:
+        check_inputs(body, model.bounds.inputs)
+    if rules.output_bound is not None:
+        bounded = bounded_output(label, body.members, rewrite.changes, rules.output_bound)
+        rewrite = rewrite.changed(bounded)
+    return BodyPlan(body, model, rewrite, cost)

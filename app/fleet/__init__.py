@@ -11,6 +11,7 @@ from app.fleet.builder import Builder
 from app.fleet.deployment import ModelDeployment
 from app.fleet.engines_page import EnginesPage
 from app.fleet.fleet import STOP_GRACE_S
+from app.fleet.members import DiscoveredServers
 from app.fleet.operations import ModelOperations
 from app.fleet.preflight import run_preflight
 from app.fleet.report import (
@@ -35,6 +36,7 @@ __all__ = [
     "STOP_GRACE_S",
     "Activity",
     "Builder",
+    "DiscoveredServers",
     "EngineLifecycle",
     "EngineRow",
     "EnginesPage",

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.auth import Authenticator
-from app.discovery import FindSource, ServerDiscovery
+from app.discovery import FindSource
 from app.errors import GatewayError
-from app.fleet import Builder, ModelDeployment, Slot
+from app.fleet import Builder, DiscoveredServers, ModelDeployment, Slot
 from app.fleet.deployment import DeployedEngine
 from app.fleet.fleet import IDLE_STATES, ChangeTerms, CheckOverlap, Fleet, NotStarted
 from app.fleet.slots import Plan, plan
@@ -53,7 +53,7 @@ class Applier:
         # In the order of the configuration.
         self.deployments = {one.name: one for one in deployments}
         self.fleet = Fleet(builder, self._publish)
-        self.discovery = ServerDiscovery(
+        self.discovery = DiscoveredServers(
             self.deployments,
             self.fleet,
             lambda: self.settings.server.drain_timeout_s,

@@ -10,14 +10,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from app.discovery import FindSource, ServerDiscovery
+from app.discovery import FindSource
 from app.errors import Conflict, InvalidConfiguration
-from app.fleet import Builder, ModelDeployment
+from app.fleet import Builder, DiscoveredServers, ModelDeployment
 from app.reload.applier import Adjustable, Applier
 from app.reload.difference import difference
 from app.reload.effects import request_effects
 from app.reload.report import Report
 from app.settings import ConfigError, Settings
+from engines.background_tasks import BackgroundTasks
 from engines.base import Engine
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Reloader:
         self._builder = builder
         self._applier = Applier(settings, deployments, adjustable, builder, find_source)
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Report]] = set()
+        self._tasks = BackgroundTasks()
         # Ends the threads of these tasks, for which the exit of the process waits.
         self._closed = threading.Event()
 
@@ -59,7 +60,7 @@ class Reloader:
         return self._applier.settings
 
     @property
-    def discovery(self) -> ServerDiscovery:
+    def discovery(self) -> DiscoveredServers:
         """The discovered servers, which follow each reload."""
         return self._applier.discovery
 
@@ -86,8 +87,7 @@ class Reloader:
             raise Conflict("a reload is under way; try again when it has ended")
         if not wait and not self._engines_tried.is_set():
             raise Conflict("the gateway is still starting its engines; try again later")
-        task = asyncio.create_task(self._reload(dry_run), name="reload")
-        self._tasks.add(task)
+        task = self._tasks.start(self._reload(dry_run), "reload")
         task.add_done_callback(partial(self._finished, dry_run))
         return await asyncio.shield(task)
 
@@ -106,9 +106,7 @@ class Reloader:
     async def stop(self) -> None:
         """Cancel what is under way; detached engines finish their requests."""
         self._closed.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def close(self) -> None:
         """Cancel what is under way, and stop all detached engines."""
@@ -116,7 +114,6 @@ class Reloader:
         await self._applier.fleet.close()
 
     def _finished(self, dry_run: bool, task: asyncio.Task[Report]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled():
             fault = task.exception()  # retrieved here, since the caller may have been canceled
             if not dry_run:

@@ -43,6 +43,7 @@ from app.residency.policy import (
 )
 from app.residency.start_waits import ForecastNotifier
 from app.telemetry.metrics import Metrics
+from engines.background_tasks import BackgroundTasks
 from engines.base import ChangeNotifier, Engine, EngineError, EngineState
 from engines.restarts import GIVEN_UP
 
@@ -78,7 +79,7 @@ class ModelLoads:
         self._fixed_gib = fixed_gib
         self.slots = slots
         self._terms = terms or LoadTerms()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log)
         self._timer: asyncio.TimerHandle | None = None
         # Notified when an engine has changed, and when a load or an unload has ended.
         self.changes = ForecastNotifier()
@@ -134,9 +135,7 @@ class ModelLoads:
         self.drain()
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         for state in self._states.values():
             state.unload_requested = False
         self.changes.notify()
@@ -238,9 +237,7 @@ class ModelLoads:
             self._timer = loop.call_at(moment + TIMER_S, self._decide)
 
     def _begin(self, verb: str, state: ModelState, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"{verb} {state.model.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(work, f"{verb} {state.model.name}")
 
     def _begin_load(self, state: ModelState) -> None:
         state.residency = Residency.LOADING

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from app.admission import Admission
@@ -13,6 +13,7 @@ from app.fleet.slots import scaled_engines
 from app.reload import Reloader
 from app.routing import Replica, count_slots
 from app.scaling.policy import Load, ScalingPolicy, ScalingTerms
+from engines.background_tasks import BackgroundTasks
 from engines.base import Engine, EngineNotReady, EngineState
 from engines.spec import RemoteSpec
 
@@ -43,7 +44,7 @@ class Autoscaler:
         self._startup_done = startup_done
         # By name; models of the configuration that are scaled.
         self._models: dict[str, _Scaled] = {}
-        self._steps: set[asyncio.Task[None]] = set()
+        self._steps = BackgroundTasks(log)
 
     def wanted(self) -> Iterator[tuple[str, int]]:
         """Yield each model that is scaled with the number of engines that it should have.
@@ -67,9 +68,7 @@ class Autoscaler:
                 self.decide(clock())
                 await asyncio.sleep(INTERVAL_S)
         finally:
-            for step in self._steps:
-                step.cancel()
-            await asyncio.gather(*self._steps, return_exceptions=True)
+            await self._steps.cancel()
 
     def decide(self, now: float) -> None:
         """Begin a step for each model that needs one, unless its previous one is under way.
@@ -98,18 +97,7 @@ class Autoscaler:
                 *(name, load.engines, load.engines + more, load.in_flight, load.waiting),
                 extra={"model": name},
             )
-            scaled.step = self._spawn(self._step(name, more), f"scale {name}")
-
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        step = asyncio.create_task(work, name=name)
-        self._steps.add(step)
-        step.add_done_callback(self._finished)
-        return step
-
-    def _finished(self, step: asyncio.Task[None]) -> None:
-        self._steps.discard(step)
-        if not step.cancelled() and (error := step.exception()) is not None:
-            log.error("unhandled exception in %s", step.get_name(), exc_info=error)
+            scaled.step = self._steps.start(self._step(name, more), f"scale {name}")
 
     def _follow(self, deployments: Mapping[str, ModelDeployment]) -> None:
         """Forget models that are not scaled any more, and apply new terms to the others."""
@@ -156,7 +144,7 @@ class Autoscaler:
         present = scaled_engines(deployment.slots, deployment.settings)
         added = await self._reloader.resize(name, present + more)
         for engine in added:
-            self._spawn(_start(engine), f"start {engine.name}")
+            self._steps.start(_start(engine), f"start {engine.name}")
 
 
 def terms_of(deployment: ModelDeployment) -> ScalingTerms | None:

@@ -24,7 +24,7 @@ SUBSYSTEMS: Mapping[str, tuple[str, ...]] = {
     "auth": ("app.auth",),
     "console": ("app.console",),
     "database": ("app.database",),
-    "discovery": ("app.discovery",),
+    "discovery": ("app.discovery", "app.fleet.members"),
     "engines": ("engines",),
     "engines.gpu": ("engines.gpu",),
     "engines.guardian": ("engines.guard",),

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from engines.background_tasks import BackgroundTasks
 from engines.guard.process_tree import ProcessStat
 from engines.process import Launch
 from engines.ray.cluster import ActorDead, Cluster, ClusterError
@@ -68,7 +69,7 @@ class RayProcesses:
         self.listens = False
         self._log_at: list[int] | None = None
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._commands: set[asyncio.Task[None]] = set()
+        self._commands = BackgroundTasks(log)
         self._watching = asyncio.create_task(self._watch(), name=f"actor {self._actor}")
 
     def live_processes(self) -> Mapping[int, ProcessStat]:
@@ -131,9 +132,7 @@ class RayProcesses:
         self._watching.cancel()
 
     def _run(self, command: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(command)
-        self._commands.add(task)
-        task.add_done_callback(self._commands.discard)
+        self._commands.start(command, f"command to {self._launch.name}")
 
     async def _watch(self) -> None:
         """Read reports until the engine has ended or its actor is lost."""

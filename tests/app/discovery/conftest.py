@@ -1,4 +1,4 @@
-"""Clusters and lists of servers for the tests of discovery."""
+"""Clusters for the tests of discovery."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.app.discovery.cluster import Cluster, running
-from tests.app.discovery.gateways import Listing
 from tests.fakes.kubernetes import Authority, make_authority
 
 
@@ -21,16 +20,3 @@ async def cluster(tmp_path: Path, authority: Authority) -> AsyncIterator[Cluster
     """A cluster with one server, 10.0.0.1."""
     async with running(tmp_path / "account", authority, "10.0.0.1") as one:
         yield one
-
-
-@pytest.fixture
-def listing() -> Listing:
-    """A list of servers that the test changes."""
-    return Listing()
-
-
-@pytest.fixture
-def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check servers again and again, and do not wait long for those that do not respond."""
-    monkeypatch.setattr("engines.remote.CHECK_INTERVAL_S", 0.05)
-    monkeypatch.setattr("app.discovery.server_discovery.SETTLE_S", 0.5)

@@ -15,7 +15,7 @@ from app.discovery.kubernetes import KubernetesSource
 from engines.base import EngineState
 from engines.spec import Discovery
 from tests.app.discovery.cluster import make_account
-from tests.app.discovery.gateways import (
+from tests.app.fleet.members.gateways import (
     DiscoveringGateway,
     Listing,
     Load,

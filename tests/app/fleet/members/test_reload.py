@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engines.base import EngineState
-from tests.app.discovery.gateways import (
+from tests.app.fleet.members.gateways import (
     DiscoveringGateway,
     Listing,
     Load,

@@ -13,20 +13,17 @@ One task carries out the steps of a server one after the other, so that two neve
 that is listed again while it drains begins anew when that has ended.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.fleet import ModelDeployment, Slot
-from app.fleet.deployment import DeployedEngine
+from app.fleet.deployment import DeployedEngine, ModelDeployment
 from app.fleet.fleet import Fleet
+from app.fleet.slots import Slot
+from engines.background_tasks import BackgroundTasks
 from engines.base import ChangeNotifier, EngineState
 
 log = logging.getLogger(__name__)
-
-# Runs a coroutine in a task that ends with the gateway at the latest.
-Spawn = Callable[[Coroutine[object, object, None], str], asyncio.Task[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,8 @@ class MemberTerms:
     changes: ChangeNotifier
     # Returns whether the servers that are not listed any more are still needed.
     needs_unlisted: Callable[[], bool]
-    spawn: Spawn
+    # End with the gateway at the latest.
+    tasks: BackgroundTasks
 
 
 class Member:
@@ -139,7 +137,7 @@ class Member:
         if old is not None:
             # Beside the next steps: the new engine may have to leave before the old one has ended.
             retiring = terms.fleet.retire_server(terms.deployment, old, terms.drain_s())
-            terms.spawn(retiring, f"retire {self.name}")
+            terms.tasks.start(retiring, f"retire {self.name}")
 
     async def _leave(self, joined: DeployedEngine) -> None:
         terms = self._terms

@@ -11,7 +11,7 @@ from app.fleet.deployment import DeployedEngine
 from app.fleet.fleet import Fleet
 from app.main import create_app
 from engines.base import EngineState
-from tests.app.discovery.gateways import (
+from tests.app.fleet.members.gateways import (
     Listing,
     Load,
     discovered,
@@ -261,7 +261,7 @@ async def test_servers_of_a_source_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("app.discovery.roster.MAX_SERVERS", 2)
+    monkeypatch.setattr("app.fleet.members.roster.MAX_SERVERS", 2)
     async with servers(3) as fakes:
         a, b, c = sorted(fakes, key=lambda fake: fake.url)
         listing.set(b.url, c.url)
@@ -309,7 +309,7 @@ async def test_source_that_raises_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("app.discovery.roster.RETRY_S", 0.05)
+    monkeypatch.setattr("app.fleet.members.roster.RETRY_S", 0.05)
     watch, calls = listing.watch, 0
 
     def failing(name: str) -> object:
@@ -333,7 +333,7 @@ async def test_server_whose_steps_raise_joins_later(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("app.discovery.roster.RETRY_S", 0.05)
+    monkeypatch.setattr("app.fleet.members.roster.RETRY_S", 0.05)
     begin, calls = Fleet.begin, 0
 
     async def failing(fleet: Fleet, server: DeployedEngine) -> None:

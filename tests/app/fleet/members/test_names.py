@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.discovery.names import engine_name
+from app.fleet.members.names import engine_name
 
 ADDRESSES = st.ip_addresses().map(lambda ip: f"[{ip}]" if ip.version == 6 else str(ip))
 URLS = st.builds(

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from app.discovery.member import MemberTerms
-from app.discovery.roster import Roster
-from app.discovery.sources import FindSource
-from app.fleet import ModelDeployment, UnusedServer
+from app.discovery import FindSource
+from app.fleet.deployment import ModelDeployment
 from app.fleet.fleet import Fleet
+from app.fleet.members.member import MemberTerms
+from app.fleet.members.roster import Roster
+from app.fleet.report import UnusedServer
+from engines.background_tasks import BackgroundTasks
 from engines.base import ChangeNotifier
 
 log = logging.getLogger(__name__)
@@ -18,7 +20,7 @@ log = logging.getLogger(__name__)
 SETTLE_S = 5.0
 
 
-class ServerDiscovery:
+class DiscoveredServers:
     """Discovers servers of the models in `deployments`, which it shares with their owner.
 
     Each of its steps is synchronous up to the next `await`, and a server is added to a deployment
@@ -39,7 +41,7 @@ class ServerDiscovery:
         self._drain_s = drain_s
         self._find_source = find_source
         self._rosters: dict[ModelDeployment, Roster] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log)
         self._running = False
         self._changes = ChangeNotifier()
 
@@ -51,9 +53,7 @@ class ServerDiscovery:
     async def close(self) -> None:
         """End all watches and all steps under way; engines are left to their owners."""
         self._running = False
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def update(self) -> None:
         """Follow the present deployments and their settings."""
@@ -101,7 +101,7 @@ class ServerDiscovery:
             lambda: self._is_current(deployment),
             self._changes,
             lambda: roster.needs_unlisted,
-            self._spawn,
+            self._tasks,
         )
         roster = Roster(terms, self._find_source, self._is_taken)
         return roster
@@ -114,14 +114,3 @@ class ServerDiscovery:
         return any(name in roster.names for roster in self._rosters.values()) or any(
             one.slot.name == name for each in self._deployments.values() for one in each.engines
         )
-
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("unhandled exception in %s", task.get_name(), exc_info=error)

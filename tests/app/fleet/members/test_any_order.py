@@ -8,15 +8,14 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.discovery import ServerDiscovery
-from app.fleet import ModelDeployment, Slot
+from app.fleet import DiscoveredServers, ModelDeployment, Slot
 from app.fleet.deployment import DeployedEngine
 from app.fleet.fleet import Fleet
 from app.routing import Replica
 from app.settings import ModelSettings
 from engines.base import EngineNotReady, EngineState
 from engines.spec import RemoteSpec
-from tests.app.discovery.gateways import Listing
+from tests.app.fleet.members.gateways import Listing
 from tests.app.routing.fakes import FakeEngine
 from tests.waiting import run_pending_tasks, wait_until
 
@@ -57,7 +56,7 @@ class World:
         self.deployments: dict[str, ModelDeployment] = {}
         self.published: list[list[str]] = []
         self.fleet = Fleet(self.build, self.publish)
-        self.discovery = ServerDiscovery(self.deployments, self.fleet, lambda: 5.0, self.listing)
+        self.discovery = DiscoveredServers(self.deployments, self.fleet, lambda: 5.0, self.listing)
 
     def build(self, model: str, slot: Slot) -> Replica:
         server = Server(slot, self)

@@ -5,11 +5,11 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from app.discovery.endpoints import Endpoint, Source
-from app.discovery.member import Member, MemberTerms
-from app.discovery.names import engine_name
-from app.discovery.sources import FindSource
-from app.fleet import Slot, UnusedServer
+from app.discovery import Endpoint, FindSource, Source
+from app.fleet.members.member import Member, MemberTerms
+from app.fleet.members.names import engine_name
+from app.fleet.report import UnusedServer
+from app.fleet.slots import Slot
 from engines.base import EngineState
 from engines.spec import Discovery, RemoteSpec
 
@@ -112,7 +112,7 @@ class Roster:
             if source not in self._watches:
                 watch = self._watches[source] = _Watch()
                 name = f"discover {terms.deployment.name}"
-                watch.task = terms.spawn(self._watch(source, watch), name)
+                watch.task = terms.tasks.start(self._watch(source, watch), name)
         self._apply()
 
     async def _watch(self, source: Discovery, watch: _Watch) -> None:
@@ -144,7 +144,7 @@ class Roster:
             name = engine_name(model, url, self._is_taken)
             member = Member(self._terms, name, _slot(name, endpoint, spec))
             self._members[url] = member
-            self._terms.spawn(self._run(url, member), f"server {name}")
+            self._terms.tasks.start(self._run(url, member), f"server {name}")
         self._terms.changes.notify()
 
     async def _run(self, url: str, member: Member) -> None:

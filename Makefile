@@ -65,8 +65,8 @@ chaos: setup-dev ## ten minutes of SIGKILL and SIGSTOP under load, on real vLLM;
 
 .PHONY: continuation
 continuation: setup-dev ## kill and replace engines under streams, on real vLLM; compares each answer, 30 minutes each
-	@for scenario in gateway-off two-engines one-engine reload eviction; do \
-		$(BIN)/python -m bench.continuation --scenario $$scenario || exit 1; \
+	@for scenario in "two engines" "one engine" reload eviction; do \
+		$(BIN)/python -m bench.continuation --scenario "$$scenario" || exit 1; \
 	done
 
 .PHONY: clients

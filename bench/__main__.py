@@ -4,8 +4,7 @@
 
 `--only proxies` puts load on the gateway and vllm-router alone and takes about seven minutes.
 `--noise` compares two processes of the same build, `--before` this checkout with an earlier one. A
-whole run writes bench/RESULTS.md, a run of telemetry, isolation and console alone their
-sections there, any other run .bench/RESULTS.md.
+whole run writes bench/RESULTS.md, any other run .bench/RESULTS.md.
 """
 
 import argparse
@@ -20,46 +19,21 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from bench import (
-    console,
-    disturbances,
-    isolation,
-    kinds,
-    machine,
-    memory,
-    noisy_neighbor,
-    real,
-    restart,
-    rounds,
-    sharing,
-    telemetry,
-)
+from bench import disturbances, machine, memory, noisy_neighbor, real, restart, rounds
 from bench.chaos_report import ACTS, CHECKS, REQUESTS
 from bench.children import WORK, StartError, terminated_like_interrupted
-from bench.continuation_target import SECTIONS
-from bench.peers import LITELLM, Build, Peer, peers, stub
-from bench.report import Table, facts, replace_section, section_of, tables
+from bench.continuation import SECTIONS
+from bench.peers import LITELLM, Build, Peer, direct, peers, stub
+from bench.report import Table, facts, section_of, tables
 from bench.samples import Sample, Samples
-from bench.seats import Seat, direct
 from bench.terminal import show
 
-# Each without the others and the peers, in a few seconds or minutes.
-ALONE = {"telemetry": telemetry, "isolation": isolation, "console": console}
 PROXIES = ("streams", "plain")
-PARTS = (
-    *PROXIES,
-    LITELLM,
-    "stall",
-    memory.PART,
-    disturbances.PART,
-    "real",
-    *kinds.PAIRS,
-    *ALONE,
-)
+PARTS = (*PROXIES, LITELLM, "stall", memory.PART, disturbances.PART, "real")
 RESULTS = Path(__file__).with_name("RESULTS.md")
-# Written by `make soak`, `make chaos`, `make continuation`, `bench.restart` and `bench.sharing`; a
-# run of the benchmarks keeps them.
-KEPT = ("Soak", ACTS, REQUESTS, CHECKS, *SECTIONS, restart.TITLE, sharing.TITLE)
+# Written by `make soak`, `make chaos`, `make continuation` and `bench.restart`; a run of the
+# benchmarks keeps them.
+KEPT = ("Soak", ACTS, REQUESTS, CHECKS, *SECTIONS, restart.TITLE)
 METHOD = """\
 Everything runs on one machine over loopback: a stub engine that answers like `vllm serve` and
 computes nothing (`bench/stub_engine.py`), a target in front of it, and a load client
@@ -100,11 +74,6 @@ def main() -> None:
     before = Build(options.before, options.before_python) if options.before else None
     parts = parts_of(options.only)
     console = Console(stderr=True)
-    if set(parts) <= set(ALONE) and not options.quick:
-        for made_alone in _alone(parts, quick=False):
-            RESULTS.write_text(replace_section(RESULTS.read_text(), made_alone.markdown()))
-            show(made_alone)
-        return
     started = time.monotonic()
     notes: list[str] = []
     with terminated_like_interrupted(), console.status("setting up the peers") as status:
@@ -123,13 +92,10 @@ def main() -> None:
             if disturbances.PART in parts
             else ()
         )
-        say("single costs")
-        costs = list(_alone(parts, quick=options.quick))
     whole = not options.quick and before is None and set(parts) == set(PARTS)
     results = Samples(samples)
     output = RESULTS if whole else WORK / "RESULTS.md"
-    *most, goals = tables(results, disturbances.Disturbances(disturbed))
-    made = [*most, *costs, goals]
+    made = list(tables(results, disturbances.Disturbances(disturbed)))
     failed = [f"{count} of {reason}" for reason, count in results.failures().items()]
     heading = (
         f"# Results of the benchmarks\n\nWritten by `{_command(options)}`; the "
@@ -175,18 +141,16 @@ def _measure(
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             engine = stack.enter_context(stub(itl_ms=rounds.PACE_MS))
-            seats = []
+            targets = []
             for peer in (direct(), *found):
                 if not any(case.includes(peer.name, 0) for case in cases):
                     continue
                 say(f"starting {peer.name}")
-                seat = stack.enter_context(Seat(peer, engine, directory))
                 try:
-                    seat.target()
-                    seats.append(seat)
+                    targets.append(stack.enter_context(peer.start(engine, directory)))
                 except StartError as error:
                     note(f"{peer.name} is left out: {error}")
-            yield from rounds.measure(cases, seats, say, note)
+            yield from rounds.measure(cases, targets, say, note)
     if memory.PART in parts:
         yield from memory.measure(found, say, note, quick=quick)
     if "real" in parts:
@@ -194,17 +158,6 @@ def _measure(
             yield from real.measure(say, found, quick=quick)
         except StartError as error:
             note(f"real vLLM is left out: {error}")
-    for part in [part for part in parts if part in kinds.PAIRS]:
-        try:
-            yield from kinds.measure(part, say, quick=quick)
-        except StartError as error:
-            note(f"{kinds.PAIRS[part][1]} is left out: {error}")
-
-
-def _alone(parts: Sequence[str], *, quick: bool) -> Iterator[Table]:
-    for part, module in ALONE.items():
-        if part in parts:
-            yield module.table(module.measure(quick=quick))
 
 
 def _command(options: argparse.Namespace) -> str:

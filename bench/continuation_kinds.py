@@ -168,8 +168,3 @@ KINDS: tuple[Kind, ...] = (
     Kind("sampled", (_chat("story", **_SAMPLED),), SAMPLED_TOKENS),
     Kind("sampled, with ids", (_chat("story", **_SAMPLED, return_token_ids=True),), SAMPLED_TOKENS),
 )
-
-
-def kinds(names: Sequence[str] | None) -> tuple[Kind, ...]:
-    """Return the kinds of these names in their order; all if none is named."""
-    return tuple(kind for kind in KINDS if not names or kind.name in names)

@@ -49,7 +49,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 60.0  # of one request
     deadline_s: float = 120.0  # of everything
     pid: int | None = None  # measure this process and its children
-    alone: bool = False  # measure `pid` without its children
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +72,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     cpu_us_per_request: float | None
     cpu_us_per_chunk: float | None
     rss_mib: float | None  # the peak during the run
-    gc_pause_ms: float | None = None  # the longest; None where it was not recorded
 
 
 class Failed(Exception):
@@ -245,7 +243,7 @@ def payload(load: Load) -> bytes:
 async def run(load: Load) -> Result:
     """Send the load; return the results."""
     work = _Run(load)
-    pids = _measured(load)
+    pids = _family(load)
     proc.reset_peak_rss(pids)
     before, started = proc.cpu_clocks(pids), time.perf_counter()
     await work.all()
@@ -254,15 +252,13 @@ async def run(load: Load) -> Result:
         return _result(work, wall, None, None)
     await asyncio.sleep(TAIL_S)
     # Including children started meanwhile.
-    pids = _measured(load)
+    pids = _family(load)
     cpu = proc.cpu_spent(before, proc.cpu_clocks(pids))
     return _result(work, wall, cpu, round(proc.peak_rss_kib(pids) / 1024, 1))
 
 
-def _measured(load: Load) -> list[int]:
-    if load.pid is None:
-        return []
-    return [load.pid] if load.alone else proc.family(load.pid)
+def _family(load: Load) -> list[int]:
+    return [] if load.pid is None else proc.family(load.pid)
 
 
 def _result(work: _Run, wall: float, cpu: float | None, rss_mib: float | None) -> Result:

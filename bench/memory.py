@@ -1,16 +1,11 @@
-"""Memory of a new process after one load after another, and its longest garbage collection."""
+"""Memory of a new process after one load after another."""
 
-import contextlib
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from bench.children import StartError
-from bench.gc_pauses import longest_pause_ms
-from bench.peers import BEFORE, GATEWAY, ROUTER, Peer, Target, gateway, in_front_of, stub
+from bench.peers import BEFORE, GATEWAY, ROUTER, Peer, stub
 from bench.rounds import PACE_MS, Case, Say, load, send, turns
 from bench.samples import Sample
 
@@ -33,30 +28,12 @@ def measure(found: Sequence[Peer], say: Say, note: Say, *, quick: bool) -> Itera
             for peer in turns(compared, number):
                 say(f"memory of {peer.name}, round {number + 1} of {rounds}")
                 try:
-                    with tempfile.TemporaryDirectory() as home:
-                        yield from _measure(peer, engine, Path(home), number)
+                    with (
+                        tempfile.TemporaryDirectory() as home,
+                        peer.start(engine, Path(home)) as target,
+                    ):
+                        for case in CASES:
+                            result = send(load(case, target))
+                            yield Sample(PART, case.size, number, peer.name, result)
                 except StartError as error:
                     note(f"{peer.name} is left out of {PART}, round {number + 1}: {error}")
-
-
-def _measure(peer: Peer, engine: str, home: Path, number: int) -> Iterator[Sample]:
-    gc_log = home / "gc.log"
-    with _started(peer, engine, home, gc_log) as target:
-        began = time.perf_counter_ns()
-        for case in CASES:
-            result = send(load(case, target))
-            if case is CASES[-1] and peer.build is not None:
-                pause = longest_pause_ms(gc_log, began)
-                result = msgspec.structs.replace(result, gc_pause_ms=pause)
-            yield Sample(PART, case.size, number, peer.name, result)
-
-
-@contextlib.contextmanager
-def _started(peer: Peer, engine: str, home: Path, gc_log: Path) -> Iterator[Target]:
-    if peer.build is None:
-        with peer.start(engine, home) as target:
-            yield target
-        return
-    models = in_front_of(engine)
-    with gateway(home, models, name=peer.name, build=peer.build, gc_log=gc_log) as (running, url):
-        yield Target(peer.name, url, running.pid)

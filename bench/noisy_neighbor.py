@@ -26,9 +26,19 @@ from bench.disturbances import AT_ONCE, NO_BODY, STREAMS, Disturbance
 from bench.figures import longest_busy, longest_gap
 from bench.hostile_bodies import BODIES, HostileBody
 from bench.hostile_sender import READY, Sent
-from bench.peers import ADMIN_KEY, GATEWAY, KEY, ROUTER, Peer, Target, gateway, in_front_of, stub
+from bench.peers import (
+    ADMIN_KEY,
+    GATEWAY,
+    KEY,
+    ROUTER,
+    Peer,
+    Target,
+    direct,
+    gateway,
+    in_front_of,
+    stub,
+)
 from bench.rounds import PACE_MS, Say
-from bench.seats import direct
 
 SENDS = 3  # of each body, one at a time
 CALM_S = 2.0  # of a round without a hostile body

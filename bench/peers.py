@@ -12,11 +12,10 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, cast
 
 import httpx
 import yaml
@@ -27,7 +26,6 @@ MODEL = "stub"
 KEY = "sk-bench-0123456789abcdef"
 ADMIN_KEY = "sk-bench-admin-0123456789abcdef"
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
-GC_PAUSES = Path(__file__).with_name("gc_pauses.py")
 REQUIREMENTS = Path(__file__).with_name("peers.txt")
 INSTALL_S = 300.0
 START_S = 60.0
@@ -56,14 +54,6 @@ class Build:
 HERE = Build()
 
 
-class Proxy(Protocol):
-    """Runs a proxy in front of engines that serve a model, by their URLs."""
-
-    def __call__(
-        self, engines: Sequence[str], directory: Path, model: str = MODEL
-    ) -> contextlib.AbstractContextManager["Target"]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """An address that takes load. `pid` is None without a proxy process."""
@@ -80,7 +70,6 @@ class Peer:
     name: str
     version: str
     start: Callable[[str, Path], contextlib.AbstractContextManager[Target]]
-    build: Build | None = None  # of a gateway
 
 
 def peers(
@@ -107,12 +96,13 @@ def peers(
         except StartError as error:
             say(f"{name} is left out: {error}")
         else:
-            found.append(Peer(name, version, _alone(PROXIES[name])))
+            found.append(Peer(name, version, PROXIES[name]))
     return found
 
 
-def _alone(proxy: Proxy) -> Callable[[str, Path], contextlib.AbstractContextManager[Target]]:
-    return lambda engine, directory: proxy([engine], directory)
+def direct() -> Peer:
+    """Return the engine itself, without a peer in front."""
+    return Peer(DIRECT, "", lambda engine, _: contextlib.nullcontext(Target(DIRECT, engine, None)))
 
 
 def _describe(build: Build) -> str:
@@ -187,7 +177,7 @@ def _gateway(
             )
             yield Target(name, url, running.pid)
 
-    return Peer(name, version, start, build)
+    return Peer(name, version, start)
 
 
 def in_front_of(engine: str, **more: object) -> list[dict[str, object]]:
@@ -243,19 +233,18 @@ def gateway(
     redis_url: str | None = None,
     traces: str | None = None,
     admin_key: str | None = None,
-    gc_log: Path | None = None,
+    **sections: Mapping[str, object],
 ) -> Iterator[tuple[Child, str]]:
     """Run the gateway's command on these models; the values are its process and its URL.
 
-    Everything is on, and limits so high that none is reached. Its first model answers when the
-    body begins. The pauses of its garbage collector are recorded in `gc_log`, see gc_pauses.py.
-    Raises StartError.
+    Everything is on, and limits so high that none is reached; `sections` add to the configuration.
+    Its first model answers when the body begins. Raises StartError.
     """
     port = free_port()
     config = directory / "gateway.yaml"
-    config.write_text(yaml.safe_dump(configuration(directory, port, models, redis_url, traces)))
-    run: tuple[str | Path, ...] = RUN if gc_log is None else ("-P", GC_PAUSES, gc_log)
-    argv = [build.python, *run, "serve", "--config", config]
+    settings = configuration(directory, port, models, redis_url, traces, **sections)
+    config.write_text(yaml.safe_dump(settings))
+    argv: list[str | Path] = [build.python, *RUN, "serve", "--config", config]
     url = f"http://127.0.0.1:{port}"
     admin = {} if admin_key is None else {"GATEWAY_ADMIN_KEY": admin_key}
     env = environment(GATEWAY_API_KEYS=KEY, PYTHONPATH=str(build.tree), **admin)
@@ -271,45 +260,41 @@ def configuration(
     models: list[dict[str, object]],
     redis_url: str | None = None,
     traces: str | None = None,
+    **sections: Mapping[str, object],
 ) -> dict[str, object]:
     """Return a gateway's configuration that keeps everything in `directory`."""
     database = f"sqlite+aiosqlite:///{directory}/gateway.db"
-    engines = (engine for model in models for engine in cast(list[Any], model["engines"]))
-    # An earlier checkout may not know the section.
-    ray = {"ray": {"address": "local"}} if any(one["kind"] == "ray" for one in engines) else {}
+    server = {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")}
     return {
-        "server": {"host": "127.0.0.1", "port": port, "run_dir": str(directory / "run")},
+        **sections,
+        "server": {**server, **sections.get("server", {})},
         "state": {"database_url": database, "redis_url": redis_url},
         "limits": {"default": dict.fromkeys(LIMITS, 10**9)},
         "traces": {"endpoint": traces},
         "models": models,
-        **ray,
     }
 
 
 @contextlib.contextmanager
-def _router(engines: Sequence[str], directory: Path, model: str = MODEL) -> Iterator[Target]:
+def _router(engine: str, directory: Path) -> Iterator[Target]:
     port = free_port()
     argv: list[str | Path] = [
         WORK / ROUTER / "bin" / "vllm-router",
-        *("--worker-urls", *engines, "--policy", "round_robin"),
+        *("--worker-urls", engine, "--policy", "round_robin"),
         *("--port", str(port), "--prometheus-port", str(free_port())),
     ]
     url = f"http://127.0.0.1:{port}"
     with child(ROUTER, argv, cwd=directory) as running:
-        wait_until(lambda: answers(url, model), running, START_S)
+        wait_until(lambda: answers(url), running, START_S)
         yield Target(ROUTER, url, running.pid)
 
 
 @contextlib.contextmanager
-def _litellm(engines: Sequence[str], directory: Path, model: str = MODEL) -> Iterator[Target]:
+def _litellm(engine: str, directory: Path) -> Iterator[Target]:
     port = free_port()
-    upstreams = [
-        {"model": f"openai/{model}", "api_base": f"{engine}/v1", "api_key": "none"}
-        for engine in engines
-    ]
+    upstream = {"model": f"openai/{MODEL}", "api_base": f"{engine}/v1", "api_key": "none"}
     config = {
-        "model_list": [{"model_name": model, "litellm_params": one} for one in upstreams],
+        "model_list": [{"model_name": MODEL, "litellm_params": upstream}],
         "general_settings": {"master_key": KEY},
     }
     file = directory / "litellm.yaml"
@@ -324,11 +309,11 @@ def _litellm(engines: Sequence[str], directory: Path, model: str = MODEL) -> Ite
     )
     url = f"http://127.0.0.1:{port}"
     with child(LITELLM, argv, cwd=directory, env=env) as running:
-        wait_until(lambda: answers(url, model), running, 2 * START_S)
+        wait_until(lambda: answers(url), running, 2 * START_S)
         yield Target(LITELLM, url, running.pid)
 
 
-PROXIES: Mapping[str, Proxy] = {ROUTER: _router, LITELLM: _litellm}
+PROXIES = {ROUTER: _router, LITELLM: _litellm}
 
 
 def answers(url: str, model: str = MODEL) -> bool:

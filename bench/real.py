@@ -62,12 +62,10 @@ def measure(say: Say, found: Sequence[Peer], *, quick: bool) -> Iterator[Sample]
                     yield Sample("real", streams, number, name, result)
 
 
-def load(url: str, *, streams: int, requests: int, pid: int | None = None) -> Load:
-    """Return a load of long streams for the demo model; the CPU of `pid` alone is measured."""
+def load(url: str, *, streams: int, requests: int) -> Load:
+    """Return a load of long streams for the demo model."""
     return Load(
         url=url,
-        pid=pid,
-        alone=True,
         model=MODEL,
         key=KEY,
         prompt=PROMPT,

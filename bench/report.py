@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from bench import disturbances as noise
 from bench.disturbances import AT_ONCE, STREAMS, Disturbances
 from bench.figures import Estimate
-from bench.kinds import PROCESS, RAY
 from bench.peers import BEFORE, COPY, DIRECT, GATEWAY, LITELLM, ROUTER
 from bench.samples import Figure, Samples
 from bench.targets import MANY, Goal, goals
@@ -59,9 +58,6 @@ def tables(samples: Samples, disturbances: Disturbances | None = None) -> Iterat
         ("stall", _stall),
         ("memory", _memory),
         ("real", _real),
-        ("kinds", _kinds),
-        ("ray", _ray),
-        ("ray-serve", _ray_serve),
     ):
         if samples.sizes(part):
             yield table(samples)
@@ -144,14 +140,12 @@ def _memory(samples: Samples) -> Table:
     rows = []
     for name in samples.targets("memory"):
         rss = [samples.estimate("memory", size, name, "rss_mib") for size in (32, 512, MANY)]
-        pause = samples.estimate("memory", MANY, name, "gc_pause_ms")
-        rows.append([name, *(shown(one, 0) for one in rss), shown(pause, 1)])
+        rows.append([name, *(shown(estimate, 0) for estimate in rss)])
     return Table(
         "Memory",
-        ["RSS MiB", "32 plain", "512 streams", f"{MANY:,} streams", "longest GC pause ms"],
+        ["RSS MiB", "32 plain", "512 streams", f"{MANY:,} streams"],
         rows,
-        "The peak of resident memory during each load, one load after the other on a new process. "
-        "The pause is the longest of the Python garbage collector in any of them.",
+        "The peak of resident memory during each load, one load after the other on a new process.",
     )
 
 
@@ -164,72 +158,25 @@ def _compared(samples: Samples, other: str) -> Iterator[list[str]]:
 
 
 def _real(samples: Samples) -> Table:
-    return _throughput(
-        samples,
-        "real",
-        ROUTER,
-        "Real vLLM",
-        "The demo model on vLLM's CPU build, one engine on TCP for all targets. Engine, client and "
-        "target share the machine's cores, so CPU used by one is missing to the others.",
-    )
-
-
-def _kinds(samples: Samples) -> Table:
-    return _throughput(
-        samples,
-        "kinds",
-        PROCESS,
-        "In process against process",
-        "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
-        "socket, one whose engine is inside it. One of the two idles while the other is loaded. "
-        "CPU is that of the gateway's process alone, in process with vLLM's front end.",
-    )
-
-
-def _ray(samples: Samples) -> Table:
-    return _throughput(
-        samples,
-        "ray",
-        PROCESS,
-        "Ray against process",
-        "The demo model on vLLM's CPU build: one gateway whose engine is a process on a Unix "
-        "socket, one whose engine is in a Ray cluster of this machine, on TCP. Each round starts "
-        "both anew and loads them in turns; one idles while the other is loaded. CPU is that of "
-        "the gateway's process alone.",
-    )
-
-
-def _ray_serve(samples: Samples) -> Table:
-    return _throughput(
-        samples,
-        "ray-serve",
-        RAY,
-        "Ray Serve LLM against Ray",
-        "The demo model on vLLM's CPU build, the same flags: one gateway whose engine is in a Ray "
-        "cluster of this machine, and Ray Serve LLM with its proxy and router at defaults and the "
-        "vLLM of this project. One of the two idles while the other is loaded.",
-    )
-
-
-def _throughput(samples: Samples, part: str, other: str, title: str, note: str) -> Table:
     rows = [
         [
             name,
             number(size, 0),
-            number(samples.median(part, size, name, "tokens_per_s"), 0),
-            shown(samples.ratio(part, size, name, other, "tokens_per_s"), 3),
-            number(samples.median(part, size, name, "ttft_p50"), 1),
-            shown(samples.ratio(part, size, name, other, "ttft_p50"), 3),
-            number(samples.median(part, size, name, "ttft_p99"), 1),
-            number(samples.median(part, size, name, "cpu_us_per_chunk"), 1),
-            shown(samples.ratio(part, size, name, other, "cpu_us_per_chunk"), 3),
+            number(samples.median("real", size, name, "tokens_per_s"), 0),
+            shown(samples.ratio("real", size, name, ROUTER, "tokens_per_s"), 3),
+            number(samples.median("real", size, name, "ttft_p50"), 1),
+            number(samples.median("real", size, name, "ttft_p99"), 1),
         ]
-        for size in samples.sizes(part)
-        for name in samples.targets(part, size)
+        for size in samples.sizes("real")
+        for name in samples.targets("real", size)
     ]
-    against = f"× {other.removeprefix('kind: ')}"
-    columns = ["", "streams", "tokens/s", against, "TTFT p50 ms", against, "TTFT p99 ms"]
-    return Table(title, [*columns, "CPU µs per chunk", against], rows, note)
+    return Table(
+        "Real vLLM",
+        ["", "streams", "tokens/s", AGAINST_ROUTER, "TTFT p50 ms", "TTFT p99 ms"],
+        rows,
+        "The demo model on vLLM's CPU build, one engine on TCP for all targets. Engine, client and "
+        "target share the machine's cores, so CPU used by one is missing to the others.",
+    )
 
 
 def _noisy_neighbor(disturbances: Disturbances) -> Table:
@@ -303,8 +250,6 @@ def _goals(goals: Sequence[Goal]) -> Table:
 
 
 def _bound(goal: Goal) -> str:
-    if goal.bound is None:
-        return f"{NOTHING} {goal.unit}"
     sign = "≥" if goal.at_least else "≤"
     unit = f" {goal.unit}" if goal.unit not in ("", "×") else ""
     aim = f" (aim {goal.aim:g})" if goal.aim is not None else ""
@@ -312,7 +257,7 @@ def _bound(goal: Goal) -> str:
 
 
 def _digits(goal: Goal) -> int:
-    return {"×": 3, "ms": 1}.get(goal.unit, 0)
+    return 3 if goal.unit == "×" else 0
 
 
 def number(value: float | None, digits: int) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from bench.children import ROOT
+from bench.children import ROOT, ended
 from bench.load import Load, Result, arguments
 from bench.peers import (
     CONTINUING,
@@ -24,7 +24,6 @@ from bench.peers import (
     Target,
 )
 from bench.samples import Sample
-from bench.seats import Seat
 
 # Receives progress messages.
 Say = Callable[[str], None]
@@ -34,8 +33,6 @@ TOKENS = 64
 PACE_MS = 20.0
 # At 20 ms a token these last 2.6 s, five times as long as they take to start.
 STALL_TOKENS = 128
-# Attempts of a round whose target dies.
-TRIES = 3
 # Rounds of LiteLLM, which is 30 to 200 times slower: few are enough.
 LITELLM_ROUNDS = 3
 LITELLM_STREAMS = 64
@@ -94,35 +91,31 @@ def turns(members: Sequence[TurnT], number: int) -> Sequence[TurnT]:
     return members[::-1] if number % 2 else members
 
 
-def measure(cases: Sequence[Case], seats: Sequence[Seat], say: Say, note: Say) -> Iterator[Sample]:
-    """Yield one sample for each case, round and seat that takes part.
+def measure(
+    cases: Sequence[Case], targets: Sequence[Target], say: Say, note: Say
+) -> Iterator[Sample]:
+    """Yield one sample for each case, round and target that takes part.
 
-    A round in which a target died is repeated; `note` receives a message. Raises StartError when it
-    does not start any more.
+    A target that dies is left out from then on; `note` receives a message.
     """
-    for seat in seats:
-        say(f"warming up {seat.name}")
+    alive = list(targets)
+    for target in alive:
+        say(f"warming up {target.name}")
         for stream in (True, False):
-            send(load(Case(part="", size=32, seconds=1.0, stream=stream), seat.target()))
+            send(load(Case(part="", size=32, seconds=1.0, stream=stream), target))
     for case in cases:
         for number in range(case.rounds):
-            say(f"{_name(case)}, round {number + 1} of {case.rounds}")
-            for seat in turns(seats, number):
-                if case.includes(seat.name, number):
-                    yield from _play(case, number, seat, note)
-
-
-def _play(case: Case, number: int, seat: Seat, note: Say) -> Iterator[Sample]:
-    for _ in range(TRIES):
-        result = send(load(case, seat.target()))
-        if seat.alive:
-            yield Sample(case.part, case.size, number, seat.name, result)
-            return
-        note(f"{seat.name} died in {_name(case)}, round {number + 1}, and was started again")
-
-
-def _name(case: Case) -> str:
-    return f"{case.part}, {case.size} at a time"
+            place = f"{case.part}, {case.size} at a time, round {number + 1}"
+            say(f"{place} of {case.rounds}")
+            for target in turns(list(alive), number):
+                if not case.includes(target.name, number):
+                    continue
+                result = send(load(case, target))
+                if target.pid is not None and ended(target.pid):
+                    note(f"{target.name} died in {place}, and is left out from there on")
+                    alive.remove(target)
+                else:
+                    yield Sample(case.part, case.size, number, target.name, result)
 
 
 def load(case: Case, target: Target) -> Load:

@@ -9,8 +9,8 @@ from bench.load import Result
 
 # A field of Result.
 Figure = Literal[
-    "cpu_us_per_chunk", "cpu_us_per_request", "e2e_p50", "gap_p50", "gap_p99", "gc_pause_ms",
-    "requests_per_s", "rss_mib", "stall_free", "tokens_per_s", "ttft_p50", "ttft_p99",
+    "cpu_us_per_chunk", "cpu_us_per_request", "e2e_p50", "gap_p50", "gap_p99", "requests_per_s",
+    "rss_mib", "stall_free", "tokens_per_s", "ttft_p50", "ttft_p99",
 ]  # fmt: skip
 Rounds = dict[int, float | None]
 

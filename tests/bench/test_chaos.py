@@ -1,25 +1,20 @@
 import asyncio
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench import chaos_acts
-from bench.chaos_acts import Act, Run, Target, deck, job
-from bench.chaos_gateway import Gateway, gauges
+from bench.chaos_acts import Act, Run, Target, job
 from bench.chaos_load import SLOTS, Ending, Load, Outcome, Verdict, classify, slots
-from bench.chaos_report import ACTS, CHECKS, REQUESTS, Chaos, Done, tables
+from bench.chaos_report import Chaos, Done
 from engines.guard import process_tree
 from engines.guard.process_tree import MARKER_VARIABLE
 
@@ -115,13 +110,6 @@ def test_anything_else_is_a_fault(answer: bytes, stream: bool, words: str) -> No
     assert not verdict.cut
 
 
-@pytest.mark.slow
-@given(st.binary(max_size=400), st.sampled_from(Ending), st.booleans())
-def test_arbitrary_responses_are_classified(noise: bytes, ending: Ending, stream: bool) -> None:
-    for answer in (noise, chunked(noise), chunked(noise)[: len(noise)], sized(503, noise)):
-        assert classify(answer, ending, stream=stream).outcome in Outcome
-
-
 @pytest.mark.parametrize(
     ("answer", "stream"), [(chunked(CHUNK, USAGE, DONE), True), (sized(200, PLAIN), False)]
 )
@@ -132,21 +120,6 @@ def test_truncated_response_is_never_complete(answer: bytes, stream: bool) -> No
         assert verdict.outcome is not Outcome.WHOLE
         # Such an end may be laid at the door of a gateway that was killed.
         assert verdict.cut
-
-
-def test_disconnect_is_no_fault_and_endless_wait_is() -> None:
-    assert classify(chunked(CHUNK, end=b""), Ending.LEFT, stream=True).outcome is Outcome.LEFT
-    assert classify(chunked(CHUNK, end=b""), Ending.LATE, stream=True).outcome is Outcome.FAULT
-
-
-def test_every_act_occurs_once_before_any_repeats() -> None:
-    targets = list(Target)
-    dealt = list(islice(deck(random.Random(5), targets), 22))
-    assert len(set(dealt[:11])) == 11
-    assert set(dealt[:11]) == set(dealt[11:])
-    assert Act(STOP, Target.LOADING) not in dealt
-    assert dealt == list(islice(deck(random.Random(5), targets), 22))
-    assert dealt != list(islice(deck(random.Random(6), targets), 22))
 
 
 @pytest.mark.parametrize(
@@ -165,17 +138,6 @@ def test_processes_are_identified_by_their_job(
     pid: int, title: str, expected: Target | None
 ) -> None:
     assert job(Run(1, 10, 2, 20), pid, title) is expected
-
-
-def test_only_valid_guardian_records_are_read(tmp_path: Path) -> None:
-    record = tmp_path / "engine.json"
-    assert chaos_acts.run_of(tmp_path) is None
-    for text in ("", "[]", "{}", '{"guardian": 1}'):
-        record.write_text(text)
-        assert chaos_acts.run_of(tmp_path) is None
-    numbers = {"guardian": 1, "guardian_started": 2, "engine": 3, "engine_started": 4}
-    record.write_text(json.dumps({"boot": "b", **numbers}))
-    assert chaos_acts.run_of(tmp_path) == Run(1, 2, 3, 4)
 
 
 def test_engine_process_is_found_by_its_marker_until_it_exits(tmp_path: Path) -> None:
@@ -205,26 +167,6 @@ def test_socket_without_a_listener_is_not_live(tmp_path: Path) -> None:
         live.listen()
         assert chaos_acts.live_sockets(tmp_path) == [directory / "ctl.sock"]
     assert chaos_acts.live_sockets(tmp_path) == []
-
-
-def test_leases_are_summed_over_the_models() -> None:
-    text = (
-        'gateway_requests_in_flight{model="a"} 1.0\ngateway_requests_in_flight{model="b"} 2.0\n'
-        'gateway_queue_depth{model="a"} 0.0\ngateway_requests_total{model="a"} 9.0\n'
-    )
-    assert gauges(text) == {"gateway_requests_in_flight": 3.0, "gateway_queue_depth": 0.0}
-    assert not any(gauges("").values())
-
-
-def test_the_gateway_has_two_engines_that_differ(tmp_path: Path) -> None:
-    from app.settings import load_settings
-
-    Gateway(tmp_path)
-
-    models = load_settings(tmp_path / "gateway.yaml").models
-    specs = [engine for model in models for engine in model.engines]
-    assert [model.name for model in models] == ["alpha", "beta"]
-    assert specs[0] != specs[1]
 
 
 @pytest.fixture
@@ -336,21 +278,3 @@ def test_a_run_without_a_fault_passes() -> None:
 )
 def test_every_single_fault_fails_it(fault: dict[str, object]) -> None:
     assert not finished(**fault).passed
-
-
-def test_tables_show_acts_and_outcomes() -> None:
-    worker, core = Act(KILL, Target.WORKER), Act(STOP, Target.ENGINE_CORE)
-    times = [Done(worker, "alpha", 20.0), Done(worker, "beta", 40.0), Done(core, "beta", None)]
-    acts, requests, checks = tables(finished(acts=times, leaks=["a|b"] * 7))
-    assert [acts.title, requests.title, checks.title] == [ACTS, REQUESTS, CHECKS]
-    assert acts.rows == [
-        ["SIGKILL worker", "2", "2", "30.0", "40.0"],
-        ["SIGSTOP EngineCore", "1", "0", "–", "–"],
-    ]
-    assert "alpha-0 2, beta-0 1" in acts.note
-    assert ["answered completely", "1,200"] in requests.rows
-    assert ["failed as the contract says: 502 x", "3"] in requests.rows
-    shown = {row[0]: row[1] for row in checks.rows}
-    assert shown["no lease leaked (checked 1 times)"].endswith("a/b and 2 more")
-    assert shown["every engine READY again after each act"] == "failed: SIGSTOP EngineCore of beta"
-    assert shown["no process left after it"] == "passed"

@@ -53,11 +53,6 @@ def test_child_that_exits_before_it_is_ready_is_named() -> None:
         wait_until(lambda: False, running, 10)
 
 
-def test_missing_command_is_named() -> None:
-    with pytest.raises(StartError, match="peer could not be run"), child("peer", ["/nonexistent"]):
-        pass
-
-
 def test_developer_settings_do_not_reach_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

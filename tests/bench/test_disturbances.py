@@ -9,14 +9,6 @@ def stops(*values: float | None, **fields: Any) -> list[Disturbance]:
     return [disturbance(round=n, stop_ms=value, **fields) for n, value in enumerate(values)]
 
 
-def test_medians_are_over_the_sends_of_one_kind() -> None:
-    run = Disturbances([*stops(5.0, 90.0, 6.0), *stops(700.0, at_once=AT_ONCE)])
-
-    assert run.median("members", GATEWAY, 1, "stop_ms") == 6.0
-    assert run.median("members", GATEWAY, AT_ONCE, "stop_ms") == 700.0
-    assert run.median("members", ROUTER, 1, "gap_ms") is None
-
-
 def test_longest_stop_is_the_median_send_of_the_worst_body() -> None:
     run = Disturbances(
         [
@@ -30,14 +22,6 @@ def test_longest_stop_is_the_median_send_of_the_worst_body() -> None:
 
     assert run.longest_stop_ms(GATEWAY) == 30.0
     assert Disturbances().longest_stop_ms(GATEWAY) is None
-
-
-def test_rows_are_in_the_order_of_the_run() -> None:
-    run = Disturbances([*stops(1.0, 2.0), *stops(1.0, target=ROUTER), *stops(1.0, body="form")])
-
-    assert run.rows() == [("members", GATEWAY), ("members", ROUTER), ("form", GATEWAY)]
-    assert run
-    assert not Disturbances()
 
 
 def outcome(*found: Disturbance) -> str:

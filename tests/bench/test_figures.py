@@ -1,20 +1,16 @@
 import itertools
 import math
 from fractions import Fraction
-from random import Random
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.figures import (
     Estimate,
-    difference,
     estimate,
     gaps,
     longest_busy,
     longest_gap,
-    median,
     median_interval,
     percentile,
     ratio,
@@ -31,20 +27,6 @@ NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 )
 def test_percentile_is_the_nearest_rank(q: float, expected: float) -> None:
     assert percentile(range(100, 0, -1), q) == expected
-
-
-def test_percentile_of_no_values_is_none() -> None:
-    assert percentile([], 0.5) is None
-
-
-@given(NUMBERS, st.floats(0, 1))
-def test_percentile_is_one_of_the_values(values: list[float], q: float) -> None:
-    assert percentile(values, q) in values
-
-
-def test_median_skips_missing_values() -> None:
-    assert median([None, 3.0, 1.0, None, 2.0]) == 2.0
-    assert median([None]) is None
 
 
 @pytest.mark.parametrize(
@@ -110,53 +92,6 @@ def test_the_interval_covers_the_median_in_95_percent_of_all_samples(count: int)
 
 
 ROUNDS = st.lists(st.floats(0.001, 1e6), min_size=6, max_size=15)
-
-
-@settings(max_examples=40)
-@given(ROUNDS)
-def test_the_interval_holds_the_median_and_ends_at_values(values: list[float]) -> None:
-    found = estimate(values)
-
-    assert found is not None
-    assert found.interval is not None
-    low, high = found.interval
-    assert low <= found.median <= high
-    assert {low, high} <= set(values)
-
-
-@settings(max_examples=40)
-@given(ROUNDS, st.randoms(use_true_random=False))
-def test_interval_is_independent_of_round_order(values: list[float], dice: Random) -> None:
-    mixed = values.copy()
-    dice.shuffle(mixed)
-
-    assert estimate(mixed) == estimate(values)
-
-
-@settings(max_examples=40)
-@given(ROUNDS)
-def test_the_interval_of_the_reverse_ratios_is_the_reverse(values: list[float]) -> None:
-    found, reverse = median_interval(values), median_interval([1 / value for value in values])
-
-    assert found is not None
-    assert reverse == (1 / found[1], 1 / found[0])
-
-
-@settings(max_examples=40)
-@given(st.lists(st.floats(1.0, 2.0), min_size=9, max_size=15), st.floats(1e3, math.inf))
-def test_single_outlier_keeps_the_interval_within_the_other_rounds(
-    values: list[float], wild: float
-) -> None:
-    found = median_interval([*values[1:], wild])
-
-    assert found is not None
-    assert 1.0 <= found[0] <= found[1] <= 2.0
-
-
-def test_difference() -> None:
-    assert difference(3.0, 1.0) == 2.0
-    assert difference(None, 1.0) is None
-    assert difference(1.0, None) is None
 
 
 def test_gaps_are_between_reads() -> None:

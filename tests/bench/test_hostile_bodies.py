@@ -69,45 +69,6 @@ def test_a_near_miss_does_not_end_the_part() -> None:
     assert form.count(b"\r\n--") > SIZE // 5
 
 
-def test_completions_have_a_list_of_ids_of_lists_or_of_strings() -> None:
-    ids = parsed(hostile.token_ids(SIZE))["prompt"]
-    lists = parsed(hostile.lists_of_token_ids(SIZE))["prompt"]
-    strings = parsed(hostile.one_character_prompts(SIZE))["prompt"]
-
-    assert set(ids) == {7}
-    assert all(prompt == [7] for prompt in lists)
-    assert set(strings) == {"a"}
-    assert min(len(ids), len(lists), len(strings)) > SIZE // 5
-
-
-def test_members_are_distinct_in_the_body_or_in_a_nested_object() -> None:
-    assert len(parsed(hostile.members(500))) == 500 + len(parsed(hostile.nesting(1))) - 1
-    assert len(parsed(hostile.nested_members(500))["metadata"]) == 500
-
-
-def test_nesting_has_the_requested_depth() -> None:
-    value, depth = parsed(hostile.nesting(50))["metadata"], 1
-    while value:
-        value, depth = value[0], depth + 1
-
-    assert depth == 50
-
-
-def test_messages_contain_escapes_non_ascii_text_and_an_image() -> None:
-    def content(raw: bytes) -> Any:
-        return parsed(raw)["messages"][0]["content"]
-
-    assert set(content(hostile.escapes(SIZE))) == {"\n"}
-    assert set(content(hostile.non_ascii(SIZE))) == {"語"}
-    url = content(hostile.image(SIZE))[0]["image_url"]["url"]
-    assert url.startswith("data:image/png;base64,iVBORw0K")
-
-
-def test_chat_and_completions_request_a_stream_so_that_the_body_is_rewritten() -> None:
-    for raw in (hostile.escapes(SIZE), hostile.token_ids(SIZE), hostile.members(5)):
-        assert parsed(raw)["stream"] is True
-
-
 def test_the_key_without_requests_sends_every_completion() -> None:
     limited = {body.build for body in BODIES.values() if body.limited}
 

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.hostile_bodies import BODIES, CHAT, JSON, HostileBody, escapes, nesting
+from bench.hostile_bodies import CHAT, JSON, HostileBody, escapes, nesting
 from bench.hostile_sender import Outcome, exchange, head_of, send
 from bench.stub_engine import MAX_PARSED_BYTES, Connection, Stub
 
@@ -96,14 +96,3 @@ async def test_connection_closed_without_a_response_is_reported(size: int) -> No
     outcome = await sent_to(Server(reads=False), size)
 
     assert outcome.name in {"closed without a response", "ConnectionResetError", "BrokenPipeError"}
-
-
-def test_the_headers_carry_key_path_and_content_type() -> None:
-    form = next(iter(BODIES.values()))
-
-    head = head_of(form, 7, "host:1", "sk-a").decode()
-
-    assert head.startswith("POST /v1/audio/transcriptions HTTP/1.1\r\nhost: host:1\r\n")
-    assert "authorization: Bearer sk-a\r\n" in head
-    assert "content-type: multipart/form-data; boundary=b\r\n" in head
-    assert "content-length: 7\r\n" in head

@@ -1,10 +1,8 @@
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-from bench import machine
 from bench.__main__ import PARTS, main, parts_of
 
 
@@ -38,19 +36,3 @@ def test_missing_build_is_refused_before_any_run(
         main()
 
     assert reason in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "built"),
-    [
-        ("'--enable-optimizations' '--with-lto'", "built with PGO"),
-        ("'--enable-shared'", "PGO not stated"),
-        (None, "PGO not stated"),
-    ],
-)
-def test_machine_describes_its_interpreter_build(
-    options: str | None, built: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sysconfig, "get_config_var", lambda _: options)
-
-    assert machine.describe()["Python"].endswith(f", {built}")

@@ -6,8 +6,7 @@ from bench import children, noisy_neighbor
 from bench.disturbances import AT_ONCE, NO_BODY, Disturbance
 from bench.hostile_bodies import BODIES
 from bench.noisy_neighbor import Program, ProgramError
-from bench.peers import DIRECT, GATEWAY, Peer
-from bench.seats import direct
+from bench.peers import DIRECT, GATEWAY, Peer, direct
 
 NESTING = "100,000-fold nesting"
 LIMITED = "requests_per_minute: 0, 16 MiB of token ids"

@@ -3,13 +3,6 @@ from bench.samples import Sample, Samples
 from tests.bench.results import of, result, samples
 
 
-def test_medians_are_over_the_rounds() -> None:
-    run = of(samples("streams", 64, "cpu_us_per_chunk", a=[1.0, 9.0, 2.0]))
-
-    assert run.median("streams", 64, "a", "cpu_us_per_chunk") == 2.0
-    assert run.median("streams", 512, "a", "cpu_us_per_chunk") is None
-
-
 def test_added_is_against_the_same_round() -> None:
     # The second round was slow for all: medians alone would say that 5 ms were added.
     run = of(samples("streams", 64, "ttft_p99", direct=[1.0, 100.0, 2.0], a=[2.0, 101.0, 7.0]))
@@ -51,25 +44,6 @@ def test_what_was_added_is_compared_within_each_round() -> None:
 
     assert against == Estimate(2.0, None)  # of 1.5, infinity and 2
     assert reverse == Estimate(0.5, None)  # of 2/3, 0 and 1/2
-
-
-def test_targets_and_sizes_are_those_of_a_part() -> None:
-    run = of(
-        samples("streams", 512, "ok", b=[1]),
-        samples("streams", 64, "ok", b=[1], a=[1]),
-        samples("plain", 1, "ok", c=[1]),
-    )
-
-    assert run.sizes("streams") == [64, 512]
-    assert run.targets("streams") == ["b", "a"]
-    assert run.targets("streams", 512) == ["b"]
-
-
-def test_failures_are_summed_over_everything() -> None:
-    run = of(samples("plain", 1, "failures", a=[{"HTTP 500": 1}, {"HTTP 500": 2}], b=[{}]))
-
-    assert run.failures() == {"a: HTTP 500": 3}
-    assert result().failures == {}
 
 
 def test_a_round_without_one_success_has_no_figures() -> None:

@@ -1,10 +1,8 @@
-from collections import Counter
-
 import msgspec
 import pytest
 
-from bench.scenarios import ALWAYS_WHOLE, FAULTS, WEIGHTS, classify, name_of
-from bench.soak import Soaked, table
+from bench.scenarios import classify
+from bench.soak import Soaked
 from bench.soak_gateway import Leftovers
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -37,11 +35,6 @@ def test_response_is_classified_by_its_framing(answer: bytes, expected: str) -> 
     assert classify(answer) == expected
 
 
-def test_required_scenarios_are_played() -> None:
-    assert set(ALWAYS_WHOLE) < {name_of(scenario) for scenario in WEIGHTS}
-    assert len(set(FAULTS)) == len(FAULTS)
-
-
 def test_idle_connections_are_no_leak() -> None:
     assert msgspec.structs.replace(NOTHING, engine_idle=7).clean
 
@@ -64,19 +57,3 @@ def test_the_trend_of_memory_leaves_out_the_first_minute() -> None:
     assert soaked.slope_kib_per_min == pytest.approx(60)
     assert soaked.rss_mib_at(60) == pytest.approx(60_000 / 1024)
     assert soaked.rss_mib_at(1000) is None
-
-
-def test_a_good_request_that_failed_spoils_the_run() -> None:
-    outcomes = Counter({("good stream", "whole"): 5, ("good stream", "truncated"): 2})
-    outcomes[("wrong key", "HTTP 401")] = 9
-
-    soaked = Soaked(1, 2, 3, outcomes, leftovers=NOTHING)
-
-    outcomes[("slow reader", "no end")] = 1
-
-    assert soaked.spoiled == 3
-    rows = {row[0]: row[1] for row in table(soaked).rows}
-    assert rows["good requests that failed, and any without an end"] == "3"
-    assert rows["requests"] == "17"
-    assert rows["left open: tasks"] == "0"
-    assert rows["wrong key: HTTP 401"] == "9"

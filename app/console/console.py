@@ -19,7 +19,6 @@ from app.console.history import History, Load
 from app.console.key_names import KeyNames
 from app.console.keys import KeyPages, keys_pages
 from app.console.live import Drain, LiveSource
-from app.console.markdown_process import MarkdownProcess
 from app.console.models_page import live_models, models_router
 from app.console.overview import Overview, live_overview, overview_router
 from app.console.playground import PlaygroundHandlers
@@ -64,7 +63,6 @@ class Console:
     # Number of gateways that share engines; None: load is not shared.
     gateways: Callable[[], int | None]
     _renderer: Renderer = field(init=False, default_factory=Renderer)
-    _markdown: MarkdownProcess = field(init=False, default_factory=MarkdownProcess)
     _sign_in: SignIn = field(init=False)
     _views: FleetViews = field(init=False)
     _history: History = field(init=False)
@@ -103,7 +101,7 @@ class Console:
             models_router(renderer, self._views),
             engines_router(renderer, self._views),
             requests_page_router(renderer, self.requests, KeyNames(self.key_store), self.catalogue),
-            playground_router(renderer, self.catalogue, self.price_of, self._markdown),
+            playground_router(renderer, self.catalogue, self.price_of),
             keys_pages(self._key_pages()),
             account_pages(self._account_pages()),
             configuration_pages(renderer, self.settings),
@@ -142,10 +140,9 @@ class Console:
         self._sampling = asyncio.create_task(self._history.run(), name="history of the console")
 
     async def aclose(self) -> None:
-        """End the tasks and processes of the console."""
+        """End the tasks of the console."""
         if self._sampling is not None:
             self._sampling.cancel()
             await asyncio.gather(self._sampling, return_exceptions=True)
         await self._drain.aclose()
         await self._memory.aclose()
-        await self._markdown.aclose()

@@ -1,4 +1,4 @@
-"""The page of the playground, the models that it offers, and Markdown for its answers."""
+"""The page of the playground and the models that it offers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from app.console.markdown_process import MarkdownProcess
 from app.console.rendering import Renderer
 from app.console.router import visitor_of
 from app.console.visitor import CONSOLE, Visitor
-from app.errors import BadRequest, InvalidJson, PermissionDenied
+from app.errors import PermissionDenied
 from app.routing import Catalogue, Model
 from app.usage import Price
 
@@ -25,15 +24,7 @@ FORMS = {
 }
 
 
-class Markdown(msgspec.Struct):
-    """The body of a request to render a text."""
-
-    text: str
-
-
-def playground_router(
-    renderer: Renderer, catalogue: Catalogue, price_of: PriceOf, markdown: MarkdownProcess
-) -> APIRouter:
+def playground_router(renderer: Renderer, catalogue: Catalogue, price_of: PriceOf) -> APIRouter:
     """Return the routes; `price_of` returns the present price of a model's tokens."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
 
@@ -51,19 +42,6 @@ def playground_router(
             if allows(model.name)
         ]
         return {"models": rows}
-
-    @router.post("/api/render")
-    async def render(request: Request) -> Response:
-        """The HTML of an answer; null if it takes too much to render."""
-        visitor = _who_chats(request)
-        try:
-            body = msgspec.json.decode(await request.body(), type=Markdown)
-        except msgspec.ValidationError as error:
-            raise BadRequest(str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidJson(f"the body is not JSON: {error}") from None
-        html = await markdown.render(visitor.principal.id, body.text)
-        return Response(html, media_type="application/json")
 
     return router
 

@@ -18,6 +18,8 @@ _Rendered = TypeVar("_Rendered")
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
+# The types of our few files, whatever the machine's own table says. Other files are not served.
+STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 # Nothing from elsewhere, nothing inline, no eval, no frames.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -45,7 +47,11 @@ class Renderer:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self.static_files = {path.name: path.read_bytes() for path in STATIC.iterdir()}
+        self.static_files = {
+            path.relative_to(STATIC).as_posix(): path.read_bytes()
+            for path in STATIC.rglob("*")
+            if path.suffix in STATIC_TYPES
+        }
         # Of all files, since modules import each other by the same prefix.
         content = b"".join(self.static_files[name] for name in sorted(self.static_files))
         self.version = hashlib.sha256(content).hexdigest()[:16]

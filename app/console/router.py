@@ -1,6 +1,5 @@
 """Routes of the console that are not a page of their own: login, logout, files, live regions."""
 
-import mimetypes
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -9,7 +8,7 @@ from fastapi.responses import RedirectResponse
 
 from app.console.guard import LOGIN, VISITOR
 from app.console.live import Drain, LiveResponse, LiveSource
-from app.console.rendering import HEADERS, Renderer
+from app.console.rendering import HEADERS, STATIC_TYPES, Renderer
 from app.console.session import LIFETIME_S
 from app.console.sign_in import COOKIE, SignIn, check_same_origin
 from app.console.visitor import CONSOLE, Visitor, page_at
@@ -17,8 +16,6 @@ from app.errors import GatewayError, InvalidApiKey, PermissionDenied, RouteNotFo
 from app.telemetry.metrics import Metrics
 
 _IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
-# The types of our few files, whatever the machine's own table says.
-_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 def visitor_of(request: Request) -> Visitor:
@@ -37,13 +34,13 @@ def frame_router(
     """Return the routes; `live` has the pages with live regions, by name."""
     router = APIRouter(prefix=CONSOLE, include_in_schema=False)
 
-    @router.get("/static/{version}/{name}")
+    @router.get("/static/{version}/{name:path}")
     async def static_file(version: str, name: str) -> Response:
         """A file of the pages. Its URL changes with its content."""
         content = renderer.static_files.get(name)
         if content is None:
             raise RouteNotFound("there is no such file here")
-        kind = _TYPES.get(name[name.rfind(".") :]) or mimetypes.guess_type(name)[0]
+        kind = STATIC_TYPES[name[name.rfind(".") :]]
         caching = _IMMUTABLE if version == renderer.version else {}
         return Response(content, headers={**HEADERS, **caching}, media_type=kind)
 

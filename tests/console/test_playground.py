@@ -135,11 +135,12 @@ async def test_an_answer_goes_on_when_the_session_ends_meanwhile(site: Site) -> 
         answer = await ask(page, "Count")
         await site.fake.until_running()
         await page.context.clear_cookies()
-        # Only the Markdown of the answer needs the session again.
-        with watched_page.expecting("status 401: .*/console/api/", "console error: .*401"):
-            await complete(answer)
-            await expect(page.get_by_role("link", name="Log in again")).to_be_visible()
+        await complete(answer)
         await expect(answer.locator("[data-part=text]")).not_to_be_empty()
+        await expect(answer.locator(".markdown")).to_be_visible()
+        with watched_page.expecting("status 401: .*/console/api/", "console error: .*401"):
+            await ask(page, "Go on")
+            await expect(page.get_by_role("link", name="Log in again")).to_be_visible()
 
 
 async def test_the_conversation_survives_a_reload_and_nothing_else_has_it(site: Site) -> None:

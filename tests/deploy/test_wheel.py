@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,12 @@ def command(uv: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     python = environment / "bin" / "python"
     subprocess.run([uv, "pip", "install", "--quiet", "--python", python, wheel], check=True)
     return environment / "bin" / "vllm-gateway"
+
+
+def test_wheel_has_the_files_of_the_console(wheel: Path) -> None:
+    static = ROOT / "app" / "console" / "static"
+    files = {str(path.relative_to(ROOT)) for path in static.rglob("*") if path.is_file()}
+    assert files <= set(zipfile.ZipFile(wheel).namelist())
 
 
 @pytest.fixture

@@ -1,29 +1,70 @@
-// Markdown as elements: the server renders it, from escaped text.
+// Markdown as elements that can do nothing, whatever a model writes.
 
-import {ApiError, api} from "./api.js";
+import "./vendor/purify.js";
 
-const MAX_BYTES = 256 * 1024;
-const RETRY_MS = 1500;
+const {DOMPurify} = globalThis; // purify.js is no module
+const MAX_TEXT = 256 * 1024; // characters
+const MAX_HTML = 1024 * 1024;
+const TEXT_MS = 4000;
+const ELEMENTS = {
+  ALLOWED_TAGS: [
+    "a", "blockquote", "br", "code", "del", "div", "em", "hr", "li", "ol", "p", "pre", "strong",
+    "table", "tbody", "td", "th", "thead", "tr", "ul",
+  ],
+  ALLOWED_ATTR: ["href", "rel", "target", "class", "tabindex", "start", "title"],
+  ADD_URI_SAFE_ATTR: ["rel", "target", "tabindex", "start"],
+  ALLOWED_URI_REGEXP: /^(?:https?:\/\/|mailto:)/i,
+  ALLOW_ARIA_ATTR: false,
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+let worker = null;
 let last = Promise.resolve();
 
 /** Return a text in Markdown as a DocumentFragment; null if it stays as it is. One at a time. */
 export function renderMarkdown(text) {
-  const rendered = last.then(() => render(text));
-  last = rendered.catch(() => null);
+  last = last.then(() => render(text));
   return last;
 }
 
-async function render(text, again = true) {
-  if (!text.trim() || new TextEncoder().encode(text).length > MAX_BYTES) return null;
+async function render(text) {
+  if (!text.trim() || text.length > MAX_TEXT) return null;
+  const html = await htmlOf(text);
+  return html === null || html.length > MAX_HTML ? null : DOMPurify.sanitize(html, ELEMENTS);
+}
+
+// Null if the text is too slow or cannot be rendered: its thread ends, and the next text starts another.
+async function htmlOf(text) {
   try {
-    const {html} = await api("/render", {method: "POST", body: {text}});
-    if (html === null) return null;
-    const template = document.createElement("template");
-    template.innerHTML = html; // made by markdown_child.py, which escapes everything
-    return template.content;
-  } catch (error) {
-    if (!(error instanceof ApiError) || error.status !== 503 || !again) return null;
-    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-    return render(text, false);
+    worker ??= await startWorker();
+    const html = nextMessage(worker, TEXT_MS);
+    worker.postMessage(text);
+    return await html;
+  } catch {
+    worker?.terminate();
+    worker = null;
+    return null;
   }
+}
+
+async function startWorker() {
+  const started = new Worker(new URL("./markdown_worker.js", import.meta.url), {type: "module"});
+  await nextMessage(started);
+  return started;
+}
+
+/** Return the next message of a worker. Throws if it fails, or sends none in time. */
+function nextMessage(worker, limitMs) {
+  return new Promise((resolve, reject) => {
+    const limit = limitMs && setTimeout(reject, limitMs);
+    worker.onmessage = ({data}) => {
+      clearTimeout(limit);
+      resolve(data);
+    };
+    worker.onerror = (event) => {
+      event.preventDefault();
+      clearTimeout(limit);
+      reject(event);
+    };
+  });
 }

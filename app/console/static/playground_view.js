@@ -111,7 +111,7 @@ export class AnswerView {
     countDown(this.#show("again"), "Try again", answer.fault?.retryAt);
   }
 
-  /** Turn the text into Markdown; it stays as it is where the server does not render it. */
+  /** Turn the text into Markdown; it stays as it is where that takes too much. */
   async format() {
     const content = await renderMarkdown(this.#answer.text);
     if (content === null) return;

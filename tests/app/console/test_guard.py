@@ -142,7 +142,13 @@ async def test_static_files_are_kept_by_the_browser_for_as_long_as_they_are_the_
     assert response.headers["content-type"].startswith("text/css")
     other = await admin.get("/console/static/0/console.css")
     assert "immutable" not in other.headers.get("cache-control", "")
-    for name in ("../rendering.py", "..%2Frendering.py", "none.css"):
+    for name in (
+        "../rendering.py",
+        "..%2Frendering.py",
+        "none.css",
+        "vendor",
+        "vendor/marked.LICENSE",
+    ):
         assert (await admin.get(f"/console/static/0/{name}")).status_code == 404
 
 

@@ -1,13 +1,12 @@
-"""The playground over HTTP: its page, its models, its Markdown and its requests."""
+"""The playground over HTTP: its page, its models and its requests."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.app.console.visits import new_key, visiting
 from tests.fakes.vllm import Fake
-from tests.gateway import KEY, ROOT_KEY, Gateway, remote, running, serving_demo, settings_for
+from tests.gateway import KEY, ROOT_KEY, Gateway, remote, running, settings_for
 
 PRICE = {"prompt": 0.5, "cached": 0.1, "completion": 1.5}
 
@@ -42,10 +41,9 @@ async def test_who_may_not_use_models_has_no_playground(gateway: Gateway, role: 
         responses = [
             await client.get("/console/playground"),
             await client.get("/console/api/playground/models"),
-            await client.post("/console/api/render", json={"text": "a"}),
             await client.post("/console/api/v1/chat/completions", json=chat),
         ]
-    assert [response.status_code for response in responses] == [403] * 4
+    assert [response.status_code for response in responses] == [403] * 3
 
 
 async def test_a_chat_takes_the_way_of_all_requests(gateway: Gateway, fake: Fake) -> None:
@@ -56,37 +54,3 @@ async def test_a_chat_takes_the_way_of_all_requests(gateway: Gateway, fake: Fake
     assert response.text.endswith("data: [DONE]\n\n")
     assert response.headers["x-gateway-model"] == "demo"
     assert "cookie" not in {name.lower() for name, _ in fake.seen[-1].headers}
-
-
-@pytest.mark.slow
-async def test_markdown_is_rendered_for_those_who_may_chat(fake: Fake, tmp_path: Path) -> None:
-    async with serving_demo(tmp_path, fake.url) as gateway, visiting(gateway, KEY) as client:
-        response = await client.post("/console/api/render", json={"text": "**a** <script>"})
-        assert response.status_code == 200
-        assert json.loads(response.text) == {"html": "<p><strong>a</strong> &lt;script&gt;</p>\n"}
-        assert response.headers["content-type"] == "application/json"
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (b"{", "invalid_json"),
-        (b'{"text": 1}', "invalid_request"),
-        (b"{}", "invalid_request"),
-        (b'{"text": "\xff"}', "invalid_json"),
-        (json.dumps({"text": "a" * 262_145}).encode(), "invalid_request"),
-    ],
-)
-async def test_what_is_not_a_text_to_render_is_refused(
-    gateway: Gateway, content: bytes, code: str
-) -> None:
-    async with visiting(gateway, KEY) as client:
-        response = await client.post("/console/api/render", content=content)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
-
-
-async def test_rendering_needs_the_token_of_the_page(gateway: Gateway) -> None:
-    async with visiting(gateway, KEY) as client:
-        del client.headers["x-csrf-token"]
-        response = await client.post("/console/api/render", json={"text": "a"})
-    assert response.status_code == 403

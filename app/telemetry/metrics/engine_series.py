@@ -5,8 +5,9 @@ A remote engine reports its facts itself: text that becomes a label is made prin
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-from app.telemetry.metrics.series import Counter, Gauge, Registry
+from app.telemetry.metrics.series import Counter, Gauge, Registry, create_series
 
 MAX_LABEL_CHARS = 64
 _ENGINE = ("model", "gateway_engine")
@@ -40,26 +41,25 @@ class EngineFigures:
 class EngineSeries:
     """The series of every engine: state, restarts, an info gauge and a gauge for each figure."""
 
+    _state: Annotated[
+        Gauge,
+        "gateway_engine_state",
+        "1 for the current state of an engine, 0 for the other states.",
+        (*_ENGINE, "state"),
+    ]
+    _restarts: Annotated[
+        Counter, "gateway_engine_restarts_total", "Restarts of an engine after a failure.", _ENGINE
+    ]
+    _info: Annotated[
+        Gauge,
+        "gateway_engine_info",
+        "1; the labels are what the engine reported, cut at 64 characters.",
+        (*_ENGINE, *_INFO),
+    ]
+
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._state = Gauge(
-            registry,
-            "gateway_engine_state",
-            "1 for the current state of an engine, 0 for the other states.",
-            (*_ENGINE, "state"),
-        )
-        self._restarts = Counter(
-            registry,
-            "gateway_engine_restarts_total",
-            "Restarts of an engine after a failure.",
-            _ENGINE,
-        )
-        self._info = Gauge(
-            registry,
-            "gateway_engine_info",
-            "1; the labels are what the engine reported, cut at 64 characters.",
-            (*_ENGINE, *_INFO),
-        )
+        create_series(self, registry)
         self._gauges = {
             field: Gauge(registry, name, help_text, _ENGINE) for field, name, help_text in _GAUGES
         }

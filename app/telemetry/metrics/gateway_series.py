@@ -6,6 +6,7 @@ allow-list, a status one of HTTP's. Text that a client makes up never becomes a 
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from typing import Annotated
 
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -19,7 +20,7 @@ from app.telemetry.metrics.buckets import (
     TTFT_BUCKETS,
 )
 from app.telemetry.metrics.engine_series import EngineFigures, EngineSeries
-from app.telemetry.metrics.series import Counter, Gauge, Histogram, Registry
+from app.telemetry.metrics.series import Counter, Gauge, Histogram, Registry, create_series
 from app.telemetry.request_record import UNKNOWN_MODEL, Tokens
 
 # Cached tokens are part of the prompt tokens.
@@ -46,298 +47,298 @@ _MODEL = ("model",)
 
 
 class Metrics:
-    """The gateway's series. Each attribute is one series, named as on the page.
+    """The gateway's series, a table in the order of the page: kind, name, help text, labels.
+
+    The rest of a row is the buckets of a histogram, or the values of a counter that start at 0.
 
     docs/metrics.md lists them with the same names, labels and help texts; a test compares both.
     """
 
-    def __init__(self) -> None:
-        self.registry = r = Registry()
-        Gauge(r, "gateway_info", "1; the label is the gateway's version.", ("version",)).set(
-            (version("vllm-gateway"),), 1
-        )
+    _info: Annotated[Gauge, "gateway_info", "1; the label is the gateway's version.", ("version",)]
 
-        # Requests
-        self.requests = Counter(
-            r,
-            "gateway_requests_total",
-            "Completed requests, by the status sent to the client; 499: the client disconnected.",
-            ("model", "endpoint", "status"),
-        )
-        self.request_duration = Histogram(
-            r,
-            "gateway_request_duration_seconds",
-            "Time from the request headers to the last byte of the response.",
-            ("model", "endpoint"),
-            DURATION_BUCKETS,
-        )
-        self.time_to_first_token = Histogram(
-            r,
-            "gateway_time_to_first_token_seconds",
-            "Time from the request headers to the first body byte of a stream.",
-            _MODEL,
-            TTFT_BUCKETS,
-        )
-        self.inter_token_latency = Histogram(
-            r,
-            "gateway_inter_token_latency_seconds",
-            "Time between two chunks of a stream, as they are sent to the client.",
-            _MODEL,
-            INTER_TOKEN_BUCKETS,
-        )
-        self.overhead = Histogram(
-            r,
-            "gateway_overhead_seconds",
-            "The gateway's own time, from the parsed body to the first request to an engine of the "
-            "requested model, queueing excluded.",
-            _MODEL,
-            OVERHEAD_BUCKETS,
-        )
-        self.requests_in_flight = Gauge(
-            r, "gateway_requests_in_flight", "Admitted requests that have not completed.", _MODEL
-        )
-        self.client_disconnects = Counter(
-            r,
-            "gateway_client_disconnects_total",
-            "Clients that disconnected before their response was complete.",
-        )
-        self.retries = Counter(
-            r,
-            "gateway_retries_total",
-            "Requests retried on another replica, by the error of the previous one.",
-            ("reason",),
-        )
-        self.fallbacks = Counter(
-            r,
-            "gateway_fallbacks_total",
-            "Requests for a model that were passed to a fallback because no engine of the model "
-            "could serve.",
-            ("model", "fallback"),
-        )
-        self.continuations = Counter(
-            r,
-            "gateway_continuations_total",
-            "Streams interrupted by their engine, by the way to continue them (replay, verify, "
-            "none) and the outcome: continued, or the reason why not.",
-            ("model", "way", "outcome"),
-        )
-        self.continuation_gap = Histogram(
-            r,
-            "gateway_continuation_gap_seconds",
-            "Time from the interruption of a stream to its first new bytes from the next engine.",
-            _MODEL,
-            GAP_BUCKETS,
-        )
-        self.tokens = Counter(
-            r,
-            "gateway_tokens_total",
-            "Tokens of completed requests: prompt, cached (part of prompt), completion.",
-            ("model", "kind"),
-        )
+    # Requests
+    requests: Annotated[
+        Counter,
+        "gateway_requests_total",
+        "Completed requests, by the status sent to the client; 499: the client disconnected.",
+        ("model", "endpoint", "status"),
+    ]
+    request_duration: Annotated[
+        Histogram,
+        "gateway_request_duration_seconds",
+        "Time from the request headers to the last byte of the response.",
+        ("model", "endpoint"),
+        DURATION_BUCKETS,
+    ]
+    time_to_first_token: Annotated[
+        Histogram,
+        "gateway_time_to_first_token_seconds",
+        "Time from the request headers to the first body byte of a stream.",
+        _MODEL,
+        TTFT_BUCKETS,
+    ]
+    inter_token_latency: Annotated[
+        Histogram,
+        "gateway_inter_token_latency_seconds",
+        "Time between two chunks of a stream, as they are sent to the client.",
+        _MODEL,
+        INTER_TOKEN_BUCKETS,
+    ]
+    overhead: Annotated[
+        Histogram,
+        "gateway_overhead_seconds",
+        "The gateway's own time, from the parsed body to the first request to an engine of the "
+        "requested model, queueing excluded.",
+        _MODEL,
+        OVERHEAD_BUCKETS,
+    ]
+    requests_in_flight: Annotated[
+        Gauge, "gateway_requests_in_flight", "Admitted requests that have not completed.", _MODEL
+    ]
+    client_disconnects: Annotated[
+        Counter,
+        "gateway_client_disconnects_total",
+        "Clients that disconnected before their response was complete.",
+    ]
+    retries: Annotated[
+        Counter,
+        "gateway_retries_total",
+        "Requests retried on another replica, by the error of the previous one.",
+        ("reason",),
+    ]
+    fallbacks: Annotated[
+        Counter,
+        "gateway_fallbacks_total",
+        "Requests for a model that were passed to a fallback because no engine of the model "
+        "could serve.",
+        ("model", "fallback"),
+    ]
+    continuations: Annotated[
+        Counter,
+        "gateway_continuations_total",
+        "Streams interrupted by their engine, by the way to continue them (replay, verify, "
+        "none) and the outcome: continued, or the reason why not.",
+        ("model", "way", "outcome"),
+    ]
+    continuation_gap: Annotated[
+        Histogram,
+        "gateway_continuation_gap_seconds",
+        "Time from the interruption of a stream to its first new bytes from the next engine.",
+        _MODEL,
+        GAP_BUCKETS,
+    ]
+    tokens: Annotated[
+        Counter,
+        "gateway_tokens_total",
+        "Tokens of completed requests: prompt, cached (part of prompt), completion.",
+        ("model", "kind"),
+    ]
+
+    # Admission, limits and authentication
+    queue_depth: Annotated[
+        Gauge,
+        "gateway_queue_depth",
+        "Requests waiting for an engine, or for a model to load.",
+        _MODEL,
+    ]
+    engines_wanted: Annotated[
+        Gauge,
+        "gateway_engines_wanted",
+        "Engines that a model should have, where their number is scaled.",
+        _MODEL,
+    ]
+    queue_limit: Annotated[
+        Gauge,
+        "gateway_queue_limit",
+        "Maximum number of waiting requests: queue.max_waiting.",
+        _MODEL,
+    ]
+    queue_wait: Annotated[
+        Histogram,
+        "gateway_queue_wait_seconds",
+        "Queueing time of requests that had to wait, timeouts included.",
+        _MODEL,
+        DURATION_BUCKETS,
+    ]
+    auth_failures: Annotated[
+        Counter,
+        "gateway_auth_failures_total",
+        "Requests refused for their API key: missing, invalid.",
+        ("reason",),
+        ("missing", "invalid"),
+    ]
+    rate_limited: Annotated[
+        Counter,
+        "gateway_rate_limited_total",
+        "Requests refused with 429, by limit: requests, tokens, concurrency, budget, body_bytes.",
+        ("limit",),
+        ("requests", "tokens", "concurrency", "budget", "body_bytes"),
+    ]
+    redis_errors: Annotated[
+        Counter, "gateway_redis_errors_total", "Redis calls that failed or timed out."
+    ]
+    redis_available: Annotated[
+        Gauge,
+        "gateway_redis_available",
+        "1 while limits are counted in Redis, 0 while its circuit breaker is open and "
+        "limits.redis_unavailable applies; absent without Redis.",
+    ]
+
+    # Other gateways
+    load_reports: Annotated[
+        Counter,
+        "gateway_load_reports_total",
+        "Load reports of other gateways: received, lost (a gap in their sequence), invalid.",
+        ("outcome",),
+        ("received", "lost", "invalid"),
+    ]
+    load_sharing_available: Annotated[
+        Gauge,
+        "gateway_load_sharing_available",
+        "1 while load reports arrive through Redis, 0 while this gateway routes by its own "
+        "requests; absent without Redis.",
+    ]
+    load_sharing_gateways: Annotated[
+        Gauge,
+        "gateway_load_sharing_gateways",
+        "Gateways that serve an engine of this one, itself included; absent without Redis.",
+    ]
+    engine_in_flight_elsewhere: Annotated[
+        Gauge,
+        "gateway_engine_in_flight_elsewhere",
+        "Requests of other gateways that an engine is working on; absent without Redis, and "
+        "for engines that this gateway runs.",
+        ("model", "gateway_engine"),
+    ]
+
+    # Usage and budgets
+    usage_records: Annotated[
+        Counter,
+        "gateway_usage_records_total",
+        "Requests that reached an engine, one ledger record each: completed, refused (a 4xx of "
+        "the engine), failed, disconnected, canceled.",
+        ("outcome",),
+        ("completed", "refused", "failed", "disconnected", "canceled"),
+    ]
+    usage_records_pending: Annotated[
+        Gauge,
+        "gateway_usage_records_pending",
+        "Usage records in memory that are not yet in the database.",
+    ]
+    usage_records_lost: Annotated[
+        Counter,
+        "gateway_usage_records_lost_total",
+        "Usage records dropped because the database was unavailable until the buffer was full.",
+    ]
+    ledger_errors: Annotated[
+        Counter,
+        "gateway_ledger_errors_total",
+        "Failed writes of usage records; they are retried while that can help.",
+    ]
+    budgets_nearly_used: Annotated[
+        Gauge,
+        "gateway_budgets_nearly_used",
+        "Keys and owners active in the last minute that have used 90 % or more of a budget, "
+        "exhausted ones included.",
+        ("window",),
+    ]
+    budgets_exhausted: Annotated[
+        Gauge,
+        "gateway_budgets_exhausted",
+        "Keys and owners active in the last minute that have used all of a budget; budgets of "
+        "0 do not count.",
+        ("window",),
+    ]
+    alerts: Annotated[
+        Counter,
+        "gateway_alerts_total",
+        "Delivery attempts of budget alerts: delivered, failed (will be retried), given_up "
+        "(the last of 20 attempts).",
+        ("outcome",),
+        ("delivered", "failed", "given_up"),
+    ]
+
+    # Engines and models
+    _engines: EngineSeries
+    engine_load: Annotated[
+        Histogram,
+        "gateway_engine_load_seconds",
+        "Time that the engines of a model took to start or to wake up.",
+        _MODEL,
+        LOAD_BUCKETS,
+    ]
+    engine_scrape_errors: Annotated[
+        Counter,
+        "gateway_engine_scrape_errors_total",
+        "Scrapes of an engine for /metrics/engines that failed or were incomplete.",
+        ("model", "gateway_engine"),
+    ]
+    discovered_servers: Annotated[
+        Gauge,
+        "gateway_discovered_servers",
+        "Discovered servers of a model: listed by a source, and serving.",
+        ("model", "state"),
+    ]
+    discovery_sources_failing: Annotated[
+        Gauge,
+        "gateway_discovery_sources_failing",
+        "Sources of a model's discovered servers that cannot be read.",
+        _MODEL,
+    ]
+    model_on_demand: Annotated[
+        Gauge,
+        "gateway_model_on_demand",
+        "1 for a model whose engines start on request, 0 for a model that is always loaded.",
+        _MODEL,
+    ]
+    model_evictions: Annotated[
+        Counter,
+        "gateway_model_evictions_total",
+        "Unloaded on-demand models, by reason: idle, room (another model needed the memory), "
+        "operator.",
+        ("model", "reason"),
+    ]
+
+    # The process
+    connections: Annotated[Gauge, "gateway_connections", "Open client connections."]
+    connections_limit: Annotated[
+        Gauge,
+        "gateway_connections_limit",
+        "Maximum number of client connections: server.max_connections.",
+    ]
+    event_loop_lag: Annotated[
+        Gauge,
+        "gateway_event_loop_lag_seconds",
+        "Longest delay of a timer on the event loop in the last 15 to 30 s.",
+    ]
+    reloads: Annotated[
+        Counter,
+        "gateway_reloads_total",
+        "Configuration reloads: done, partial (some models failed), invalid (nothing changed), "
+        "failed (a fault of the gateway).",
+        ("outcome",),
+        ("done", "partial", "invalid", "failed"),
+    ]
+    log_lines_lost: Annotated[
+        Counter, "gateway_log_lines_lost_total", "Log lines that did not reach their destination."
+    ]
+    trace_spans: Annotated[
+        Counter,
+        "gateway_trace_spans_total",
+        "Trace spans: exported to the collector, or dropped because it was unavailable or the "
+        "queue was full.",
+        ("outcome",),
+        ("exported", "dropped"),
+    ]
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        create_series(self, self.registry)
+        ProcessCollector(registry=self.registry)
+        self._info.set((version("vllm-gateway"),), 1)
         # By model, in the order of TOKEN_KINDS; copied to the series at a scrape.
         self._token_counts: dict[str, list[int]] = {}
-        r.before_scrape(self._set_tokens)
-
-        # Admission, limits and authentication
-        self.queue_depth = Gauge(
-            r,
-            "gateway_queue_depth",
-            "Requests waiting for an engine, or for a model to load.",
-            _MODEL,
-        )
-        self.engines_wanted = Gauge(
-            r,
-            "gateway_engines_wanted",
-            "Engines that a model should have, where their number is scaled.",
-            _MODEL,
-        )
-        self.queue_limit = Gauge(
-            r,
-            "gateway_queue_limit",
-            "Maximum number of waiting requests: queue.max_waiting.",
-            _MODEL,
-        )
-        self.queue_wait = Histogram(
-            r,
-            "gateway_queue_wait_seconds",
-            "Queueing time of requests that had to wait, timeouts included.",
-            _MODEL,
-            DURATION_BUCKETS,
-        )
-        self.auth_failures = Counter(
-            r,
-            "gateway_auth_failures_total",
-            "Requests refused for their API key: missing, invalid.",
-            ("reason",),
-            ("missing", "invalid"),
-        )
-        self.rate_limited = Counter(
-            r,
-            "gateway_rate_limited_total",
-            "Requests refused with 429, by limit: requests, tokens, concurrency, budget, "
-            "body_bytes.",
-            ("limit",),
-            ("requests", "tokens", "concurrency", "budget", "body_bytes"),
-        )
-        self.redis_errors = Counter(
-            r, "gateway_redis_errors_total", "Redis calls that failed or timed out."
-        )
-        self.redis_available = Gauge(
-            r,
-            "gateway_redis_available",
-            "1 while limits are counted in Redis, 0 while its circuit breaker is open and "
-            "limits.redis_unavailable applies; absent without Redis.",
-        )
-
-        # Other gateways
-        self.load_reports = Counter(
-            r,
-            "gateway_load_reports_total",
-            "Load reports of other gateways: received, lost (a gap in their sequence), invalid.",
-            ("outcome",),
-            ("received", "lost", "invalid"),
-        )
-        self.load_sharing_available = Gauge(
-            r,
-            "gateway_load_sharing_available",
-            "1 while load reports arrive through Redis, 0 while this gateway routes by its own "
-            "requests; absent without Redis.",
-        )
-        self.load_sharing_gateways = Gauge(
-            r,
-            "gateway_load_sharing_gateways",
-            "Gateways that serve an engine of this one, itself included; absent without Redis.",
-        )
-        self.engine_in_flight_elsewhere = Gauge(
-            r,
-            "gateway_engine_in_flight_elsewhere",
-            "Requests of other gateways that an engine is working on; absent without Redis, and "
-            "for engines that this gateway runs.",
-            ("model", "gateway_engine"),
-        )
-
-        # Usage and budgets
-        self.usage_records = Counter(
-            r,
-            "gateway_usage_records_total",
-            "Requests that reached an engine, one ledger record each: completed, refused (a 4xx of "
-            "the engine), failed, disconnected, canceled.",
-            ("outcome",),
-            ("completed", "refused", "failed", "disconnected", "canceled"),
-        )
-        self.usage_records_pending = Gauge(
-            r,
-            "gateway_usage_records_pending",
-            "Usage records in memory that are not yet in the database.",
-        )
-        self.usage_records_lost = Counter(
-            r,
-            "gateway_usage_records_lost_total",
-            "Usage records dropped because the database was unavailable until the buffer was full.",
-        )
-        self.ledger_errors = Counter(
-            r,
-            "gateway_ledger_errors_total",
-            "Failed writes of usage records; they are retried while that can help.",
-        )
-        self.budgets_nearly_used = Gauge(
-            r,
-            "gateway_budgets_nearly_used",
-            "Keys and owners active in the last minute that have used 90 % or more of a budget, "
-            "exhausted ones included.",
-            ("window",),
-        )
-        self.budgets_exhausted = Gauge(
-            r,
-            "gateway_budgets_exhausted",
-            "Keys and owners active in the last minute that have used all of a budget; budgets of "
-            "0 do not count.",
-            ("window",),
-        )
-        self.alerts = Counter(
-            r,
-            "gateway_alerts_total",
-            "Delivery attempts of budget alerts: delivered, failed (will be retried), given_up "
-            "(the last of 20 attempts).",
-            ("outcome",),
-            ("delivered", "failed", "given_up"),
-        )
-
-        # Engines and models
-        self._engines = EngineSeries(r)
-        self.engine_load = Histogram(
-            r,
-            "gateway_engine_load_seconds",
-            "Time that the engines of a model took to start or to wake up.",
-            _MODEL,
-            LOAD_BUCKETS,
-        )
-        self.engine_scrape_errors = Counter(
-            r,
-            "gateway_engine_scrape_errors_total",
-            "Scrapes of an engine for /metrics/engines that failed or were incomplete.",
-            ("model", "gateway_engine"),
-        )
-        self.discovered_servers = Gauge(
-            r,
-            "gateway_discovered_servers",
-            "Discovered servers of a model: listed by a source, and serving.",
-            ("model", "state"),
-        )
-        self.discovery_sources_failing = Gauge(
-            r,
-            "gateway_discovery_sources_failing",
-            "Sources of a model's discovered servers that cannot be read.",
-            _MODEL,
-        )
-        self.model_on_demand = Gauge(
-            r,
-            "gateway_model_on_demand",
-            "1 for a model whose engines start on request, 0 for a model that is always loaded.",
-            _MODEL,
-        )
-        self.model_evictions = Counter(
-            r,
-            "gateway_model_evictions_total",
-            "Unloaded on-demand models, by reason: idle, room (another model needed the memory), "
-            "operator.",
-            ("model", "reason"),
-        )
-
-        # The process
-        self.connections = Gauge(r, "gateway_connections", "Open client connections.")
-        self.connections_limit = Gauge(
-            r,
-            "gateway_connections_limit",
-            "Maximum number of client connections: server.max_connections.",
-        )
-        self.event_loop_lag = Gauge(
-            r,
-            "gateway_event_loop_lag_seconds",
-            "Longest delay of a timer on the event loop in the last 15 to 30 s.",
-        )
-        self.reloads = Counter(
-            r,
-            "gateway_reloads_total",
-            "Configuration reloads: done, partial (some models failed), invalid (nothing changed), "
-            "failed (a fault of the gateway).",
-            ("outcome",),
-            ("done", "partial", "invalid", "failed"),
-        )
-        self.log_lines_lost = Counter(
-            r,
-            "gateway_log_lines_lost_total",
-            "Log lines that did not reach their destination.",
-        )
-        self.trace_spans = Counter(
-            r,
-            "gateway_trace_spans_total",
-            "Trace spans: exported to the collector, or dropped because it was unavailable or the "
-            "queue was full.",
-            ("outcome",),
-            ("exported", "dropped"),
-        )
-        ProcessCollector(registry=r)
+        self.registry.before_scrape(self._set_tokens)
 
     def add_model(self, model: str) -> None:
         """Create the series of a model that are always on the page."""

@@ -42,7 +42,7 @@ class ShownOwner(BaseModel):
     created: str
 
     @classmethod
-    def of(cls, row: Row[Any]) -> Self:
+    def of(cls, row: Row[*tuple[Any, ...]]) -> Self:
         """Return an owner's row for display."""
         values = dict(row._mapping)
         return cls.model_validate({**values, "created": written(values.pop("created_ms"))})

@@ -4,7 +4,8 @@
 well, so it is not imported here.
 """
 
-from app.database.async_engine import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from app.database.database import Database
 from app.database.dialect_insert import dialect_insert
 from app.database.errors import (

@@ -18,8 +18,9 @@ import aiosqlite
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from app.database.async_engine import AsyncConnection, AsyncEngine, create_async_engine
 from app.database.errors import DatabaseError, DatabaseUnavailable, NewerDatabase, translate
 from app.database.migrate import NewerTables, is_current, upgrade
 from app.database.sqlite_file import make_private
@@ -123,12 +124,22 @@ class Database:
                 with contextlib.suppress(*faults):
                     if self._observer is not None:
                         await self._observer.close()
-                await self._engine.dispose()
+                await self._dispose()
         # A statement whose caller was canceled continues in its thread, which then calls the loop;
         # so the thread must end before the loop does.
         for thread in list(self._threads):
             if thread.is_alive():
                 await asyncio.to_thread(thread.join, self._deadline_s)
+
+    async def _dispose(self) -> None:
+        """Close the pool's connections; once interrupted, terminate the others without waiting."""
+        pool = self._engine.pool
+        try:
+            await self._engine.dispose()
+        finally:
+            if isinstance(pool, AsyncAdaptedQueuePool):
+                while pool.checkedin():
+                    pool._do_get().invalidate()
 
     def _set_connection_factory(
         self, _: object, __: object, ___: object, options: dict[str, Any]
@@ -173,11 +184,11 @@ class Database:
         async with self._translated(self._deadline_s), self._observer_lock:
             observer, self._observer = self._observer, None
             if observer is None:
-                observer = await self._engine.open_connection()
+                observer = await self._engine.connect()
                 self._observers += 1
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(observer.invalidate)
-                driver = await observer.driver_connection()
+                driver: Any = (await observer.get_raw_connection()).driver_connection
                 # One visit to the connection's thread; a transaction of SQLAlchemy's makes eight.
                 ((number,),) = await driver.execute_fetchall("PRAGMA data_version")
                 undo.pop_all()

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, text
-
-from app.database.async_engine import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 if TYPE_CHECKING:
     from alembic.config import Config

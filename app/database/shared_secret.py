@@ -5,9 +5,9 @@ import logging
 import secrets
 
 from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.database import schema
-from app.database.async_engine import AsyncConnection
 from app.database.database import RETRY_S, Database
 from app.database.dialect_insert import dialect_insert
 from app.database.errors import DatabaseError

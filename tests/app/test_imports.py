@@ -18,8 +18,6 @@ NOT_LOADED = (
     "redis",
     "rich",
     "sqlalchemy.dialects.postgresql",
-    "sqlalchemy.ext.asyncio",
-    "sqlalchemy.orm",
     "torch",
     "vllm",
 )

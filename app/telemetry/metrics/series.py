@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from inspect import get_annotations
 from itertools import accumulate
 from math import inf, isfinite, isnan
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -253,9 +253,8 @@ def create_series(owner: object, registry: Registry) -> None:
     stands behind the attribute, so reading it costs no more than any other.
     """
     for name, hint in get_annotations(type(owner)).items():
-        kind: Callable[..., object] = getattr(hint, "__origin__", hint)
-        arguments = getattr(hint, "__metadata__", ())
-        setattr(owner, name, kind(registry, *arguments))
+        kind: Any = getattr(hint, "__origin__", hint)
+        setattr(owner, name, kind(registry, *getattr(hint, "__metadata__", ())))
 
 
 def _escape(value: str) -> str:

@@ -18,10 +18,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, select, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.auth import KeyStore
 from app.database import Database, DatabaseUnavailable, NewerDatabase
-from app.database.async_engine import create_async_engine
 from app.database.migrate import HEAD, configuration
 from app.database.schema import metadata, usage_records
 from app.server.run import check_database
@@ -320,7 +320,7 @@ async def test_data_version_never_repeats_across_an_error(tmp_path: Path) -> Non
     await database.migrate()
     before = await database.version()
     assert database._observer is not None
-    driver = await database._observer.driver_connection()
+    driver: Any = (await database._observer.get_raw_connection()).driver_connection
     await driver._execute(driver._conn.close)
     with pytest.raises(DatabaseUnavailable, match="closed database"):
         await database.version()
@@ -407,6 +407,57 @@ async def test_abandoned_connection_is_closed_with_the_database(
     assert not done
     assert threading.active_count() <= before
     await database.close()
+
+
+async def test_cancellation_is_raised_once_the_connection_is_back_in_the_pool(
+    tmp_path: Path,
+) -> None:
+    """Else a connection could return to a pool that is closed already."""
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db", deadline_s=PATIENCE_S)
+    await database.migrate()
+    used, may_go_on = asyncio.Event(), threading.Event()
+
+    async def use() -> None:
+        async with database.read() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            # Its thread is busy, so the rollback at the end of the block waits.
+            busy = asyncio.create_task(driver._execute(may_go_on.wait))
+            await asyncio.sleep(0)
+            used.set()
+        await busy
+
+    using = asyncio.create_task(use())
+    await used.wait()
+    try:
+        for _ in range(3):
+            using.cancel()
+            await asyncio.sleep(0.01)
+            assert not using.done()
+    finally:
+        may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    await database.close()
+
+
+async def test_interrupted_close_ends_every_pooled_connection(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/gateway.db")
+    await database.migrate()
+    async with contextlib.AsyncExitStack() as block:
+        connections = [await block.enter_async_context(database.read()) for _ in range(3)]
+        raw = [await connection.get_raw_connection() for connection in connections]
+        drivers: list[Any] = [connection.driver_connection for connection in raw]
+    may_go_on = threading.Event()
+    busy = asyncio.create_task(drivers[0]._execute(may_go_on.wait))
+    asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+    await asyncio.sleep(0)
+    database._deadline_s = 0.01  # of its close alone
+    await database.close()
+    await busy
+    for driver in drivers:
+        with pytest.raises(ValueError, match=r"closed|no active connection"):
+            await driver.execute("SELECT 1")
+    await wait_until(lambda: not any(driver._thread.is_alive() for driver in drivers))
 
 
 async def test_file_of_another_format_is_unavailable(tmp_path: Path) -> None:
